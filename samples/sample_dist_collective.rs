@@ -1,0 +1,301 @@
+//! The demo, in the manner of TensorRT's sampleDistCollective: a network with one DistCollective layer between two
+//! transposes, built, written as a plan, read back, run on every rank and checked.
+//!
+//! ```text
+//! input [3, 4] -> Shuffle -> [4, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
+//! ```
+//!
+//! The network has two outputs. "output" is what a user of the model wants. "collective" is the layer's own output, bound to
+//! a buffer with a pattern in it: on a rank where the operation does not write (off the root of REDUCE and GATHER) the
+//! buffer must keep the pattern, and the second Shuffle must read zeros.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use distcollective::{
+    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Error, ErrorKind, F8E4M3, F8E5M2, Network,
+    Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16,
+};
+
+/// Runs TensorRT's DistCollective operations between ranks and checks every result.
+///
+/// Example: sample_dist_collective --op reduce_scatter --ranks 4 --dtype bfloat16
+#[derive(Parser)]
+#[command(name = "sample_dist_collective", version)]
+struct Arguments {
+    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter, in any case;
+    /// or all
+    #[arg(long, default_value = "all")]
+    op: String,
+    /// The number of ranks, each a thread of this process
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: u32,
+    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
+    #[arg(long, default_value = "float32")]
+    dtype: DataType,
+    /// The reduction, for operations that reduce: sum, prod, max, min, avg
+    #[arg(long, default_value = "sum")]
+    reduce_op: ReduceOperation,
+    /// The root, for operations that have one
+    #[arg(long, default_value_t = 0)]
+    root: u32,
+}
+
+const ROWS: usize = 3;
+const COLUMNS: usize = 4;
+
+/// What an unwritten buffer keeps.
+const PATTERN: u8 = 0xa5;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let operations = if arguments.op.eq_ignore_ascii_case("all") {
+        CollectiveOperation::ALL.to_vec()
+    } else {
+        match arguments.op.parse() {
+            Ok(operation) => vec![operation],
+            Err(error) => {
+                eprintln!("error: {error}; or all");
+                return ExitCode::from(2);
+            }
+        }
+    };
+    let rows: Vec<Row> = operations.into_iter().map(|operation| demonstrate(&arguments, operation)).collect();
+    print_summary(&arguments, &rows);
+    if rows.iter().all(|row| row.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A line of the summary.
+struct Row {
+    name: String,
+    shapes: Option<(Shape, Shape)>,
+    slowest: Option<Duration>,
+    passed: bool,
+    remark: String,
+}
+
+/// Builds one operation's network and runs it on all ranks.
+fn demonstrate(arguments: &Arguments, operation: CollectiveOperation) -> Row {
+    let name = operation.name().to_uppercase();
+    let mut row = Row { name: name.clone(), shapes: None, slowest: None, passed: false, remark: String::new() };
+    let plan = match build(arguments, operation) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("error: {name} cannot be built: {error}");
+            row.remark = "cannot be built".to_owned();
+            return row;
+        }
+    };
+    let communicators = match Communicator::in_process(arguments.ranks) {
+        Ok(communicators) => communicators,
+        Err(error) => {
+            eprintln!("error: {name}: {error}");
+            return row;
+        }
+    };
+    let results: Vec<Result<Outcome>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = communicators
+            .into_iter()
+            .map(|communicator| {
+                let plan = &plan;
+                scope.spawn(move || {
+                    run_rank(arguments, operation, plan, &communicator.with_timeout(Duration::from_secs(30)))
+                })
+            })
+            .collect();
+        let panicked = || Err(Error::new(ErrorKind::System, "the rank panicked"));
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    row.passed = true;
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(outcome) => {
+                println!("Rank {rank} - {name} PASSED");
+                println!("Rank {rank} - {name} test completed successfully!");
+                row.shapes = Some((outcome.input, outcome.output));
+                row.slowest = row.slowest.max(Some(outcome.time));
+                if !outcome.written {
+                    row.remark = "untouched off the root".to_owned();
+                }
+            }
+            Err(error) => {
+                println!("Rank {rank} - {name} FAILED: {error}");
+                row.passed = false;
+            }
+        }
+    }
+    row
+}
+
+/// Describes the network and builds its plan. It is the same on every rank.
+fn build(arguments: &Arguments, operation: CollectiveOperation) -> Result<Vec<u8>> {
+    let mut network = Network::new();
+    let input = network.add_input("input", arguments.dtype, [ROWS as i64, COLUMNS as i64])?;
+    let transposed = network.add_shuffle(input, Shuffle::transpose([1, 0]))?;
+    let reduce_op = operation.reduces().then_some(arguments.reduce_op);
+    let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
+    let layer = network.add_dist_collective(transposed, operation, reduce_op, root, &[])?;
+    network.layer_mut(layer)?.set_nb_rank(arguments.ranks)?;
+    network.layer_mut(layer)?.set_name(operation.name());
+    let collective = network.output(layer)?;
+    let output = network.add_shuffle(collective, Shuffle::transpose([1, 0]))?;
+    network.mark_output(collective, "collective")?;
+    network.mark_output(output, "output")?;
+    Builder::new().build(&network)?.serialize()
+}
+
+/// What a rank that passed has to tell.
+struct Outcome {
+    input: Shape,
+    output: Shape,
+    written: bool,
+    time: Duration,
+}
+
+/// One rank: reads the plan, runs it and checks what comes out.
+fn run_rank(
+    arguments: &Arguments,
+    operation: CollectiveOperation,
+    plan: &[u8],
+    communicator: &Communicator,
+) -> Result<Outcome> {
+    let data_type = arguments.dtype;
+    let rank = communicator.rank();
+    let engine = Engine::deserialize(plan)?;
+    let mut context = engine.create_execution_context()?;
+    context.set_communicator(communicator)?;
+
+    let mut bindings = context.create_bindings();
+    for io in engine.io_tensors() {
+        let mut buffer = Buffer::zeroed(data_type, context.tensor_shape(&io.name)?)?;
+        if io.name == "input" {
+            write(&mut buffer, &input_values(rank));
+            bindings.bind_input(&io.name, buffer)?;
+        } else {
+            buffer.as_mut_bytes().fill(PATTERN);
+            bindings.bind_output(&io.name, buffer)?;
+        }
+    }
+    let stream = Stream::inline();
+    let start = Instant::now();
+    let bindings = context.enqueue(bindings, &stream)?.wait()?;
+    let time = start.elapsed();
+
+    let collective = bindings.get("collective")?;
+    let output = bindings.get("output")?;
+    let rows = collective.shape().as_slice()[0];
+    let written = match expected_rows(arguments, operation, rank) {
+        Some(expected) => {
+            check("collective", collective, &encode(data_type, &expected))?;
+            check("output", output, &encode(data_type, &transpose(&expected, rows)))?;
+            true
+        }
+        None => {
+            check("collective", collective, &vec![PATTERN; collective.byte_len()])?;
+            check("output", output, &vec![0; output.byte_len()])?;
+            false
+        }
+    };
+    Ok(Outcome { input: bindings.get("input")?.shape(), output: output.shape(), written, time })
+}
+
+/// A rank's input: small whole numbers, which every type holds.
+fn input_values(rank: Rank) -> Vec<f32> {
+    (0..ROWS * COLUMNS).map(|i| ((i + 2 * rank.index()) % 3) as f32).collect()
+}
+
+/// What the collective gives a rank, by the table of operations; `None` where it writes nothing. Its tensors have [`ROWS`]
+/// columns.
+fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Option<Vec<f32>> {
+    let n = arguments.ranks as usize;
+    let inputs: Vec<Vec<f32>> = (0..arguments.ranks).map(|r| transpose(&input_values(Rank(r)), ROWS)).collect();
+    let reduced =
+        || (0..ROWS * COLUMNS).map(|i| reduce(arguments, inputs.iter().map(|x| x[i]).collect())).collect::<Vec<f32>>();
+    let block_of =
+        |values: &[f32], block: usize| values.chunks(values.len() / n).nth(block).unwrap_or_default().to_vec();
+    let is_root = rank.0 == arguments.root;
+    match operation {
+        CollectiveOperation::AllReduce => Some(reduced()),
+        CollectiveOperation::AllGather => Some(inputs.concat()),
+        CollectiveOperation::Broadcast => Some(inputs[arguments.root as usize].clone()),
+        CollectiveOperation::Reduce => is_root.then(reduced),
+        CollectiveOperation::ReduceScatter => Some(block_of(&reduced(), rank.index())),
+        CollectiveOperation::AllToAll => Some(inputs.iter().flat_map(|x| block_of(x, rank.index())).collect()),
+        CollectiveOperation::Gather => is_root.then(|| inputs.concat()),
+        CollectiveOperation::Scatter => Some(block_of(&inputs[arguments.root as usize], rank.index())),
+    }
+}
+
+fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
+    // One rank is the identity; bool is or and and, which max and min are on 0 and 1.
+    let truth = |x: f32| if arguments.dtype == DataType::Bool { f32::from(x != 0.0) } else { x };
+    let n = values.len() as f32;
+    let values = values.into_iter().map(truth);
+    let result: f32 = match arguments.reduce_op {
+        ReduceOperation::Sum => values.sum(),
+        ReduceOperation::Prod => values.product(),
+        ReduceOperation::Max => values.fold(f32::MIN, f32::max),
+        ReduceOperation::Min => values.fold(f32::MAX, f32::min),
+        ReduceOperation::Avg => values.sum::<f32>() / n,
+    };
+    truth(result)
+}
+
+/// Transposes a matrix of `rows` rows.
+fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
+    let columns = values.len() / rows.max(1);
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
+}
+
+/// The bytes of small numbers in a type.
+fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
+    let one = |x: f32| match data_type {
+        DataType::Float32 => x.to_ne_bytes().to_vec(),
+        DataType::Float16 => f16::from_f32(x).to_ne_bytes().to_vec(),
+        DataType::Bfloat16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
+        DataType::Float8E4M3 => vec![F8E4M3::from_f32(x).to_bits()],
+        DataType::Float8E5M2 => vec![F8E5M2::from_f32(x).to_bits()],
+        DataType::Int64 => (x as i64).to_ne_bytes().to_vec(),
+        DataType::Int32 => (x as i32).to_ne_bytes().to_vec(),
+        // A product of many ranks wraps.
+        DataType::Int8 | DataType::Uint8 => vec![x as i64 as u8],
+        DataType::Bool => vec![x as u8],
+    };
+    values.iter().flat_map(|&x| one(x)).collect()
+}
+
+fn write(buffer: &mut Buffer, values: &[f32]) {
+    let bytes = encode(buffer.data_type(), values);
+    buffer.as_mut_bytes().copy_from_slice(&bytes);
+}
+
+fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
+    if got.as_bytes() == expected {
+        return Ok(());
+    }
+    let element = got.data_type().byte_len();
+    let wrong = got.as_bytes().chunks(element).zip(expected.chunks(element)).filter(|(a, b)| a != b).count();
+    let total = got.shape().element_count();
+    Err(Error::new(
+        ErrorKind::System,
+        format!("{wrong} of {total} elements of {name:?} are wrong: {:02x?}, not {expected:02x?}", got.as_bytes()),
+    ))
+}
+
+fn print_summary(arguments: &Arguments, rows: &[Row]) {
+    println!("\n{} ranks as threads, {}, host backend", arguments.ranks, arguments.dtype);
+    println!("{:<15} {:<10} {:<10} {:>12}  result", "operation", "input", "output", "enqueue");
+    for row in rows {
+        let (input, output) =
+            row.shapes.map_or(("-".to_owned(), "-".to_owned()), |(i, o)| (i.to_string(), o.to_string()));
+        let time = row.slowest.map_or("-".to_owned(), |t| format!("{:.1} us", t.as_secs_f64() * 1e6));
+        let remark = match (row.passed, row.remark.as_str()) {
+            (true, "") => "PASSED".to_owned(),
+            (true, remark) => format!("PASSED, {remark}"),
+            (false, "") => "FAILED".to_owned(),
+            (false, remark) => format!("FAILED: {remark}"),
+        };
+        println!("{:<15} {input:<10} {output:<10} {time:>12}  {remark}", row.name);
+    }
+}

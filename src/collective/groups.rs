@@ -1,0 +1,181 @@
+//! Who takes part in a collective, and in what the root is counted.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, bail};
+use crate::rank::{GroupRank, Rank};
+
+/// The participants of a DistCollective layer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Groups {
+    /// Every rank of the communicator.
+    #[default]
+    All,
+    /// These ranks, in this order: it is the order of concatenation, of blocks and of reduction. The others skip the layer.
+    Group(Vec<Rank>),
+    /// Disjoint groups, each of which does the collective by itself. Beyond TensorRT.
+    Partition(Partition),
+}
+
+impl Groups {
+    /// One group from communicator ranks in group order; empty is [`Groups::All`], as in TensorRT.
+    ///
+    /// # Errors
+    ///
+    /// A negative rank, one that no communicator has, or one that occurs twice.
+    pub fn from_ranks(ranks: &[i64]) -> Result<Self> {
+        if ranks.is_empty() {
+            return Ok(Groups::All);
+        }
+        let mut group = Vec::with_capacity(ranks.len());
+        for &rank in ranks {
+            match u32::try_from(rank) {
+                Ok(rank) => group.push(Rank(rank)),
+                Err(_) => bail!(InvalidArgument, "groups has {rank}, which is not a rank; groups is {ranks:?}"),
+            }
+        }
+        let groups = Groups::Group(group);
+        groups.check()?;
+        Ok(groups)
+    }
+
+    /// What the list alone shows: no rank twice, no empty group, groups of equal length.
+    ///
+    /// # Errors
+    ///
+    /// The first of those rules that is broken, with the groups.
+    pub fn check(&self) -> Result<()> {
+        let members: Vec<Rank> = match self {
+            Groups::All => return Ok(()),
+            Groups::Group(group) => group.clone(),
+            Groups::Partition(Partition { groups }) => {
+                let length = groups.first().map_or(0, Vec::len);
+                if let Some(other) = groups.iter().find(|g| g.len() != length) {
+                    bail!(
+                        InvalidArgument,
+                        "the groups of a partition have equal lengths, here {length} and {}; groups is {self}",
+                        other.len()
+                    );
+                }
+                groups.concat()
+            }
+        };
+        if members.is_empty() {
+            bail!(InvalidArgument, "a group has at least one rank; groups is {self}");
+        }
+        for (i, rank) in members.iter().enumerate() {
+            if members[..i].contains(rank) {
+                bail!(InvalidArgument, "rank {rank} occurs twice; groups is {self}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of ranks in a group; `None` for [`Groups::All`], whose length is the communicator's.
+    pub fn group_len(&self) -> Option<usize> {
+        match self {
+            Groups::All => None,
+            Groups::Group(group) => Some(group.len()),
+            Groups::Partition(partition) => Some(partition.groups.first().map_or(0, Vec::len)),
+        }
+    }
+
+    /// The group that a communicator rank is in, as the list of its members; `None` for a rank that does not take part and
+    /// for [`Groups::All`].
+    pub fn group_of(&self, rank: Rank) -> Option<&[Rank]> {
+        match self {
+            Groups::All => None,
+            Groups::Group(group) => group.contains(&rank).then_some(group.as_slice()),
+            Groups::Partition(partition) => {
+                partition.groups.iter().find(|group| group.contains(&rank)).map(Vec::as_slice)
+            }
+        }
+    }
+
+    /// Whether a rank of the communicator takes part.
+    pub fn contains(&self, rank: Rank) -> bool {
+        matches!(self, Groups::All) || self.group_of(rank).is_some()
+    }
+
+    /// The largest rank that is named.
+    pub(crate) fn largest_rank(&self) -> Option<Rank> {
+        match self {
+            Groups::All => None,
+            Groups::Group(group) => group.iter().copied().max(),
+            Groups::Partition(partition) => partition.groups.iter().flatten().copied().max(),
+        }
+    }
+}
+
+impl fmt::Display for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Groups::All => f.write_str("all"),
+            Groups::Group(group) => write_group(f, group),
+            Groups::Partition(partition) => {
+                f.write_str("[")?;
+                for (i, group) in partition.groups.iter().enumerate() {
+                    f.write_str(if i == 0 { "" } else { ", " })?;
+                    write_group(f, group)?;
+                }
+                f.write_str("]")
+            }
+        }
+    }
+}
+
+fn write_group(f: &mut fmt::Formatter<'_>, group: &[Rank]) -> fmt::Result {
+    f.debug_list().entries(group.iter().map(|r| r.0)).finish()
+}
+
+/// Disjoint groups of equal length. They need not cover every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Partition {
+    groups: Vec<Vec<Rank>>,
+}
+
+impl Partition {
+    /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Its rules are checked when it is
+    /// added to a network.
+    pub fn new<G: IntoIterator<Item = u32>>(groups: impl IntoIterator<Item = G>) -> Self {
+        Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Rank).collect()).collect() }
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[Vec<Rank>] {
+        &self.groups
+    }
+}
+
+/// The root of a layer: a communicator rank with [`Groups::All`] and [`Groups::Group`], a number within each group with
+/// [`Groups::Partition`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Root {
+    /// A rank of the communicator.
+    Rank(Rank),
+    /// A place in each group of a partition.
+    GroupRank(GroupRank),
+}
+
+impl Root {
+    /// The bare number.
+    pub fn number(self) -> u32 {
+        match self {
+            Root::Rank(Rank(number)) | Root::GroupRank(GroupRank(number)) => number,
+        }
+    }
+}
+
+impl From<Rank> for Root {
+    fn from(rank: Rank) -> Self {
+        Root::Rank(rank)
+    }
+}
+
+impl From<GroupRank> for Root {
+    fn from(rank: GroupRank) -> Self {
+        Root::GroupRank(rank)
+    }
+}

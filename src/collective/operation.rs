@@ -1,0 +1,275 @@
+//! The eight operations and the five reductions, with TensorRT's names and numbers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, error};
+use crate::rank::GroupRank;
+
+/// What a DistCollective layer does. The numbers are those of TensorRT's `CollectiveOperation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(i32)]
+pub enum CollectiveOperation {
+    /// Every rank gets the reduction of all inputs.
+    AllReduce = 0,
+    /// Every rank gets all inputs, one after the other along dimension 0.
+    AllGather = 1,
+    /// Every rank gets the root's input.
+    Broadcast = 2,
+    /// The root gets the reduction of all inputs.
+    Reduce = 3,
+    /// Every rank gets its block, along dimension 0, of the reduction of all inputs.
+    ReduceScatter = 4,
+    /// Every rank gets its block of each input, along dimension 0.
+    AllToAll = 5,
+    /// The root gets all inputs, one after the other along dimension 0.
+    Gather = 6,
+    /// Every rank gets its block, along dimension 0, of the root's input.
+    Scatter = 7,
+}
+
+impl CollectiveOperation {
+    /// Every operation, in the order of the numbers.
+    pub const ALL: [CollectiveOperation; 8] = [
+        CollectiveOperation::AllReduce,
+        CollectiveOperation::AllGather,
+        CollectiveOperation::Broadcast,
+        CollectiveOperation::Reduce,
+        CollectiveOperation::ReduceScatter,
+        CollectiveOperation::AllToAll,
+        CollectiveOperation::Gather,
+        CollectiveOperation::Scatter,
+    ];
+
+    /// The name in text: `all_reduce`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveOperation::AllReduce => "all_reduce",
+            CollectiveOperation::AllGather => "all_gather",
+            CollectiveOperation::Broadcast => "broadcast",
+            CollectiveOperation::Reduce => "reduce",
+            CollectiveOperation::ReduceScatter => "reduce_scatter",
+            CollectiveOperation::AllToAll => "all_to_all",
+            CollectiveOperation::Gather => "gather",
+            CollectiveOperation::Scatter => "scatter",
+        }
+    }
+
+    /// TensorRT's number.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The operation with TensorRT's number.
+    ///
+    /// # Errors
+    ///
+    /// A number that is not one of 0 to 7.
+    pub fn from_number(number: i32) -> Result<Self> {
+        Self::ALL.into_iter().find(|op| op.number() == number).ok_or_else(|| {
+            error!(
+                InvalidArgument,
+                "{number} is not the number of a collective operation; they are 0 (all_reduce) to 7 (scatter)"
+            )
+        })
+    }
+
+    /// Whether the operation reduces, and so needs a [`ReduceOperation`].
+    pub const fn reduces(self) -> bool {
+        matches!(
+            self,
+            CollectiveOperation::AllReduce | CollectiveOperation::Reduce | CollectiveOperation::ReduceScatter
+        )
+    }
+
+    /// Whether the operation has a root.
+    pub const fn has_root(self) -> bool {
+        matches!(
+            self,
+            CollectiveOperation::Broadcast
+                | CollectiveOperation::Reduce
+                | CollectiveOperation::Gather
+                | CollectiveOperation::Scatter
+        )
+    }
+}
+
+impl fmt::Display for CollectiveOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for CollectiveOperation {
+    type Err = Error;
+
+    /// Reads a name in any case.
+    fn from_str(text: &str) -> Result<Self> {
+        let name = text.to_ascii_lowercase();
+        Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|op| op.name()).collect();
+            error!(InvalidArgument, "{text:?} is not a collective operation; they are {}", names.join(", "))
+        })
+    }
+}
+
+/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`; its `kNONE` (5) is `None` of
+/// `Option<ReduceOperation>` here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(i32)]
+pub enum ReduceOperation {
+    /// The sum; integers wrap; for bool, or.
+    Sum = 0,
+    /// The product; integers wrap; for bool, and.
+    Prod = 1,
+    /// The largest; a NaN loses to a number and -0 is below +0; for bool, or.
+    Max = 2,
+    /// The smallest; a NaN loses to a number and -0 is below +0; for bool, and.
+    Min = 3,
+    /// The sum divided by the number of ranks; integers divide the wrapped sum towards zero; not for bool.
+    Avg = 4,
+}
+
+impl ReduceOperation {
+    /// Every reduction, in the order of the numbers.
+    pub const ALL: [ReduceOperation; 5] =
+        [ReduceOperation::Sum, ReduceOperation::Prod, ReduceOperation::Max, ReduceOperation::Min, ReduceOperation::Avg];
+
+    /// TensorRT's number of "no reduction", for operations that do not reduce.
+    pub const NONE_NUMBER: i32 = 5;
+
+    /// The name in text: `sum`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOperation::Sum => "sum",
+            ReduceOperation::Prod => "prod",
+            ReduceOperation::Max => "max",
+            ReduceOperation::Min => "min",
+            ReduceOperation::Avg => "avg",
+        }
+    }
+
+    /// TensorRT's number.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The reduction with TensorRT's number; 5 is none.
+    ///
+    /// # Errors
+    ///
+    /// A number that is not one of 0 to 5.
+    pub fn from_number(number: i32) -> Result<Option<Self>> {
+        if number == Self::NONE_NUMBER {
+            return Ok(None);
+        }
+        Self::ALL.into_iter().find(|op| op.number() == number).map(Some).ok_or_else(|| {
+            error!(
+                InvalidArgument,
+                "{number} is not the number of a reduce operation; they are 0 (sum) to 4 (avg), and 5 for none"
+            )
+        })
+    }
+}
+
+impl fmt::Display for ReduceOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ReduceOperation {
+    type Err = Error;
+
+    /// Reads a name in any case.
+    fn from_str(text: &str) -> Result<Self> {
+        let name = text.to_ascii_lowercase();
+        Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
+            error!(InvalidArgument, "{text:?} is not a reduce operation; they are sum, prod, max, min, avg")
+        })
+    }
+}
+
+/// One collective with exactly the attributes that its operation has, so that an illegal combination cannot be written.
+///
+/// `R` is what the root is counted in: [`GroupRank`] once the participants are settled, [`crate::Rank`] on a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(
+    missing_docs,
+    reason = "the fields are what their type says; the operations are documented at CollectiveOperation"
+)]
+pub enum Collective<R = GroupRank> {
+    /// See [`CollectiveOperation::AllReduce`].
+    AllReduce { reduce_op: ReduceOperation },
+    /// See [`CollectiveOperation::AllGather`].
+    AllGather,
+    /// See [`CollectiveOperation::Broadcast`].
+    Broadcast { root: R },
+    /// See [`CollectiveOperation::Reduce`].
+    Reduce { reduce_op: ReduceOperation, root: R },
+    /// See [`CollectiveOperation::ReduceScatter`].
+    ReduceScatter { reduce_op: ReduceOperation },
+    /// See [`CollectiveOperation::AllToAll`].
+    AllToAll,
+    /// See [`CollectiveOperation::Gather`].
+    Gather { root: R },
+    /// See [`CollectiveOperation::Scatter`].
+    Scatter { root: R },
+}
+
+impl<R: Copy> Collective<R> {
+    /// Puts loose attributes together: `None` where the operation needs an attribute that is not given.
+    pub(crate) fn from_parts(
+        operation: CollectiveOperation,
+        reduce_op: Option<ReduceOperation>,
+        root: Option<R>,
+    ) -> Option<Self> {
+        Some(match operation {
+            CollectiveOperation::AllReduce => Collective::AllReduce { reduce_op: reduce_op? },
+            CollectiveOperation::AllGather => Collective::AllGather,
+            CollectiveOperation::Broadcast => Collective::Broadcast { root: root? },
+            CollectiveOperation::Reduce => Collective::Reduce { reduce_op: reduce_op?, root: root? },
+            CollectiveOperation::ReduceScatter => Collective::ReduceScatter { reduce_op: reduce_op? },
+            CollectiveOperation::AllToAll => Collective::AllToAll,
+            CollectiveOperation::Gather => Collective::Gather { root: root? },
+            CollectiveOperation::Scatter => Collective::Scatter { root: root? },
+        })
+    }
+
+    /// Which of the eight operations it is.
+    pub fn operation(&self) -> CollectiveOperation {
+        match self {
+            Collective::AllReduce { .. } => CollectiveOperation::AllReduce,
+            Collective::AllGather => CollectiveOperation::AllGather,
+            Collective::Broadcast { .. } => CollectiveOperation::Broadcast,
+            Collective::Reduce { .. } => CollectiveOperation::Reduce,
+            Collective::ReduceScatter { .. } => CollectiveOperation::ReduceScatter,
+            Collective::AllToAll => CollectiveOperation::AllToAll,
+            Collective::Gather { .. } => CollectiveOperation::Gather,
+            Collective::Scatter { .. } => CollectiveOperation::Scatter,
+        }
+    }
+
+    /// The reduction, for operations that reduce.
+    pub fn reduce_op(&self) -> Option<ReduceOperation> {
+        match *self {
+            Collective::AllReduce { reduce_op }
+            | Collective::Reduce { reduce_op, .. }
+            | Collective::ReduceScatter { reduce_op } => Some(reduce_op),
+            _ => None,
+        }
+    }
+
+    /// The root, for operations that have one.
+    pub fn root(&self) -> Option<R> {
+        match *self {
+            Collective::Broadcast { root }
+            | Collective::Reduce { root, .. }
+            | Collective::Gather { root }
+            | Collective::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The rules of a collective's types, shapes and buffers, each written once.
+
+use std::ops::Range;
+
+use super::{Call, Collective, CollectiveOperation, ReduceOperation};
+use crate::data_type::DataType;
+use crate::error::{Result, bail, error};
+use crate::rank::GroupRank;
+use crate::shape::{Dims, Shape};
+
+/// The type rule: every type with every operation and reduction, but for the average of bool, which has no meaning.
+pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType) -> Result<()> {
+    if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
+        bail!(
+            InvalidArgument,
+            "bool has no average; sum and max mean or, prod and min mean and; cast to a number to average"
+        );
+    }
+    Ok(())
+}
+
+/// The shape of each rank's output, from that of its input, among `rank_count` ranks: NVIDIA TensorRT's DistCollective
+/// operator page.
+///
+/// # Errors
+///
+/// An input without dimensions; a dimension 0 that the ranks do not divide, where they share it out; an output that no
+/// address space holds.
+pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &Shape) -> Result<Shape> {
+    let Some(&rows) = input.as_slice().first() else {
+        bail!(InvalidShape, "the input has no dimensions; a layer's collective needs 1 to 8");
+    };
+    match operation {
+        CollectiveOperation::AllReduce | CollectiveOperation::Broadcast | CollectiveOperation::Reduce => Ok(*input),
+        CollectiveOperation::AllGather | CollectiveOperation::Gather => {
+            let rows = rows.checked_mul(rank_count).ok_or_else(|| {
+                error!(
+                    InvalidShape,
+                    "dimension 0 is {rows}; {rank_count} times that has more elements than memory can hold"
+                )
+            })?;
+            input.with_first(rows)
+        }
+        CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
+            if rows % rank_count != 0 {
+                bail!(InvalidShape, "dimension 0 is {rows}, which is not a multiple of {rank_count} ranks");
+            }
+            if operation == CollectiveOperation::AllToAll { Ok(*input) } else { input.with_first(rows / rank_count) }
+        }
+    }
+}
+
+/// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is copied.
+///
+/// # Errors
+///
+/// As [`output_shape`], as far as the known dimensions show.
+pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Dims) -> Result<Dims> {
+    let known: Vec<usize> = input.as_slice().iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
+    let output = output_shape(operation, rank_count, &Shape::new(&known)?)?;
+    let dims: Vec<i64> =
+        input.as_slice().iter().zip(output.to_dims().as_slice()).map(|(&i, &o)| if i == -1 { -1 } else { o }).collect();
+    Dims::new(&dims)
+}
+
+/// Where input and output may lie in the same memory, exactly as NCCL has it (`nccl.h`, "In-place operation will happen
+/// if …").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// Both at the same address.
+    SameAddress,
+    /// The input is a block of the output, this many elements from its start.
+    InputAt {
+        /// The distance in elements.
+        element_offset: usize,
+    },
+    /// The output is a block of the input, this many elements from its start.
+    OutputAt {
+        /// The distance in elements.
+        element_offset: usize,
+    },
+    /// Never.
+    Never,
+    /// On this rank one of the two buffers is not used, so nothing can overlap.
+    Unused,
+}
+
+impl Call {
+    /// The in-place rule of this call on one rank.
+    pub fn in_place(&self, rank: GroupRank) -> InPlace {
+        match self.collective {
+            Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+                InPlace::SameAddress
+            }
+            Collective::Gather { root } | Collective::Scatter { root } if root != rank => InPlace::Unused,
+            Collective::AllGather | Collective::Gather { .. } => {
+                InPlace::InputAt { element_offset: rank.index() * self.block_elements }
+            }
+            Collective::ReduceScatter { .. } | Collective::Scatter { .. } => {
+                InPlace::OutputAt { element_offset: rank.index() * self.block_elements }
+            }
+            Collective::AllToAll => InPlace::Never,
+        }
+    }
+}
+
+/// Whether two ranges of addresses share a byte.
+pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means that the caller has
+/// none, which is allowed for a buffer that is not used and for one without elements.
+pub(crate) fn check_buffers(
+    call: &Call,
+    rank: GroupRank,
+    rank_count: usize,
+    input: usize,
+    output: usize,
+) -> Result<()> {
+    let align = call.data_type.byte_len();
+    let uses = [
+        ("input", input, call.input_bytes(rank_count), call.reads_input(rank)),
+        ("output", output, call.output_bytes(rank_count), call.writes_output(rank)),
+    ];
+    for (name, address, byte_len, used) in uses {
+        if !used || byte_len == 0 {
+            continue;
+        }
+        if address == 0 {
+            bail!(InvalidBuffer, "the {name} is null, and this rank uses it ({byte_len} bytes)");
+        }
+        if address % align != 0 {
+            bail!(
+                InvalidBuffer,
+                "the {name} at {address:#x} is not aligned to the {align} bytes of a {}",
+                call.data_type
+            );
+        }
+    }
+    let [(.., input_bytes, input_used), (.., output_bytes, output_used)] = uses;
+    if !input_used || !output_used {
+        return Ok(());
+    }
+    let input_range = input..input + input_bytes;
+    let output_range = output..output + output_bytes;
+    if !overlap(&input_range, &output_range) {
+        return Ok(());
+    }
+    let bytes = |elements: usize| elements * align;
+    let (legal, rule) = match call.in_place(rank) {
+        InPlace::SameAddress => (input == output, "the same address".to_owned()),
+        InPlace::InputAt { element_offset } => (
+            input == output + bytes(element_offset),
+            format!("input = output + {rank} blocks of {} elements", call.block_elements),
+        ),
+        InPlace::OutputAt { element_offset } => (
+            output == input + bytes(element_offset),
+            format!("output = input + {rank} blocks of {} elements", call.block_elements),
+        ),
+        InPlace::Never | InPlace::Unused => (false, "never".to_owned()),
+    };
+    if !legal {
+        bail!(
+            InvalidBuffer,
+            "input {:#x}..{:#x} and output {:#x}..{:#x} overlap; in place is {rule}",
+            input_range.start,
+            input_range.end,
+            output_range.start,
+            output_range.end
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! What a backend does for a communicator.
+
+use std::time::Instant;
+
+use super::signature::{Purpose, Signature};
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::data_type::DataType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Buffer;
+use crate::rank::Rank;
+
+/// One rank's end of a communicator. Everything that comes here has passed the rules; a backend moves and reduces.
+///
+/// Calls that take a deadline are collective: every rank makes the same ones in the same order. They return by the deadline.
+/// After an error the backend is dead: each further call returns that error at once, and no peer touches this rank's memory.
+pub(crate) trait Backend: Send + Sync {
+    /// This rank's number.
+    fn rank(&self) -> Rank;
+
+    /// The number of ranks.
+    fn world_size(&self) -> u32;
+
+    /// Runs one collective over all ranks of this communicator, whose numbers are the group ranks of the call.
+    ///
+    /// # Safety
+    ///
+    /// Until it returns, the buffers that the call uses on this rank are valid for the lengths that the call says,
+    /// aligned, disjoint but for the in-place rules, and used by nobody else.
+    unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
+
+    /// Makes a communicator of the ranks that give the same color, in the order of their keys and then of their ranks; a
+    /// rank without a color gets none.
+    fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>>;
+
+    /// Memory of `byte_len` zeros that the communicator owns, as a tensor of bytes. Every rank asks for the same length.
+    fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;
+
+    /// Makes every rank's call, now and later, return an error with this reason. Not collective.
+    fn abort(&self, kind: ErrorKind, reason: &str);
+
+    /// The error of a dead communicator.
+    fn check(&self) -> Result<()>;
+}
+
+/// One rank's part in one collective.
+pub(crate) struct Request<'a> {
+    pub(crate) signature: Signature,
+    /// What errors are about: `layer "grad_sync" (all_reduce)`.
+    pub(crate) label: Option<&'a str>,
+    pub(crate) input: *const u8,
+    pub(crate) output: *mut u8,
+    pub(crate) deadline: Instant,
+}
+
+impl Request<'_> {
+    /// A collective without elements: only the agreement of the ranks is left of it.
+    pub(crate) fn barrier(purpose: Purpose, deadline: Instant) -> Self {
+        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        let call = Call { collective, data_type: DataType::Uint8, block_elements: 0 };
+        Request {
+            signature: Signature { purpose, call },
+            label: None,
+            input: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            deadline,
+        }
+    }
+
+    /// Says in an error which layer it is about.
+    pub(crate) fn label(&self, error: Error) -> Error {
+        match self.label {
+            Some(label) => error.about(|| label.to_owned()),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Collectives called directly, in the manner of torch.distributed.
+
+use std::sync::Arc;
+
+use super::{Communicator, Purpose};
+use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, check_type};
+use crate::data_type::DataType;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, TensorView, TensorViewMut};
+use crate::rank::{GroupRank, Rank};
+use crate::stream::{Cell, Failed, Stream, Task, Work};
+
+/// The collectives. Lengths are in elements; `n` is the number of ranks. A buffer of any shape will do, 0-d too: only its
+/// length counts. All of them block, and all follow the contract above; beyond it each is in error when a buffer's type or
+/// length does not fit, before anything moves.
+impl Communicator {
+    /// Replaces `buffer` on every rank by the reduction over all ranks.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn all_reduce<'a>(&self, buffer: impl Into<TensorViewMut<'a>>, reduce_op: ReduceOperation) -> Result<()> {
+        self.in_place(Collective::AllReduce { reduce_op }, buffer.into())
+    }
+
+    /// Gives every rank all inputs, one after the other: `output` is `n` times as long as `input`.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn all_gather<'a, 'b>(
+        &self,
+        input: impl Into<TensorView<'a>>,
+        output: impl Into<TensorViewMut<'b>>,
+    ) -> Result<()> {
+        self.collective(Collective::AllGather, Some(input.into()), Some(output.into()))
+    }
+
+    /// Replaces `buffer` on every rank by the root's.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; and see the contract of [`Communicator`].
+    pub fn broadcast<'a>(&self, buffer: impl Into<TensorViewMut<'a>>, root: Rank) -> Result<()> {
+        self.in_place(Collective::Broadcast { root }, buffer.into())
+    }
+
+    /// Replaces `buffer` on the root by the reduction over all ranks; the others' stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; and see the contract of [`Communicator`].
+    pub fn reduce<'a>(
+        &self,
+        buffer: impl Into<TensorViewMut<'a>>,
+        reduce_op: ReduceOperation,
+        root: Rank,
+    ) -> Result<()> {
+        self.in_place(Collective::Reduce { reduce_op, root }, buffer.into())
+    }
+
+    /// Gives every rank its block of the reduction over all ranks: `input` is `n` times as long as `output`.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn reduce_scatter<'a, 'b>(
+        &self,
+        input: impl Into<TensorView<'a>>,
+        output: impl Into<TensorViewMut<'b>>,
+        reduce_op: ReduceOperation,
+    ) -> Result<()> {
+        self.collective(Collective::ReduceScatter { reduce_op }, Some(input.into()), Some(output.into()))
+    }
+
+    /// Gives every rank its block of each input: both have the same length, a multiple of `n`.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn all_to_all<'a, 'b>(
+        &self,
+        input: impl Into<TensorView<'a>>,
+        output: impl Into<TensorViewMut<'b>>,
+    ) -> Result<()> {
+        self.collective(Collective::AllToAll, Some(input.into()), Some(output.into()))
+    }
+
+    /// Gives the root all inputs, one after the other: its `output` is `n` times as long as `input`; the others need none.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; and see the contract of [`Communicator`].
+    pub fn gather<'a>(
+        &self,
+        input: impl Into<TensorView<'a>>,
+        output: Option<TensorViewMut<'_>>,
+        root: Rank,
+    ) -> Result<()> {
+        self.collective(Collective::Gather { root }, Some(input.into()), output)
+    }
+
+    /// Gives every rank its block of the root's input, which is `n` times as long as `output`; the others need none.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; and see the contract of [`Communicator`].
+    pub fn scatter<'a>(
+        &self,
+        input: Option<TensorView<'_>>,
+        output: impl Into<TensorViewMut<'a>>,
+        root: Rank,
+    ) -> Result<()> {
+        self.collective(Collective::Scatter { root }, input, Some(output.into()))
+    }
+
+    /// Any of the eight, with input and output apart. A buffer that this rank does not use may be absent; one that is given
+    /// all the same must fit.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; and see the contract of [`Communicator`].
+    pub fn collective(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<TensorView<'_>>,
+        output: Option<TensorViewMut<'_>>,
+    ) -> Result<()> {
+        let input = input.map(|view| view.raw());
+        let output = output.map(|mut view| view.raw());
+        let side = |raw: Option<crate::memory::RawTensor>| raw.map(|raw| (raw.data_type, raw.element_count()));
+        let call = self.call(collective, side(input), side(output))?;
+        let input = input.map_or(std::ptr::null(), |raw| raw.address.cast_const());
+        let output = output.map_or(std::ptr::null_mut(), |raw| raw.address);
+        // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
+        unsafe { self.run_call(&call, input, output) }
+    }
+
+    /// [`collective`](Self::collective) on a stream, with buffers that the work owns and hands back.
+    ///
+    /// ```
+    /// use distcollective::{Buffer, Collective, Communicator, Operands, ReduceOperation, Stream};
+    ///
+    /// let communicator = Communicator::in_process(1)?.remove(0);
+    /// let stream = Stream::worker()?;
+    /// let operands = Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?);
+    /// let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    /// let work = communicator.collective_async(collective, operands, &stream)?;
+    /// let operands = work.wait()?;
+    /// assert_eq!(operands.output.unwrap().as_slice::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`collective`](Self::collective), with the buffers: for wrong arguments from here, for everything else from
+    /// [`Work::wait`].
+    pub fn collective_async(
+        &self,
+        collective: Collective<Rank>,
+        mut operands: Operands,
+        stream: &Stream,
+    ) -> Result<Work<Operands>, Failed<Operands>> {
+        let side = |buffer: &Option<Buffer>| buffer.as_ref().map(|b| (b.data_type(), b.shape().element_count()));
+        let output = side(&operands.output);
+        let input = side(&operands.input).or(if is_in_place(&collective) { output } else { None });
+        match self.call(collective, input, output) {
+            Ok(call) => {
+                operands.task = Some((self.clone(), call));
+                Ok(stream.submit(operands, || Arc::new(Cell::default())))
+            }
+            Err(error) => Err(Failed { error, operands }),
+        }
+    }
+
+    fn in_place(&self, collective: Collective<Rank>, mut buffer: TensorViewMut<'_>) -> Result<()> {
+        let raw = buffer.raw();
+        let side = Some((raw.data_type, raw.element_count()));
+        let call = self.call(collective, side, side)?;
+        // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
+        unsafe { self.run_call(&call, raw.address, raw.address) }
+    }
+
+    /// The call for buffers of these types and lengths.
+    fn call(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<(DataType, usize)>,
+        output: Option<(DataType, usize)>,
+    ) -> Result<Call> {
+        let n = self.world_size() as usize;
+        let operation = collective.operation();
+        let about = |error: Error| error.on_rank(self.rank()).about(|| operation.to_string());
+        let fail = |text: String| Err(about(Error::new(crate::ErrorKind::InvalidBuffer, text)));
+        if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
+            return Err(about(crate::error::error!(InvalidArgument, "root {root} is not one of {n} ranks")));
+        }
+        let local =
+            Collective::from_parts(operation, collective.reduce_op(), collective.root().map(|r| GroupRank(r.0)));
+        let Some(local) = local else { return fail("the collective lacks an attribute".to_owned()) };
+        let Some((data_type, _)) = input.or(output) else { return fail("there is no buffer".to_owned()) };
+        check_type(collective.reduce_op(), data_type).map_err(about)?;
+        // The block, from whichever side is there; then both sides are held against it.
+        let shares_input = matches!(
+            operation,
+            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter
+        );
+        let gathers = matches!(operation, CollectiveOperation::AllGather | CollectiveOperation::Gather);
+        let shares_output = gathers || operation == CollectiveOperation::AllToAll;
+        let block_elements = match (input, output) {
+            (Some((_, len)), _) => {
+                if shares_input {
+                    len / n
+                } else {
+                    len
+                }
+            }
+            (None, Some((_, len))) => {
+                if shares_output {
+                    len / n
+                } else {
+                    len
+                }
+            }
+            (None, None) => 0,
+        };
+        let call = Call { collective: local, data_type, block_elements };
+        let rank = GroupRank(self.rank().0);
+        let sides = [
+            ("input", input, call.input_bytes(n), call.reads_input(rank)),
+            ("output", output, call.output_bytes(n), call.writes_output(rank)),
+        ];
+        for (name, side, bytes, used) in sides {
+            match side {
+                None if used => return fail(format!("this rank needs an {name}")),
+                Some((other, _)) if other != data_type => {
+                    return fail(format!("the input is {data_type} and the output {other}"));
+                }
+                Some((_, len)) if len * data_type.byte_len() != bytes => {
+                    let wanted = bytes / data_type.byte_len();
+                    return fail(format!("the {name} has {len} elements; with {n} ranks it must have {wanted}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(call)
+    }
+
+    /// # Safety
+    ///
+    /// The buffers that the call uses on this rank are valid for the lengths that it says, and used by nobody else.
+    unsafe fn run_call(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(Purpose::Collective, call, None, input, output, self.deadline()) }
+            .map_err(|e| e.on_rank(self.rank()))
+    }
+}
+
+/// Whether the operation is done in place with one buffer for both sides.
+fn is_in_place<R>(collective: &Collective<R>) -> bool {
+    matches!(collective, Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. })
+}
+
+/// The buffers of an asynchronous collective.
+#[derive(Debug, Default)]
+pub struct Operands {
+    /// What is read; absent on a rank whose input is not read, and in place.
+    pub input: Option<Buffer>,
+    /// What is written; absent on a rank whose output is not written.
+    pub output: Option<Buffer>,
+    task: Option<(Communicator, Call)>,
+}
+
+impl Operands {
+    /// Buffers apart.
+    pub fn new(input: impl Into<Option<Buffer>>, output: impl Into<Option<Buffer>>) -> Self {
+        Operands { input: input.into(), output: output.into(), task: None }
+    }
+
+    /// One buffer for both sides of all_reduce, broadcast or reduce.
+    pub fn in_place(buffer: Buffer) -> Self {
+        Operands::new(None, buffer)
+    }
+}
+
+impl Task for Operands {
+    fn run(&mut self) -> Result<()> {
+        let Some((communicator, call)) = self.task.take() else { return Ok(()) };
+        let output = self.output.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+        let input = match &self.input {
+            Some(buffer) => buffer.as_ptr(),
+            None if is_in_place(&call.collective) => output.cast_const(),
+            None => std::ptr::null(),
+        };
+        // SAFETY: `call` has compared the lengths of the buffers, which this task owns.
+        unsafe { communicator.run_call(&call, input, output) }
+    }
+}

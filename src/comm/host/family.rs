@@ -1,0 +1,224 @@
+//! What a communicator and everything split from it share: whether it is still alive, and how its ranks sleep and wake.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, sleep_on, wake_all};
+
+/// The longest reason that an abort keeps, in bytes.
+const REASON_BYTES: usize = 2048;
+
+/// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
+/// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
+pub(super) struct Family {
+    bells: Box<[Bell]>,
+    /// How many threads sleep or are about to.
+    sleepers: AtomicU32,
+    abort: AbortRecord,
+    /// Whether every rank can have a processor of its own, so that spinning makes sense.
+    may_spin: bool,
+}
+
+/// One rank's futex, on cache lines of its own.
+#[repr(align(128))]
+struct Bell {
+    rings: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+/// Who ended the communicator, and why. Plain words, for memory that processes share.
+struct AbortRecord {
+    state: AtomicU32,
+    kind: AtomicU32,
+    rank: AtomicU32,
+    len: AtomicU32,
+    reason: [AtomicU64; REASON_BYTES / 8],
+}
+
+const ALIVE: u32 = 0;
+const ABORTING: u32 = 1;
+const ABORTED: u32 = 2;
+
+/// Kinds of errors that mean the same on every rank and are passed on as they are.
+const SHARED_KINDS: [ErrorKind; 2] = [ErrorKind::Disagreement, ErrorKind::PeerLost];
+
+/// Whether an error of this kind reaches the other ranks as it is, instead of as "rank 1 ended the communicator: …".
+pub(super) fn is_shared(kind: ErrorKind) -> bool {
+    SHARED_KINDS.contains(&kind)
+}
+
+impl Family {
+    pub(super) fn new(world_size: u32) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Family {
+            bells: (0..world_size).map(|_| Bell { rings: AtomicU32::new(0), sleepers: AtomicU32::new(0) }).collect(),
+            sleepers: AtomicU32::new(0),
+            abort: AbortRecord {
+                state: AtomicU32::new(ALIVE),
+                kind: AtomicU32::new(0),
+                rank: AtomicU32::new(0),
+                len: AtomicU32::new(0),
+                reason: std::array::from_fn(|_| AtomicU64::new(0)),
+            },
+            may_spin: world_size as usize <= processors,
+        }
+    }
+
+    /// Whether an abort has begun. Sequentially consistent, to be ordered against the flag of an access window.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.abort.state.load(Ordering::SeqCst) != ALIVE
+    }
+
+    /// Ends the communicator. The first reason stays.
+    pub(super) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
+        let record = &self.abort;
+        if record.state.compare_exchange(ALIVE, ABORTING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let mut end = reason.len().min(REASON_BYTES);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        for (word, bytes) in record.reason.iter().zip(reason.as_bytes()[..end].chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+        }
+        let kind = SHARED_KINDS.iter().position(|k| *k == kind).map_or(u32::MAX, |i| i as u32);
+        record.kind.store(kind, Ordering::Relaxed);
+        record.rank.store(rank.0, Ordering::Relaxed);
+        record.len.store(end as u32, Ordering::Relaxed);
+        record.state.store(ABORTED, Ordering::SeqCst);
+        for bell in &self.bells {
+            ring(bell);
+        }
+    }
+
+    /// The error that every rank has once the communicator is dead.
+    pub(super) fn check(&self) -> Result<()> {
+        let record = &self.abort;
+        let mut state = record.state.load(Ordering::SeqCst);
+        if state == ALIVE {
+            return Ok(());
+        }
+        // The reason is a few stores away, unless its writer was stopped right there.
+        let patience = Instant::now() + Duration::from_secs(1);
+        while state != ABORTED && Instant::now() < patience {
+            std::thread::yield_now();
+            state = record.state.load(Ordering::SeqCst);
+        }
+        if state != ABORTED {
+            return Err(crate::error::error!(Aborted, "the communicator was aborted; no reason has been given yet"));
+        }
+        let len = record.len.load(Ordering::Relaxed) as usize;
+        let bytes: Vec<u8> =
+            record.reason.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
+        let reason = String::from_utf8_lossy(&bytes);
+        match SHARED_KINDS.get(record.kind.load(Ordering::Relaxed) as usize) {
+            Some(&kind) => Err(Error::new(kind, reason)),
+            None => {
+                let rank = record.rank.load(Ordering::Relaxed);
+                Err(crate::error::error!(Aborted, "rank {rank} ended the communicator: {reason}"))
+            }
+        }
+    }
+
+    /// Wakes those of `ranks` who sleep. What they wait for was stored, sequentially consistent, before.
+    pub(super) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for rank in ranks {
+            let bell = &self.bells[rank.index()];
+            if bell.sleepers.load(Ordering::SeqCst) > 0 {
+                ring(bell);
+            }
+        }
+    }
+}
+
+fn ring(bell: &Bell) {
+    bell.rings.fetch_add(1, Ordering::SeqCst);
+    wake_all(&bell.rings);
+}
+
+/// Why a wait did not end well.
+pub(super) enum Trouble {
+    /// The communicator is dead; here is why.
+    Dead(Error),
+    /// The deadline is over.
+    Late,
+    /// The rank waited for has left.
+    Gone,
+}
+
+/// One rank's waiting in one phase: spin for as long as a cache line takes to cross, give way, then sleep.
+pub(super) struct Patience<'a> {
+    family: &'a Family,
+    bell: &'a Bell,
+    deadline: Instant,
+    spins_left: u32,
+    yields_left: u32,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(family: &'a Family, rank: Rank, deadline: Instant) -> Self {
+        // A futex wake-up costs tens of microseconds: spin about that long before going to sleep.
+        const SPINS: u32 = 1000;
+        const YIELDS: u32 = 20;
+        Patience {
+            family,
+            bell: &family.bells[rank.index()],
+            deadline,
+            spins_left: if family.may_spin { SPINS } else { 0 },
+            yields_left: YIELDS,
+        }
+    }
+
+    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
+    pub(super) fn wait_until(
+        &mut self,
+        reached: impl Fn() -> bool,
+        gone: impl Fn() -> bool,
+        describe: impl FnOnce(Trouble) -> Error,
+    ) -> Result<()> {
+        loop {
+            if reached() {
+                return Ok(());
+            }
+            if let Err(error) = self.family.check() {
+                return Err(describe(Trouble::Dead(error)));
+            }
+            if gone() {
+                return Err(describe(Trouble::Gone));
+            }
+            if self.spins_left > 0 {
+                self.spins_left -= 1;
+                std::hint::spin_loop();
+            } else if self.yields_left > 0 {
+                self.yields_left -= 1;
+                std::thread::yield_now();
+            } else {
+                let now = Instant::now();
+                if now >= self.deadline {
+                    return Err(describe(Trouble::Late));
+                }
+                self.sleep(self.deadline - now, || reached() || gone() || self.family.is_aborted());
+            }
+        }
+    }
+
+    /// Sleeps unless `awake` already holds. Whoever makes it hold stores first and looks for sleepers then; a sleeper
+    /// counts itself first and looks at the stores then; so one of the two sees the other.
+    fn sleep(&self, timeout: Duration, awake: impl FnOnce() -> bool) {
+        self.bell.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.family.sleepers.fetch_add(1, Ordering::SeqCst);
+        let rings = self.bell.rings.load(Ordering::SeqCst);
+        if !awake() {
+            sleep_on(&self.bell.rings, rings, timeout);
+        }
+        self.family.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.bell.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}

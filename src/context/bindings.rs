@@ -1,0 +1,242 @@
+//! Tensors bound for enqueued runs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::run::{Attached, RunIo, Shapes, run};
+use crate::engine::{EngineInner, IoMode};
+use crate::error::{Error, Result, error};
+use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::stream::{Cell, Failed, Stream, Task, Work};
+
+/// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
+/// takes it and [`Work::wait`] hands it back, with the buffers in it.
+pub struct Bindings {
+    inner: Box<Inner>,
+}
+
+struct Inner {
+    engine: Arc<EngineInner>,
+    /// The buffers, in the order of the engine's inputs and outputs.
+    bound: Vec<Option<Bound>>,
+    io: RunIo,
+    job: Option<Job>,
+    /// The place on a worker stream, kept from run to run.
+    cell: Option<Arc<Cell<Bindings>>>,
+}
+
+enum Bound {
+    Owned(Buffer),
+    Shared(Arc<Buffer>),
+    /// What somebody promised to keep.
+    Raw {
+        address: *mut u8,
+        byte_len: usize,
+    },
+}
+
+// SAFETY: buffers may be sent, and for raw addresses `bind_address` has a promise.
+unsafe impl Send for Bindings {}
+
+/// What a run needs beside the bindings.
+struct Job {
+    attached: Arc<Attached>,
+    shapes: Arc<Shapes>,
+    timeout: Option<Duration>,
+}
+
+/// A buffer to bind as an input: owned, or shared with other runs.
+#[derive(Debug)]
+pub enum InputBuffer {
+    /// Only this run reads it.
+    Owned(Buffer),
+    /// Others may read it too.
+    Shared(Arc<Buffer>),
+}
+
+impl From<Buffer> for InputBuffer {
+    fn from(buffer: Buffer) -> Self {
+        InputBuffer::Owned(buffer)
+    }
+}
+
+impl From<Arc<Buffer>> for InputBuffer {
+    fn from(buffer: Arc<Buffer>) -> Self {
+        InputBuffer::Shared(buffer)
+    }
+}
+
+impl Bindings {
+    pub(super) fn new(engine: Arc<EngineInner>) -> Self {
+        let bound = engine.io.iter().map(|_| None).collect();
+        let io = RunIo::for_engine(&engine);
+        Bindings { inner: Box::new(Inner { engine, bound, io, job: None, cell: None }) }
+    }
+
+    fn index(&self, name: &str, mode: IoMode) -> Result<usize> {
+        let index = self.inner.engine.io_index(name)?;
+        let found = self.inner.engine.io[index].mode;
+        if found != mode {
+            return Err(error!(
+                InvalidArgument,
+                "{name:?} is an {}",
+                if found == IoMode::Input { "input" } else { "output" }
+            ));
+        }
+        Ok(index)
+    }
+
+    fn bind(&mut self, name: &str, mode: IoMode, bound: Bound) -> Result<()> {
+        let index = self.index(name, mode)?;
+        self.inner.bound[index] = Some(bound);
+        Ok(())
+    }
+
+    /// Binds an input. What was bound before is dropped.
+    ///
+    /// # Errors
+    ///
+    /// No such input.
+    pub fn bind_input(&mut self, name: &str, buffer: impl Into<InputBuffer>) -> Result<()> {
+        let bound = match buffer.into() {
+            InputBuffer::Owned(buffer) => Bound::Owned(buffer),
+            InputBuffer::Shared(buffer) => Bound::Shared(buffer),
+        };
+        self.bind(name, IoMode::Input, bound)
+    }
+
+    /// Binds an output. What was bound before is dropped.
+    ///
+    /// # Errors
+    ///
+    /// No such output.
+    pub fn bind_output(&mut self, name: &str, buffer: Buffer) -> Result<()> {
+        self.bind(name, IoMode::Output, Bound::Owned(buffer))
+    }
+
+    /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. A null address unbinds.
+    ///
+    /// # Safety
+    ///
+    /// Until the tensor is bound anew, or the bindings are dropped while they are not enqueued, or for ever if a run of them
+    /// is leaked, the memory is `byte_len` initialized bytes that during a run nobody else writes and, for an output, nobody
+    /// else reads.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor.
+    pub unsafe fn bind_address(&mut self, name: &str, address: *mut u8, byte_len: usize) -> Result<()> {
+        let index = self.inner.engine.io_index(name)?;
+        self.inner.bound[index] = if address.is_null() { None } else { Some(Bound::Raw { address, byte_len }) };
+        Ok(())
+    }
+
+    /// Unbinds a tensor and gives the buffer back; `None` where there is none that was owned.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor.
+    pub fn take(&mut self, name: &str) -> Result<Option<Buffer>> {
+        let index = self.inner.engine.io_index(name)?;
+        Ok(match self.inner.bound[index].take() {
+            Some(Bound::Owned(buffer)) => Some(buffer),
+            _ => None,
+        })
+    }
+
+    /// A bound buffer.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor, or no buffer bound to it.
+    pub fn get(&self, name: &str) -> Result<&Buffer> {
+        match &self.inner.bound[self.inner.engine.io_index(name)?] {
+            Some(Bound::Owned(buffer)) => Ok(buffer),
+            Some(Bound::Shared(buffer)) => Ok(buffer),
+            _ => Err(error!(NotReady, "no buffer is bound to {name:?}")),
+        }
+    }
+
+    /// A bound buffer that is not shared, to write.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor, or no buffer of its own bound to it.
+    pub fn get_mut(&mut self, name: &str) -> Result<&mut Buffer> {
+        let index = self.inner.engine.io_index(name)?;
+        match &mut self.inner.bound[index] {
+            Some(Bound::Owned(buffer)) => Ok(buffer),
+            _ => Err(error!(NotReady, "no buffer of its own is bound to {name:?}")),
+        }
+    }
+
+    pub(super) fn enqueue(
+        mut self,
+        engine: &Arc<EngineInner>,
+        attached: &Arc<Attached>,
+        shapes: &Arc<Shapes>,
+        timeout: Option<Duration>,
+        stream: &Stream,
+    ) -> Result<Work<Bindings>, Failed<Bindings>> {
+        let checked = self.fill(engine).and_then(|()| attached.check(shapes, &self.inner.io));
+        if let Err(error) = checked {
+            return Err(Failed { error: attached.on_rank(error), operands: self });
+        }
+        self.inner.job = Some(Job { attached: Arc::clone(attached), shapes: Arc::clone(shapes), timeout });
+        let cell = self.inner.cell.take();
+        Ok(stream.submit(self, || cell.unwrap_or_default()))
+    }
+
+    /// Writes the addresses of what is bound to where a run looks for them.
+    fn fill(&mut self, engine: &Arc<EngineInner>) -> Result<()> {
+        let Inner { engine: own, bound, io, .. } = &mut *self.inner;
+        if !Arc::ptr_eq(engine, own) {
+            return Err(error!(InvalidArgument, "the bindings are for another engine"));
+        }
+        io.clear();
+        for (index, bound) in bound.iter_mut().enumerate() {
+            let raw = match bound {
+                None => continue,
+                Some(Bound::Owned(buffer)) => TensorViewMut::from(buffer).raw(),
+                Some(Bound::Shared(buffer)) => TensorView::from(&**buffer).raw(),
+                Some(Bound::Raw { address, byte_len }) => RawTensor {
+                    data_type: own.io[index].data_type,
+                    address: *address,
+                    byte_len: *byte_len,
+                    shape: None,
+                },
+            };
+            io.set(index, raw);
+        }
+        Ok(())
+    }
+}
+
+impl Task for Bindings {
+    fn run(&mut self) -> Result<()> {
+        let Some(Job { attached, shapes, timeout }) = self.inner.job.take() else { return Ok(()) };
+        // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
+        let result = unsafe { run(&attached, &shapes, &self.inner.io, timeout) };
+        result.map_err(|e: Error| attached.on_rank(e))
+    }
+
+    fn keep_cell(&mut self, cell: Arc<Cell<Self>>) {
+        self.inner.cell = Some(cell);
+    }
+}
+
+impl fmt::Debug for Bindings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut map = f.debug_map();
+        for (io, bound) in self.inner.engine.io.iter().zip(&self.inner.bound) {
+            match bound {
+                None => map.entry(&io.name, &"unbound"),
+                Some(Bound::Owned(buffer)) => map.entry(&io.name, buffer),
+                Some(Bound::Shared(buffer)) => map.entry(&io.name, buffer),
+                Some(Bound::Raw { address, byte_len }) => map.entry(&io.name, &(address, byte_len)),
+            };
+        }
+        map.finish()
+    }
+}

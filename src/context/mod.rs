@@ -1,0 +1,238 @@
+//! The execution context: shapes, a communicator, and running an engine on bound tensors.
+
+mod bindings;
+mod run;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use bindings::{Bindings, InputBuffer};
+use run::{Attached, RunIo, Shapes, run};
+
+use crate::comm::Communicator;
+use crate::engine::{EngineInner, IoMode, IoTensor};
+use crate::error::{Result, error};
+use crate::memory::{TensorView, TensorViewMut};
+use crate::network::Source;
+use crate::shape::{Dims, Shape};
+use crate::stream::{Failed, Stream, Work};
+
+/// An engine on its way through runs: TensorRT's `IExecutionContext`.
+///
+/// The order is: [`set_communicator`](Self::set_communicator) if the network has collectives of several ranks,
+/// [`set_input_shape`](Self::set_input_shape) if it has dynamic inputs, then as often as wanted
+/// [`execute`](Self::execute), which borrows tensors and blocks, or [`enqueue`](Self::enqueue), which owns buffers and
+/// returns a [`Work`].
+///
+/// Leaking or dropping a context while work is under way is sound: the work keeps what it needs.
+pub struct ExecutionContext {
+    engine: Arc<EngineInner>,
+    attached: Arc<Attached>,
+    shapes: Arc<Shapes>,
+    timeout: Option<Duration>,
+    /// What `execute` binds, kept so that it allocates nothing.
+    scratch: RunIo,
+}
+
+impl ExecutionContext {
+    pub(crate) fn new(engine: Arc<EngineInner>) -> Result<Self> {
+        let attached = Arc::new(Attached::without_communicator(Arc::clone(&engine))?);
+        let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
+        let scratch = RunIo::for_engine(&engine);
+        Ok(ExecutionContext { engine, attached, shapes, timeout: None, scratch })
+    }
+
+    /// The inputs, then the outputs.
+    pub fn io_tensors(&self) -> &[IoTensor] {
+        &self.engine.io
+    }
+
+    /// Sets the communicator on which the layers run. Collective: every rank of the communicator calls it, each on its own
+    /// thread, and they compare the collective calls of their plans, once. Layers, their weights and their names may differ;
+    /// operations, reductions, roots, participants, types and shapes may not. Work under way keeps the old communicator.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidCommunicator`](crate::ErrorKind::InvalidCommunicator): a layer's `nb_rank` or groups do not fit, here or on
+    /// another rank; [`Disagreement`](crate::ErrorKind::Disagreement): the plans differ, with the first differing layer and
+    /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
+    pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
+        let attached = Attached::to(Arc::clone(&self.engine), communicator);
+        self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.rank()))?);
+        Ok(())
+    }
+
+    /// The communicator that is set.
+    pub fn communicator(&self) -> Option<&Communicator> {
+        self.attached.communicator.as_ref()
+    }
+
+    /// The time that each collective of a run waits for other ranks; without one, the communicator's.
+    pub fn set_timeout(&mut self, timeout: impl Into<Option<Duration>>) {
+        self.timeout = timeout.into();
+    }
+
+    /// Sets the shape of an input, within its profile. Work under way keeps its shapes.
+    ///
+    /// # Errors
+    ///
+    /// No such input; a shape outside the profile; once all inputs have shapes, every shape rule that they break. Then the
+    /// shapes stay as they were; where two inputs have to change together, see
+    /// [`set_input_shapes`](Self::set_input_shapes).
+    pub fn set_input_shape(&mut self, name: &str, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<()> {
+        let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
+        self.set_input_shapes(&[(name, dims)])
+    }
+
+    /// Sets the shapes of several inputs together.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_input_shape`](Self::set_input_shape).
+    pub fn set_input_shapes(&mut self, shapes: &[(&str, Dims)]) -> Result<()> {
+        let mut inputs = self.shapes.inputs.clone();
+        for (name, dims) in shapes {
+            let about = |e: crate::Error| e.about(|| format!("input {name:?}"));
+            let index = self.engine.io_index(name)?;
+            let io = &self.engine.io[index];
+            if io.mode == IoMode::Output {
+                return Err(about(error!(
+                    InvalidArgument,
+                    "it is an output; its shape follows from those of the inputs"
+                )));
+            }
+            let shape = dims.to_shape().map_err(about)?;
+            let [min, _, max] = io.profile;
+            let inside = dims.dim_count() == min.dim_count()
+                && dims
+                    .as_slice()
+                    .iter()
+                    .zip(min.as_slice())
+                    .zip(max.as_slice())
+                    .all(|((d, min), max)| min <= d && d <= max);
+            if !inside {
+                let limits = if min == max { format!("{min}") } else { format!("between {min} and {max}") };
+                return Err(about(error!(InvalidShape, "{dims} is not in its profile, which is {limits}")));
+            }
+            inputs[index] = Some(shape);
+        }
+        self.shapes = Arc::new(Shapes::infer(&self.engine, inputs)?);
+        Ok(())
+    }
+
+    /// The shape of an input or output, once the shapes of all inputs are known.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor; a dynamic input without a shape.
+    pub fn tensor_shape(&self, name: &str) -> Result<Shape> {
+        let io = &self.engine.io[self.engine.io_index(name)?];
+        Ok(self.shapes.tensors(&self.engine)?[io.tensor.index()])
+    }
+
+    /// Empty bindings for [`enqueue`](Self::enqueue). They can be used again and again; several let runs overlap.
+    pub fn create_bindings(&self) -> Bindings {
+        Bindings::new(Arc::clone(&self.engine))
+    }
+
+    /// Runs the engine on borrowed tensors, on this thread, and blocks. An input that is not read on this rank, and an
+    /// output that is not written on it, may be absent.
+    ///
+    /// ```
+    /// # use distcollective::{Builder, Communicator, DataType, DistCollective, Network, ReduceOperation, inputs, outputs};
+    /// # let mut network = Network::new();
+    /// # let x = network.add_input("x", DataType::Float32, [2])?;
+    /// # let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1), x)?;
+    /// # network.mark_output(y, "y")?;
+    /// # let engine = Builder::new().build(&network)?;
+    /// let mut context = engine.create_execution_context()?;
+    /// let mut y = [0.0f32; 2];
+    /// context.execute(inputs!["x" => &[1.0f32, 2.0]], outputs!["y" => &mut y])?;
+    /// assert_eq!(y, [1.0, 2.0]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Before anything moves: a shape or the communicator is missing, an unknown name, a tensor of another type, shape or
+    /// length, one that is missing, buffers that overlap. Afterwards: an error of a collective or a plugin, which ends the
+    /// communicator.
+    pub fn execute<'i, 'o>(
+        &mut self,
+        inputs: impl IntoIterator<Item = (&'i str, Result<TensorView<'i>>)>,
+        outputs: impl IntoIterator<Item = (&'o str, Result<TensorViewMut<'o>>)>,
+    ) -> Result<()> {
+        let result = self.bind_views(inputs, outputs).and_then(|()| {
+            self.attached.check(&self.shapes, &self.scratch)?;
+            // SAFETY: just checked, and the views borrow their memory until this function returns.
+            unsafe { run(&self.attached, &self.shapes, &self.scratch, self.timeout) }
+        });
+        self.scratch.clear();
+        result.map_err(|e| self.attached.on_rank(e))
+    }
+
+    fn bind_views<'i, 'o>(
+        &mut self,
+        inputs: impl IntoIterator<Item = (&'i str, Result<TensorView<'i>>)>,
+        outputs: impl IntoIterator<Item = (&'o str, Result<TensorViewMut<'o>>)>,
+    ) -> Result<()> {
+        for (name, view) in inputs {
+            let raw = view.map_err(|e| e.about(|| format!("input {name:?}")))?.raw();
+            self.scratch.bind(&self.engine, name, IoMode::Input, raw)?;
+        }
+        for (name, view) in outputs {
+            let raw = view.map_err(|e| e.about(|| format!("output {name:?}")))?.raw();
+            self.scratch.bind(&self.engine, name, IoMode::Output, raw)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the engine on bound tensors, on a stream. The work owns the bindings and hands them back.
+    ///
+    /// On the inline stream the work is done when this returns. Runs of one context follow one another, also when they are
+    /// enqueued on several streams; ranks must then enqueue them so that collectives come in the same order everywhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`execute`](Self::execute), with the bindings: what is found before anything moves from here, everything else from
+    /// [`Work::wait`].
+    pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, Failed<Bindings>> {
+        bindings.enqueue(&self.engine, &self.attached, &self.shapes, self.timeout, stream)
+    }
+}
+
+impl fmt::Debug for ExecutionContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.attached.communicator)
+    }
+}
+
+impl Shapes {
+    /// The shapes of the inputs that have only one.
+    fn of_static_inputs(engine: &EngineInner) -> Result<Self> {
+        let fixed = engine.network.inputs.iter().map(|input| match engine.network.tensors[input.index()].source {
+            Source::Input { dims, .. } if !dims.is_dynamic() => dims.to_shape().ok(),
+            _ => None,
+        });
+        Shapes::infer(engine, fixed.collect())
+    }
+}
+
+/// Lists inputs for [`ExecutionContext::execute`]: `inputs!["x" => &array, "mask" => &slice]`. Values are references to
+/// slices, vectors, [`ndarray`] arrays or buffers.
+#[macro_export]
+macro_rules! inputs {
+    ($($name:expr => $value:expr),* $(,)?) => {
+        [$(($name, $crate::TensorView::try_from($value).map_err($crate::Error::from))),*]
+    };
+}
+
+/// Lists outputs for [`ExecutionContext::execute`]: `outputs!["y" => &mut array]`. Values are mutable references to slices,
+/// vectors, [`ndarray`] arrays or buffers.
+#[macro_export]
+macro_rules! outputs {
+    ($($name:expr => $value:expr),* $(,)?) => {
+        [$(($name, $crate::TensorViewMut::try_from($value).map_err($crate::Error::from))),*]
+    };
+}

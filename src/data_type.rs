@@ -1,0 +1,144 @@
+//! Element types: their names, sizes and numbers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, error};
+
+/// The type of a tensor's elements.
+///
+/// The numbers are those of TensorRT's `DataType` (`NvInferRuntimeBase.h`), which the C ABI uses too; a type that TensorRT
+/// does not have is numbered from 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(i32)]
+pub enum DataType {
+    /// IEEE 754 binary32.
+    Float32 = 0,
+    /// IEEE 754 binary16.
+    Float16 = 1,
+    /// Signed 8-bit integer.
+    Int8 = 2,
+    /// Signed 32-bit integer.
+    Int32 = 3,
+    /// One byte, any non-zero value is true; a reduction writes 0 or 1.
+    Bool = 4,
+    /// Unsigned 8-bit integer.
+    Uint8 = 5,
+    /// 8-bit float with 4 exponent bits and no infinity (OCP `E4M3`, "FP8" in TensorRT). Largest finite value 448.
+    Float8E4M3 = 6,
+    /// The upper half of a binary32.
+    Bfloat16 = 7,
+    /// Signed 64-bit integer.
+    Int64 = 8,
+    /// 8-bit float with 5 exponent bits (OCP `E5M2`). Largest finite value 57344. Not a TensorRT type.
+    Float8E5M2 = 100,
+}
+
+impl DataType {
+    /// Every type, in the order of semantics and documentation.
+    pub const ALL: [DataType; 10] = [
+        DataType::Float32,
+        DataType::Float16,
+        DataType::Bfloat16,
+        DataType::Float8E4M3,
+        DataType::Float8E5M2,
+        DataType::Int64,
+        DataType::Int32,
+        DataType::Int8,
+        DataType::Uint8,
+        DataType::Bool,
+    ];
+
+    /// The size of an element in bytes, which is also the alignment that a buffer of this type needs.
+    pub const fn byte_len(self) -> usize {
+        match self {
+            DataType::Int64 => 8,
+            DataType::Float32 | DataType::Int32 => 4,
+            DataType::Float16 | DataType::Bfloat16 => 2,
+            DataType::Int8 | DataType::Uint8 | DataType::Bool | DataType::Float8E4M3 | DataType::Float8E5M2 => 1,
+        }
+    }
+
+    /// Whether the type is a floating-point type.
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            DataType::Float32 | DataType::Float16 | DataType::Bfloat16 | DataType::Float8E4M3 | DataType::Float8E5M2
+        )
+    }
+
+    /// The name in text: `float32`, `float8_e4m3`, `bool`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::Float32 => "float32",
+            DataType::Float16 => "float16",
+            DataType::Bfloat16 => "bfloat16",
+            DataType::Float8E4M3 => "float8_e4m3",
+            DataType::Float8E5M2 => "float8_e5m2",
+            DataType::Int64 => "int64",
+            DataType::Int32 => "int32",
+            DataType::Int8 => "int8",
+            DataType::Uint8 => "uint8",
+            DataType::Bool => "bool",
+        }
+    }
+
+    /// The number: TensorRT's, or from 100 where TensorRT has none.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The type with a number of [`DataType::number`].
+    ///
+    /// # Errors
+    ///
+    /// A number that nobody uses; and, by name, TensorRT's `INT4` (9), `FP4` (10) and `E8M0` (11), whose elements are not
+    /// whole bytes or not values to reduce.
+    pub fn from_number(number: i32) -> Result<Self> {
+        if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
+            return Ok(data_type);
+        }
+        match number {
+            9 => Err(refused("INT4")),
+            10 => Err(refused("FP4")),
+            11 => Err(refused("E8M0")),
+            _ => Err(error!(InvalidArgument, "{number} is not the number of a data type; {}", accepted())),
+        }
+    }
+}
+
+fn accepted() -> String {
+    let names: Vec<&str> = DataType::ALL.iter().map(|t| t.name()).collect();
+    format!("the types are {} (float8 means float8_e4m3)", names.join(", "))
+}
+
+fn refused(name: &str) -> Error {
+    error!(Unsupported, "data type {name} has no collective; {}", accepted())
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for DataType {
+    type Err = Error;
+
+    /// Reads a name in any case; `float8` is `float8_e4m3`.
+    fn from_str(text: &str) -> Result<Self> {
+        let name = text.to_ascii_lowercase();
+        if name == "float8" {
+            return Ok(DataType::Float8E4M3);
+        }
+        if let Some(data_type) = Self::ALL.into_iter().find(|t| t.name() == name) {
+            return Ok(data_type);
+        }
+        match name.as_str() {
+            "int4" | "fp4" | "e8m0" => Err(refused(&text.to_ascii_uppercase())),
+            _ => Err(error!(InvalidArgument, "{text:?} is not a data type; {}", accepted())),
+        }
+    }
+}

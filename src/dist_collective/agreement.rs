@@ -1,0 +1,119 @@
+//! The comparison that ranks make, once, when a communicator is set: does everybody have the same collective calls?
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::ResolvedLayer;
+use crate::comm::{Communicator, Purpose};
+use crate::data_type::DataType;
+use crate::error::{Error, ErrorKind, Result, error};
+use crate::rank::list_ranks;
+use crate::shape::Dims;
+
+/// A collective call of a plan, as ranks compare it. Layer names may differ; they are only told.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedCall {
+    /// `layer "grad_sync" (all_reduce)`.
+    subject: String,
+    /// `all_reduce(sum) of float32 [64, 4096] among 4 ranks`.
+    call: String,
+}
+
+impl PlannedCall {
+    pub(crate) fn new(layer: &ResolvedLayer, data_type: DataType, input: &Dims, profile: &str) -> Self {
+        let collective = &layer.collective;
+        let mut call = collective.operation().to_string();
+        if let Some(reduce_op) = collective.reduce_op() {
+            call += &format!("({reduce_op})");
+        }
+        call += &format!(" of {data_type} {input}{profile}");
+        if let Some(root) = collective.root() {
+            call += &format!(" with group rank {root} as root");
+        }
+        call += &format!(" among {} ranks", layer.nb_rank);
+        if layer.groups.group_len().is_some() {
+            call += &format!(" of {}", layer.groups);
+        }
+        PlannedCall { subject: layer.subject.clone(), call }
+    }
+}
+
+/// What each rank says first: short and of one length.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
+struct Summary {
+    accepts: bool,
+    calls: [u8; 32],
+    region_bytes: u64,
+}
+
+/// Compares the calls of all ranks. Every rank comes here, one that has found the communicator unfit too, so that nobody
+/// waits for it. Gives the largest `region_bytes` of all. Collective.
+pub(crate) fn agree(
+    communicator: &Communicator,
+    verdict: Result<&[PlannedCall]>,
+    plan: &str,
+    region_bytes: usize,
+) -> Result<usize> {
+    let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
+    let mut hash = Sha256::new();
+    for call in calls {
+        hash.update((call.call.len() as u64).to_le_bytes());
+        hash.update(&call.call);
+    }
+    let summary =
+        Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), region_bytes: region_bytes as u64 };
+    let all: Vec<Summary> = exchange(communicator, &summary)?;
+    if all.iter().any(|s| !s.accepts) {
+        let texts: Vec<String> =
+            exchange(communicator, &verdict.as_ref().err().map_or_else(String::new, Error::to_string))?;
+        verdict?;
+        let refusals = (0..all.len()).filter(|&r| !all[r].accepts);
+        let refusals: Vec<String> = refusals.map(|r| format!("rank {r} refuses it: {}", texts[r])).collect();
+        return Err(error!(InvalidCommunicator, "the communicator is set on no rank: {}", refusals.join("; ")));
+    }
+    if all.iter().any(|s| s.calls != summary.calls) {
+        let mine: Vec<(&str, &str)> = calls.iter().map(|c| (c.subject.as_str(), c.call.as_str())).collect();
+        let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine))?;
+        return Err(difference(communicator.rank().index(), &sides));
+    }
+    Ok(all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize)
+}
+
+fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(communicator: &Communicator, value: &T) -> Result<Vec<U>> {
+    let damaged = |e| error!(System, "a rank sent a comparison that cannot be read").with_source(e);
+    let bytes = postcard::to_stdvec(value).map_err(damaged)?;
+    let all = communicator.exchange(Purpose::SetCommunicator, &bytes)?;
+    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(damaged)).collect()
+}
+
+/// Names the first call in which ranks differ, and all sides of it.
+fn difference(own: usize, sides: &[(String, Vec<(String, String)>)]) -> Error {
+    let longest = sides.iter().map(|(_, calls)| calls.len()).max().unwrap_or(0);
+    let call_of = |rank: usize, i: usize| sides[rank].1.get(i).map(|(_, call)| call.as_str());
+    let first = (0..longest).find(|&i| (1..sides.len()).any(|r| call_of(r, i) != call_of(0, i))).unwrap_or(0);
+    let mut groups: Vec<(Option<&str>, &str, Vec<u32>)> = Vec::new();
+    for (r, (plan, _)) in sides.iter().enumerate() {
+        let call = call_of(r, first);
+        match groups.iter_mut().find(|(other, other_plan, _)| *other == call && other_plan == plan) {
+            Some((.., ranks)) => ranks.push(r as u32),
+            None => groups.push((call, plan, vec![r as u32])),
+        }
+    }
+    let texts: Vec<String> = groups
+        .into_iter()
+        .map(|(call, plan, ranks)| {
+            let verb = if ranks.len() == 1 { "has" } else { "have" };
+            format!("{} {verb} {} (plan {plan})", list_ranks(ranks), call.unwrap_or("no further collective"))
+        })
+        .collect();
+    let error = Error::new(
+        ErrorKind::Disagreement,
+        format!("the plans of the ranks differ at collective {}: {}", first + 1, texts.join("; ")),
+    );
+    // This rank's name of the layer, or where it has none, that of the first rank that has one.
+    let named = std::iter::once(own).chain(0..sides.len()).find_map(|r| sides[r].1.get(first));
+    match named {
+        Some((subject, _)) => error.about(|| subject.clone()),
+        None => error,
+    }
+}

@@ -1,0 +1,329 @@
+//! A layer on a communicator: who takes part on this rank, and running it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::agreement::{PlannedCall, agree};
+use super::{DistCollectiveLayer, ResolvedLayer};
+use crate::collective::{Call, Groups, InPlace, check_buffers};
+use crate::comm::{Communicator, Purpose};
+use crate::compute;
+use crate::data_type::DataType;
+use crate::error::{Result, bail, error};
+use crate::memory::{TensorView, TensorViewMut};
+use crate::rank::{GroupRank, Rank};
+use crate::shape::Shape;
+use crate::stream::{Cell, Stream, Task, Work};
+
+/// What one rank does in one layer.
+#[derive(Clone, Debug)]
+pub(crate) enum Role {
+    /// The layer is the identity here.
+    Identity,
+    /// The rank does not take part.
+    Skip,
+    /// The rank takes part, on this communicator of exactly the participants.
+    Member(Communicator),
+}
+
+impl Role {
+    /// This rank's number in the group, where it takes part.
+    fn group_rank(&self) -> Option<GroupRank> {
+        match self {
+            Role::Identity => Some(GroupRank(0)),
+            Role::Skip => None,
+            Role::Member(communicator) => Some(GroupRank(communicator.rank().0)),
+        }
+    }
+
+    fn group_len(&self) -> usize {
+        match self {
+            Role::Member(communicator) => communicator.world_size() as usize,
+            Role::Identity | Role::Skip => 1,
+        }
+    }
+
+    pub(crate) fn reads_input(&self, call: &Call) -> bool {
+        matches!(self, Role::Identity) || self.group_rank().is_some_and(|rank| call.reads_input(rank))
+    }
+
+    pub(crate) fn writes_output(&self, call: &Call) -> bool {
+        matches!(self, Role::Identity) || self.group_rank().is_some_and(|rank| call.writes_output(rank))
+    }
+
+    /// Runs the layer's call.
+    ///
+    /// # Safety
+    ///
+    /// Until this returns, the buffers that the call uses on this rank are valid for the lengths that it says, and used by
+    /// nobody else.
+    pub(crate) unsafe fn run(
+        &self,
+        call: &Call,
+        subject: &str,
+        input: *const u8,
+        output: *mut u8,
+        deadline: Instant,
+    ) -> Result<()> {
+        match self {
+            Role::Skip => Ok(()),
+            Role::Identity => {
+                check_buffers(call, GroupRank(0), 1, input.addr(), output.addr())
+                    .map_err(|e| e.about(|| subject.to_owned()))?;
+                // SAFETY: the caller's promise.
+                unsafe { compute::copy(input, output, call.block_bytes()) };
+                Ok(())
+            }
+            Role::Member(communicator) => {
+                // SAFETY: the caller's promise.
+                unsafe { communicator.run(Purpose::Collective, call, Some(subject), input, output, deadline) }
+            }
+        }
+    }
+}
+
+/// The roles of this rank in the layers of one plan. Each set of participants is split off once.
+pub(crate) struct Roles<'a> {
+    communicator: &'a Communicator,
+    groups: Vec<(Groups, Role)>,
+}
+
+impl<'a> Roles<'a> {
+    pub(crate) fn new(communicator: &'a Communicator) -> Self {
+        Roles { communicator, groups: Vec::new() }
+    }
+
+    /// Whether a layer fits the communicator. Not collective.
+    pub(crate) fn check(communicator: &Communicator, layer: &ResolvedLayer) -> Result<()> {
+        let world_size = communicator.world_size();
+        let result = match layer.groups.largest_rank() {
+            Some(Rank(largest)) if largest >= world_size => Err(error!(
+                InvalidCommunicator,
+                "rank {largest} is not in a communicator of {world_size} ranks; groups is {}", layer.groups
+            )),
+            Some(_) => Ok(()),
+            None if !layer.nb_rank_is_set && world_size > 1 => Err(error!(
+                InvalidCommunicator,
+                "nb_rank is not set, which means 1 without groups, but the communicator has {world_size} ranks; set nb_rank \
+                 to {world_size}, or to 1 for the identity"
+            )),
+            None if layer.nb_rank != 1 && layer.nb_rank != world_size => Err(error!(
+                InvalidCommunicator,
+                "nb_rank is {}, but the communicator has {world_size} ranks", layer.nb_rank
+            )),
+            None => Ok(()),
+        };
+        result.map_err(|e| e.about(|| layer.subject.clone()))
+    }
+
+    /// This rank's role in a layer that fits. Collective where the layer has groups.
+    pub(crate) fn role(&mut self, layer: &ResolvedLayer) -> Result<Role> {
+        if layer.is_identity() {
+            return Ok(Role::Identity);
+        }
+        if layer.groups == Groups::All {
+            return Ok(Role::Member(self.communicator.clone()));
+        }
+        if let Some((_, role)) = self.groups.iter().find(|(groups, _)| *groups == layer.groups) {
+            return Ok(role.clone());
+        }
+        let role = self.split(&layer.groups)?;
+        self.groups.push((layer.groups.clone(), role.clone()));
+        Ok(role)
+    }
+
+    fn split(&self, groups: &Groups) -> Result<Role> {
+        let rank = self.communicator.rank();
+        if groups.group_len() == Some(1) {
+            // Nobody to talk to: a member is alone, the others skip.
+            return Ok(if groups.contains(rank) { Role::Identity } else { Role::Skip });
+        }
+        let place = groups.group_of(rank).and_then(|group| {
+            let key = group.iter().position(|member| *member == rank)?;
+            Some((group.first()?.0, key as u32))
+        });
+        let communicator = match place {
+            // The first member's number is a color that no other group has.
+            Some((color, key)) => self.communicator.split(Some(color), key)?,
+            None => self.communicator.split(None, 0)?,
+        };
+        Ok(communicator.map_or(Role::Skip, Role::Member))
+    }
+}
+
+/// A [`DistCollectiveLayer`] on a communicator, ready to run: the layer by itself, for engines with a graph of their own.
+///
+/// ```
+/// use distcollective::{Communicator, DataType, DistCollective, ReduceOperation};
+///
+/// let ranks = Communicator::in_process(2)?.into_iter().map(|communicator| {
+///     std::thread::spawn(move || {
+///         let layer = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("grad_sync").into_layer();
+///         let bound = layer.bind(&communicator, DataType::Float32)?;
+///         let mut y = [0.0f32; 2];
+///         bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
+///         Ok::<_, distcollective::Error>(y)
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     assert_eq!(rank.join().unwrap()?, [2.0, 4.0]);
+/// }
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct BoundLayer {
+    layer: Arc<ResolvedLayer>,
+    role: Role,
+    data_type: DataType,
+    communicator: Communicator,
+}
+
+impl DistCollectiveLayer {
+    /// Puts the layer on a communicator: checks that it fits, compares it with the other ranks' and splits off its groups.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// Attributes that do not fit together, the type, or the communicator; ranks that differ; and see the contract of
+    /// [`Communicator`].
+    pub fn bind(&self, communicator: &Communicator, data_type: DataType) -> Result<BoundLayer> {
+        let verdict = self.resolve_one().and_then(|layer| {
+            self.check_type(data_type)?;
+            Roles::check(communicator, &layer)?;
+            Ok(layer)
+        });
+        let calls = verdict.as_ref().map_err(Clone::clone).map(|layer| {
+            let call = PlannedCall::new(layer, data_type, &Default::default(), "");
+            if layer.is_identity() { vec![] } else { vec![call] }
+        });
+        let on_rank = |e: crate::Error| e.on_rank(communicator.rank());
+        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0);
+        agreed.map_err(on_rank)?;
+        let layer = verdict?;
+        let role = Roles::new(communicator).role(&layer).map_err(on_rank)?;
+        Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
+    }
+}
+
+impl BoundLayer {
+    /// The shape of the output for an input shape.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the operation cannot take.
+    pub fn output_shape(&self, input: &[usize]) -> Result<Shape> {
+        self.layer.output_shape(self.data_type, &Shape::new(input)?)
+    }
+
+    fn call(&self, input: &Shape) -> Call {
+        Call::new(self.layer.collective, self.data_type, input.element_count(), self.role.group_len())
+    }
+
+    /// Where input and output may share memory on this rank.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the operation cannot take.
+    pub fn in_place(&self, input: &[usize]) -> Result<InPlace> {
+        self.output_shape(input)?;
+        Ok(match &self.role {
+            Role::Identity => InPlace::SameAddress,
+            Role::Skip => InPlace::Unused,
+            Role::Member(communicator) => self.call(&Shape::new(input)?).in_place(GroupRank(communicator.rank().0)),
+        })
+    }
+
+    /// Whether this rank's input is read.
+    pub fn reads_input(&self) -> bool {
+        self.role.reads_input(&self.call(&Shape::default()))
+    }
+
+    /// Whether this rank's output is written.
+    pub fn writes_output(&self) -> bool {
+        self.role.writes_output(&self.call(&Shape::default()))
+    }
+
+    /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use may be absent. Collective.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the operation cannot take, a buffer of another type or length, one that is missing; and see the contract
+    /// of [`Communicator`].
+    pub fn execute(
+        &self,
+        input: Option<TensorView<'_>>,
+        output: Option<TensorViewMut<'_>>,
+        dims: &[usize],
+    ) -> Result<()> {
+        let about = |e: crate::Error| e.on_rank(self.communicator.rank()).about(|| self.layer.subject.clone());
+        let shape = Shape::new(dims).map_err(about)?;
+        let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
+        let check = |name: &str, raw: Option<crate::memory::RawTensor>, shape: &Shape, used: bool| match raw {
+            None if used => bail!(NotReady, "this rank needs an {name}"),
+            Some(raw) if raw.data_type != self.data_type => {
+                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.data_type)
+            }
+            Some(raw) if raw.byte_len != shape.byte_len(self.data_type) => {
+                bail!(InvalidBuffer, "the {name} has {} elements, and its shape is {shape}", raw.element_count())
+            }
+            _ => Ok(()),
+        };
+        let input = input.map(|view| view.raw());
+        let output = output.map(|mut view| view.raw());
+        check("input", input, &shape, self.reads_input()).map_err(about)?;
+        check("output", output, &out_shape, self.writes_output()).map_err(about)?;
+        let input = input.map_or(std::ptr::null(), |raw| raw.address.cast_const());
+        let output = output.map_or(std::ptr::null_mut(), |raw| raw.address);
+        let deadline = self.communicator.deadline();
+        // SAFETY: the lengths were compared just now, and the views borrow the buffers.
+        unsafe { self.role.run(&self.call(&shape), &self.layer.subject, input, output, deadline) }.map_err(about)
+    }
+
+    /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. An address that this rank does not use may
+    /// be null. Collective.
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, and for ever if it is leaked before, the input holds a tensor of shape `dims` and the output
+    /// has room for one of [`output_shape`](Self::output_shape), as far as this rank uses them, and nobody else uses that
+    /// memory.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the operation cannot take; from [`Work::wait`], misaligned, overlapping or null addresses, and see the
+    /// contract of [`Communicator`].
+    pub unsafe fn enqueue(
+        &self,
+        input: *const u8,
+        output: *mut u8,
+        dims: &[usize],
+        stream: &Stream,
+    ) -> Result<Work<RawCall>> {
+        let shape = Shape::new(dims)?;
+        self.layer.output_shape(self.data_type, &shape)?;
+        let call = self.call(&shape);
+        let task = RawCall { bound: self.clone(), call, input, output };
+        Ok(stream.submit(task, || Arc::new(Cell::default())))
+    }
+}
+
+/// A layer's run on raw addresses.
+#[derive(Debug)]
+pub struct RawCall {
+    bound: BoundLayer,
+    call: Call,
+    input: *const u8,
+    output: *mut u8,
+}
+
+// SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
+unsafe impl Send for RawCall {}
+
+impl Task for RawCall {
+    fn run(&mut self) -> Result<()> {
+        let BoundLayer { layer, role, communicator, .. } = &self.bound;
+        // SAFETY: the promise of `enqueue`.
+        unsafe { role.run(&self.call, &layer.subject, self.input, self.output, communicator.deadline()) }
+            .map_err(|e| e.on_rank(communicator.rank()))
+    }
+}

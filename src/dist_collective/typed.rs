@@ -1,0 +1,171 @@
+//! Constructors with which a wrong combination of operation, reduction, root and groups cannot be written.
+
+use std::marker::PhantomData;
+
+use super::DistCollectiveLayer;
+use crate::collective::{CollectiveOperation, Groups, Partition, ReduceOperation, Root};
+use crate::rank::{GroupRank, Rank};
+
+/// A DistCollective layer to be, for [`Network::add`](crate::Network::add).
+///
+/// ```
+/// use distcollective::{DistCollective, GroupRank, Partition, Rank, ReduceOperation};
+///
+/// DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
+/// DistCollective::broadcast(Rank(2)).group([Rank(0), Rank(2)]);
+/// DistCollective::all_gather().partition(Partition::new([[0, 1], [2, 3]]));
+/// Partition::new([[0, 1], [2, 3]]).broadcast(GroupRank(1));
+/// ```
+///
+/// `R` is what the root is counted in. An operation without a root takes any groups; a root that is a [`Rank`] goes with all
+/// ranks or one group; a root within each group of a partition is a [`GroupRank`], and such a layer begins at
+/// [`Partition`]:
+///
+/// ```compile_fail
+/// # use distcollective::{DistCollective, Partition, Rank};
+/// DistCollective::broadcast(Rank(1)).partition(Partition::new([[0, 1], [2, 3]])); // which of the groups has rank 1?
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing until it is added to a network"]
+pub struct DistCollective<R> {
+    layer: DistCollectiveLayer,
+    root: PhantomData<R>,
+}
+
+/// Marks an operation that has no root.
+#[derive(Clone, Copy, Debug)]
+pub enum Unrooted {}
+
+impl<R> DistCollective<R> {
+    fn from_parts(
+        operation: CollectiveOperation,
+        reduce_op: Option<ReduceOperation>,
+        root: Option<Root>,
+        groups: Groups,
+    ) -> Self {
+        DistCollective { layer: DistCollectiveLayer::from_parts(operation, reduce_op, root, groups), root: PhantomData }
+    }
+
+    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. Zero is found when the layer is added.
+    pub fn nb_rank(mut self, nb_rank: u32) -> Self {
+        self.layer.nb_rank = Some(nb_rank);
+        self
+    }
+
+    /// Names the layer.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.layer.set_name(name);
+        self
+    }
+
+    /// Sets the layer's metadata.
+    pub fn metadata(mut self, metadata: impl Into<String>) -> Self {
+        self.layer.set_metadata(metadata);
+        self
+    }
+
+    /// The layer by itself, for engines with a graph of their own.
+    pub fn into_layer(self) -> DistCollectiveLayer {
+        self.layer
+    }
+}
+
+impl DistCollective<Unrooted> {
+    /// Every rank gets the reduction of all inputs.
+    pub fn all_reduce(reduce_op: ReduceOperation) -> Self {
+        Self::from_parts(CollectiveOperation::AllReduce, Some(reduce_op), None, Groups::All)
+    }
+
+    /// Every rank gets all inputs, one after the other along dimension 0.
+    pub fn all_gather() -> Self {
+        Self::from_parts(CollectiveOperation::AllGather, None, None, Groups::All)
+    }
+
+    /// Every rank gets its block, along dimension 0, of the reduction of all inputs.
+    pub fn reduce_scatter(reduce_op: ReduceOperation) -> Self {
+        Self::from_parts(CollectiveOperation::ReduceScatter, Some(reduce_op), None, Groups::All)
+    }
+
+    /// Every rank gets its block of each input, along dimension 0.
+    pub fn all_to_all() -> Self {
+        Self::from_parts(CollectiveOperation::AllToAll, None, None, Groups::All)
+    }
+
+    /// Lets each group of a partition do the operation by itself.
+    pub fn partition(mut self, partition: Partition) -> Self {
+        self.layer.groups = Groups::Partition(partition);
+        self
+    }
+
+    /// Lets these ranks take part, in this order; the others skip the layer.
+    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into());
+        self
+    }
+}
+
+impl DistCollective<Rank> {
+    /// Every rank gets the root's input.
+    pub fn broadcast(root: Rank) -> Self {
+        Self::from_parts(CollectiveOperation::Broadcast, None, Some(root.into()), Groups::All)
+    }
+
+    /// The root gets the reduction of all inputs.
+    pub fn reduce(reduce_op: ReduceOperation, root: Rank) -> Self {
+        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(root.into()), Groups::All)
+    }
+
+    /// The root gets all inputs, one after the other along dimension 0.
+    pub fn gather(root: Rank) -> Self {
+        Self::from_parts(CollectiveOperation::Gather, None, Some(root.into()), Groups::All)
+    }
+
+    /// Every rank gets its block, along dimension 0, of the root's input.
+    pub fn scatter(root: Rank) -> Self {
+        Self::from_parts(CollectiveOperation::Scatter, None, Some(root.into()), Groups::All)
+    }
+
+    /// Lets these ranks take part, in this order; the root is one of them. The others skip the layer.
+    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into());
+        self
+    }
+}
+
+/// Operations with a root in each group of a partition.
+impl Partition {
+    fn rooted(
+        self,
+        operation: CollectiveOperation,
+        reduce_op: Option<ReduceOperation>,
+        root: GroupRank,
+    ) -> DistCollective<GroupRank> {
+        DistCollective::from_parts(operation, reduce_op, Some(root.into()), Groups::Partition(self))
+    }
+
+    /// In each group, every rank gets the root's input.
+    pub fn broadcast(self, root: GroupRank) -> DistCollective<GroupRank> {
+        self.rooted(CollectiveOperation::Broadcast, None, root)
+    }
+
+    /// In each group, the root gets the reduction of all inputs.
+    pub fn reduce(self, reduce_op: ReduceOperation, root: GroupRank) -> DistCollective<GroupRank> {
+        self.rooted(CollectiveOperation::Reduce, Some(reduce_op), root)
+    }
+
+    /// In each group, the root gets all inputs, one after the other along dimension 0.
+    pub fn gather(self, root: GroupRank) -> DistCollective<GroupRank> {
+        self.rooted(CollectiveOperation::Gather, None, root)
+    }
+
+    /// In each group, every rank gets its block, along dimension 0, of the root's input.
+    pub fn scatter(self, root: GroupRank) -> DistCollective<GroupRank> {
+        self.rooted(CollectiveOperation::Scatter, None, root)
+    }
+}
+
+impl<R> From<DistCollective<R>> for DistCollectiveLayer {
+    fn from(collective: DistCollective<R>) -> Self {
+        collective.layer
+    }
+}

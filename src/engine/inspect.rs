@@ -1,0 +1,207 @@
+//! What an engine consists of, for people and for programs.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::memory::{Location, Region};
+use super::{EngineInner, IoTensor};
+use crate::network::LayerBody;
+use crate::shape::Dims;
+
+/// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine). `Display` is for people,
+/// [`to_json`](Self::to_json) for programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    fingerprint: String,
+    io: Vec<IoTensor>,
+    layers: Vec<LayerInspection>,
+    tensors: Vec<TensorInspection>,
+    memory: MemoryInspection,
+    warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct LayerInspection {
+    step: usize,
+    name: String,
+    kind: String,
+    metadata: String,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collective: Option<CollectiveInspection>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct CollectiveInspection {
+    reduce_op: Option<&'static str>,
+    root_group_rank: Option<u32>,
+    nb_rank: u32,
+    groups: Option<Vec<Vec<u32>>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct TensorInspection {
+    name: String,
+    data_type: &'static str,
+    dims: Dims,
+    /// Bytes at the largest shape of the profile.
+    max_byte_len: usize,
+    place: PlaceInspection,
+    /// Whether there may be a rank on which the tensor is not written: an output keeps its bytes, a reader sees zeros.
+    may_be_unwritten: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum PlaceInspection {
+    Input,
+    Output,
+    Constant,
+    Region { region: Region, offset: usize, copied_to_output: bool },
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct MemoryInspection {
+    communicator_bytes: usize,
+    private_bytes: usize,
+    constant_bytes: usize,
+}
+
+pub(super) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+pub(super) fn inspect(engine: &EngineInner) -> Inspection {
+    let EngineInner { network, analysis, memory, .. } = engine;
+    let names =
+        |ids: &[crate::network::TensorId]| ids.iter().map(|t| network.tensors[t.index()].name.clone()).collect();
+    let layers = analysis.schedule.iter().enumerate().map(|(step, id)| {
+        let layer = &network.layers[id.index()];
+        LayerInspection {
+            step,
+            name: layer.name().to_owned(),
+            kind: layer.body.kind().to_owned(),
+            metadata: layer.metadata().to_owned(),
+            inputs: names(&layer.inputs),
+            outputs: names(&layer.outputs),
+            collective: analysis.collectives[id.index()].as_ref().map(|c| CollectiveInspection {
+                reduce_op: c.collective.reduce_op().map(|op| op.name()),
+                root_group_rank: c.collective.root().map(|root| root.0),
+                nb_rank: c.nb_rank,
+                groups: match &c.groups {
+                    crate::collective::Groups::All => None,
+                    crate::collective::Groups::Group(group) => Some(vec![group.iter().map(|r| r.0).collect()]),
+                    crate::collective::Groups::Partition(partition) => {
+                        Some(partition.groups().iter().map(|g| g.iter().map(|r| r.0).collect()).collect())
+                    }
+                },
+            }),
+        }
+    });
+    let unwritten: Vec<_> = analysis
+        .schedule
+        .iter()
+        .filter(|id| analysis.collectives[id.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten()))
+        .map(|id| network.layers[id.index()].outputs[0])
+        .collect();
+    let tensors = network.tensors.iter().enumerate().map(|(i, tensor)| {
+        let id = crate::network::TensorId(i as u32);
+        TensorInspection {
+            name: tensor.name.clone(),
+            data_type: analysis.types[i].name(),
+            dims: analysis.dims(id),
+            max_byte_len: analysis.shapes.iter().map(|s| s[i].byte_len(analysis.types[i])).max().unwrap_or(0),
+            place: match memory.locations[i] {
+                Location::Input(_) => PlaceInspection::Input,
+                Location::Output(_) => PlaceInspection::Output,
+                Location::Constant(_) => PlaceInspection::Constant,
+                Location::Region(place) => PlaceInspection::Region {
+                    region: place.region,
+                    offset: place.offset,
+                    copied_to_output: memory.copy_out[i].is_some(),
+                },
+            },
+            may_be_unwritten: unwritten.contains(&id),
+        }
+    });
+    let constant_bytes = network.layers.iter().map(|layer| match &layer.body {
+        LayerBody::Constant(constant) => constant.value().byte_len(),
+        _ => 0,
+    });
+    Inspection {
+        fingerprint: engine.fingerprint.clone(),
+        io: engine.io.clone(),
+        layers: layers.collect(),
+        tensors: tensors.collect(),
+        memory: MemoryInspection {
+            communicator_bytes: memory.communicator_bytes,
+            private_bytes: memory.private_bytes,
+            constant_bytes: constant_bytes.sum(),
+        },
+        warnings: analysis.warnings.clone(),
+    }
+}
+
+impl Inspection {
+    /// The inspection as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "engine {}", self.fingerprint)?;
+        writeln!(f, "\ntensors")?;
+        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+        for t in &self.tensors {
+            let place = match &t.place {
+                PlaceInspection::Input => "input".to_owned(),
+                PlaceInspection::Output => "output".to_owned(),
+                PlaceInspection::Constant => "constant".to_owned(),
+                PlaceInspection::Region { region, offset, copied_to_output } => {
+                    let region = match region {
+                        Region::Communicator => "communicator memory",
+                        Region::Private => "private memory",
+                    };
+                    let copied = if *copied_to_output { ", copied to the output" } else { "" };
+                    format!("{region} at {offset}{copied}")
+                }
+            };
+            let unwritten = if t.may_be_unwritten { ", not written on every rank" } else { "" };
+            writeln!(
+                f,
+                "  {:width$}  {} {}, {} bytes, {place}{unwritten}",
+                t.name, t.data_type, t.dims, t.max_byte_len
+            )?;
+        }
+        writeln!(f, "\nschedule")?;
+        for layer in &self.layers {
+            write!(f, "  {:3}  {} ({})", layer.step, layer.name, layer.kind)?;
+            if let Some(c) = &layer.collective {
+                write!(f, " among {} ranks", c.nb_rank)?;
+                if let Some(groups) = &c.groups {
+                    write!(f, " of {groups:?}")?;
+                }
+                if let Some(reduce_op) = c.reduce_op {
+                    write!(f, ", {reduce_op}")?;
+                }
+                if let Some(root) = c.root_group_rank {
+                    write!(f, ", root {root}")?;
+                }
+            }
+            writeln!(f, ": {} -> {}", layer.inputs.join(", "), layer.outputs.join(", "))?;
+        }
+        let MemoryInspection { communicator_bytes, private_bytes, constant_bytes } = self.memory;
+        writeln!(f, "\nmemory")?;
+        writeln!(f, "  {communicator_bytes} bytes that the communicator owns")?;
+        writeln!(f, "  {private_bytes} bytes that only this rank uses")?;
+        writeln!(f, "  {constant_bytes} bytes of constants")?;
+        for warning in &self.warnings {
+            writeln!(f, "\nwarning: {warning}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! The engine: a validated network with its schedule and memory plan, immutable from here on.
+
+mod analysis;
+mod inspect;
+mod memory;
+mod plan;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+pub(crate) use analysis::{Analysis, infer_shapes};
+pub use inspect::Inspection;
+pub(crate) use memory::{Location, MemoryPlan, Place, Region};
+
+use crate::context::ExecutionContext;
+use crate::data_type::DataType;
+use crate::dist_collective::PlannedCall;
+use crate::error::Result;
+use crate::network::{Network, PluginRegistry, Source, TensorId};
+use crate::shape::Dims;
+
+/// A network that is ready to run: TensorRT's `ICudaEngine`. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<EngineInner>,
+}
+
+pub(crate) struct EngineInner {
+    pub(crate) network: Network,
+    pub(crate) analysis: Analysis,
+    pub(crate) memory: MemoryPlan,
+    pub(crate) io: Vec<IoTensor>,
+    /// The collective calls, as ranks compare them.
+    pub(crate) planned_calls: Vec<PlannedCall>,
+    pub(crate) fingerprint: String,
+}
+
+/// Whether the caller gives a tensor or gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoMode {
+    /// The caller gives it.
+    Input,
+    /// The caller gets it.
+    Output,
+}
+
+/// A tensor that the caller binds.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct IoTensor {
+    /// The name.
+    pub name: String,
+    /// Whether it is given or got.
+    pub mode: IoMode,
+    /// The type of the elements.
+    #[serde(serialize_with = "inspect::as_text")]
+    pub data_type: DataType,
+    /// The dimensions; -1 where they depend on input shapes.
+    pub dims: Dims,
+    /// The shapes between which the tensor lies: min, opt and max of the optimization profile, or what follows from it.
+    pub profile: [Dims; 3],
+    #[serde(skip)]
+    pub(crate) tensor: TensorId,
+}
+
+impl Engine {
+    pub(crate) fn new(network: Network) -> Result<Self> {
+        let analysis = analysis::analyze(&network)?;
+        let memory = memory::plan(&network, &analysis);
+        let io_tensor = |mode: IoMode, tensor: TensorId| {
+            let derived = analysis.dims(tensor);
+            let dims = match network.tensors[tensor.index()].source {
+                Source::Input { dims, .. } => dims,
+                Source::Layer { .. } => derived,
+            };
+            IoTensor {
+                name: network.tensors[tensor.index()].name.clone(),
+                mode,
+                data_type: analysis.types[tensor.index()],
+                dims,
+                profile: [0, 1, 2].map(|point| analysis.shapes[point][tensor.index()].to_dims()),
+                tensor,
+            }
+        };
+        let inputs = network.inputs.iter().map(|&t| io_tensor(IoMode::Input, t));
+        let outputs = network.outputs.iter().map(|&t| io_tensor(IoMode::Output, t));
+        let io = inputs.chain(outputs).collect();
+        let planned_calls = planned_calls(&network, &analysis);
+        let fingerprint = plan::fingerprint(&network);
+        let inner = EngineInner { network, analysis, memory, io, planned_calls, fingerprint };
+        Ok(Engine { inner: Arc::new(inner) })
+    }
+
+    /// The engine as plan bytes, to be read by [`deserialize`](Self::deserialize). The same network gives the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// A plugin that cannot be serialized.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        plan::write(&self.inner.network)
+    }
+
+    /// Reads plan bytes of a network without plugins.
+    ///
+    /// # Errors
+    ///
+    /// See [`deserialize_with`](Self::deserialize_with).
+    pub fn deserialize(plan: &[u8]) -> Result<Self> {
+        Self::deserialize_with(plan, &PluginRegistry::new())
+    }
+
+    /// Reads plan bytes, and makes their plugins from what is registered.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidPlan`](crate::ErrorKind::InvalidPlan): bytes that are no plan, a plan of another format, one that is cut or
+    /// altered in any byte, a plugin that is not registered. A plan is validated as a network is, and its mistakes are
+    /// reported likewise.
+    pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
+        Self::new(plan::read(plan, registry)?)
+    }
+
+    /// The inputs, then the outputs, each in the order in which they were added.
+    pub fn io_tensors(&self) -> &[IoTensor] {
+        &self.inner.io
+    }
+
+    /// The input or output with a name.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor; the error lists those there are.
+    pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
+        self.inner.io_index(name).map(|index| &self.inner.io[index])
+    }
+
+    /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
+    pub fn fingerprint(&self) -> &str {
+        &self.inner.fingerprint
+    }
+
+    /// What the build found allowed but deserving a second look.
+    pub fn warnings(&self) -> &[String] {
+        &self.inner.analysis.warnings
+    }
+
+    /// Tensors, layers, schedule and memory, for people and as JSON.
+    pub fn inspect(&self) -> Inspection {
+        inspect::inspect(&self.inner)
+    }
+
+    /// A context to run the engine in. An engine may have several, each with its own memory.
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    pub fn create_execution_context(&self) -> Result<ExecutionContext> {
+        ExecutionContext::new(Arc::clone(&self.inner))
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.inner.io.iter().map(|t| t.name.as_str()).collect();
+        write!(f, "Engine({}, {names:?})", self.inner.fingerprint)
+    }
+}
+
+impl EngineInner {
+    pub(crate) fn input_count(&self) -> usize {
+        self.network.inputs.len()
+    }
+
+    /// The number of an input or output among [`EngineInner::io`].
+    pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
+        self.io.iter().position(|t| t.name == name).ok_or_else(|| {
+            let list = |mode| {
+                let names: Vec<String> =
+                    self.io.iter().filter(|t| t.mode == mode).map(|t| format!("{:?}", t.name)).collect();
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            };
+            crate::error::error!(
+                InvalidArgument,
+                "{name:?} is not an input or output; inputs are {}; outputs are {}",
+                list(IoMode::Input),
+                list(IoMode::Output)
+            )
+        })
+    }
+
+    /// The first layer that cannot run without a communicator.
+    pub(crate) fn first_collective(&self) -> Option<&str> {
+        let mut collectives =
+            self.analysis.schedule.iter().filter_map(|id| self.analysis.collectives[id.index()].as_ref());
+        collectives.find(|c| !c.is_identity()).map(|c| c.subject.as_str())
+    }
+}
+
+fn planned_calls(network: &Network, analysis: &Analysis) -> Vec<PlannedCall> {
+    let call = |id: &crate::network::LayerId| {
+        let resolved = analysis.collectives[id.index()].as_ref().filter(|c| !c.is_identity())?;
+        let input = network.layers[id.index()].inputs[0];
+        let dims = analysis.dims(input);
+        let profile = if dims.is_dynamic() {
+            let [min, opt, max] = [0, 1, 2].map(|point| analysis.shapes[point][input.index()]);
+            format!(" (profile {min}, {opt}, {max})")
+        } else {
+            String::new()
+        };
+        Some(PlannedCall::new(resolved, analysis.types[input.index()], &dims, &profile))
+    };
+    analysis.schedule.iter().filter_map(call).collect()
+}

@@ -1,0 +1,293 @@
+//! Plan bytes: an engine as a file.
+//!
+//! A plan holds the description of the network, not what was derived from it: reading it validates and plans again, so that
+//! bytes from elsewhere can break no rule. Layout, little endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | magic `DCLPLAN\0` |
+//! | 4 | format version |
+//! | 1 + n | the crate version that wrote it: length and text |
+//! | 8 | length of the body |
+//! | 32 | SHA-256 of everything else |
+//! | … | body: the network in [postcard](https://postcard.jamesmunns.com/wire-format) |
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::data_type::DataType;
+use crate::dist_collective::DistCollectiveLayer;
+use crate::error::{Error, Result, bail, error};
+use crate::memory::Buffer;
+use crate::network::{
+    CastLayer, ConstantLayer, Info, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Profile, Shuffle,
+    ShuffleLayer, Source, Tensor, TensorId,
+};
+use crate::shape::Dims;
+
+const MAGIC: [u8; 8] = *b"DCLPLAN\0";
+
+/// Raised whenever the body changes its layout.
+const FORMAT_VERSION: u32 = 1;
+
+const CHECKSUM_BYTES: usize = 32;
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    tensors: Vec<TensorRecord>,
+    layers: Vec<LayerRecord>,
+    inputs: Vec<u32>,
+    outputs: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TensorRecord {
+    name: String,
+    data_type: DataType,
+    source: SourceRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+enum SourceRecord {
+    Input { dims: Dims, profile: Option<Profile> },
+    Layer { layer: u32, port: u32 },
+}
+
+#[derive(Serialize, Deserialize)]
+struct LayerRecord {
+    inputs: Vec<u32>,
+    outputs: Vec<u32>,
+    body: BodyRecord,
+}
+
+#[derive(Serialize, Deserialize)]
+enum BodyRecord {
+    DistCollective(DistCollectiveLayer),
+    Shuffle { info: Info, shuffle: Shuffle },
+    Cast { info: Info, to: DataType },
+    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
+    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
+}
+
+/// Writes a network as a plan.
+pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
+    let body = Body {
+        tensors: network.tensors.iter().map(tensor_record).collect(),
+        layers: network.layers.iter().map(layer_record).collect::<Result<_>>()?,
+        inputs: network.inputs.iter().map(|t| t.0).collect(),
+        outputs: network.outputs.iter().map(|t| t.0).collect(),
+    };
+    let body = postcard::to_stdvec(&body).map_err(|e| error!(System, "the plan cannot be written").with_source(e))?;
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    let mut plan = Vec::with_capacity(body.len() + 128);
+    plan.extend(MAGIC);
+    plan.extend(FORMAT_VERSION.to_le_bytes());
+    plan.push(version.len() as u8);
+    plan.extend(version);
+    plan.extend((body.len() as u64).to_le_bytes());
+    let checksum = checksum(&plan, &body);
+    plan.extend(checksum);
+    plan.extend(body);
+    Ok(plan)
+}
+
+fn checksum(header: &[u8], body: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    Sha256::new().chain_update(header).chain_update(body).finalize().into()
+}
+
+/// Reads a plan. Every byte counts: what is cut or altered is an error.
+pub(crate) fn read(plan: &[u8], registry: &PluginRegistry) -> Result<Network> {
+    let mut rest = plan;
+    let mut take = |len: usize, what: &str| -> Result<&[u8]> {
+        match rest.split_at_checked(len) {
+            Some((taken, left)) => {
+                rest = left;
+                Ok(taken)
+            }
+            None => bail!(InvalidPlan, "the plan ends after {} bytes, within its {what}", plan.len()),
+        }
+    };
+    let magic = take(MAGIC.len(), "magic")?;
+    if magic != MAGIC {
+        bail!(InvalidPlan, "the bytes are not a distcollective plan: they begin with {magic:02x?}");
+    }
+    let format = take(4, "format version")?.try_into().map_or(0, u32::from_le_bytes);
+    let version_len = take(1, "crate version")?[0];
+    let version = String::from_utf8_lossy(take(version_len.into(), "crate version")?).into_owned();
+    if format != FORMAT_VERSION {
+        bail!(
+            InvalidPlan,
+            "the plan has format {format}, written by distcollective {version:?}; this is {}, which reads format \
+             {FORMAT_VERSION}",
+            env!("CARGO_PKG_VERSION")
+        );
+    }
+    let body_len = take(8, "length")?.try_into().map_or(0, u64::from_le_bytes);
+    let stored = take(CHECKSUM_BYTES, "checksum")?;
+    if rest.len() as u64 != body_len {
+        bail!(
+            InvalidPlan,
+            "the plan is damaged: its header promises {body_len} bytes after it, and {} follow",
+            rest.len()
+        );
+    }
+    let header = &plan[..plan.len() - rest.len() - CHECKSUM_BYTES];
+    if checksum(header, rest) != stored {
+        bail!(InvalidPlan, "the plan is damaged: its checksum does not fit its {} bytes", plan.len());
+    }
+    let (body, left): (Body, &[u8]) = postcard::take_from_bytes(rest)
+        .map_err(|e| error!(InvalidPlan, "the plan's body cannot be read").with_source(e))?;
+    if !left.is_empty() {
+        bail!(InvalidPlan, "the plan's body has {} bytes too many", left.len());
+    }
+    to_network(body, registry)
+}
+
+fn tensor_record(tensor: &Tensor) -> TensorRecord {
+    let source = match tensor.source {
+        Source::Input { dims, profile } => SourceRecord::Input { dims, profile },
+        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.0, port },
+    };
+    TensorRecord { name: tensor.name.clone(), data_type: tensor.data_type, source }
+}
+
+fn layer_record(layer: &Layer) -> Result<LayerRecord> {
+    let body = match &layer.body {
+        LayerBody::DistCollective(layer) => BodyRecord::DistCollective(layer.clone()),
+        LayerBody::Shuffle(layer) => BodyRecord::Shuffle { info: layer.info.clone(), shuffle: layer.shuffle.clone() },
+        LayerBody::Cast(layer) => BodyRecord::Cast { info: layer.info.clone(), to: layer.to },
+        LayerBody::Constant(layer) => BodyRecord::Constant {
+            info: layer.info.clone(),
+            data_type: layer.value.data_type(),
+            dims: layer.value.shape().to_dims(),
+            bytes: layer.value.as_bytes().to_vec(),
+        },
+        LayerBody::Plugin(plugin) => BodyRecord::Plugin {
+            info: plugin.info.clone(),
+            type_name: plugin.plugin.type_name().to_owned(),
+            version: plugin.plugin.version().to_owned(),
+            bytes: plugin.plugin.serialize().map_err(|e| e.about(|| layer.subject()))?,
+        },
+    };
+    Ok(LayerRecord {
+        inputs: layer.inputs.iter().map(|t| t.0).collect(),
+        outputs: layer.outputs.iter().map(|t| t.0).collect(),
+        body,
+    })
+}
+
+/// The network, with every number in range and every tensor with the one source that it says.
+fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
+    let damaged = |what: &str| error!(InvalidPlan, "the plan contradicts itself: {what}");
+    let tensor_count = body.tensors.len();
+    let ids = |numbers: &[u32]| -> Result<Vec<TensorId>> {
+        if numbers.iter().any(|&n| n as usize >= tensor_count) {
+            return Err(damaged("a tensor's number is out of range"));
+        }
+        Ok(numbers.iter().map(|&n| TensorId(n)).collect())
+    };
+    let mut layers = Vec::with_capacity(body.layers.len());
+    for record in &body.layers {
+        let layer = Layer {
+            inputs: ids(&record.inputs)?,
+            outputs: ids(&record.outputs)?,
+            body: to_body(&record.body, registry)?,
+        };
+        let arity_fits = match &layer.body {
+            LayerBody::Constant(_) => layer.inputs.is_empty() && layer.outputs.len() == 1,
+            LayerBody::Plugin(_) => !layer.outputs.is_empty(),
+            _ => layer.inputs.len() == 1 && layer.outputs.len() == 1,
+        };
+        if !arity_fits {
+            return Err(damaged("a layer has a wrong number of inputs or outputs"));
+        }
+        layers.push(layer);
+    }
+    let (inputs, outputs) = (ids(&body.inputs)?, ids(&body.outputs)?);
+    let mut tensors = Vec::with_capacity(tensor_count);
+    for (number, record) in body.tensors.into_iter().enumerate() {
+        let id = TensorId(number as u32);
+        let source = match record.source {
+            SourceRecord::Input { dims, profile } if inputs.iter().filter(|t| **t == id).count() == 1 => {
+                Source::Input { dims, profile }
+            }
+            SourceRecord::Layer { layer, port }
+                if layers.get(layer as usize).and_then(|l| l.outputs.get(port as usize)) == Some(&id) =>
+            {
+                Source::Layer { layer: LayerId(layer), port }
+            }
+            _ => return Err(damaged("a tensor's source does not know it")),
+        };
+        tensors.push(Tensor { name: record.name, data_type: record.data_type, source });
+    }
+    let layer_outputs: usize = layers.iter().map(|layer| layer.outputs.len()).sum();
+    if inputs.len() + layer_outputs != tensor_count {
+        return Err(damaged("a tensor has two sources"));
+    }
+    let mut network = Network { tensors, layers, inputs, outputs: Vec::new() };
+    // The rules of the description are those of the methods that make one.
+    for tensor in outputs {
+        let name = network.tensors[tensor.index()].name.clone();
+        network.mark_output(tensor, &name).map_err(in_plan)?;
+    }
+    for input in network.inputs.clone() {
+        if let Source::Input { profile: Some(Profile { min, opt, max }), .. } = network.tensors[input.index()].source {
+            network.set_optimization_profile(input, min, opt, max).map_err(in_plan)?;
+        }
+    }
+    Ok(network)
+}
+
+fn in_plan(error: Error) -> Error {
+    error!(InvalidPlan, "the plan breaks a rule: {error}")
+}
+
+fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> {
+    Ok(match record {
+        BodyRecord::DistCollective(layer) => LayerBody::DistCollective(layer.clone()),
+        BodyRecord::Shuffle { info, shuffle } => {
+            shuffle.check().map_err(in_plan)?;
+            LayerBody::Shuffle(ShuffleLayer { info: info.clone(), shuffle: shuffle.clone() })
+        }
+        BodyRecord::Cast { info, to } => LayerBody::Cast(CastLayer { info: info.clone(), to: *to }),
+        BodyRecord::Constant { info, data_type, dims, bytes } => {
+            let shape = dims.to_shape().map_err(in_plan)?;
+            if shape.byte_len(*data_type) != bytes.len() {
+                bail!(
+                    InvalidPlan,
+                    "constant {:?} has {} bytes, and {data_type} {shape} does not",
+                    info.name,
+                    bytes.len()
+                );
+            }
+            let mut value = Buffer::with_shape(*data_type, shape)?;
+            value.as_mut_bytes().copy_from_slice(bytes);
+            LayerBody::Constant(ConstantLayer { info: info.clone(), value: Arc::new(value) })
+        }
+        BodyRecord::Plugin { info, type_name, version, bytes } => {
+            let plugin = registry.create(type_name, version, bytes);
+            let plugin = plugin.map_err(|e| e.about(|| format!("layer {:?} ({type_name})", info.name)))?;
+            LayerBody::Plugin(PluginLayer { info: info.clone(), plugin })
+        }
+    })
+}
+
+/// A short name for what an engine computes: the beginning of a hash over its description, plugins by name where they are
+/// not serialized.
+pub(crate) fn fingerprint(network: &Network) -> String {
+    let mut hash = Sha256::new();
+    for tensor in &network.tensors {
+        hash.update(postcard::to_stdvec(&tensor_record(tensor)).unwrap_or_default());
+    }
+    for layer in &network.layers {
+        match layer_record(layer).and_then(|record| {
+            postcard::to_stdvec(&record).map_err(|e| error!(System, "the layer cannot be written").with_source(e))
+        }) {
+            Ok(bytes) => hash.update(bytes),
+            Err(_) => hash.update(layer.subject()),
+        }
+    }
+    hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,194 @@
+//! The one error of the crate: what kind it is, which layer and rank it concerns, and a sentence with the rule, what was
+//! expected and what came.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::rank::Rank;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, for programs. The text of the [`Error`] is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument is wrong by itself, whatever the network or the communicator.
+    InvalidArgument,
+    /// The network breaks one rule or more; [`Error::mistakes`] lists them all.
+    InvalidNetwork,
+    /// Bytes are not a plan, not a plan of this version, or a damaged one.
+    InvalidPlan,
+    /// A shape is outside its profile, or breaks a shape rule of a layer.
+    InvalidShape,
+    /// A buffer's length, type, alignment or place in memory does not fit its tensor.
+    InvalidBuffer,
+    /// A layer's participants do not fit the communicator.
+    InvalidCommunicator,
+    /// Something that has to come first has not: a communicator, a shape, a binding.
+    NotReady,
+    /// What is wanted exists, but not here: a type, a device, a machine.
+    Unsupported,
+    /// Ranks that have to make the same call made different ones.
+    Disagreement,
+    /// Other ranks did not arrive before the deadline.
+    DeadlineExceeded,
+    /// Another rank left the communicator while this one needed it.
+    PeerLost,
+    /// Another rank failed, or somebody called abort; the text says who and why.
+    Aborted,
+    /// A plugin layer failed or panicked.
+    Plugin,
+    /// The operating system refused something.
+    System,
+}
+
+/// An error of this crate.
+///
+/// It prints as one sentence that names, as far as they are known, the rank, the layer with its kind, the rule, what was
+/// expected and what came:
+///
+/// ```text
+/// layer "grad_sync" (reduce_scatter): dimension 0 is 10, which is not a multiple of 4 ranks; input is float32 [10, 8]
+/// ```
+#[derive(Clone)]
+pub struct Error {
+    inner: Box<Inner>,
+}
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    rank: Option<Rank>,
+    /// `layer "grad_sync" (reduce_scatter)`, `tensor "x"`: what the sentence is about.
+    subject: Option<String>,
+    message: String,
+    mistakes: Vec<Error>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error with a sentence of the caller's, for plugins and other code that extends this crate.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Error {
+            inner: Box::new(Inner {
+                kind,
+                rank: None,
+                subject: None,
+                message: message.into(),
+                mistakes: Vec::new(),
+                source: None,
+            }),
+        }
+    }
+
+    /// Wraps an error of another library as the cause of this one.
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.inner.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Says what the error is about, where nobody has said so before.
+    pub(crate) fn about(mut self, subject: impl FnOnce() -> String) -> Self {
+        self.inner.subject.get_or_insert_with(subject);
+        self
+    }
+
+    /// Adds to the sentence.
+    pub(crate) fn followed_by(mut self, text: &str) -> Self {
+        self.inner.message.push_str(text);
+        self
+    }
+
+    /// Says on which rank the error happened, where nobody has said so before.
+    pub(crate) fn on_rank(mut self, rank: Rank) -> Self {
+        self.inner.rank.get_or_insert(rank);
+        self
+    }
+
+    /// All mistakes of one network as one error.
+    pub(crate) fn from_mistakes(mistakes: Vec<Error>) -> Self {
+        let mut error = Error::new(ErrorKind::InvalidNetwork, "");
+        error.inner.mistakes = mistakes;
+        error
+    }
+
+    /// What went wrong, for programs.
+    pub fn kind(&self) -> ErrorKind {
+        self.inner.kind
+    }
+
+    /// The communicator rank on which the error happened, where it is known.
+    pub fn rank(&self) -> Option<Rank> {
+        self.inner.rank
+    }
+
+    /// What the error is about: `layer "grad_sync" (reduce_scatter)`, `tensor "x"`.
+    pub fn subject(&self) -> Option<&str> {
+        self.inner.subject.as_deref()
+    }
+
+    /// Every mistake that building found in the network; empty on all other errors.
+    pub fn mistakes(&self) -> &[Error] {
+        &self.inner.mistakes
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.inner;
+        match inner.mistakes.as_slice() {
+            [] => {}
+            [one] => return one.fmt(f),
+            many => {
+                write!(f, "{} mistakes in the network:", many.len())?;
+                for mistake in many {
+                    write!(f, "\n  {mistake}")?;
+                }
+                return Ok(());
+            }
+        }
+        if let Some(rank) = inner.rank {
+            write!(f, "rank {rank}: ")?;
+        }
+        if let Some(subject) = &inner.subject {
+            write!(f, "{subject}: ")?;
+        }
+        f.write_str(&inner.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.inner.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.inner.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// Builds an [`Error`] from a kind and a format string.
+macro_rules! error {
+    ($kind:ident, $($text:tt)*) => {
+        $crate::error::Error::new($crate::error::ErrorKind::$kind, format!($($text)*))
+    };
+}
+
+/// Returns early with an [`Error`] from a kind and a format string.
+macro_rules! bail {
+    ($($arguments:tt)*) => {
+        return Err($crate::error::error!($($arguments)*))
+    };
+}
+
+pub(crate) use {bail, error};

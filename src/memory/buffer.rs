@@ -1,0 +1,162 @@
+//! Memory that a tensor owns.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+
+use crate::data_type::DataType;
+use crate::element::Element;
+use crate::error::{Result, bail};
+use crate::shape::{Dims, Shape};
+
+/// The alignment of every buffer, in bytes: pages for the copy, and more than any vector instruction wants.
+const ALIGN: usize = 4096;
+
+/// A tensor that owns its memory: a type, a shape and zeroed bytes to begin with.
+///
+/// There is one owner at a time. An asynchronous call takes the buffer and [`crate::Work::wait`] hands it back, so that
+/// nobody can read it while peers write; a `Work` that is leaked keeps the memory for ever.
+pub struct Buffer {
+    memory: NonNull<u8>,
+    layout: Layout,
+    data_type: DataType,
+    shape: Shape,
+}
+
+// SAFETY: a buffer is plain memory that its one owner reads and writes.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of zeros.
+    ///
+    /// # Errors
+    ///
+    /// Dimensions that are not a shape (see [`Shape::new`]).
+    pub fn zeroed(data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Self> {
+        let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
+        Self::with_shape(data_type, shape)
+    }
+
+    pub(crate) fn with_shape(data_type: DataType, shape: Shape) -> Result<Self> {
+        // At least one byte, so that there is an allocation and an address.
+        let Ok(layout) = Layout::from_size_align(shape.byte_len(data_type).max(1), ALIGN) else {
+            bail!(InvalidArgument, "{data_type} {shape} is larger than memory can be");
+        };
+        // SAFETY: the layout's size is not zero.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        Ok(Buffer { memory, layout, data_type, shape })
+    }
+
+    /// A buffer with a copy of `elements`.
+    ///
+    /// # Errors
+    ///
+    /// Dimensions whose product is not the number of elements.
+    pub fn from_slice<T: Element>(elements: &[T], dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Self> {
+        let mut buffer = Self::zeroed(T::DATA_TYPE, dims)?;
+        if buffer.shape.element_count() != elements.len() {
+            bail!(
+                InvalidBuffer,
+                "{} has {} elements, and the slice {}",
+                buffer.shape,
+                buffer.shape.element_count(),
+                elements.len()
+            );
+        }
+        buffer.as_mut_slice()?.copy_from_slice(elements);
+        Ok(buffer)
+    }
+
+    /// The same memory as another tensor of the same length in bytes.
+    pub(crate) fn reshaped(mut self, data_type: DataType, shape: Shape) -> Result<Self> {
+        if shape.byte_len(data_type) != self.byte_len() {
+            bail!(InvalidBuffer, "{data_type} {shape} has not the length of {self:?}");
+        }
+        self.data_type = data_type;
+        self.shape = shape;
+        Ok(self)
+    }
+
+    /// The type of the elements.
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The length in bytes.
+    pub fn byte_len(&self) -> usize {
+        self.shape.byte_len(self.data_type)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the memory holds that many initialized bytes.
+        unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.byte_len()) }
+    }
+
+    /// The bytes, for writing.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
+        unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.byte_len()) }
+    }
+
+    /// The address of the first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.as_ptr()
+    }
+
+    /// The address of the first byte, for writing.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    fn check_type<T: Element>(&self) -> Result<()> {
+        if T::DATA_TYPE != self.data_type {
+            bail!(InvalidBuffer, "the buffer is {}, not {}", self.data_type, T::DATA_TYPE);
+        }
+        Ok(())
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        self.check_type::<T>()?;
+        // SAFETY: the memory holds that many initialized elements of `T`, for which every bit pattern is valid.
+        Ok(unsafe { slice::from_raw_parts(self.memory.as_ptr().cast(), self.shape.element_count()) })
+    }
+
+    /// The elements, for writing.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.check_type::<T>()?;
+        // SAFETY: as above, and `self` is borrowed mutably.
+        Ok(unsafe { slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.shape.element_count()) })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} {})", self.data_type, self.shape)
+    }
+}

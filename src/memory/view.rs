@@ -1,0 +1,273 @@
+//! Borrowed tensors, for calls that block.
+
+use std::marker::PhantomData;
+use std::slice;
+
+use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
+
+use super::Buffer;
+use crate::data_type::DataType;
+use crate::element::Element;
+use crate::error::{Error, Result, bail};
+use crate::shape::Shape;
+
+/// What a view knows of the memory it borrows.
+#[derive(Clone, Copy)]
+pub(crate) struct RawTensor {
+    pub(crate) data_type: DataType,
+    pub(crate) address: *mut u8,
+    pub(crate) byte_len: usize,
+    /// A slice has a length but no shape.
+    pub(crate) shape: Option<Shape>,
+}
+
+impl RawTensor {
+    fn new<T: Element>(address: *const T, element_count: usize, shape: Option<Shape>) -> Self {
+        RawTensor {
+            data_type: T::DATA_TYPE,
+            address: address.cast_mut().cast(),
+            byte_len: element_count * size_of::<T>(),
+            shape,
+        }
+    }
+
+    pub(crate) fn element_count(&self) -> usize {
+        self.byte_len / self.data_type.byte_len()
+    }
+
+    fn check_type<T: Element>(&self) -> Result<()> {
+        if T::DATA_TYPE != self.data_type {
+            bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
+        }
+        Ok(())
+    }
+
+    /// The address to make a slice from: not null, even where the view is.
+    fn slice_ptr<T>(&self) -> *mut T {
+        if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
+    }
+
+    fn dims(&self) -> IxDyn {
+        match self.shape {
+            Some(shape) => IxDyn(shape.as_slice()),
+            None => IxDyn(&[self.element_count()]),
+        }
+    }
+}
+
+/// A borrowed tensor to read: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+#[derive(Clone, Copy)]
+pub struct TensorView<'a> {
+    raw: RawTensor,
+    borrow: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a view is a shared reference to memory of `Send + Sync` elements.
+unsafe impl Send for TensorView<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for TensorView<'_> {}
+
+/// A borrowed tensor to write: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+pub struct TensorViewMut<'a> {
+    raw: RawTensor,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a view is a mutable reference to memory of `Send + Sync` elements.
+unsafe impl Send for TensorViewMut<'_> {}
+// SAFETY: as above; a shared reference to it gives no way to write.
+unsafe impl Sync for TensorViewMut<'_> {}
+
+impl<'a> TensorView<'a> {
+    /// # Safety
+    ///
+    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody writes it
+    /// during `'a`.
+    pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
+        TensorView { raw, borrow: PhantomData }
+    }
+
+    pub(crate) fn raw(&self) -> RawTensor {
+        self.raw
+    }
+
+    /// The type of the elements.
+    pub fn data_type(&self) -> DataType {
+        self.raw.data_type
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.raw.element_count()
+    }
+
+    /// The shape; a view of a slice has none.
+    pub fn shape(&self) -> Option<Shape> {
+        self.raw.shape
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        self.raw.check_type::<T>()?;
+        // SAFETY: the view borrows that many initialized, aligned elements of `T` for `'a`.
+        Ok(unsafe { slice::from_raw_parts(self.raw.slice_ptr(), self.element_count()) })
+    }
+
+    /// The tensor as an array; a view of a slice has one dimension.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'a, T>> {
+        ArrayViewD::from_shape(self.raw.dims(), self.as_slice()?)
+            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
+    }
+}
+
+impl<'a> TensorViewMut<'a> {
+    /// # Safety
+    ///
+    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody else uses it
+    /// during `'a`.
+    pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
+        TensorViewMut { raw, borrow: PhantomData }
+    }
+
+    pub(crate) fn raw(&mut self) -> RawTensor {
+        self.raw
+    }
+
+    /// The type of the elements.
+    pub fn data_type(&self) -> DataType {
+        self.raw.data_type
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.raw.element_count()
+    }
+
+    /// The shape; a view of a slice has none.
+    pub fn shape(&self) -> Option<Shape> {
+        self.raw.shape
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.raw.check_type::<T>()?;
+        // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and `self` is borrowed mutably.
+        Ok(unsafe { slice::from_raw_parts_mut(self.raw.slice_ptr(), self.element_count()) })
+    }
+
+    /// The tensor as an array; a view of a slice has one dimension.
+    ///
+    /// # Errors
+    ///
+    /// `T` is not the type of the elements.
+    pub fn as_array_mut<T: Element>(&mut self) -> Result<ArrayViewMutD<'_, T>> {
+        let dims = self.raw.dims();
+        ArrayViewMutD::from_shape(dims, self.as_mut_slice()?)
+            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
+    fn from(slice: &'a [T]) -> Self {
+        TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), None), borrow: PhantomData }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
+    fn from(slice: &'a mut [T]) -> Self {
+        TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), None), borrow: PhantomData }
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a [T; N]> for TensorView<'a> {
+    fn from(array: &'a [T; N]) -> Self {
+        array.as_slice().into()
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a mut [T; N]> for TensorViewMut<'a> {
+    fn from(array: &'a mut [T; N]) -> Self {
+        array.as_mut_slice().into()
+    }
+}
+
+impl<'a, T: Element> From<&'a Vec<T>> for TensorView<'a> {
+    fn from(vec: &'a Vec<T>) -> Self {
+        vec.as_slice().into()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Vec<T>> for TensorViewMut<'a> {
+    fn from(vec: &'a mut Vec<T>) -> Self {
+        vec.as_mut_slice().into()
+    }
+}
+
+impl<'a> From<&'a Buffer> for TensorView<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        let raw = RawTensor {
+            data_type: buffer.data_type(),
+            address: buffer.as_ptr().cast_mut(),
+            byte_len: buffer.byte_len(),
+            shape: Some(buffer.shape()),
+        };
+        TensorView { raw, borrow: PhantomData }
+    }
+}
+
+impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
+    fn from(buffer: &'a mut Buffer) -> Self {
+        let raw = RawTensor {
+            data_type: buffer.data_type(),
+            address: buffer.as_mut_ptr(),
+            byte_len: buffer.byte_len(),
+            shape: Some(buffer.shape()),
+        };
+        TensorViewMut { raw, borrow: PhantomData }
+    }
+}
+
+impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D>> for TensorView<'a> {
+    type Error = Error;
+
+    /// # Errors
+    ///
+    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
+    fn try_from(array: &'a ArrayBase<S, D>) -> Result<Self> {
+        let shape = Shape::new(array.shape())?;
+        let Some(slice) = array.as_slice() else { return Err(not_contiguous(&shape)) };
+        Ok(TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), Some(shape)), borrow: PhantomData })
+    }
+}
+
+impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBase<S, D>> for TensorViewMut<'a> {
+    type Error = Error;
+
+    /// # Errors
+    ///
+    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
+    fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
+        let shape = Shape::new(array.shape())?;
+        let Some(slice) = array.as_slice_mut() else { return Err(not_contiguous(&shape)) };
+        Ok(TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), Some(shape)), borrow: PhantomData })
+    }
+}
+
+fn not_contiguous(shape: &Shape) -> Error {
+    crate::error::error!(
+        InvalidBuffer,
+        "the array {shape} is not contiguous in row-major order; make a copy with `as_standard_layout`"
+    )
+}

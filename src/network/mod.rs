@@ -1,0 +1,448 @@
+//! The description of a network: inputs, layers, outputs. Nothing is computed here; what a call's arguments alone show is
+//! checked at once, everything else when the network is built.
+
+mod layer;
+mod plugin;
+mod shuffle;
+
+use std::sync::Arc;
+
+pub(crate) use layer::Info;
+pub use layer::{CastLayer, ConstantLayer, Layer, LayerBody, PluginLayer, ShuffleLayer};
+pub use plugin::{Plugin, PluginCall, PluginRegistry};
+pub use shuffle::Shuffle;
+pub(crate) use shuffle::ShuffleSteps;
+
+use crate::collective::{CollectiveOperation, ReduceOperation};
+use crate::data_type::DataType;
+use crate::dist_collective::DistCollectiveLayer;
+use crate::element::Element;
+use crate::error::{Error, Result, bail, error};
+use crate::memory::Buffer;
+use crate::shape::{Dims, Shape};
+
+/// A tensor of one network. It means nothing in another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub(crate) u32);
+
+impl TensorId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A layer of one network. It means nothing in another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerId(pub(crate) u32);
+
+impl LayerId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A network while it is described: TensorRT's `INetworkDefinition`.
+///
+/// ```
+/// use distcollective::{Builder, CollectiveOperation, DataType, DistCollective, Network, ReduceOperation};
+///
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
+/// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("sum"), x)?;
+/// network.mark_output(y, "y")?;
+/// let engine = Builder::new().build(&network)?;
+/// assert_eq!(engine.io_tensors().len(), 2);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) inputs: Vec<TensorId>,
+    pub(crate) outputs: Vec<TensorId>,
+}
+
+/// A tensor of the description.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    /// As known when its layer was added; building works the types out again.
+    pub(crate) data_type: DataType,
+    pub(crate) source: Source,
+}
+
+/// Where a tensor comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Input { dims: Dims, profile: Option<Profile> },
+    Layer { layer: LayerId, port: u32 },
+}
+
+/// The shapes for which a dynamic input is built: TensorRT's `IOptimizationProfile`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Profile {
+    pub(crate) min: Dims,
+    pub(crate) opt: Dims,
+    pub(crate) max: Dims,
+}
+
+impl Network {
+    /// A network without tensors.
+    pub fn new() -> Self {
+        Network::default()
+    }
+
+    fn add_tensor(&mut self, name: String, data_type: DataType, source: Source) -> TensorId {
+        self.tensors.push(Tensor { name, data_type, source });
+        TensorId(self.tensors.len() as u32 - 1)
+    }
+
+    fn check_tensor(&self, tensor: TensorId) -> Result<&Tensor> {
+        self.tensors
+            .get(tensor.index())
+            .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
+    }
+
+    fn check_layer(&self, layer: LayerId) -> Result<()> {
+        if layer.index() >= self.layers.len() {
+            bail!(InvalidArgument, "{layer:?} is not a layer of this network");
+        }
+        Ok(())
+    }
+
+    /// Adds an input. A dimension of -1 is settled by
+    /// [`set_input_shape`](crate::ExecutionContext::set_input_shape) within a profile, see
+    /// [`set_optimization_profile`](Self::set_optimization_profile).
+    ///
+    /// # Errors
+    ///
+    /// More than [`crate::MAX_DIMS`] dimensions, or one below -1.
+    pub fn add_input(
+        &mut self,
+        name: &str,
+        data_type: DataType,
+        dims: impl TryInto<Dims, Error: Into<Error>>,
+    ) -> Result<TensorId> {
+        let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
+        let tensor = self.add_tensor(name.to_owned(), data_type, Source::Input { dims, profile: None });
+        self.inputs.push(tensor);
+        Ok(tensor)
+    }
+
+    /// Says between which shapes an input with dimensions of -1 lies, and which is the usual one.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that is not an input; shapes with another number of dimensions or another value where the input's dimension
+    /// is fixed; min, opt and max out of order.
+    pub fn set_optimization_profile<D: TryInto<Dims, Error: Into<Error>>>(
+        &mut self,
+        input: TensorId,
+        min: D,
+        opt: D,
+        max: D,
+    ) -> Result<()> {
+        let name = self.check_tensor(input)?.name.clone();
+        let about = |e: Error| e.about(|| format!("input {name:?}"));
+        let Source::Input { dims, profile } = &mut self.tensors[input.index()].source else {
+            return Err(about(error!(InvalidArgument, "the tensor is the output of a layer; profiles are for inputs")));
+        };
+        let [min, opt, max] = [min, opt, max].map(|d| d.try_into().map_err(Into::into));
+        let (min, opt, max) = (min.map_err(about)?, opt.map_err(about)?, max.map_err(about)?);
+        for point in [min, opt, max] {
+            if let Err(error) = check_profile_point(dims, &point) {
+                return Err(about(error));
+            }
+        }
+        let ordered = |a: &Dims, b: &Dims| a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| a <= b);
+        if !ordered(&min, &opt) || !ordered(&opt, &max) {
+            let e =
+                error!(InvalidArgument, "a profile has min <= opt <= max in each dimension, not {min}, {opt}, {max}");
+            return Err(about(e));
+        }
+        *profile = Some(Profile { min, opt, max });
+        Ok(())
+    }
+
+    /// Adds a DistCollective layer made by a typed constructor, and gives its output.
+    ///
+    /// # Errors
+    ///
+    /// What the arguments alone show: a repeated rank, groups of different lengths, the average of bool, `nb_rank` 0.
+    pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
+        let layer = self.add_collective_layer(collective.into(), input)?;
+        self.output(layer)
+    }
+
+    /// Adds a DistCollective layer from TensorRT's loose arguments, see [`DistCollectiveLayer::new`]; the number of ranks is
+    /// set afterwards:
+    ///
+    /// ```
+    /// # use distcollective::{CollectiveOperation, DataType, Network, ReduceOperation};
+    /// # let mut network = Network::new();
+    /// # let x = network.add_input("x", DataType::Float32, [4, 8])?;
+    /// let sum = CollectiveOperation::AllReduce;
+    /// let layer = network.add_dist_collective(x, sum, Some(ReduceOperation::Sum), -1, &[])?;
+    /// network.layer_mut(layer)?.set_nb_rank(2)?;
+    /// network.mark_output(network.output(layer)?, "y")?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`DistCollectiveLayer::new`], and the average of bool.
+    pub fn add_dist_collective(
+        &mut self,
+        input: TensorId,
+        operation: CollectiveOperation,
+        reduce_op: Option<ReduceOperation>,
+        root: i64,
+        groups: &[i64],
+    ) -> Result<LayerId> {
+        let layer = DistCollectiveLayer::new(operation, reduce_op, root, groups)?;
+        self.add_collective_layer(layer, input)
+    }
+
+    fn add_collective_layer(&mut self, mut layer: DistCollectiveLayer, input: TensorId) -> Result<LayerId> {
+        let data_type = self.check_tensor(input)?.data_type;
+        if layer.name().is_empty() {
+            layer.set_name(self.default_name(layer.collective_operation().name()));
+        }
+        if let Some(nb_rank) = layer.nb_rank() {
+            layer.set_nb_rank(nb_rank)?;
+        }
+        layer.set_groups(layer.groups().clone())?;
+        layer.check_type(data_type)?;
+        Ok(self.add_layer(LayerBody::DistCollective(layer), &[input], &[data_type]))
+    }
+
+    /// Adds a Shuffle layer: first transpose, reshape, second transpose; see [`Shuffle`].
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network; a transpose that is not a permutation; a reshape with more than one -1.
+    pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
+        let data_type = self.check_tensor(input)?.data_type;
+        let name = self.default_name("shuffle");
+        shuffle.check().map_err(|e| e.about(|| format!("layer {name:?} (shuffle)")))?;
+        let body = LayerBody::Shuffle(ShuffleLayer { info: Info::named(name), shuffle });
+        let layer = self.add_layer(body, &[input], &[data_type]);
+        self.output(layer)
+    }
+
+    /// Adds a Cast layer: every element becomes `to`, rounded to nearest even; to float8 it saturates; from floats to
+    /// integers it truncates and saturates, and NaN becomes 0; to bool it is "not zero"; integers wrap.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network.
+    pub fn add_cast(&mut self, input: TensorId, to: DataType) -> Result<TensorId> {
+        self.check_tensor(input)?;
+        let info = Info::named(self.default_name("cast"));
+        let layer = self.add_layer(LayerBody::Cast(CastLayer { info, to }), &[input], &[to]);
+        self.output(layer)
+    }
+
+    /// Adds a constant with a copy of `elements`.
+    ///
+    /// # Errors
+    ///
+    /// Dimensions whose product is not the number of elements.
+    pub fn add_constant<T: Element>(
+        &mut self,
+        elements: &[T],
+        dims: impl TryInto<Dims, Error: Into<Error>>,
+    ) -> Result<TensorId> {
+        self.add_constant_buffer(Buffer::from_slice(elements, dims)?)
+    }
+
+    /// Adds a constant that a buffer holds.
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    pub fn add_constant_buffer(&mut self, buffer: Buffer) -> Result<TensorId> {
+        let data_type = buffer.data_type();
+        let info = Info::named(self.default_name("constant"));
+        let body = LayerBody::Constant(ConstantLayer { info, value: Arc::new(buffer) });
+        let layer = self.add_layer(body, &[], &[data_type]);
+        self.output(layer)
+    }
+
+    /// Adds a layer of the user's own and gives its first output; the others are at [`outputs`](Self::outputs) of its
+    /// [`producer`](Self::producer).
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network; types that the plugin does not take; a plugin without outputs.
+    pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
+        let types: Vec<DataType> =
+            inputs.iter().map(|&t| Ok(self.check_tensor(t)?.data_type)).collect::<Result<_>>()?;
+        let info = Info::named(name.to_owned());
+        let body = PluginLayer { info, plugin: Arc::new(plugin) };
+        let outputs = body.output_types(&types)?;
+        let layer = self.add_layer(LayerBody::Plugin(body), inputs, &outputs);
+        self.output(layer)
+    }
+
+    fn add_layer(&mut self, body: LayerBody, inputs: &[TensorId], output_types: &[DataType]) -> LayerId {
+        let id = LayerId(self.layers.len() as u32);
+        let name = body.name().to_owned();
+        let outputs = output_types
+            .iter()
+            .enumerate()
+            .map(|(port, &data_type)| {
+                let source = Source::Layer { layer: id, port: port as u32 };
+                self.add_tensor(format!("{name}.output{port}"), data_type, source)
+            })
+            .collect();
+        self.layers.push(Layer { inputs: inputs.to_vec(), outputs, body });
+        id
+    }
+
+    /// A name that no layer has yet.
+    fn default_name(&self, kind: &str) -> String {
+        let taken = |name: &String| self.layers.iter().any(|layer| layer.name() == name);
+        let mut names = (self.layers.len()..).map(|number| format!("{kind}_{number}"));
+        names.find(|name| !taken(name)).unwrap_or_default()
+    }
+
+    /// Makes a tensor an output and names it.
+    ///
+    /// # Errors
+    ///
+    /// An input, or a tensor that is an output already.
+    pub fn mark_output(&mut self, tensor: TensorId, name: &str) -> Result<()> {
+        let about = |e: Error| e.about(|| format!("output {name:?}"));
+        if matches!(self.check_tensor(tensor)?.source, Source::Input { .. }) {
+            return Err(about(error!(InvalidArgument, "an input cannot be an output; no layer computes it")));
+        }
+        if self.outputs.contains(&tensor) {
+            return Err(about(error!(InvalidArgument, "the tensor is an output already")));
+        }
+        self.tensors[tensor.index()].name = name.to_owned();
+        self.outputs.push(tensor);
+        Ok(())
+    }
+
+    /// Names a tensor. Names of inputs and outputs are how a context finds them.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network.
+    pub fn set_tensor_name(&mut self, tensor: TensorId, name: &str) -> Result<()> {
+        self.check_tensor(tensor)?;
+        self.tensors[tensor.index()].name = name.to_owned();
+        Ok(())
+    }
+
+    /// The name of a tensor.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network.
+    pub fn tensor_name(&self, tensor: TensorId) -> Result<&str> {
+        Ok(&self.check_tensor(tensor)?.name)
+    }
+
+    /// The type of a tensor's elements.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network.
+    pub fn tensor_data_type(&self, tensor: TensorId) -> Result<DataType> {
+        Ok(self.check_tensor(tensor)?.data_type)
+    }
+
+    /// The layers, in the order in which they were added.
+    pub fn layers(&self) -> impl Iterator<Item = (LayerId, &Layer)> {
+        self.layers.iter().enumerate().map(|(i, layer)| (LayerId(i as u32), layer))
+    }
+
+    /// A layer.
+    ///
+    /// # Errors
+    ///
+    /// A layer of another network.
+    pub fn layer(&self, layer: LayerId) -> Result<&Layer> {
+        self.check_layer(layer)?;
+        Ok(&self.layers[layer.index()])
+    }
+
+    /// A layer, to change its attributes.
+    ///
+    /// # Errors
+    ///
+    /// A layer of another network.
+    pub fn layer_mut(&mut self, layer: LayerId) -> Result<&mut Layer> {
+        self.check_layer(layer)?;
+        Ok(&mut self.layers[layer.index()])
+    }
+
+    /// The first output of a layer.
+    ///
+    /// # Errors
+    ///
+    /// A layer of another network.
+    pub fn output(&self, layer: LayerId) -> Result<TensorId> {
+        let outputs = self.outputs(layer)?;
+        outputs.first().copied().ok_or_else(|| error!(InvalidArgument, "{layer:?} has no outputs"))
+    }
+
+    /// The outputs of a layer.
+    ///
+    /// # Errors
+    ///
+    /// A layer of another network.
+    pub fn outputs(&self, layer: LayerId) -> Result<&[TensorId]> {
+        Ok(&self.layer(layer)?.outputs)
+    }
+
+    /// The layer that computes a tensor; `None` for an input.
+    ///
+    /// # Errors
+    ///
+    /// A tensor of another network.
+    pub fn producer(&self, tensor: TensorId) -> Result<Option<LayerId>> {
+        Ok(match self.check_tensor(tensor)?.source {
+            Source::Input { .. } => None,
+            Source::Layer { layer, .. } => Some(layer),
+        })
+    }
+
+    /// Gives a layer another input, as TensorRT's `ILayer::setInput`. Types, shapes and cycles are checked at build.
+    ///
+    /// # Errors
+    ///
+    /// A layer or tensor of another network; an input that the layer does not have.
+    pub fn set_input(&mut self, layer: LayerId, index: usize, tensor: TensorId) -> Result<()> {
+        self.check_tensor(tensor)?;
+        let layer = self.layer_mut(layer)?;
+        let count = layer.inputs.len();
+        let Some(input) = layer.inputs.get_mut(index) else {
+            let subject = layer.subject();
+            return Err(error!(InvalidArgument, "there is no input {index}; the layer has {count}").about(|| subject));
+        };
+        *input = tensor;
+        Ok(())
+    }
+}
+
+fn check_profile_point(dims: &Dims, point: &Dims) -> Result<()> {
+    if point.is_dynamic() {
+        bail!(InvalidArgument, "{point} in a profile has a dimension of -1");
+    }
+    let fits = point.dim_count() == dims.dim_count()
+        && dims.as_slice().iter().zip(point.as_slice()).all(|(&d, &p)| d == -1 || d == p);
+    if !fits {
+        bail!(InvalidArgument, "{point} in a profile does not fit the input's dimensions {dims}");
+    }
+    Ok(())
+}
+
+impl Profile {
+    /// min, opt and max as shapes.
+    pub(crate) fn points(&self) -> Result<[Shape; 3]> {
+        Ok([self.min.to_shape()?, self.opt.to_shape()?, self.max.to_shape()?])
+    }
+}

@@ -1,0 +1,166 @@
+//! The Shuffle layer's meaning: TensorRT's `IShuffleLayer`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, bail};
+use crate::shape::{Dims, MAX_DIMS, Shape};
+
+/// First transpose, reshape, second transpose, each optional.
+///
+/// In the reshape, 0 copies the dimension of the same index (after the first transpose), and one -1 is inferred.
+///
+/// ```
+/// use distcollective::Shuffle;
+///
+/// let transpose = Shuffle::transpose([1, 0]);
+/// let split_heads = Shuffle::reshape([0, 8, -1]).then_transpose([1, 0, 2]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shuffle {
+    first: Option<Vec<u8>>,
+    reshape: Option<Vec<i64>>,
+    second: Option<Vec<u8>>,
+}
+
+impl Shuffle {
+    /// A transpose: dimension `i` of the output is dimension `permutation[i]` of the input.
+    pub fn transpose(permutation: impl Into<Vec<u8>>) -> Self {
+        Shuffle { first: Some(permutation.into()), ..Shuffle::default() }
+    }
+
+    /// A reshape.
+    pub fn reshape(dims: impl Into<Vec<i64>>) -> Self {
+        Shuffle { reshape: Some(dims.into()), ..Shuffle::default() }
+    }
+
+    /// Reshapes after the first transpose.
+    pub fn then_reshape(mut self, dims: impl Into<Vec<i64>>) -> Self {
+        self.reshape = Some(dims.into());
+        self
+    }
+
+    /// Transposes after the reshape.
+    pub fn then_transpose(mut self, permutation: impl Into<Vec<u8>>) -> Self {
+        self.second = Some(permutation.into());
+        self
+    }
+
+    /// What the arguments alone show.
+    pub(crate) fn check(&self) -> Result<()> {
+        for permutation in [&self.first, &self.second].into_iter().flatten() {
+            let len = permutation.len();
+            if !(0..len).all(|d| permutation.contains(&(d as u8))) || len > MAX_DIMS {
+                bail!(InvalidArgument, "{permutation:?} is not a permutation of 0 to {}", len.saturating_sub(1));
+            }
+        }
+        if let Some(dims) = &self.reshape {
+            Dims::new(dims)?;
+            if dims.iter().filter(|&&d| d == -1).count() > 1 {
+                bail!(InvalidArgument, "reshape {dims:?} has more than one -1; one dimension can be inferred");
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps for an input of this shape: shapes in between and permutations that move something.
+    pub(crate) fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
+        let transposed = permuted(input, self.first.as_deref())?;
+        let reshaped = match &self.reshape {
+            None => transposed,
+            Some(dims) => reshaped(&transposed, dims)?,
+        };
+        let output = permuted(&reshaped, self.second.as_deref())?;
+        Ok(ShuffleSteps {
+            first: moving(self.first.as_deref(), input),
+            reshaped,
+            second: moving(self.second.as_deref(), &reshaped),
+            output,
+        })
+    }
+
+    /// Whether the layer moves nothing, whatever the shape: a mere reshape.
+    pub(crate) fn only_reshapes(&self) -> bool {
+        [&self.first, &self.second]
+            .into_iter()
+            .flatten()
+            .all(|p| p.iter().enumerate().all(|(i, &d)| i == usize::from(d)))
+    }
+
+    /// Whether both transposes may move something, so that the result of the first needs a place of its own.
+    pub(crate) fn transposes_twice(&self) -> bool {
+        let moves =
+            |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
+        moves(&self.first) && moves(&self.second)
+    }
+}
+
+/// A Shuffle for one shape.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShuffleSteps {
+    /// The first transpose, where it moves something.
+    pub(crate) first: Option<[u8; MAX_DIMS]>,
+    /// The shape between the transposes.
+    pub(crate) reshaped: Shape,
+    /// The second transpose, where it moves something.
+    pub(crate) second: Option<[u8; MAX_DIMS]>,
+    pub(crate) output: Shape,
+}
+
+/// The permutation, unless the elements keep their order: dimensions of 1 move freely.
+fn moving(permutation: Option<&[u8]>, shape: &Shape) -> Option<[u8; MAX_DIMS]> {
+    let permutation = permutation?;
+    let wide = permutation.iter().filter(|&&d| shape.as_slice()[usize::from(d)] != 1);
+    if wide.is_sorted() {
+        return None;
+    }
+    let mut padded = [0; MAX_DIMS];
+    padded[..permutation.len()].copy_from_slice(permutation);
+    Some(padded)
+}
+
+fn permuted(shape: &Shape, permutation: Option<&[u8]>) -> Result<Shape> {
+    let Some(permutation) = permutation else { return Ok(*shape) };
+    if permutation.len() != shape.dim_count() {
+        bail!(
+            InvalidShape,
+            "transpose {permutation:?} is for {} dimensions, and the tensor is {shape}",
+            permutation.len()
+        );
+    }
+    let mut dims = [0; MAX_DIMS];
+    for (to, &from) in dims.iter_mut().zip(permutation) {
+        *to = shape.as_slice()[usize::from(from)];
+    }
+    Shape::new(&dims[..permutation.len()])
+}
+
+fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
+    let mut known = Vec::with_capacity(dims.len());
+    let mut inferred = None;
+    for (i, &d) in dims.iter().enumerate() {
+        known.push(match d {
+            -1 => {
+                inferred = Some(i);
+                1
+            }
+            0 => match shape.as_slice().get(i) {
+                Some(&d) => d,
+                None => bail!(InvalidShape, "reshape {dims:?} copies dimension {i}, and the tensor is {shape}"),
+            },
+            d => d as usize,
+        });
+    }
+    let count = shape.element_count();
+    if let Some(i) = inferred {
+        let others = Shape::new(&known)?.element_count();
+        if others == 0 || count % others != 0 {
+            bail!(InvalidShape, "reshape {dims:?} leaves nothing to infer -1 from: {shape} has {count} elements");
+        }
+        known[i] = count / others;
+    }
+    let output = Shape::new(&known)?;
+    if output.element_count() != count {
+        bail!(InvalidShape, "reshape {dims:?} gives {} elements, and {shape} has {count}", output.element_count());
+    }
+    Ok(output)
+}

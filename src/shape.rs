@@ -1,0 +1,200 @@
+//! Dimensions of tensors: [`Dims`], of which some may be open until a shape is set, and [`Shape`], of which none is.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data_type::DataType;
+use crate::error::{Error, Result, bail};
+
+/// The most dimensions a tensor may have, as in TensorRT (`Dims::MAX_DIMS`).
+pub const MAX_DIMS: usize = 8;
+
+/// The dimensions of a tensor while a network is described. -1 stands for a dimension that a profile bounds and that
+/// `set_input_shape` settles.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
+pub struct Dims {
+    len: u8,
+    dims: [i64; MAX_DIMS],
+}
+
+impl Dims {
+    /// Dimensions from a slice.
+    ///
+    /// # Errors
+    ///
+    /// More than [`MAX_DIMS`] dimensions, or one below -1.
+    pub fn new(dims: &[i64]) -> Result<Self> {
+        if dims.len() > MAX_DIMS {
+            bail!(InvalidArgument, "{dims:?} has {} dimensions; a tensor has at most {MAX_DIMS}", dims.len());
+        }
+        if let Some(bad) = dims.iter().find(|&&d| d < -1) {
+            bail!(InvalidArgument, "dimension {bad} in {dims:?}: a dimension is at least 0, or -1 where it is dynamic");
+        }
+        let mut out = [0; MAX_DIMS];
+        out[..dims.len()].copy_from_slice(dims);
+        Ok(Dims { len: dims.len() as u8, dims: out })
+    }
+
+    /// The dimensions as a slice.
+    pub fn as_slice(&self) -> &[i64] {
+        &self.dims[..usize::from(self.len)]
+    }
+
+    /// How many dimensions there are.
+    pub fn dim_count(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// Whether a dimension is -1.
+    pub fn is_dynamic(&self) -> bool {
+        self.as_slice().contains(&-1)
+    }
+
+    /// The shape, where no dimension is open.
+    ///
+    /// # Errors
+    ///
+    /// A dimension of -1, or a product that does not fit the address space.
+    pub fn to_shape(&self) -> Result<Shape> {
+        if self.is_dynamic() {
+            bail!(InvalidArgument, "{self} has a dynamic dimension where a shape is needed");
+        }
+        let mut dims = [0; MAX_DIMS];
+        for (to, &from) in dims.iter_mut().zip(self.as_slice()) {
+            *to = from as usize;
+        }
+        Shape::new(&dims[..self.dim_count()])
+    }
+}
+
+impl<const N: usize> TryFrom<[i64; N]> for Dims {
+    type Error = Error;
+
+    fn try_from(dims: [i64; N]) -> Result<Self> {
+        Dims::new(&dims)
+    }
+}
+
+impl TryFrom<&[i64]> for Dims {
+    type Error = Error;
+
+    fn try_from(dims: &[i64]) -> Result<Self> {
+        Dims::new(dims)
+    }
+}
+
+impl TryFrom<Vec<i64>> for Dims {
+    type Error = Error;
+
+    fn try_from(dims: Vec<i64>) -> Result<Self> {
+        Dims::new(&dims)
+    }
+}
+
+impl TryFrom<Shape> for Dims {
+    type Error = Error;
+
+    fn try_from(shape: Shape) -> Result<Self> {
+        Ok(shape.to_dims())
+    }
+}
+
+impl From<Dims> for Vec<i64> {
+    fn from(dims: Dims) -> Self {
+        dims.as_slice().to_vec()
+    }
+}
+
+impl fmt::Display for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_slice())
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_slice())
+    }
+}
+
+/// The shape of a tensor: at most [`MAX_DIMS`] dimensions, whose element count times eight bytes fits the address space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Shape {
+    len: u8,
+    dims: [usize; MAX_DIMS],
+}
+
+impl Shape {
+    /// A shape from a slice.
+    ///
+    /// # Errors
+    ///
+    /// More than [`MAX_DIMS`] dimensions, or a tensor that no address space holds.
+    pub fn new(dims: &[usize]) -> Result<Self> {
+        if dims.len() > MAX_DIMS {
+            bail!(InvalidArgument, "{dims:?} has {} dimensions; a tensor has at most {MAX_DIMS}", dims.len());
+        }
+        const LARGEST_ELEMENT: usize = 8;
+        let limit = isize::MAX as usize / LARGEST_ELEMENT;
+        let fits = dims.contains(&0)
+            || dims.iter().try_fold(1usize, |product, &d| product.checked_mul(d)).is_some_and(|count| count <= limit);
+        if !fits {
+            bail!(InvalidArgument, "{dims:?} has more elements than memory can hold");
+        }
+        let mut out = [0; MAX_DIMS];
+        out[..dims.len()].copy_from_slice(dims);
+        Ok(Shape { len: dims.len() as u8, dims: out })
+    }
+
+    /// The dimensions as a slice.
+    pub fn as_slice(&self) -> &[usize] {
+        &self.dims[..usize::from(self.len)]
+    }
+
+    /// How many dimensions there are.
+    pub fn dim_count(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// The number of elements: the product of the dimensions, 1 without any.
+    pub fn element_count(&self) -> usize {
+        let dims = self.as_slice();
+        if dims.contains(&0) { 0 } else { dims.iter().product() }
+    }
+
+    /// The number of bytes of a tensor of this shape.
+    pub fn byte_len(&self, data_type: DataType) -> usize {
+        self.element_count() * data_type.byte_len()
+    }
+
+    /// The same shape with another first dimension.
+    pub(crate) fn with_first(&self, first: usize) -> Result<Self> {
+        let mut dims = self.dims;
+        dims[0] = first;
+        Shape::new(&dims[..self.dim_count()])
+    }
+
+    /// The same dimensions as [`Dims`].
+    pub fn to_dims(&self) -> Dims {
+        let mut dims = [0; MAX_DIMS];
+        for (to, &from) in dims.iter_mut().zip(self.as_slice()) {
+            // A dimension beside a zero may exceed i64 only on paper; it then prints as the largest number.
+            *to = i64::try_from(from).unwrap_or(i64::MAX);
+        }
+        Dims { len: self.len, dims }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_slice())
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_slice())
+    }
+}
