@@ -36,6 +36,11 @@ impl Call {
         Call { collective, data_type, block_elements }
     }
 
+    /// The call as it is among one rank, where every operation is the identity: all_to_all may be in place too.
+    pub(crate) fn of_one_rank(&self) -> Self {
+        Call { collective: Collective::Broadcast { root: GroupRank(0) }, ..*self }
+    }
+
     /// The number of bytes of a block.
     pub fn block_bytes(&self) -> usize {
         self.block_elements * self.data_type.byte_len()

@@ -300,13 +300,15 @@ impl Attached {
                          and writes the other works in place"
                     )));
                 };
-                let (rank, len) = match self.role(layer) {
+                let (start, end) = (other_range.start, out_range.start);
+                match self.role(layer) {
                     Role::Member(communicator) => {
-                        (GroupRank(communicator.rank().0), communicator.world_size() as usize)
+                        let (rank, n) = (GroupRank(communicator.rank().0), communicator.world_size() as usize);
+                        check_buffers(call, rank, n, start, end).map_err(about)?;
                     }
-                    Role::Identity | Role::Skip => (GroupRank(0), 1),
-                };
-                check_buffers(call, rank, len, other_range.start, out_range.start).map_err(about)?;
+                    Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, start, end).map_err(about)?,
+                    Role::Skip => {}
+                }
             }
         }
         Ok(())

@@ -68,7 +68,7 @@ impl Role {
         match self {
             Role::Skip => Ok(()),
             Role::Identity => {
-                check_buffers(call, GroupRank(0), 1, input.addr(), output.addr())
+                check_buffers(&call.of_one_rank(), GroupRank(0), 1, input.addr(), output.addr())
                     .map_err(|e| e.about(|| subject.to_owned()))?;
                 // SAFETY: the caller's promise.
                 unsafe { compute::copy(input, output, call.block_bytes()) };

@@ -127,35 +127,32 @@ impl Backend for HostBackend {
     fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather_words(Purpose::Split, mine, deadline)?;
-        let Some(color) = color else {
-            // The others need nothing from this rank, but calls stay in step.
-            self.barrier(Purpose::Split, deadline)?;
-            return Ok(None);
-        };
-        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
-        members.sort_by_key(|&r| all[r][1]);
-        let Some(rank) = members.iter().position(|&r| r == self.rank.index()) else {
-            bail!(System, "the exchange of colors lost this rank's own");
-        };
-        let sequence = lock(&self.progress).sequence;
-        let entry = (Arc::as_ptr(&self.segment) as usize, sequence, color);
-        if rank == 0 {
+        // The first member of each group makes its segment; everybody then takes theirs, between two barriers.
+        let group = color.map(|color| {
+            let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
+            members.sort_by_key(|&r| all[r][1]);
+            let entry = (Arc::as_ptr(&self.segment) as usize, lock(&self.progress).sequence, color);
+            (members, entry)
+        });
+        let leads = |members: &[usize]| members.first() == Some(&self.rank.index());
+        if let Some((members, entry)) = group.as_ref().filter(|(members, _)| leads(members)) {
             let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
             let segment = Arc::new(Segment::new(Arc::clone(&self.segment.family), ranks));
-            lock(&self.nursery).insert(entry, segment);
+            lock(&self.nursery).insert(*entry, segment);
         }
-        let arrived = self.barrier(Purpose::Split, deadline);
-        let segment = lock(&self.nursery).get(&entry).cloned();
-        let left = arrived.and_then(|()| self.barrier(Purpose::Split, deadline));
-        if rank == 0 {
-            lock(&self.nursery).remove(&entry);
+        let made = self.barrier(Purpose::Split, deadline);
+        let segment = group.as_ref().and_then(|(_, entry)| lock(&self.nursery).get(entry).cloned());
+        let taken = made.and_then(|()| self.barrier(Purpose::Split, deadline));
+        if let Some((_, entry)) = group.as_ref().filter(|(members, _)| leads(members)) {
+            lock(&self.nursery).remove(entry);
         }
-        left?;
-        let Some(segment) = segment else {
+        taken?;
+        let Some((members, _)) = group else { return Ok(None) };
+        let place = members.iter().position(|&r| r == self.rank.index());
+        let (Some(segment), Some(place)) = (segment, place) else {
             bail!(System, "the first rank of the group has not made its communicator");
         };
-        let backend = HostBackend::new(segment, GroupRank(rank as u32), Arc::clone(&self.nursery));
-        Ok(Some(Box::new(backend)))
+        Ok(Some(Box::new(HostBackend::new(segment, GroupRank(place as u32), Arc::clone(&self.nursery)))))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {

@@ -1,0 +1,120 @@
+//! The conformance suite: what a backend does, compared bit by bit with the reference. It is generic over backends: a case
+//! runs on whatever communicator it is given, and each rank checks its own part.
+
+use std::time::Duration;
+
+use distcollective::{Communicator, DistCollectiveLayer, InPlace, Rank, Result, Stream};
+use ndarray::{ArrayD, IxDyn};
+
+use crate::cases::{Case, exhaustive, pairwise};
+use crate::ranks::{DEADLINE, on_ranks_within};
+use crate::reference::{self, Bits};
+use crate::values::{elements, to_bits, to_bytes};
+
+/// Runs one case on one rank and compares.
+///
+/// # Panics
+///
+/// The rank's part differs from the reference.
+pub fn run_case(communicator: &Communicator, case: &Case) -> Result<()> {
+    let rank = communicator.rank();
+    let mut layer =
+        DistCollectiveLayer::new(case.operation, case.reduce_op, if case.operation.has_root() { 0 } else { -1 }, &[])?;
+    layer.set_name("case");
+    layer.set_groups(case.groups())?;
+    layer.set_root(case.layer_root());
+    layer.set_nb_rank(case.group_len() as u32)?;
+    let bound = layer.bind(communicator, case.data_type)?;
+
+    let dims = case.shape.dims(case.group_len());
+    let out_dims = bound.output_shape(&dims)?;
+    let element = case.data_type.byte_len();
+    let input_of = |rank: Rank| -> Bits {
+        let count = dims.iter().product();
+        let seed = u64::from(rank.0) << 32 | case.operation.number() as u64;
+        ArrayD::from_shape_vec(IxDyn(&dims), elements(case.data_type, count, seed)).expect("count of dims")
+    };
+    let input = to_bytes(case.data_type, input_of(rank));
+    let expected = case.members(rank).and_then(|members| {
+        let inputs: Vec<Bits> = members.iter().map(|&member| input_of(member)).collect();
+        let own = members.iter().position(|member| *member == rank).expect("a member");
+        reference::collective(case.operation, case.reduce_op, case.data_type, case.group_root(), own, &inputs)
+    });
+
+    // One memory for both, with room around that must stay as it is.
+    const GUARD: usize = 64;
+    let out_len = out_dims.byte_len(case.data_type);
+    let (input_at, output_at, len) = match bound.in_place(&dims)? {
+        InPlace::SameAddress if case.in_place => (GUARD, GUARD, input.len().max(out_len)),
+        InPlace::InputAt { element_offset } if case.in_place => (GUARD + element_offset * element, GUARD, out_len),
+        InPlace::OutputAt { element_offset } if case.in_place => (GUARD, GUARD + element_offset * element, input.len()),
+        _ => (GUARD, (2 * GUARD + input.len()).next_multiple_of(8), 2 * GUARD + input.len() + out_len),
+    };
+    let mut memory = vec![0xa5u64; (len + 2 * GUARD).div_ceil(8) + 1];
+    let address: *mut u8 = memory.as_mut_ptr().cast();
+    let bytes = memory.len() * 8;
+    // SAFETY: the vector's own bytes, and no other reference to them is alive.
+    let view = |address: *mut u8| unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+    view(address)[input_at..input_at + input.len()].copy_from_slice(&input);
+    let before = view(address).to_vec();
+    // SAFETY: both ranges lie in the vector, which nobody touches until the work is done.
+    let work = unsafe { bound.enqueue(address.add(input_at), address.add(output_at), &dims, &Stream::inline())? };
+    work.wait()?;
+
+    let mut after = before;
+    if let Some(expected) = &expected {
+        assert_eq!(expected.shape(), out_dims.as_slice(), "rank {rank}: {case:?}");
+        let written = to_bytes(case.data_type, expected.iter().copied());
+        after[output_at..output_at + out_len].copy_from_slice(&written);
+    }
+    let got = view(address);
+    // In place, the part of an input that is not an output is the caller's no more than NCCL says; here it stays.
+    if got != after.as_slice() {
+        let at = got.iter().zip(&after).position(|(a, b)| a != b).expect("they differ");
+        let output = &got[output_at..output_at + out_len];
+        panic!(
+            "rank {rank}: {case:?}: byte {at} differs (input at {input_at}, output at {output_at}, {out_len} bytes)\n got {:x?}\nwant {:x?}",
+            &to_bits(case.data_type, output)[..(out_len / element).min(40)],
+            expected.map(|e| e.iter().take(40).copied().collect::<Vec<_>>()),
+        );
+    }
+    assert_eq!(bound.writes_output(), expected.is_some(), "rank {rank}: {case:?}");
+    Ok(())
+}
+
+/// All cases on `n` ranks that live through them all.
+fn conforms(n: u32) {
+    let (cases, deadline) = match std::env::var("DCL_EXHAUSTIVE") {
+        Ok(value) if value == "1" => (exhaustive(n), Duration::from_secs(3600)),
+        _ => (pairwise(n), DEADLINE),
+    };
+    let count = cases.len();
+    let results = on_ranks_within(deadline, n, move |communicator| {
+        for case in &cases {
+            if let Err(error) = run_case(&communicator, case) {
+                panic!("{case:?}: {error}");
+            }
+        }
+    });
+    println!("{count} cases on {} ranks", results.len());
+}
+
+macro_rules! on_ranks {
+    ($($name:ident: $n:literal),* $(,)?) => { $(
+        #[test]
+        fn $name() {
+            conforms($n);
+        }
+    )* };
+}
+
+on_ranks! {
+    host_threads_1: 1,
+    host_threads_2: 2,
+    host_threads_3: 3,
+    host_threads_4: 4,
+    host_threads_5: 5,
+    host_threads_6: 6,
+    host_threads_7: 7,
+    host_threads_8: 8,
+}

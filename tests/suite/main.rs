@@ -1,0 +1,8 @@
+//! The integration tests: one binary, so that it links once.
+
+mod cases;
+mod conformance;
+
+mod ranks;
+mod reference;
+mod values;

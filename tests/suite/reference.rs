@@ -1,0 +1,215 @@
+//! The reference interpreter: what operations mean, written once more, single-threaded, slow and plain, on arrays of bits.
+
+use std::cmp::Ordering;
+use std::sync::LazyLock;
+
+use distcollective::{CollectiveOperation, DataType, F8E4M3, F8E5M2, ReduceOperation, bf16, f16};
+use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
+
+/// A tensor of one rank: each element is its bits.
+pub type Bits = ArrayD<u64>;
+
+/// What a rank's output is, in the group of `inputs`: `None` where it is not written. `root` is a group rank.
+pub fn collective(
+    operation: CollectiveOperation,
+    reduce_op: Option<ReduceOperation>,
+    data_type: DataType,
+    root: usize,
+    rank: usize,
+    inputs: &[Bits],
+) -> Option<Bits> {
+    let n = inputs.len();
+    let reduced = || reduce(reduce_op.expect("a reduction"), data_type, inputs);
+    let gathered = || {
+        let views: Vec<_> = inputs.iter().map(|x| x.view()).collect();
+        concatenate(Axis(0), &views).expect("equal shapes")
+    };
+    let block = |x: &Bits, b: usize| {
+        let rows = x.shape()[0] / n;
+        x.slice_axis(Axis(0), Slice::from(b * rows..(b + 1) * rows)).to_owned()
+    };
+    match operation {
+        CollectiveOperation::AllReduce => Some(reduced()),
+        CollectiveOperation::AllGather => Some(gathered()),
+        CollectiveOperation::Broadcast => Some(inputs[root].clone()),
+        CollectiveOperation::Reduce => (rank == root).then(reduced),
+        CollectiveOperation::ReduceScatter => Some(block(&reduced(), rank)),
+        CollectiveOperation::AllToAll => {
+            let blocks: Vec<Bits> = inputs.iter().map(|x| block(x, rank)).collect();
+            let views: Vec<_> = blocks.iter().map(|x| x.view()).collect();
+            Some(concatenate(Axis(0), &views).expect("equal shapes"))
+        }
+        CollectiveOperation::Gather => (rank == root).then(gathered),
+        CollectiveOperation::Scatter => Some(block(&inputs[root], rank)),
+    }
+}
+
+/// The reduction, element by element, in the order of the inputs; of one input it is that input.
+pub fn reduce(reduce_op: ReduceOperation, data_type: DataType, inputs: &[Bits]) -> Bits {
+    if let [one] = inputs {
+        return one.clone();
+    }
+    let shape = IxDyn(inputs[0].shape());
+    ArrayD::from_shape_fn(shape, |index| {
+        let elements: Vec<u64> = inputs.iter().map(|x| x[&index]).collect();
+        reduce_element(reduce_op, data_type, &elements)
+    })
+}
+
+fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u64]) -> u64 {
+    if data_type == DataType::Bool {
+        let mut truths = elements.iter().map(|&x| x != 0);
+        return u64::from(match reduce_op {
+            ReduceOperation::Sum | ReduceOperation::Max => truths.any(|x| x),
+            ReduceOperation::Prod | ReduceOperation::Min => truths.all(|x| x),
+            ReduceOperation::Avg => panic!("bool has no average"),
+        });
+    }
+    if data_type.is_float() {
+        let floats = elements.iter().map(|&x| to_f32(data_type, x));
+        let result = match reduce_op {
+            ReduceOperation::Sum => floats.reduce(|a, b| a + b),
+            ReduceOperation::Prod => floats.reduce(|a, b| a * b),
+            ReduceOperation::Max => floats.reduce(|a, b| if float_order(a, b, true) == Ordering::Less { b } else { a }),
+            ReduceOperation::Min => {
+                floats.reduce(|a, b| if float_order(a, b, false) == Ordering::Greater { b } else { a })
+            }
+            ReduceOperation::Avg => floats.reduce(|a, b| a + b).map(|sum| sum / elements.len() as f32),
+        };
+        return from_f32(data_type, result.expect("at least two inputs"));
+    }
+    let integers = elements.iter().map(|&x| to_i64(data_type, x));
+    // Wrapping in 64 bits and cutting off is wrapping in the element's width; the average divides what was cut off.
+    let cut = |x: i64| to_i64(data_type, from_i64(data_type, x));
+    let result = match reduce_op {
+        ReduceOperation::Sum => integers.reduce(i64::wrapping_add),
+        ReduceOperation::Prod => integers.reduce(i64::wrapping_mul),
+        ReduceOperation::Max => integers.max(),
+        ReduceOperation::Min => integers.min(),
+        ReduceOperation::Avg => integers.reduce(i64::wrapping_add).map(|sum| cut(sum) / elements.len() as i64),
+    };
+    from_i64(data_type, result.expect("at least two inputs"))
+}
+
+/// The order of maximum and minimum: -0 below +0, and a NaN loses to any number, whichever is looked for.
+fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
+    let nan = if nan_is_least { Ordering::Less } else { Ordering::Greater };
+    match (a.is_nan(), b.is_nan()) {
+        (true, true) => Ordering::Equal,
+        (true, false) => nan,
+        (false, true) => nan.reverse(),
+        (false, false) => a.partial_cmp(&b).expect("numbers").then(b.is_sign_negative().cmp(&a.is_sign_negative())),
+    }
+}
+
+/// A cast of one element.
+pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
+    if from == to {
+        return x;
+    }
+    let float = from.is_float().then(|| to_f32(from, x));
+    match (float, to) {
+        (Some(x), DataType::Bool) => u64::from(x != 0.0),
+        (Some(x), to) if to.is_float() => from_f32(to, x),
+        (Some(x), DataType::Int64) => x as i64 as u64,
+        (Some(x), DataType::Int32) => u64::from(x as i32 as u32),
+        (Some(x), DataType::Int8) => u64::from(x as i8 as u8),
+        (Some(x), _) => u64::from(x as u8),
+        (None, DataType::Bool) => u64::from(to_i64(from, x) != 0),
+        (None, DataType::Float32) => u64::from((to_i64(from, x) as f32).to_bits()),
+        (None, to) if to.is_float() => nearest(to, i128::from(to_i64(from, x))),
+        (None, to) => from_i64(to, to_i64(from, x)),
+    }
+}
+
+/// An integer rounded to a narrow float type, by search among all its values.
+fn nearest(to: DataType, x: i128) -> u64 {
+    let distance = |bits: u64| (f64::from(to_f32(to, bits)) as i128 - x).unsigned_abs();
+    // All narrow types hold the integers near zero exactly, and from there on only integers: their values are whole.
+    let sign = if x < 0 { 1 << (8 * to.byte_len() - 1) } else { 0 };
+    let top = largest_finite(to);
+    let best =
+        (0..=top).filter(|b| to_f32(to, *b).fract() == 0.0).min_by_key(|&b| (distance(b | sign), b & 1)).expect("zero");
+    let half_step = (f64::from(to_f32(to, top)) - f64::from(to_f32(to, top - 1))) as u128 / 2;
+    // Beyond half a step above the largest, a type with infinity rounds to it; float8 saturates.
+    let overflows = distance(top | sign) >= half_step && x.unsigned_abs() > f64::from(to_f32(to, top)) as u128;
+    if overflows && to.byte_len() == 2 { sign | (top + 1) } else { sign | best }
+}
+
+fn largest_finite(to: DataType) -> u64 {
+    match to {
+        DataType::Float16 => 0x7bff,
+        DataType::Bfloat16 => 0x7f7f,
+        DataType::Float8E4M3 => 0x7e,
+        DataType::Float8E5M2 => 0x7b,
+        _ => panic!("{to} is no narrow float"),
+    }
+}
+
+pub fn to_f32(data_type: DataType, bits: u64) -> f32 {
+    match data_type {
+        DataType::Float32 => f32::from_bits(bits as u32),
+        DataType::Float16 => f16::from_bits(bits as u16).to_f32_const(),
+        DataType::Bfloat16 => bf16::from_bits(bits as u16).to_f32_const(),
+        DataType::Float8E4M3 => F8E4M3::from_bits(bits as u8).to_f32(),
+        DataType::Float8E5M2 => F8E5M2::from_bits(bits as u8).to_f32(),
+        _ => panic!("{data_type} is no float"),
+    }
+}
+
+/// One rounding to nearest even; float8 saturates; a NaN is the positive quiet one.
+pub fn from_f32(data_type: DataType, x: f32) -> u64 {
+    match data_type {
+        DataType::Float32 if x.is_nan() => 0x7fc0_0000,
+        DataType::Float16 if x.is_nan() => 0x7e00,
+        DataType::Bfloat16 if x.is_nan() => 0x7fc0,
+        DataType::Float8E4M3 if x.is_nan() => 0x7f,
+        DataType::Float8E5M2 if x.is_nan() => 0x7e,
+        DataType::Float32 => x.to_bits().into(),
+        DataType::Float16 => f16::from_f32_const(x).to_bits().into(),
+        DataType::Bfloat16 => bf16::from_f32_const(x).to_bits().into(),
+        DataType::Float8E4M3 | DataType::Float8E5M2 => float8_by_search(data_type, x),
+        _ => panic!("{data_type} is no float"),
+    }
+}
+
+/// The float8 value nearest to `x`, found between its neighbours.
+fn float8_by_search(data_type: DataType, x: f32) -> u64 {
+    static TABLES: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
+        let table = |t: DataType| (0..=largest_finite(t)).map(|bits| to_f32(t, bits)).collect();
+        [table(DataType::Float8E4M3), table(DataType::Float8E5M2)]
+    });
+    let values = &TABLES[usize::from(data_type == DataType::Float8E5M2)];
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let x = x.abs();
+    let above = values.partition_point(|&v| v < x);
+    if above == 0 {
+        return sign;
+    }
+    if above == values.len() {
+        return sign | (above - 1) as u64;
+    }
+    let (low, high) = (x - values[above - 1], values[above] - x);
+    let up = high < low || high == low && above % 2 == 0;
+    sign | (if up { above } else { above - 1 }) as u64
+}
+
+fn to_i64(data_type: DataType, bits: u64) -> i64 {
+    match data_type {
+        DataType::Int64 => bits as i64,
+        DataType::Int32 => i64::from(bits as i32),
+        DataType::Int8 => i64::from(bits as i8),
+        DataType::Uint8 => i64::from(bits as u8),
+        DataType::Bool => i64::from(bits != 0),
+        _ => panic!("{data_type} is no integer"),
+    }
+}
+
+fn from_i64(data_type: DataType, x: i64) -> u64 {
+    match data_type {
+        DataType::Int64 => x as u64,
+        DataType::Int32 => u64::from(x as u32),
+        DataType::Int8 | DataType::Uint8 => u64::from(x as u8),
+        _ => panic!("{data_type} is no integer"),
+    }
+}
