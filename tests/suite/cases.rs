@@ -133,8 +133,6 @@ impl Case {
 
     /// What pairs are drawn from: the number of each parameter and its value.
     fn parameters(&self) -> Vec<(usize, usize)> {
-        let place = |all: usize| (all, 0);
-        let _ = place;
         let position = |found: Option<usize>| found.expect("every value is listed");
         vec![
             (0, self.operation.number() as usize),

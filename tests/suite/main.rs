@@ -2,6 +2,7 @@
 
 mod cases;
 mod conformance;
+mod networks;
 
 mod ranks;
 mod reference;

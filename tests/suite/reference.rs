@@ -122,18 +122,23 @@ pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
     }
 }
 
-/// An integer rounded to a narrow float type, by search among all its values.
+/// An integer rounded to a narrow float type: its leading bits, as many as the type keeps, rounded to nearest even.
 fn nearest(to: DataType, x: i128) -> u64 {
-    let distance = |bits: u64| (f64::from(to_f32(to, bits)) as i128 - x).unsigned_abs();
-    // All narrow types hold the integers near zero exactly, and from there on only integers: their values are whole.
-    let sign = if x < 0 { 1 << (8 * to.byte_len() - 1) } else { 0 };
-    let top = largest_finite(to);
-    let best =
-        (0..=top).filter(|b| to_f32(to, *b).fract() == 0.0).min_by_key(|&b| (distance(b | sign), b & 1)).expect("zero");
-    let half_step = (f64::from(to_f32(to, top)) - f64::from(to_f32(to, top - 1))) as u128 / 2;
-    // Beyond half a step above the largest, a type with infinity rounds to it; float8 saturates.
-    let overflows = distance(top | sign) >= half_step && x.unsigned_abs() > f64::from(to_f32(to, top)) as u128;
-    if overflows && to.byte_len() == 2 { sign | (top + 1) } else { sign | best }
+    let kept = match to {
+        DataType::Float16 => 11,
+        DataType::Bfloat16 => 8,
+        DataType::Float8E4M3 => 4,
+        DataType::Float8E5M2 => 3,
+        _ => panic!("{to} is no narrow float"),
+    };
+    let magnitude = x.unsigned_abs();
+    let dropped = (128 - magnitude.leading_zeros()).saturating_sub(kept);
+    let rest = magnitude & ((1 << dropped) - 1);
+    let half = (1 << dropped) >> 1;
+    let leading = magnitude >> dropped;
+    let up = rest > half || rest == half && dropped > 0 && leading % 2 == 1;
+    let rounded = ((leading + u128::from(up)) << dropped) as f32;
+    from_f32(to, if x < 0 { -rounded } else { rounded })
 }
 
 fn largest_finite(to: DataType) -> u64 {

@@ -1,0 +1,422 @@
+//! Property tests: networks drawn at random, built, written, read, run on several ranks and compared bit by bit with the
+//! reference interpreter, every output on every rank.
+
+use std::sync::Arc;
+
+use distcollective::{
+    Bindings, Buffer, Builder, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Engine, Network,
+    Rank, ReduceOperation, Result, Shuffle, Stream, TensorView, TensorViewMut,
+};
+use ndarray::{ArrayD, IxDyn};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::cases::{Case, Participants, RootChoice, ShapeChoice};
+use crate::ranks::on_ranks;
+use crate::reference::{self, Bits};
+use crate::values::{elements, to_bytes};
+
+/// The rows of dynamic inputs: at the least, and at the most, where everything is twice as long.
+const ROWS: [usize; 2] = [12, 24];
+
+/// What a buffer keeps where nothing is written.
+const PATTERN: u8 = 0xa5;
+
+/// A network to be: inputs, then operations on tensors that exist already.
+#[derive(Clone, Debug)]
+struct Plan {
+    n: u32,
+    inputs: Vec<(DataType, Vec<usize>)>,
+    dynamic: bool,
+    steps: Vec<Step>,
+    /// Tensors that are outputs: inputs are counted first, then the steps.
+    outputs: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    /// The tensor that is read; a constant reads none.
+    input: usize,
+    action: Action,
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Collective(Case),
+    Identity(CollectiveOperation, Option<ReduceOperation>),
+    Shuffle { first: Option<Vec<u8>>, reshape: Option<Vec<i64>>, second: Option<Vec<u8>> },
+    Cast(DataType),
+    Constant(DataType, Vec<usize>, u64),
+}
+
+/// One random choice, of which a plan makes what is possible.
+type Gene = (u8, usize, u64);
+
+fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
+    let inputs: Vec<_> =
+        types.iter().enumerate().map(|(i, &t)| (DataType::ALL[t], vec![ROWS[0], [1, 3, 2][i % 3]])).collect();
+    let mut tensors: Vec<(DataType, Vec<usize>)> = inputs.clone();
+    let mut steps = Vec::new();
+    let mut read = vec![false; tensors.len()];
+    let mut outputs = Vec::new();
+    for (kind, input, choice) in genes {
+        let input = input % tensors.len();
+        let (data_type, dims) = tensors[input].clone();
+        let action = match kind % 10 {
+            0..=4 => collective(n, data_type, &dims, choice),
+            5 => identity(data_type, choice),
+            6 | 7 => shuffle(&dims, choice),
+            8 => Action::Cast(DataType::ALL[choice as usize % DataType::ALL.len()]),
+            _ => Action::Constant(DataType::ALL[choice as usize % DataType::ALL.len()], vec![ROWS[0], 2], choice),
+        };
+        let is_constant = matches!(action, Action::Constant(..));
+        let result = shape_of(&action, data_type, &dims);
+        read.push(false);
+        if !is_constant {
+            read[input] = true;
+        }
+        if choice >> 60 == 0 {
+            outputs.push(tensors.len());
+        }
+        tensors.push(result);
+        steps.push(Step { input, action });
+    }
+    // Everything is read or an output: an input that nobody reads is read by a shuffle that moves nothing.
+    for tensor in 0..tensors.len() {
+        if !read[tensor] && !outputs.contains(&tensor) {
+            if tensor < inputs.len() {
+                outputs.push(inputs.len() + steps.len());
+                steps
+                    .push(Step { input: tensor, action: Action::Shuffle { first: None, reshape: None, second: None } });
+            } else {
+                outputs.push(tensor);
+            }
+        }
+    }
+    Plan { n, inputs, dynamic, steps, outputs }
+}
+
+fn pick<T: Copy>(from: &[T], choice: u64, shift: u32) -> T {
+    from[(choice >> shift) as usize % from.len()]
+}
+
+fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Action {
+    let mut case = Case {
+        operation: pick(&CollectiveOperation::ALL, choice, 0),
+        reduce_op: Some(pick(&ReduceOperation::ALL, choice, 8)),
+        data_type,
+        n,
+        root: pick(&[RootChoice::First, RootChoice::Middle, RootChoice::Last], choice, 16),
+        participants: pick(
+            &[
+                Participants::All,
+                Participants::All,
+                Participants::SomeReversed,
+                Participants::Lone,
+                Participants::Pairs,
+            ],
+            choice,
+            24,
+        ),
+        shape: ShapeChoice::OneRow,
+        in_place: false,
+    };
+    let len = case.group_len();
+    let gathers = matches!(case.operation, CollectiveOperation::AllGather | CollectiveOperation::Gather);
+    let too_large = dims.iter().product::<usize>() * len > 2000;
+    if dims[0] % len != 0 || gathers && too_large {
+        case.operation = CollectiveOperation::AllReduce;
+    }
+    if data_type == DataType::Bool && case.reduce_op == Some(ReduceOperation::Avg) {
+        case.reduce_op = Some(ReduceOperation::Prod);
+    }
+    case.reduce_op = case.reduce_op.filter(|_| case.operation.reduces());
+    Action::Collective(case)
+}
+
+fn identity(data_type: DataType, choice: u64) -> Action {
+    let operation = pick(&CollectiveOperation::ALL, choice, 0);
+    let reduce_op =
+        if data_type == DataType::Bool { ReduceOperation::Max } else { pick(&ReduceOperation::ALL, choice, 8) };
+    Action::Identity(operation, operation.reduces().then_some(reduce_op))
+}
+
+fn shuffle(dims: &[usize], choice: u64) -> Action {
+    let reversed = |len: usize| (0..len as u8).rev().collect::<Vec<_>>();
+    let rotated = |len: usize| (0..len).map(|d| ((d + 1) % len) as u8).collect::<Vec<_>>();
+    let first = match choice % 3 {
+        0 => None,
+        1 => Some(reversed(dims.len())),
+        _ => Some(rotated(dims.len())),
+    };
+    let (reshape, len): (Option<Vec<i64>>, usize) = match (choice >> 8) % 4 {
+        0 => (Some(vec![-1]), 1),
+        1 => (Some(vec![0, -1]), 2),
+        2 => (Some(vec![-1, 1, 1]), 3),
+        _ => (None, dims.len()),
+    };
+    let second = match (choice >> 16) % 3 {
+        0 => Some(reversed(len)),
+        1 => Some(rotated(len)),
+        _ => None,
+    };
+    // A reshape that copies dimension 0 and infers the rest needs a dimension to copy.
+    Action::Shuffle { first, reshape, second }
+}
+
+/// The bits of a shuffled tensor, by ndarray.
+fn shuffled(x: &Bits, first: &Option<Vec<u8>>, reshape: &Option<Vec<i64>>, second: &Option<Vec<u8>>) -> Bits {
+    let permute = |x: Bits, axes: &Option<Vec<u8>>| match axes {
+        None => x,
+        Some(axes) => {
+            let axes: Vec<usize> = axes.iter().map(|&a| a.into()).collect();
+            x.permuted_axes(IxDyn(&axes)).as_standard_layout().to_owned()
+        }
+    };
+    let x = permute(x.clone(), first);
+    let x = match reshape {
+        None => x,
+        Some(dims) => {
+            let copied: Vec<usize> =
+                dims.iter().enumerate().map(|(i, &d)| if d == 0 { x.shape()[i] } else { d.max(1) as usize }).collect();
+            let known: usize = copied.iter().product();
+            let inferred = x.len() / known;
+            let dims: Vec<usize> =
+                dims.iter().zip(&copied).map(|(&d, &c)| if d == -1 { inferred } else { c }).collect();
+            x.into_shape_with_order(IxDyn(&dims)).expect("as many elements")
+        }
+    };
+    permute(x, second)
+}
+
+fn shape_of(action: &Action, data_type: DataType, dims: &[usize]) -> (DataType, Vec<usize>) {
+    match action {
+        Action::Collective(case) => {
+            let mut dims = dims.to_vec();
+            match case.operation {
+                CollectiveOperation::AllGather | CollectiveOperation::Gather => dims[0] *= case.group_len(),
+                CollectiveOperation::ReduceScatter | CollectiveOperation::Scatter => dims[0] /= case.group_len(),
+                _ => {}
+            }
+            (data_type, dims)
+        }
+        Action::Identity(..) => (data_type, dims.to_vec()),
+        Action::Shuffle { first, reshape, second } => {
+            let empty = ArrayD::zeros(IxDyn(dims));
+            (data_type, shuffled(&empty, first, reshape, second).shape().to_vec())
+        }
+        Action::Cast(to) => (*to, dims.to_vec()),
+        Action::Constant(data_type, dims, _) => (*data_type, dims.clone()),
+    }
+}
+
+impl Plan {
+    /// The network, as an engine read from plan bytes.
+    fn build(&self) -> Result<Engine> {
+        let mut network = Network::new();
+        let mut tensors = Vec::new();
+        for (i, (data_type, dims)) in self.inputs.iter().enumerate() {
+            let mut dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
+            if self.dynamic {
+                let [min, max] = ROWS.map(|rows| vec![rows as i64, dims[1]]);
+                dims[0] = -1;
+                let input = network.add_input(&format!("in{i}"), *data_type, dims)?;
+                network.set_optimization_profile(input, min, max.clone(), max)?;
+                tensors.push(input);
+            } else {
+                tensors.push(network.add_input(&format!("in{i}"), *data_type, dims)?);
+            }
+        }
+        for step in &self.steps {
+            let input = tensors[step.input];
+            tensors.push(match &step.action {
+                Action::Collective(case) => {
+                    let root = if case.operation.has_root() { 0 } else { -1 };
+                    let mut layer = DistCollectiveLayer::new(case.operation, case.reduce_op, root, &[])?;
+                    layer.set_groups(case.groups())?;
+                    layer.set_root(case.layer_root());
+                    if case.participants == Participants::All {
+                        layer.set_nb_rank(self.n)?;
+                    }
+                    network.add(layer, input)?
+                }
+                Action::Identity(operation, reduce_op) => {
+                    let root = if operation.has_root() { 0 } else { -1 };
+                    let layer = network.add_dist_collective(input, *operation, *reduce_op, root, &[])?;
+                    network.layer_mut(layer)?.set_nb_rank(1)?;
+                    network.output(layer)?
+                }
+                Action::Shuffle { first, reshape, second } => {
+                    let mut shuffle = Shuffle::default();
+                    if let Some(first) = first {
+                        shuffle = Shuffle::transpose(first.clone());
+                    }
+                    if let Some(reshape) = reshape {
+                        shuffle = shuffle.then_reshape(reshape.clone());
+                    }
+                    if let Some(second) = second {
+                        shuffle = shuffle.then_transpose(second.clone());
+                    }
+                    network.add_shuffle(input, shuffle)?
+                }
+                Action::Cast(to) => network.add_cast(input, *to)?,
+                Action::Constant(data_type, dims, seed) => {
+                    let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
+                    let mut buffer = Buffer::zeroed(*data_type, dims)?;
+                    let count = buffer.shape().element_count();
+                    buffer.as_mut_bytes().copy_from_slice(&to_bytes(*data_type, elements(*data_type, count, *seed)));
+                    network.add_constant_buffer(buffer)?
+                }
+            });
+        }
+        for (i, &output) in self.outputs.iter().enumerate() {
+            network.mark_output(tensors[output], &format!("out{i}"))?;
+        }
+        Engine::deserialize(&Builder::new().build(&network)?.serialize()?)
+    }
+
+    fn input(&self, i: usize, rank: u32, scale: usize) -> Bits {
+        let (data_type, dims) = &self.inputs[i];
+        let mut dims = dims.clone();
+        dims[0] *= scale;
+        let count = dims.iter().product();
+        let seed = (i as u64) << 40 | u64::from(rank) << 8 | scale as u64;
+        ArrayD::from_shape_vec(IxDyn(&dims), elements(*data_type, count, seed)).expect("count of dims")
+    }
+
+    /// Every tensor on every rank: its type and its bits, `None` where it is not written.
+    fn interpret(&self, scale: usize) -> Vec<(DataType, Vec<Option<Bits>>)> {
+        let mut tensors: Vec<(DataType, Vec<Option<Bits>>)> = (0..self.inputs.len())
+            .map(|i| (self.inputs[i].0, (0..self.n).map(|rank| Some(self.input(i, rank, scale))).collect()))
+            .collect();
+        for step in &self.steps {
+            let (data_type, values) = &tensors[step.input];
+            let data_type = *data_type;
+            let shape = values.iter().flatten().next().map(|x| x.shape().to_vec());
+            // Where it is not written, a reader sees zeros.
+            let read: Vec<Bits> = values
+                .iter()
+                .map(|x| {
+                    x.clone().unwrap_or_else(|| ArrayD::zeros(IxDyn(shape.as_deref().expect("written somewhere"))))
+                })
+                .collect();
+            let each = |f: &dyn Fn(&Bits) -> Bits| read.iter().map(|x| Some(f(x))).collect::<Vec<_>>();
+            tensors.push(match &step.action {
+                Action::Identity(..) => (data_type, each(&|x| x.clone())),
+                Action::Shuffle { first, reshape, second } => {
+                    (data_type, each(&|x| shuffled(x, first, reshape, second)))
+                }
+                Action::Cast(to) => (*to, each(&|x| x.mapv(|bits| reference::cast_element(data_type, *to, bits)))),
+                Action::Constant(data_type, dims, seed) => {
+                    let bits = elements(*data_type, dims.iter().product(), *seed);
+                    let value = ArrayD::from_shape_vec(IxDyn(dims), bits).expect("count of dims");
+                    (*data_type, vec![Some(value); self.n as usize])
+                }
+                Action::Collective(case) => {
+                    let output = |rank: u32| {
+                        let members = case.members(Rank(rank))?;
+                        let inputs: Vec<Bits> = members.iter().map(|m| read[m.index()].clone()).collect();
+                        let own = members.iter().position(|m| m.0 == rank)?;
+                        let root = case.group_root();
+                        reference::collective(case.operation, case.reduce_op, data_type, root, own, &inputs)
+                    };
+                    (data_type, (0..self.n).map(output).collect())
+                }
+            });
+        }
+        tensors
+    }
+
+    /// One rank's runs, by all ways to run, compared with the reference.
+    fn run(
+        &self,
+        engine: &Engine,
+        expected: &[Vec<(DataType, Vec<Option<Bits>>)>; 2],
+        communicator: &Communicator,
+    ) -> Result<()> {
+        let rank = communicator.rank();
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(communicator)?;
+        let worker = Stream::worker()?;
+        let mut bindings: Option<Bindings> = None;
+        for (run, scale) in [1, 2, 1].into_iter().enumerate() {
+            if !self.dynamic && scale == 2 {
+                continue;
+            }
+            let mut names = Vec::new();
+            for (i, (_, dims)) in self.inputs.iter().enumerate() {
+                names.push((format!("in{i}"), Dims::new(&[(dims[0] * scale) as i64, dims[1] as i64])?));
+            }
+            let shapes: Vec<(&str, Dims)> = names.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
+            context.set_input_shapes(&shapes)?;
+            let mut buffers = Vec::new();
+            for io in engine.io_tensors() {
+                let mut buffer = Buffer::zeroed(io.data_type, context.tensor_shape(&io.name)?)?;
+                buffer.as_mut_bytes().fill(PATTERN);
+                if let Some(i) = io.name.strip_prefix("in") {
+                    let input = self.input(i.parse().expect("a number"), rank.0, scale);
+                    buffer.as_mut_bytes().copy_from_slice(&to_bytes(io.data_type, input));
+                }
+                buffers.push((io.name.clone(), buffer));
+            }
+            if run == 0 {
+                let (inputs, outputs) = buffers.split_at_mut(self.inputs.len());
+                context.execute(
+                    inputs.iter().map(|(name, buffer)| (name.as_str(), Ok(TensorView::from(buffer)))),
+                    outputs.iter_mut().map(|(name, buffer)| (name.as_str(), Ok(TensorViewMut::from(buffer)))),
+                )?;
+            } else {
+                let mut bound = bindings.take().unwrap_or_else(|| context.create_bindings());
+                for (name, buffer) in buffers.drain(..) {
+                    if name.starts_with("in") {
+                        bound.bind_input(&name, Arc::new(buffer))?;
+                    } else {
+                        bound.bind_output(&name, buffer)?;
+                    }
+                }
+                let stream = if run == 1 { Stream::inline() } else { worker.clone() };
+                let mut bound = context.enqueue(bound, &stream)?.wait()?;
+                for io in engine.io_tensors().iter().filter(|io| io.name.starts_with("out")) {
+                    buffers.push((io.name.clone(), bound.take(&io.name)?.expect("an owned buffer")));
+                }
+                bindings = Some(bound);
+            }
+            for (i, &output) in self.outputs.iter().enumerate() {
+                let name = format!("out{i}");
+                let (_, buffer) = buffers.iter().find(|(n, _)| *n == name).expect("every output is bound");
+                let (data_type, values) = &expected[scale - 1][output];
+                let want = match &values[rank.index()] {
+                    Some(bits) => to_bytes(*data_type, bits.iter().copied()),
+                    None => vec![PATTERN; buffer.byte_len()],
+                };
+                assert!(
+                    buffer.as_bytes() == want,
+                    "rank {rank}, run {run}, {name} ({buffer:?})\n got {:x?}\nwant {want:x?}\n{self:#?}\n{}",
+                    buffer.as_bytes(),
+                    engine.inspect()
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_network_gives_what_the_reference_gives(
+        n in 1u32..=4,
+        dynamic: bool,
+        types in vec(0usize..DataType::ALL.len(), 1..=3),
+        genes in vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12),
+    ) {
+        let plan = plan(n, dynamic, types, genes);
+        let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
+        let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
+        let results = on_ranks(n, move |communicator| plan.run(&engine, &expected, &communicator));
+        for result in results {
+            result.expect("no error");
+        }
+    }
+}
