@@ -48,3 +48,8 @@ pub(crate) fn list_ranks(ranks: impl IntoIterator<Item = u32>) -> String {
         [first @ .., last] => format!("ranks {} and {last}", first.join(", ")),
     }
 }
+
+/// `1 rank`, `4 ranks`.
+pub(crate) fn count_of(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}

@@ -47,13 +47,16 @@ impl Stream {
         }
     }
 
-    /// Runs a task, here or on the stream's thread. `cell` is where a worker keeps it; whoever enqueues often keeps the cell.
-    pub(crate) fn submit<T: Task>(&self, mut task: T, cell: impl FnOnce() -> Arc<Cell<T>>) -> Work<T> {
+    /// Runs a task, here or on the stream's thread. `cell` is where a worker puts it, if it has been on one before.
+    pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<Cell<T>>>) -> Work<T> {
         let Some(worker) = &self.worker else {
             let result = task.run();
+            if let Some(cell) = cell {
+                task.keep_cell(cell);
+            }
             return Work { state: WorkState::Done(task, result) };
         };
-        let cell = cell();
+        let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);
         worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
         Work { state: WorkState::Pending { cell, keep: T::keep_cell } }
@@ -232,7 +235,7 @@ impl<T> Work<T> {
         };
         match result {
             Ok(()) => Ok(operands),
-            Err(error) => Err(Failed { error, operands }),
+            Err(error) => Err(Failed::new(error, operands)),
         }
     }
 }
@@ -248,7 +251,13 @@ pub struct Failed<T> {
     /// What went wrong.
     pub error: Error,
     /// What the call owned. After an error the contents of outputs are undefined.
-    pub operands: T,
+    pub operands: Box<T>,
+}
+
+impl<T> Failed<T> {
+    pub(crate) fn new(error: Error, operands: T) -> Self {
+        Failed { error, operands: Box::new(operands) }
+    }
 }
 
 impl<T> From<Failed<T>> for Error {

@@ -148,27 +148,27 @@ pub(crate) fn check_buffers(
         return Ok(());
     }
     let bytes = |elements: usize| elements * align;
-    let (legal, rule) = match call.in_place(rank) {
-        InPlace::SameAddress => (input == output, "the same address".to_owned()),
-        InPlace::InputAt { element_offset } => (
-            input == output + bytes(element_offset),
-            format!("input = output + {rank} blocks of {} elements", call.block_elements),
-        ),
-        InPlace::OutputAt { element_offset } => (
-            output == input + bytes(element_offset),
-            format!("output = input + {rank} blocks of {} elements", call.block_elements),
-        ),
-        InPlace::Never | InPlace::Unused => (false, "never".to_owned()),
+    let legal = match call.in_place(rank) {
+        InPlace::SameAddress => input == output,
+        InPlace::InputAt { element_offset } => input == output + bytes(element_offset),
+        InPlace::OutputAt { element_offset } => output == input + bytes(element_offset),
+        InPlace::Never | InPlace::Unused => false,
     };
-    if !legal {
-        bail!(
-            InvalidBuffer,
-            "input {:#x}..{:#x} and output {:#x}..{:#x} overlap; in place is {rule}",
-            input_range.start,
-            input_range.end,
-            output_range.start,
-            output_range.end
-        );
+    if legal {
+        return Ok(());
     }
-    Ok(())
+    let rule = match call.in_place(rank) {
+        InPlace::SameAddress => "the same address".to_owned(),
+        InPlace::InputAt { .. } => format!("input = output + {rank} blocks of {} elements", call.block_elements),
+        InPlace::OutputAt { .. } => format!("output = input + {rank} blocks of {} elements", call.block_elements),
+        InPlace::Never | InPlace::Unused => "never".to_owned(),
+    };
+    bail!(
+        InvalidBuffer,
+        "input {:#x}..{:#x} and output {:#x}..{:#x} overlap; in place is {rule}",
+        input_range.start,
+        input_range.end,
+        output_range.start,
+        output_range.end
+    );
 }

@@ -20,6 +20,10 @@ pub(crate) trait Backend: Send + Sync {
     /// The number of ranks.
     fn world_size(&self) -> u32;
 
+    /// A rank's number in the communicator from which this one, perhaps over several steps, was split. Errors speak of these
+    /// numbers, so that a rank has one name everywhere.
+    fn origin(&self, rank: Rank) -> Rank;
+
     /// Runs one collective over all ranks of this communicator, whose numbers are the group ranks of the call.
     ///
     /// # Safety

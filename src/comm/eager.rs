@@ -1,14 +1,12 @@
 //! Collectives called directly, in the manner of torch.distributed.
 
-use std::sync::Arc;
-
 use super::{Communicator, Purpose};
 use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, check_type};
 use crate::data_type::DataType;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, TensorView, TensorViewMut};
-use crate::rank::{GroupRank, Rank};
-use crate::stream::{Cell, Failed, Stream, Task, Work};
+use crate::rank::{GroupRank, Rank, count_of};
+use crate::stream::{Failed, Stream, Task, Work};
 
 /// The collectives. Lengths are in elements; `n` is the number of ranks. A buffer of any shape will do, 0-d too: only its
 /// length counts. All of them block, and all follow the contract above; beyond it each is in error when a buffer's type or
@@ -167,9 +165,9 @@ impl Communicator {
         match self.call(collective, input, output) {
             Ok(call) => {
                 operands.task = Some((self.clone(), call));
-                Ok(stream.submit(operands, || Arc::new(Cell::default())))
+                Ok(stream.submit(operands, None))
             }
-            Err(error) => Err(Failed { error, operands }),
+            Err(error) => Err(Failed::new(error, operands)),
         }
     }
 
@@ -190,10 +188,14 @@ impl Communicator {
     ) -> Result<Call> {
         let n = self.world_size() as usize;
         let operation = collective.operation();
-        let about = |error: Error| error.on_rank(self.rank()).about(|| operation.to_string());
+        let about = |error: Error| error.on_rank(self.origin_rank()).about(|| operation.to_string());
         let fail = |text: String| Err(about(Error::new(crate::ErrorKind::InvalidBuffer, text)));
         if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
-            return Err(about(crate::error::error!(InvalidArgument, "root {root} is not one of {n} ranks")));
+            return Err(about(crate::error::error!(
+                InvalidArgument,
+                "root {root} is not one of {}",
+                count_of(n, "rank")
+            )));
         }
         let local =
             Collective::from_parts(operation, collective.reduce_op(), collective.root().map(|r| GroupRank(r.0)));
@@ -238,7 +240,11 @@ impl Communicator {
                 }
                 Some((_, len)) if len * data_type.byte_len() != bytes => {
                     let wanted = bytes / data_type.byte_len();
-                    return fail(format!("the {name} has {len} elements; with {n} ranks it must have {wanted}"));
+                    return fail(format!(
+                        "the {name} has {}; with {} it must have {wanted}",
+                        count_of(len, "element"),
+                        count_of(n, "rank")
+                    ));
                 }
                 _ => {}
             }
@@ -252,7 +258,7 @@ impl Communicator {
     unsafe fn run_call(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run(Purpose::Collective, call, None, input, output, self.deadline()) }
-            .map_err(|e| e.on_rank(self.rank()))
+            .map_err(|e| e.on_rank(self.origin_rank()))
     }
 }
 

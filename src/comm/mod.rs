@@ -15,7 +15,7 @@ use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result, bail, error};
 use crate::memory::Buffer;
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Dims;
 use backend::{Backend, Request};
 pub(crate) use signature::Purpose;
@@ -98,6 +98,16 @@ impl Communicator {
         self.backend.world_size()
     }
 
+    /// This rank's number in the communicator from which this one, perhaps over several steps, was split. Errors speak of
+    /// these numbers, so that a rank has one name everywhere.
+    pub fn origin_rank(&self) -> Rank {
+        self.origin(self.rank())
+    }
+
+    pub(crate) fn origin(&self, rank: Rank) -> Rank {
+        self.backend.origin(rank)
+    }
+
     /// The time that each collective call through this handle waits for other ranks.
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -121,7 +131,7 @@ impl Communicator {
     ///
     /// The error that ended it.
     pub fn check(&self) -> Result<()> {
-        self.backend.check().map_err(|e| e.on_rank(self.rank()))
+        self.backend.check().map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on
@@ -151,7 +161,8 @@ impl Communicator {
 
     fn agree(&self, purpose: Purpose) -> Result<()> {
         // SAFETY: without elements no buffer is used.
-        unsafe { self.backend.run(&Request::barrier(purpose, self.deadline())) }.map_err(|e| e.on_rank(self.rank()))
+        unsafe { self.backend.run(&Request::barrier(purpose, self.deadline())) }
+            .map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
@@ -161,7 +172,7 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Communicator>> {
-        let backend = self.backend.split(color, key, self.deadline()).map_err(|e| e.on_rank(self.rank()))?;
+        let backend = self.backend.split(color, key, self.deadline()).map_err(|e| e.on_rank(self.origin_rank()))?;
         Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
     }
 
@@ -174,7 +185,8 @@ impl Communicator {
     pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
         for (i, rank) in ranks.iter().enumerate() {
             if rank.0 >= self.world_size() {
-                bail!(InvalidArgument, "rank {rank} is not in a communicator of {} ranks", self.world_size());
+                let ranks = count_of(self.world_size() as usize, "rank");
+                bail!(InvalidArgument, "rank {rank} is not in a communicator of {ranks}");
             }
             if ranks[..i].contains(rank) {
                 bail!(InvalidArgument, "rank {rank} occurs twice");
@@ -195,7 +207,7 @@ impl Communicator {
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let buffer = self.backend.allocate(shape.byte_len(data_type), self.deadline());
-        buffer.map_err(|e| e.on_rank(self.rank()))?.reshaped(data_type, shape)
+        buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
     /// Runs a call whose rules of types and shapes have been checked. Alignment and overlap are checked here.

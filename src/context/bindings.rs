@@ -181,11 +181,11 @@ impl Bindings {
     ) -> Result<Work<Bindings>, Failed<Bindings>> {
         let checked = self.fill(engine).and_then(|()| attached.check(shapes, &self.inner.io));
         if let Err(error) = checked {
-            return Err(Failed { error: attached.on_rank(error), operands: self });
+            return Err(Failed::new(attached.on_rank(error), self));
         }
         self.inner.job = Some(Job { attached: Arc::clone(attached), shapes: Arc::clone(shapes), timeout });
         let cell = self.inner.cell.take();
-        Ok(stream.submit(self, || cell.unwrap_or_default()))
+        Ok(stream.submit(self, cell))
     }
 
     /// Writes the addresses of what is bound to where a run looks for them.

@@ -59,7 +59,7 @@ impl ExecutionContext {
     /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
         let attached = Attached::to(Arc::clone(&self.engine), communicator);
-        self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.rank()))?);
+        self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.origin_rank()))?);
         Ok(())
     }
 

@@ -211,7 +211,7 @@ impl Attached {
 
     pub(super) fn on_rank(&self, error: Error) -> Error {
         match &self.communicator {
-            Some(communicator) => error.on_rank(communicator.rank()),
+            Some(communicator) => error.on_rank(communicator.origin_rank()),
             None => error,
         }
     }

@@ -7,7 +7,7 @@ use super::ResolvedLayer;
 use crate::comm::{Communicator, Purpose};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
-use crate::rank::list_ranks;
+use crate::rank::{Rank, count_of, list_ranks};
 use crate::shape::Dims;
 
 /// A collective call of a plan, as ranks compare it. Layer names may differ; they are only told.
@@ -30,7 +30,7 @@ impl PlannedCall {
         if let Some(root) = collective.root() {
             call += &format!(" with group rank {root} as root");
         }
-        call += &format!(" among {} ranks", layer.nb_rank);
+        call += &format!(" among {}", count_of(layer.nb_rank as usize, "rank"));
         if layer.groups.group_len().is_some() {
             call += &format!(" of {}", layer.groups);
         }
@@ -68,13 +68,14 @@ pub(crate) fn agree(
             exchange(communicator, &verdict.as_ref().err().map_or_else(String::new, Error::to_string))?;
         verdict?;
         let refusals = (0..all.len()).filter(|&r| !all[r].accepts);
-        let refusals: Vec<String> = refusals.map(|r| format!("rank {r} refuses it: {}", texts[r])).collect();
+        let name = |r: usize| communicator.origin(Rank(r as u32));
+        let refusals: Vec<String> = refusals.map(|r| format!("rank {} refuses it: {}", name(r), texts[r])).collect();
         return Err(error!(InvalidCommunicator, "the communicator is set on no rank: {}", refusals.join("; ")));
     }
     if all.iter().any(|s| s.calls != summary.calls) {
         let mine: Vec<(&str, &str)> = calls.iter().map(|c| (c.subject.as_str(), c.call.as_str())).collect();
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine))?;
-        return Err(difference(communicator.rank().index(), &sides));
+        return Err(difference(communicator, &sides));
     }
     Ok(all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize)
 }
@@ -87,16 +88,17 @@ fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(communicator: &Communi
 }
 
 /// Names the first call in which ranks differ, and all sides of it.
-fn difference(own: usize, sides: &[(String, Vec<(String, String)>)]) -> Error {
+fn difference(communicator: &Communicator, sides: &[(String, Vec<(String, String)>)]) -> Error {
     let longest = sides.iter().map(|(_, calls)| calls.len()).max().unwrap_or(0);
     let call_of = |rank: usize, i: usize| sides[rank].1.get(i).map(|(_, call)| call.as_str());
     let first = (0..longest).find(|&i| (1..sides.len()).any(|r| call_of(r, i) != call_of(0, i))).unwrap_or(0);
     let mut groups: Vec<(Option<&str>, &str, Vec<u32>)> = Vec::new();
     for (r, (plan, _)) in sides.iter().enumerate() {
         let call = call_of(r, first);
+        let rank = communicator.origin(Rank(r as u32)).0;
         match groups.iter_mut().find(|(other, other_plan, _)| *other == call && other_plan == plan) {
-            Some((.., ranks)) => ranks.push(r as u32),
-            None => groups.push((call, plan, vec![r as u32])),
+            Some((.., ranks)) => ranks.push(rank),
+            None => groups.push((call, plan, vec![rank])),
         }
     }
     let texts: Vec<String> = groups
@@ -111,7 +113,7 @@ fn difference(own: usize, sides: &[(String, Vec<(String, String)>)]) -> Error {
         format!("the plans of the ranks differ at collective {}: {}", first + 1, texts.join("; ")),
     );
     // This rank's name of the layer, or where it has none, that of the first rank that has one.
-    let named = std::iter::once(own).chain(0..sides.len()).find_map(|r| sides[r].1.get(first));
+    let named = std::iter::once(communicator.rank().index()).chain(0..sides.len()).find_map(|r| sides[r].1.get(first));
     match named {
         Some((subject, _)) => error.about(|| subject.clone()),
         None => error,

@@ -11,9 +11,9 @@ use crate::compute;
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::memory::{TensorView, TensorViewMut};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Shape;
-use crate::stream::{Cell, Stream, Task, Work};
+use crate::stream::{Stream, Task, Work};
 
 /// What one rank does in one layer.
 #[derive(Clone, Debug)]
@@ -96,21 +96,21 @@ impl<'a> Roles<'a> {
     /// Whether a layer fits the communicator. Not collective.
     pub(crate) fn check(communicator: &Communicator, layer: &ResolvedLayer) -> Result<()> {
         let world_size = communicator.world_size();
+        let ranks = count_of(world_size as usize, "rank");
         let result = match layer.groups.largest_rank() {
             Some(Rank(largest)) if largest >= world_size => Err(error!(
                 InvalidCommunicator,
-                "rank {largest} is not in a communicator of {world_size} ranks; groups is {}", layer.groups
+                "rank {largest} is not in a communicator of {ranks}; groups is {}", layer.groups
             )),
             Some(_) => Ok(()),
             None if !layer.nb_rank_is_set && world_size > 1 => Err(error!(
                 InvalidCommunicator,
-                "nb_rank is not set, which means 1 without groups, but the communicator has {world_size} ranks; set nb_rank \
+                "nb_rank is not set, which means 1 without groups, but the communicator has {ranks}; set nb_rank \
                  to {world_size}, or to 1 for the identity"
             )),
-            None if layer.nb_rank != 1 && layer.nb_rank != world_size => Err(error!(
-                InvalidCommunicator,
-                "nb_rank is {}, but the communicator has {world_size} ranks", layer.nb_rank
-            )),
+            None if layer.nb_rank != 1 && layer.nb_rank != world_size => {
+                Err(error!(InvalidCommunicator, "nb_rank is {}, but the communicator has {ranks}", layer.nb_rank))
+            }
             None => Ok(()),
         };
         result.map_err(|e| e.about(|| layer.subject.clone()))
@@ -196,7 +196,7 @@ impl DistCollectiveLayer {
             let call = PlannedCall::new(layer, data_type, &Default::default(), "");
             if layer.is_identity() { vec![] } else { vec![call] }
         });
-        let on_rank = |e: crate::Error| e.on_rank(communicator.rank());
+        let on_rank = |e: crate::Error| e.on_rank(communicator.origin_rank());
         let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0);
         agreed.map_err(on_rank)?;
         let layer = verdict?;
@@ -255,7 +255,7 @@ impl BoundLayer {
         output: Option<TensorViewMut<'_>>,
         dims: &[usize],
     ) -> Result<()> {
-        let about = |e: crate::Error| e.on_rank(self.communicator.rank()).about(|| self.layer.subject.clone());
+        let about = |e: crate::Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
         let shape = Shape::new(dims).map_err(about)?;
         let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
         let check = |name: &str, raw: Option<crate::memory::RawTensor>, shape: &Shape, used: bool| match raw {
@@ -303,7 +303,7 @@ impl BoundLayer {
         self.layer.output_shape(self.data_type, &shape)?;
         let call = self.call(&shape);
         let task = RawCall { bound: self.clone(), call, input, output };
-        Ok(stream.submit(task, || Arc::new(Cell::default())))
+        Ok(stream.submit(task, None))
     }
 }
 
@@ -324,6 +324,6 @@ impl Task for RawCall {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
         // SAFETY: the promise of `enqueue`.
         unsafe { role.run(&self.call, &layer.subject, self.input, self.output, communicator.deadline()) }
-            .map_err(|e| e.on_rank(communicator.rank()))
+            .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 }

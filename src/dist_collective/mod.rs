@@ -17,7 +17,7 @@ use crate::collective::{
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::{Dims, Shape};
 
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`, and the shape of a plugin for engines with a graph of their
@@ -62,7 +62,7 @@ impl DistCollectiveLayer {
             }
             Ok(root) => Some(Root::Rank(Rank(root))),
             Err(_) => {
-                return Err(about(error!(InvalidArgument, "root is {root}; {operation} needs a rank, 0 or more")));
+                return Err(about(error!(InvalidArgument, "root is {root}; it needs a rank, 0 or more")));
             }
         };
         let groups = Groups::from_ranks(groups).map_err(about)?;
@@ -149,9 +149,7 @@ impl DistCollectiveLayer {
     ///
     /// Zero.
     pub fn set_nb_rank(&mut self, nb_rank: u32) -> Result<()> {
-        if nb_rank == 0 {
-            return Err(self.label(error!(InvalidArgument, "nb_rank is 0; a collective has at least one rank")));
-        }
+        check_nb_rank(nb_rank).map_err(|e| self.label(e))?;
         self.nb_rank = Some(nb_rank);
         Ok(())
     }
@@ -186,16 +184,17 @@ impl DistCollectiveLayer {
         let operation = self.operation;
         match self.reduce_op {
             None if operation.reduces() => {
-                bail!(InvalidArgument, "{operation} needs a reduce operation: sum, prod, max, min or avg");
+                bail!(InvalidArgument, "it needs a reduce operation: sum, prod, max, min or avg");
             }
             Some(reduce_op) if !operation.reduces() => {
-                bail!(InvalidArgument, "{operation} does not reduce, so its reduce operation is none, not {reduce_op}");
+                bail!(InvalidArgument, "it does not reduce, so its reduce operation is none, not {reduce_op}");
             }
             _ => {}
         }
         if operation.has_root() && self.root.is_none() {
-            bail!(InvalidArgument, "{operation} needs a root");
+            bail!(InvalidArgument, "it needs a root");
         }
+        self.nb_rank.map_or(Ok(()), check_nb_rank)?;
         self.groups.check()
     }
 
@@ -220,11 +219,8 @@ impl DistCollectiveLayer {
         let group_len = self.groups.group_len().map(|len| len as u32);
         let nb_rank = self.nb_rank.or(group_len).unwrap_or(1);
         if let Some(group_len) = group_len.filter(|len| *len != nb_rank) {
-            let (groups, ranks) = (&self.groups, plural(group_len as usize, "rank"));
-            note(Err(error!(
-                InvalidNetwork,
-                "nb_rank is {nb_rank}, but each group has {group_len} {ranks}; groups is {groups}"
-            )));
+            let (groups, ranks) = (&self.groups, count_of(group_len as usize, "rank"));
+            note(Err(error!(InvalidNetwork, "nb_rank is {nb_rank}, but each group has {ranks}; groups is {groups}")));
         }
         let root = match self.root.filter(|_| self.operation.has_root()) {
             None => None,
@@ -254,9 +250,9 @@ impl DistCollectiveLayer {
         match (&self.groups, root) {
             (Groups::All, Root::Rank(rank)) if rank.0 < nb_rank => Ok(GroupRank(rank.0)),
             (Groups::All, Root::Rank(rank)) => {
-                let ranks = plural(nb_rank as usize, "rank");
+                let ranks = count_of(nb_rank as usize, "rank");
                 let unset = if self.nb_rank.is_none() { " (nb_rank is not set and counts as 1)" } else { "" };
-                bail!(InvalidNetwork, "root {rank} is not one of {nb_rank} {ranks}{unset}")
+                bail!(InvalidNetwork, "root {rank} is not one of {ranks}{unset}")
             }
             (Groups::Group(group), Root::Rank(rank)) => match group.iter().position(|member| *member == rank) {
                 Some(place) => Ok(GroupRank(place as u32)),
@@ -299,6 +295,13 @@ impl DistCollectiveLayer {
     }
 }
 
+fn check_nb_rank(nb_rank: u32) -> Result<()> {
+    if nb_rank == 0 {
+        bail!(InvalidArgument, "nb_rank is 0; a collective has at least one rank");
+    }
+    Ok(())
+}
+
 /// A layer whose attributes fit together.
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedLayer {
@@ -328,8 +331,4 @@ impl ResolvedLayer {
             Error::new(e.kind(), format!("{e}; input is {data_type} {input}")).about(|| self.subject.clone())
         })
     }
-}
-
-fn plural(count: usize, noun: &str) -> String {
-    if count == 1 { noun.to_owned() } else { format!("{noun}s") }
 }

@@ -6,6 +6,7 @@ use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
+use crate::rank::count_of;
 use crate::shape::{Dims, Shape};
 
 /// The points of a profile, in the order in which shapes are kept.
@@ -171,8 +172,8 @@ fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mut Vec<Error
                 }
             }
             Ok(outputs) => {
-                let (now, then) = (outputs.len(), layer.outputs.len());
-                let error = error!(InvalidNetwork, "the plugin has {now} outputs now and had {then} when it was added");
+                let (now, then) = (count_of(outputs.len(), "output"), layer.outputs.len());
+                let error = error!(InvalidNetwork, "the plugin has {now} now and had {then} when it was added");
                 mistakes.push(error.about(|| layer.subject()));
             }
             Err(error) => mistakes.push(error.about(|| layer.subject())),
@@ -260,8 +261,8 @@ pub(crate) fn infer_shapes(
                 }
             }
             Ok(outputs) => {
-                let (shapes, outputs) = (outputs.len(), layer.outputs.len());
-                let error = error!(InvalidShape, "the plugin gave {shapes} shapes for {outputs} outputs");
+                let (given, wanted) = (count_of(outputs.len(), "shape"), count_of(layer.outputs.len(), "output"));
+                let error = error!(InvalidShape, "the plugin gave {given} for {wanted}");
                 report(position, error.about(|| layer.subject()));
             }
             Err(error) => report(position, error.about(|| layer.subject())),

@@ -51,7 +51,7 @@ struct TensorRecord {
 
 #[derive(Serialize, Deserialize)]
 enum SourceRecord {
-    Input { dims: Dims, profile: Option<Profile> },
+    Input { dims: Dims, profile: Option<Box<Profile>> },
     Layer { layer: u32, port: u32 },
 }
 
@@ -146,9 +146,9 @@ pub(crate) fn read(plan: &[u8], registry: &PluginRegistry) -> Result<Network> {
 }
 
 fn tensor_record(tensor: &Tensor) -> TensorRecord {
-    let source = match tensor.source {
-        Source::Input { dims, profile } => SourceRecord::Input { dims, profile },
-        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.0, port },
+    let source = match &tensor.source {
+        Source::Input { dims, profile } => SourceRecord::Input { dims: *dims, profile: profile.clone() },
+        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.0, port: *port },
     };
     TensorRecord { name: tensor.name.clone(), data_type: tensor.data_type, source }
 }
@@ -233,7 +233,8 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
         network.mark_output(tensor, &name).map_err(in_plan)?;
     }
     for input in network.inputs.clone() {
-        if let Source::Input { profile: Some(Profile { min, opt, max }), .. } = network.tensors[input.index()].source {
+        if let Source::Input { profile: Some(profile), .. } = &network.tensors[input.index()].source {
+            let Profile { min, opt, max } = **profile;
             network.set_optimization_profile(input, min, opt, max).map_err(in_plan)?;
         }
     }
@@ -290,4 +291,64 @@ pub(crate) fn fingerprint(network: &Network) -> String {
         }
     }
     hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DistCollective, Engine, Partition, Rank, ReduceOperation};
+
+    fn body_of(network: &Network) -> Vec<u8> {
+        let plan = write(network).expect("a plan");
+        let header = MAGIC.len() + 4 + 1 + env!("CARGO_PKG_VERSION").len() + 8 + CHECKSUM_BYTES;
+        plan[header..].to_vec()
+    }
+
+    /// A plan with this body whose header and checksum are right.
+    fn plan_of(body: &[u8]) -> Vec<u8> {
+        let mut plan = Vec::from(MAGIC);
+        plan.extend(FORMAT_VERSION.to_le_bytes());
+        plan.push(0);
+        plan.extend((body.len() as u64).to_le_bytes());
+        plan.extend(checksum(&plan, body));
+        plan.extend(body);
+        plan
+    }
+
+    fn network() -> Result<Network> {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [-1, 4])?;
+        network.set_optimization_profile(x, [2, 4], [4, 4], [8, 4])?;
+        let a = network.add(DistCollective::all_reduce(ReduceOperation::Avg).nb_rank(2), x)?;
+        let b = network.add(DistCollective::all_gather().partition(Partition::new([[0], [1]])), a)?;
+        let c = network.add_shuffle(b, Shuffle::transpose([1, 0]).then_reshape([0, -1]))?;
+        let d = network.add(DistCollective::scatter(Rank(1)).group([Rank(1), Rank(0)]), c)?;
+        let k = network.add_constant(&[1i64, 2], [2])?;
+        let k = network.add_cast(k, DataType::Float8E4M3)?;
+        network.mark_output(d, "d")?;
+        network.mark_output(k, "k")?;
+        Ok(network)
+    }
+
+    /// What whoever can compute a checksum may hand us: any body at all. It is an error or an engine, never a panic.
+    #[test]
+    fn a_body_that_was_made_up_is_an_error_or_valid() {
+        let network = network().expect("a network");
+        let body = body_of(&network);
+        assert!(Engine::deserialize(&plan_of(&body)).is_ok(), "the unaltered body");
+        let mut outcomes = [0, 0];
+        for at in 0..body.len() {
+            for value in
+                [0, 1, 2, 0x7f, 0x80, 0xff, body[at].wrapping_add(1), body[at].wrapping_sub(1), body[at] ^ 0x40]
+            {
+                let mut altered = body.clone();
+                altered[at] = value;
+                outcomes[usize::from(Engine::deserialize(&plan_of(&altered)).is_ok())] += 1;
+            }
+            let mut cut = body.clone();
+            cut.truncate(at);
+            assert!(Engine::deserialize(&plan_of(&cut)).is_err(), "cut at {at}");
+        }
+        assert!(outcomes[0] > 100 && outcomes[1] > 100, "{outcomes:?}");
+    }
 }

@@ -74,7 +74,7 @@ pub(crate) struct Tensor {
 /// Where a tensor comes from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Input { dims: Dims, profile: Option<Profile> },
+    Input { dims: Dims, profile: Option<Box<Profile>> },
     Layer { layer: LayerId, port: u32 },
 }
 
@@ -160,7 +160,7 @@ impl Network {
                 error!(InvalidArgument, "a profile has min <= opt <= max in each dimension, not {min}, {opt}, {max}");
             return Err(about(e));
         }
-        *profile = Some(Profile { min, opt, max });
+        *profile = Some(Box::new(Profile { min, opt, max }));
         Ok(())
     }
 

@@ -153,8 +153,14 @@ fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
     let count = shape.element_count();
     if let Some(i) = inferred {
         let others = Shape::new(&known)?.element_count();
-        if others == 0 || count % others != 0 {
-            bail!(InvalidShape, "reshape {dims:?} leaves nothing to infer -1 from: {shape} has {count} elements");
+        if others == 0 {
+            bail!(
+                InvalidShape,
+                "reshape {dims:?} of {shape} has a dimension of 0 beside the -1, so nothing can be inferred"
+            );
+        }
+        if !count.is_multiple_of(others) {
+            bail!(InvalidShape, "reshape {dims:?}: the {count} elements of {shape} are not a multiple of {others}");
         }
         known[i] = count / others;
     }

@@ -1,7 +1,10 @@
 //! The integration tests: one binary, so that it links once.
 
 mod cases;
+mod communicator;
 mod conformance;
+mod contexts;
+mod errors;
 mod networks;
 
 mod ranks;

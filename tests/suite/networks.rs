@@ -49,6 +49,9 @@ enum Action {
     Constant(DataType, Vec<usize>, u64),
 }
 
+/// A tensor as the reference has it: its type, and on each rank its bits, `None` where it is not written.
+type Interpreted = (DataType, Vec<Option<Bits>>);
+
 /// One random choice, of which a plan makes what is possible.
 type Gene = (u8, usize, u64);
 
@@ -82,8 +85,8 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         steps.push(Step { input, action });
     }
     // Everything is read or an output: an input that nobody reads is read by a shuffle that moves nothing.
-    for tensor in 0..tensors.len() {
-        if !read[tensor] && !outputs.contains(&tensor) {
+    for (tensor, read) in read.into_iter().enumerate() {
+        if !read && !outputs.contains(&tensor) {
             if tensor < inputs.len() {
                 outputs.push(inputs.len() + steps.len());
                 steps
@@ -124,7 +127,7 @@ fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Actio
     let len = case.group_len();
     let gathers = matches!(case.operation, CollectiveOperation::AllGather | CollectiveOperation::Gather);
     let too_large = dims.iter().product::<usize>() * len > 2000;
-    if dims[0] % len != 0 || gathers && too_large {
+    if !dims[0].is_multiple_of(len) || gathers && too_large {
         case.operation = CollectiveOperation::AllReduce;
     }
     if data_type == DataType::Bool && case.reduce_op == Some(ReduceOperation::Avg) {
@@ -284,9 +287,9 @@ impl Plan {
         ArrayD::from_shape_vec(IxDyn(&dims), elements(*data_type, count, seed)).expect("count of dims")
     }
 
-    /// Every tensor on every rank: its type and its bits, `None` where it is not written.
-    fn interpret(&self, scale: usize) -> Vec<(DataType, Vec<Option<Bits>>)> {
-        let mut tensors: Vec<(DataType, Vec<Option<Bits>>)> = (0..self.inputs.len())
+    /// Every tensor on every rank.
+    fn interpret(&self, scale: usize) -> Vec<Interpreted> {
+        let mut tensors: Vec<Interpreted> = (0..self.inputs.len())
             .map(|i| (self.inputs[i].0, (0..self.n).map(|rank| Some(self.input(i, rank, scale))).collect()))
             .collect();
         for step in &self.steps {
@@ -328,12 +331,7 @@ impl Plan {
     }
 
     /// One rank's runs, by all ways to run, compared with the reference.
-    fn run(
-        &self,
-        engine: &Engine,
-        expected: &[Vec<(DataType, Vec<Option<Bits>>)>; 2],
-        communicator: &Communicator,
-    ) -> Result<()> {
+    fn run(&self, engine: &Engine, expected: &[Vec<Interpreted>; 2], communicator: &Communicator) -> Result<()> {
         let rank = communicator.rank();
         let mut context = engine.create_execution_context()?;
         context.set_communicator(communicator)?;

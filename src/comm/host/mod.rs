@@ -103,6 +103,10 @@ impl Backend for HostBackend {
         self.segment.len() as u32
     }
 
+    fn origin(&self, rank: Rank) -> Rank {
+        self.segment.member(GroupRank(rank.0))
+    }
+
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         let mut progress = lock(&self.progress);
         self.check().map_err(|e| request.label(e))?;
@@ -289,17 +293,22 @@ impl Run<'_> {
     fn describe(&self, trouble: family::Trouble, phase: u32) -> Error {
         let segment = &self.host.segment;
         let what = format!("{} (collective {})", self.request.signature, self.progress.sequence);
-        let late = || {
-            let late = (0..segment.len() as u32).map(GroupRank).filter(|&r| !segment.slot(r).reached(phase));
-            list_ranks(late.map(|r| segment.member(r).0))
+        // Who is late; of those, who has left.
+        let missing = |only_departed: bool| {
+            let peers = (0..segment.len() as u32).map(GroupRank);
+            let missing = peers.filter(|&r| {
+                let slot = segment.slot(r);
+                !slot.reached(phase) && (!only_departed || slot.has_departed())
+            });
+            list_ranks(missing.map(|r| segment.member(r).0))
         };
         match trouble {
             family::Trouble::Dead(error) => error,
             family::Trouble::Late => {
-                error!(DeadlineExceeded, "{what}: {} did not arrive before the deadline", late())
+                error!(DeadlineExceeded, "{what}: {} did not arrive before the deadline", missing(false))
             }
             family::Trouble::Gone => {
-                error!(PeerLost, "{what}: {} left the communicator while this rank waited", late())
+                error!(PeerLost, "{what}: {} left the communicator while this rank waited", missing(true))
             }
         }
     }

@@ -143,3 +143,60 @@ impl Segment {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn segment() -> Arc<Segment> {
+        Arc::new(Segment::new(Arc::new(Family::new(2)), Box::new([Rank(0), Rank(1)])))
+    }
+
+    /// A peer is stopped in the middle of a copy; the rank that fails waits for it, and afterwards no window opens.
+    #[test]
+    fn a_failing_rank_waits_until_its_peers_windows_are_closed() {
+        let segment = segment();
+        let (inside, entered) = channel();
+        let (go_on, stopped) = channel::<()>();
+        let peer = std::thread::spawn({
+            let segment = Arc::clone(&segment);
+            move || {
+                segment.window(GroupRank(1), || {
+                    inside.send(()).expect("the test listens");
+                    stopped.recv().expect("the test says when");
+                })
+            }
+        });
+        entered.recv().expect("the peer is inside");
+        segment.family.abort(ErrorKind::Aborted, Rank(0), "the test");
+        let (returned, failed) = channel();
+        let failing = std::thread::spawn({
+            let segment = Arc::clone(&segment);
+            move || {
+                segment.wait_for_windows(GroupRank(0));
+                returned.send(()).expect("the test listens");
+            }
+        });
+        assert!(failed.recv_timeout(Duration::from_millis(50)).is_err(), "a window is open");
+        go_on.send(()).expect("the peer listens");
+        failed.recv_timeout(Duration::from_secs(10)).expect("the window is closed");
+        peer.join().expect("no panic").expect("the copy was whole");
+        failing.join().expect("no panic");
+        let refused = segment.window(GroupRank(1), || panic!("no window opens after an abort"));
+        assert_eq!(refused.expect_err("aborted").kind(), ErrorKind::Aborted);
+    }
+
+    #[test]
+    fn a_phase_is_reached_across_the_wrap() {
+        let segment = segment();
+        segment.raise_phase(GroupRank(0), u32::MAX);
+        let slot = segment.slot(GroupRank(0));
+        assert!(slot.reached(u32::MAX) && !slot.reached(0));
+        segment.raise_phase(GroupRank(0), 1);
+        assert!(slot.reached(0) && slot.reached(1) && !slot.reached(2));
+    }
+}

@@ -1,0 +1,135 @@
+//! A steady-state enqueue allocates nothing, on the inline stream and on a worker.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use distcollective::{
+    Bindings, Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Partition,
+    Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, inputs, outputs,
+};
+
+/// Counts allocations of the whole process while it is told to.
+struct Counting;
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTING.load(Ordering::Relaxed) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const RANKS: u32 = 2;
+
+/// All kinds of layers.
+fn engine() -> Result<Engine> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [4, 6])?;
+    let h = network.add_plugin("double", Double, &[x])?;
+    let h = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(RANKS), h)?;
+    let h = network.add_shuffle(h, Shuffle::transpose([1, 0]).then_reshape([4, 6]).then_transpose([1, 0]))?;
+    let h = network.add_cast(h, DataType::Bfloat16)?;
+    let h = network.add(DistCollective::all_gather().nb_rank(RANKS), h)?;
+    let h = network.add(DistCollective::reduce_scatter(ReduceOperation::Max).nb_rank(RANKS), h)?;
+    let h = network.add(DistCollective::all_to_all().group([Rank(1), Rank(0)]), h)?;
+    let h = network.add(DistCollective::all_gather().partition(Partition::new([[0], [1]])), h)?;
+    let r = network.add(DistCollective::reduce(ReduceOperation::Avg, Rank(0)).nb_rank(RANKS), h)?;
+    let z = network.add_cast(r, DataType::Int8)?;
+    network.mark_output(r, "r")?;
+    network.mark_output(z, "z")?;
+    Builder::new().build(&network)
+}
+
+#[derive(Debug)]
+struct Double;
+
+impl Plugin for Double {
+    fn type_name(&self) -> &str {
+        "double"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        let input = call.input(0)?.as_slice::<f32>()?;
+        call.output(0)?.as_mut_slice::<f32>()?.iter_mut().zip(input).for_each(|(y, x)| *y = 2.0 * x);
+        Ok(())
+    }
+}
+
+fn bindings(context: &ExecutionContext) -> Result<Bindings> {
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", Buffer::zeroed(DataType::Float32, [4, 6])?)?;
+    bindings.bind_output("r", Buffer::zeroed(DataType::Bfloat16, [6, 4])?)?;
+    bindings.bind_output("z", Buffer::zeroed(DataType::Int8, [6, 4])?)?;
+    Ok(bindings)
+}
+
+/// Enqueues in every way there is; counts in the second half.
+fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
+    let mut context = engine.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let streams = [Stream::inline(), Stream::worker()?];
+    let mut bound = bindings(&context)?;
+    let x = [1.0f32; 24];
+    let (mut r, mut z) = (Buffer::zeroed(DataType::Bfloat16, [6, 4])?, [0i8; 24]);
+    const ROUNDS: usize = 40;
+    for round in 0..ROUNDS {
+        if round == ROUNDS / 2 {
+            communicator.barrier()?;
+            COUNTING.store(true, Ordering::SeqCst);
+            communicator.barrier()?;
+        }
+        for stream in &streams {
+            bound = context.enqueue(bound, stream)?.wait()?;
+        }
+        context.execute(inputs!["x" => &x], outputs!["r" => &mut r, "z" => &mut z])?;
+    }
+    communicator.barrier()?;
+    COUNTING.store(false, Ordering::SeqCst);
+    communicator.barrier()
+}
+
+#[test]
+fn a_steady_state_enqueue_allocates_nothing() {
+    let engine = engine().expect("an engine");
+    let (sender, results) = channel();
+    for communicator in Communicator::in_process(RANKS).expect("ranks") {
+        let (sender, engine) = (sender.clone(), engine.clone());
+        std::thread::spawn(move || {
+            let communicator = communicator.with_timeout(Duration::from_secs(10));
+            sender.send(run(&communicator, &engine)).expect("the test listens");
+        });
+    }
+    for _ in 0..RANKS {
+        results.recv_timeout(Duration::from_secs(10)).expect("the ranks finish").expect("no error");
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0);
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    COUNTING.store(true, Ordering::SeqCst);
+    std::hint::black_box(vec![0u8; 100]);
+    COUNTING.store(false, Ordering::SeqCst);
+    assert!(ALLOCATIONS.load(Ordering::SeqCst) > before, "the counter counts");
+}

@@ -1,0 +1,448 @@
+//! Engines and contexts: listing, plans, binding, plugins, several contexts, leaks.
+
+use std::sync::Arc;
+
+use distcollective::{
+    Buffer, Builder, Communicator, DataType, Dims, DistCollective, Engine, Error, ErrorKind, IoMode, Layer, Network,
+    Plugin, PluginCall, PluginRegistry, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, TensorId, inputs,
+    outputs,
+};
+
+use crate::ranks::on_ranks;
+
+fn layer_of(network: &mut Network, tensor: TensorId) -> &mut Layer {
+    let layer = network.producer(tensor).expect("a tensor").expect("a layer");
+    network.layer_mut(layer).expect("a layer")
+}
+
+/// x -> all_reduce "sync" -> y, among `n` ranks.
+fn sum_engine(n: u32, elements: i64) -> Engine {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [elements]).expect("an input");
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).named("sync"), x).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    Builder::new().build(&network).expect("an engine")
+}
+
+#[test]
+fn layers_have_get_and_set_for_every_attribute() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [4]).expect("an input");
+    let y = network.add(DistCollective::gather(Rank(1)).nb_rank(2).named("a").metadata("b"), x).expect("a layer");
+    let layer = layer_of(&mut network, y);
+    assert_eq!((layer.name(), layer.metadata(), layer.nb_rank()), ("a", "b", 2));
+    let collective = layer.as_dist_collective().expect("a collective");
+    assert_eq!(collective.root(), Some(Root::Rank(Rank(1))));
+    collective.set_name("c");
+    collective.set_metadata("d");
+    collective.set_collective_operation(distcollective::CollectiveOperation::Reduce);
+    collective.set_reduce_op(Some(ReduceOperation::Min));
+    collective.set_root(Some(Rank(0).into()));
+    collective.set_nb_rank(3).expect("a number");
+    collective.set_groups(distcollective::Groups::Group(vec![Rank(2), Rank(0), Rank(1)])).expect("groups");
+    assert_eq!(collective.collective_operation().name(), "reduce");
+    assert_eq!(collective.reduce_op(), Some(ReduceOperation::Min));
+    assert_eq!(collective.nb_rank(), Some(3));
+    assert_eq!(collective.groups().to_string(), "[2, 0, 1]");
+    assert_eq!((layer.name(), layer.metadata()), ("c", "d"));
+    let z = network.add_cast(y, DataType::Int8).expect("a layer");
+    let cast = layer_of(&mut network, z);
+    cast.set_name("e");
+    cast.set_metadata("f");
+    cast.set_nb_rank(1).expect("one is what it has");
+    assert_eq!((cast.name(), cast.metadata(), cast.nb_rank()), ("e", "f", 1));
+    assert!(cast.as_dist_collective().is_err());
+    network.mark_output(z, "z").expect("an output");
+    let inspection = Builder::new().build(&network).expect("an engine").inspect().to_json();
+    assert_eq!(inspection["layers"][0]["collective"]["groups"], serde_json::json!([[2, 0, 1]]));
+    assert_eq!(inspection["layers"][0]["metadata"], "d");
+}
+
+#[test]
+fn a_layer_by_itself_tells_its_output_dims() {
+    let mut layer = DistCollective::all_gather().nb_rank(4).into_layer();
+    let dims = |d: &[i64]| Dims::new(d).expect("dims");
+    assert_eq!(layer.output_dims(&dims(&[3, 5])).expect("dims"), dims(&[12, 5]));
+    assert_eq!(layer.output_dims(&dims(&[-1, 5])).expect("dims"), dims(&[-1, 5]));
+    assert_eq!(layer.output_dims(&dims(&[3, -1])).expect("dims"), dims(&[12, -1]));
+    layer.set_collective_operation(distcollective::CollectiveOperation::AllToAll);
+    assert_eq!(
+        layer.output_dims(&dims(&[3, 5])).expect_err("3 rows").to_string(),
+        "layer \"\" (all_to_all): dimension 0 is 3, which is not a multiple of 4 ranks"
+    );
+}
+
+#[test]
+fn engine_and_context_list_their_tensors() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float16, [-1, 6]).expect("an input");
+    network.set_optimization_profile(x, [2, 6], [4, 6], [8, 6]).expect("a profile");
+    let y = network.add(DistCollective::all_gather().nb_rank(1), x).expect("a layer");
+    let y = network.add_shuffle(y, Shuffle::reshape([-1, 4])).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let listed: Vec<_> = engine.io_tensors().iter().map(|t| (t.name.as_str(), t.mode, t.data_type, t.dims)).collect();
+    let dims = |d: &[i64]| Dims::new(d).expect("dims");
+    assert_eq!(
+        listed,
+        [
+            ("x", IoMode::Input, DataType::Float16, dims(&[-1, 6])),
+            ("y", IoMode::Output, DataType::Float16, dims(&[-1, 4]))
+        ]
+    );
+    let mut context = engine.create_execution_context().expect("a context");
+    context.set_input_shape("x", [6, 6]).expect("a shape");
+    assert_eq!(context.tensor_shape("y").expect("a shape").as_slice(), [9, 4]);
+    assert_eq!(engine.io_tensor("y").expect("a tensor").profile[2], dims(&[12, 4]));
+}
+
+#[test]
+fn inspect_shows_memory_that_is_reused_and_what_may_be_unwritten() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [1024]).expect("an input");
+    let mut h = x;
+    for i in 0..10 {
+        h = network.add_plugin(&format!("add.{i}"), AddOne, &[h]).expect("a layer");
+        h = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), h).expect("a layer");
+    }
+    let r =
+        network.add(DistCollective::reduce(ReduceOperation::Sum, Rank(0)).nb_rank(2).named("r"), h).expect("a layer");
+    let z = network.add_shuffle(r, Shuffle::reshape([2, 512])).expect("a layer");
+    network.mark_output(r, "r").expect("an output");
+    network.mark_output(z, "z").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let inspection = engine.inspect();
+    let json = inspection.to_json();
+    // Ten sums in place, a plugin's input and output at a time: two tensors of 4096 bytes, in the communicator's memory.
+    assert_eq!(
+        json["memory"],
+        serde_json::json!({"communicator_bytes": 8192, "private_bytes": 0, "constant_bytes": 0})
+    );
+    let warning = "layer \"shuffle_21\" (shuffle) reads the output of layer \"r\" (reduce), which is not written on every rank \
+                   and reads as zeros there";
+    assert_eq!(engine.warnings(), [warning]);
+    let text = inspection.to_string();
+    for line in [
+        "r                      float32 [1024], 4096 bytes, communicator memory at",
+        "copied to the output, not written on every rank",
+        "20  r (reduce) among 2 ranks, sum, root 0: all_reduce_19.output0 -> r",
+        warning,
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn every_byte_of_a_plan_counts() {
+    let engine = sum_engine(2, 3);
+    let plan = engine.serialize().expect("a plan");
+    assert_eq!(Engine::deserialize(&plan).expect("an engine").serialize().expect("a plan"), plan);
+    assert_eq!(Engine::deserialize(&plan).expect("an engine").fingerprint(), engine.fingerprint());
+    for at in 0..plan.len() {
+        for bit in 0..8 {
+            let mut altered = plan.clone();
+            altered[at] ^= 1 << bit;
+            let error = Engine::deserialize(&altered).expect_err("one bit is another");
+            assert_eq!(error.kind(), ErrorKind::InvalidPlan, "{error}");
+        }
+        let error = Engine::deserialize(&plan[..at]).expect_err("it is cut");
+        assert_eq!(error.kind(), ErrorKind::InvalidPlan, "{error}");
+    }
+    let message = |plan: &[u8]| Engine::deserialize(plan).expect_err("no plan").to_string();
+    let mut longer = plan.clone();
+    longer.push(0);
+    let body = plan.len() - 58;
+    assert_eq!(
+        message(&longer),
+        format!("the plan is damaged: its header promises {body} bytes after it, and {} follow", body + 1)
+    );
+    assert_eq!(
+        message(b"ONNX model"),
+        "the bytes are not a distcollective plan: they begin with [4f, 4e, 4e, 58, 20, 6d, 6f, 64]"
+    );
+    assert_eq!(message(&plan[..10]), "the plan ends after 10 bytes, within its format version");
+    let mut newer = plan.clone();
+    newer[8] = 2;
+    assert_eq!(
+        message(&newer),
+        "the plan has format 2, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 1"
+    );
+    let mut altered = plan.clone();
+    *altered.last_mut().expect("bytes") ^= 1;
+    assert_eq!(message(&altered), format!("the plan is damaged: its checksum does not fit its {} bytes", plan.len()));
+}
+
+/// Adds one to each float; for its serialization, it has none.
+#[derive(Debug)]
+struct AddOne;
+
+impl Plugin for AddOne {
+    fn type_name(&self) -> &str {
+        "add_one"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        let input = call.input(0)?.as_slice::<f32>()?;
+        for (y, x) in call.output(0)?.as_mut_slice::<f32>()?.iter_mut().zip(input) {
+            *y = x + 1.0;
+        }
+        Ok(())
+    }
+}
+
+/// Splits a matrix into its rows below and from a threshold: two outputs; and fails when told to.
+#[derive(Debug)]
+struct Split {
+    at: u8,
+}
+
+impl Plugin for Split {
+    fn type_name(&self) -> &str {
+        "split"
+    }
+
+    fn version(&self) -> &str {
+        "2"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(vec![inputs[0], inputs[0]])
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let [rows, columns] = *inputs[0].as_slice() else {
+            return Err(Error::new(ErrorKind::InvalidShape, "it wants a matrix"));
+        };
+        let at = usize::from(self.at);
+        Ok(vec![Shape::new(&[at, columns])?, Shape::new(&[rows - at, columns])?])
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        let input = call.input(0)?.as_array::<f32>()?;
+        if input[[0, 0]] < 0.0 {
+            return Err(Error::new(ErrorKind::Plugin, "a negative number"));
+        }
+        assert!(!input[[0, 0]].is_nan(), "not a number");
+        let at = usize::from(self.at);
+        call.output(0)?.as_array_mut::<f32>()?.assign(&input.slice(ndarray::s![..at, ..]).into_dyn());
+        call.output(1)?.as_array_mut::<f32>()?.assign(&input.slice(ndarray::s![at.., ..]).into_dyn());
+        Ok(())
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        Ok(vec![self.at])
+    }
+}
+
+fn split_network() -> Network {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [3, 2]).expect("an input");
+    let top = network.add_plugin("cut", Split { at: 1 }, &[x]).expect("a layer");
+    let cut = network.producer(top).expect("a tensor").expect("a layer");
+    let bottom = network.outputs(cut).expect("a layer")[1];
+    let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), bottom).expect("a layer");
+    network.mark_output(top, "top").expect("an output");
+    network.mark_output(sum, "sum").expect("an output");
+    network
+}
+
+#[test]
+fn plugins_are_made_again_from_a_plan() {
+    let engine = Builder::new().build(&split_network()).expect("an engine");
+    let plan = engine.serialize().expect("a plan");
+    let mut registry = PluginRegistry::new();
+    registry.register("split", "1", |_| Ok(Split { at: 0 })).expect("a plugin");
+    assert_eq!(
+        Engine::deserialize_with(&plan, &registry).expect_err("version 2 is wanted").to_string(),
+        "layer \"cut\" (split): plugin \"split\" version \"2\" is not registered; registered: \"split\" \"1\""
+    );
+    registry.register("split", "2", |bytes| Ok(Split { at: bytes[0] })).expect("a plugin");
+    assert!(registry.register("split", "2", |_| Ok(AddOne)).is_err(), "twice");
+    let engine = Engine::deserialize_with(&plan, &registry).expect("an engine");
+    let outputs = on_ranks(2, move |communicator| -> Result<_> {
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let x = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let (mut top, mut sum) = ([0f32; 2], ndarray::Array2::<f32>::zeros((2, 2)));
+        context.execute(inputs!["x" => &x], outputs!["top" => &mut top, "sum" => &mut sum])?;
+        Ok((top, sum))
+    });
+    for output in outputs {
+        assert_eq!(output.expect("no error"), ([1.0, 2.0], ndarray::arr2(&[[6.0, 8.0], [10.0, 12.0]])));
+    }
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [1]).expect("an input");
+    let y = network.add_plugin("add", AddOne, &[x]).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    assert_eq!(
+        Builder::new().build(&network).expect("an engine").serialize().expect_err("no bytes").to_string(),
+        "layer \"add\" (add_one): plugin \"add_one\" does not say how it is serialized"
+    );
+}
+
+#[test]
+fn a_plugin_that_fails_on_one_rank_tells_the_others_at_once() {
+    for (bad, why) in [(-1.0, "a negative number"), (f32::NAN, "the plugin panicked: not a number")] {
+        let engine = Builder::new().build(&split_network()).expect("an engine");
+        let errors = on_ranks(2, move |communicator| {
+            let mut context = engine.create_execution_context().expect("a context");
+            context.set_communicator(&communicator).expect("it fits");
+            let x = if communicator.rank() == Rank(1) { [bad; 6] } else { [1.0; 6] };
+            let (mut top, mut sum) = ([0f32; 2], [0f32; 4]);
+            let error = context.execute(inputs!["x" => &x], outputs!["top" => &mut top, "sum" => &mut sum]);
+            error.expect_err("rank 1 fails").to_string()
+        });
+        assert_eq!(errors[1], format!("rank 1: layer \"cut\" (split): {why}"));
+        let told = format!("rank 1 ended the communicator: layer \"cut\" (split): {why}");
+        assert_eq!(errors[0], format!("rank 0: layer \"all_reduce_1\" (all_reduce): {told}"));
+    }
+}
+
+#[test]
+fn what_a_rank_does_not_use_may_be_absent() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [2]).expect("an input");
+    let b = network.add(DistCollective::broadcast(Rank(1)).nb_rank(2).named("b"), x).expect("a layer");
+    let g = network.add(DistCollective::gather(Rank(0)).nb_rank(2).named("g"), b).expect("a layer");
+    network.mark_output(g, "g").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let texts = on_ranks(2, move |communicator| -> Result<_> {
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        if communicator.rank() == Rank(1) {
+            let missing = context.execute(inputs![], outputs![]).expect_err("the root gives the input").to_string();
+            context.execute(inputs!["x" => &[7, 8]], outputs![])?;
+            Ok((missing, [0; 4]))
+        } else {
+            let missing = context.execute(inputs![], outputs![]).expect_err("the root gets the output").to_string();
+            let mut g = [0; 4];
+            context.execute(inputs![], outputs!["g" => &mut g])?;
+            Ok((missing, g))
+        }
+    });
+    let [zero, one] = texts.map_to_array();
+    assert_eq!(zero, ("rank 0: output \"g\": nothing is bound to it; it is int32 [4]".to_owned(), [7, 8, 7, 8]));
+    assert_eq!(one.0, "rank 1: input \"x\": nothing is bound to it; it is int32 [2]");
+}
+
+trait MapToArray<T> {
+    fn map_to_array(self) -> [T; 2];
+}
+
+impl<T: std::fmt::Debug> MapToArray<T> for Vec<Result<T>> {
+    fn map_to_array(self) -> [T; 2] {
+        let all: Vec<T> = self.into_iter().map(|r| r.expect("no error")).collect();
+        all.try_into().expect("two ranks")
+    }
+}
+
+#[test]
+fn several_contexts_streams_and_rebinding() {
+    let engine = sum_engine(2, 2);
+    let sums = on_ranks(2, move |communicator| -> Result<_> {
+        let r = communicator.rank().0 as i32;
+        let mut first = engine.create_execution_context()?;
+        let mut second = engine.create_execution_context()?;
+        first.set_communicator(&communicator)?;
+        // A communicator of its own lets the second context run at its own pace.
+        let apart = communicator.split(Some(0), communicator.rank().0)?.expect("a color");
+        second.set_communicator(&apart)?;
+        let streams = [Stream::worker()?, Stream::inline()];
+        let shared = Arc::new(Buffer::from_slice(&[r, 10], [2])?);
+        let mut sums = Vec::new();
+        let mut a = first.create_bindings();
+        let mut b = second.create_bindings();
+        a.bind_output("y", Buffer::zeroed(DataType::Int32, [2])?)?;
+        b.bind_output("y", Buffer::zeroed(DataType::Int32, [2])?)?;
+        a.bind_input("x", Arc::clone(&shared))?;
+        b.bind_input("x", shared)?;
+        for i in 0..3 {
+            let work_a = first.enqueue(a, &streams[0])?;
+            let work_b = second.enqueue(b, &streams[1])?;
+            assert!(work_b.is_done(), "an inline stream is done when enqueue returns");
+            b = work_b.wait()?;
+            a = work_a.wait()?;
+            sums.push(a.get("y")?.as_slice::<i32>()?[0] + b.get("y")?.as_slice::<i32>()?[0]);
+            a.bind_input("x", Buffer::from_slice(&[r + i, 10], [2])?)?;
+        }
+        assert!(a.get_mut("x").is_ok() && b.get_mut("x").is_err(), "a shared buffer is not written");
+        assert!(first.enqueue(sum_engine(2, 2).create_execution_context()?.create_bindings(), &streams[1]).is_err());
+        Ok(sums)
+    });
+    let [zero, one] = sums.map_to_array();
+    assert_eq!((zero, one), (vec![2, 2, 4], vec![2, 2, 4]));
+}
+
+#[test]
+fn an_identity_needs_no_communicator_and_keeps_every_byte() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Bool, [4]).expect("an input");
+    let mut h = x;
+    for collective in [
+        DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1),
+        DistCollective::all_to_all().nb_rank(1),
+        DistCollective::all_gather(),
+    ] {
+        h = network.add(collective, h).expect("a layer");
+    }
+    network.mark_output(h, "y").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let run = move |communicator: Option<&Communicator>| -> Result<[distcollective::Bool; 4]> {
+        let mut context = engine.create_execution_context()?;
+        if let Some(communicator) = communicator {
+            context.set_communicator(communicator)?;
+        }
+        let mut y = [distcollective::Bool(0); 4];
+        context.execute(inputs!["x" => &[0, 1, 2, 255].map(distcollective::Bool)], outputs!["y" => &mut y])?;
+        Ok(y)
+    };
+    let bytes = |y: [distcollective::Bool; 4]| y.map(|b| b.0);
+    assert_eq!(bytes(run(None).expect("no communicator is needed")), [0, 1, 2, 255]);
+    let alone = &Communicator::in_process(1).expect("one rank")[0];
+    assert_eq!(bytes(run(Some(alone)).expect("one rank")), [0, 1, 2, 255]);
+    // On several ranks the two that say 1 are still the identity; the one that says nothing is not accepted.
+    let errors = on_ranks(2, move |communicator| run(Some(&communicator)).expect_err("nb_rank is not set").kind());
+    assert_eq!(errors, [ErrorKind::InvalidCommunicator; 2]);
+}
+
+#[test]
+fn leaking_contexts_and_work_is_sound() {
+    let engine = sum_engine(2, 1 << 16);
+    let last = on_ranks(2, move |communicator| -> Result<i32> {
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let stream = Stream::worker()?;
+        let bindings = |context: &distcollective::ExecutionContext| -> Result<_> {
+            let mut bindings = context.create_bindings();
+            bindings.bind_input("x", Buffer::from_slice(&vec![1; 1 << 16], [1 << 16])?)?;
+            bindings.bind_output("y", Buffer::zeroed(DataType::Int32, [1 << 16])?)?;
+            Ok(bindings)
+        };
+        std::mem::forget(context.enqueue(bindings(&context)?, &stream)?);
+        drop(context.enqueue(bindings(&context)?, &stream)?);
+        let work = context.enqueue(bindings(&context)?, &stream)?;
+        std::mem::forget(context);
+        Ok(work.wait()?.get("y")?.as_slice::<i32>()?[0])
+    });
+    assert_eq!(last.map_to_array(), [2, 2]);
+}
+
+#[test]
+fn a_network_without_elements_agrees_all_the_same() {
+    let engine = sum_engine(2, 0);
+    let results = on_ranks(2, move |communicator| -> Result<()> {
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let mut y = [0i32; 0];
+        context.execute(inputs!["x" => &[0i32; 0]], outputs!["y" => &mut y])
+    });
+    results.map_to_array();
+}
