@@ -73,7 +73,7 @@ impl ShapeChoice {
             ShapeChoice::EightDims => vec![len, 2, 1, 3, 1, 2, 1, 2],
             // More than one block of arithmetic, and with 8 ranks of 8 bytes just more than one access window.
             ShapeChoice::Windows => vec![len, 1031],
-            ShapeChoice::Large => vec![len, 9, 2251],
+            ShapeChoice::Large => vec![len, 5, 2251],
         }
     }
 }

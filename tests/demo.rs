@@ -1,0 +1,88 @@
+//! The demo, run as a user runs it.
+
+use std::process::{Command, Output};
+
+fn demo(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sample_dist_collective")).args(arguments).output().expect("the demo starts")
+}
+
+fn text(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    (text(&output.stdout), text(&output.stderr))
+}
+
+const OPERATIONS: [&str; 8] =
+    ["ALL_REDUCE", "ALL_GATHER", "BROADCAST", "REDUCE", "REDUCE_SCATTER", "ALL_TO_ALL", "GATHER", "SCATTER"];
+
+#[test]
+fn all_operations_pass_on_every_rank() {
+    let output = demo(&[]);
+    let (stdout, stderr) = text(&output);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    for operation in OPERATIONS {
+        for rank in 0..2 {
+            for line in [
+                format!("Rank {rank} - {operation} PASSED"),
+                format!("Rank {rank} - {operation} test completed successfully!"),
+            ] {
+                assert_eq!(stdout.lines().filter(|l| *l == line).count(), 1, "{line}\n{stdout}");
+            }
+        }
+    }
+    assert!(!stdout.contains("FAILED"));
+}
+
+#[test]
+fn every_type_and_reduction_passes_on_four_ranks() {
+    for dtype in ["float32", "float16", "bfloat16", "float8", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"]
+    {
+        for reduce_op in ["sum", "prod", "max", "min", "avg"] {
+            let output = demo(&["--ranks", "4", "--dtype", dtype, "--reduce-op", reduce_op, "--root", "2"]);
+            let (stdout, stderr) = text(&output);
+            let passed = stdout.lines().filter(|line| line.ends_with("PASSED")).count();
+            if (dtype, reduce_op) == ("bool", "avg") {
+                assert!(!output.status.success());
+                assert_eq!(stderr.matches("bool has no average").count(), 3, "{stderr}");
+            } else {
+                assert!(output.status.success() && passed >= 32, "{dtype} {reduce_op}\n{stdout}{stderr}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_do_not_divide_the_rows_are_found_at_build_time() {
+    let output = demo(&["--op", "reduce_scatter", "--ranks", "3"]);
+    let (stdout, stderr) = text(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr,
+        "error: REDUCE_SCATTER cannot be built: layer \"reduce_scatter\" (reduce_scatter): dimension 0 is 4, which is not a \
+         multiple of 3 ranks; input is float32 [4, 3]\n"
+    );
+    assert!(stdout.contains("FAILED: cannot be built"));
+
+    let output = demo(&["--ranks", "3"]);
+    let (stdout, stderr) = text(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr.matches("cannot be built").count(), 3, "{stderr}");
+    for operation in ["ALL_REDUCE", "ALL_GATHER", "BROADCAST", "REDUCE", "GATHER"] {
+        assert!(stdout.contains(&format!("Rank 2 - {operation} PASSED")), "{stdout}");
+    }
+}
+
+#[test]
+fn names_are_read_in_any_case_and_wrong_ones_are_refused() {
+    assert!(demo(&["--op", "All_Reduce"]).status.success());
+    for (arguments, says) in [
+        (["--op", "mean"], "\"mean\" is not a collective operation; they are all_reduce"),
+        (["--dtype", "float64"], "\"float64\" is not a data type; the types are float32"),
+        (["--dtype", "fp4"], "data type FP4 has no collective"),
+        (["--ranks", "0"], "0 is not in 1..=64"),
+        (["--root", "2"], "root 2 is not one of 2 ranks"),
+    ] {
+        let output = demo(&arguments);
+        let (_, stderr) = text(&output);
+        assert!(!output.status.success() && stderr.contains(says), "{arguments:?}: {stderr}");
+    }
+}
