@@ -43,7 +43,7 @@ impl Stream {
     /// Blocks until everything enqueued so far is done.
     pub fn synchronize(&self) {
         if let Some(worker) = &self.worker {
-            worker.queue.wait_idle();
+            worker.queue.wait_for_enqueued();
         }
     }
 
@@ -153,13 +153,17 @@ struct Queue {
 #[derive(Default)]
 struct QueueState {
     tasks: VecDeque<Arc<dyn Runnable>>,
-    running: bool,
+    /// How many tasks were enqueued, and how many of them are done.
+    enqueued: u64,
+    done: u64,
     closed: bool,
 }
 
 impl Queue {
     fn push(&self, task: Arc<dyn Runnable>) {
-        lock(&self.state).tasks.push_back(task);
+        let mut state = lock(&self.state);
+        state.tasks.push_back(task);
+        state.enqueued += 1;
         self.changed.notify_all();
     }
 
@@ -167,13 +171,12 @@ impl Queue {
         let mut state = lock(&self.state);
         loop {
             if let Some(task) = state.tasks.pop_front() {
-                state.running = true;
                 drop(state);
-                task.run();
-                // The task's owner may be waiting to reuse its cell: let go of it before saying that it is done.
-                drop(task);
+                // The task goes before it is counted as done, since its owner may want its cell again. It may be the last to
+                // hold what a user made, whose drop may panic; the thread goes on.
+                let _ = catch_unwind(AssertUnwindSafe(move || task.run()));
                 state = lock(&self.state);
-                state.running = false;
+                state.done += 1;
                 self.changed.notify_all();
             } else if state.closed {
                 return;
@@ -183,9 +186,10 @@ impl Queue {
         }
     }
 
-    fn wait_idle(&self) {
+    fn wait_for_enqueued(&self) {
         let mut state = lock(&self.state);
-        while state.running || !state.tasks.is_empty() {
+        let target = state.enqueued;
+        while state.done < target {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -1,5 +1,6 @@
 //! Who takes part in a collective, and in what the root is counted.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -65,12 +66,11 @@ impl Groups {
         if members.is_empty() {
             bail!(InvalidArgument, "a group has at least one rank; groups is {self}");
         }
-        for (i, rank) in members.iter().enumerate() {
-            if members[..i].contains(rank) {
-                bail!(InvalidArgument, "rank {rank} occurs twice; groups is {self}");
-            }
+        let mut seen = HashSet::new();
+        match members.iter().find(|rank| !seen.insert(**rank)) {
+            Some(rank) => bail!(InvalidArgument, "rank {rank} occurs twice; groups is {self}"),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The number of ranks in a group; `None` for [`Groups::All`], whose length is the communicator's.

@@ -36,7 +36,8 @@ use signature::Signature;
 /// - **Bounded.** Every call returns by its deadline: 600 s, or [`with_timeout`](Self::with_timeout).
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
 ///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own
-///   arguments is reported before anything happens and leaves the communicator as it was.
+///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
+///   `new_group`, lengths in `allocate` and plans in `set_communicator`, which every rank learns of.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
@@ -192,10 +193,42 @@ impl Communicator {
                 bail!(InvalidArgument, "rank {rank} occurs twice");
             }
         }
-        match ranks.iter().position(|r| *r == self.rank()) {
-            Some(place) => self.split(Some(0), place as u32),
-            None => self.split(None, 0),
+        let deadline = self.deadline();
+        let list: Vec<u8> = ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
+        let lists = self.exchange(Purpose::Split, &list, deadline).map_err(|e| e.on_rank(self.origin_rank()))?;
+        if let Some(other) = lists.iter().position(|other| *other != list) {
+            // Every rank has the same lists, and at least two differ, so every rank returns an error.
+            let other_ranks = lists[other].chunks(4).map(|rank| rank.try_into().map_or(0, u32::from_le_bytes));
+            let error = error!(
+                Disagreement,
+                "new_group wants the same ranks on every rank: this rank gives {:?}, rank {} gives {:?}",
+                ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(),
+                self.origin(Rank(other as u32)),
+                other_ranks.collect::<Vec<_>>()
+            );
+            return Err(error.on_rank(self.origin_rank()));
         }
+        let group = ranks.contains(&self.rank()).then_some(ranks);
+        self.split_into(group, deadline).map_err(|e| e.on_rank(self.origin_rank()))
+    }
+
+    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make those of theirs at the same
+    /// time. That it has exactly the group's members is checked: buffers are as long as the group says. Collective.
+    pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
+        let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
+        let (Some(group), Some(place)) = (group, place) else {
+            self.backend.split(None, 0, deadline)?;
+            return Ok(None);
+        };
+        // The first member's number is a color that no other group has.
+        let backend = self.backend.split(group.first().map(|rank| rank.0), place as u32, deadline)?;
+        let members = backend.iter().flat_map(|b| (0..b.world_size()).map(|rank| b.origin(Rank(rank))));
+        if !members.eq(group.iter().map(|rank| self.origin(*rank))) {
+            let error = error!(Disagreement, "ranks that split at the same time wanted different groups");
+            self.abort_with(&error);
+            return Err(error);
+        }
+        Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
     }
 
     /// A buffer of zeros in memory that the communicator owns, from which peers read without a copy in between. Every rank
@@ -206,8 +239,12 @@ impl Communicator {
     /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract of [`Communicator`].
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
-        let buffer = self.backend.allocate(shape.byte_len(data_type), self.deadline());
+        let buffer = self.allocate_bytes(shape.byte_len(data_type), self.deadline());
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
+    }
+
+    pub(crate) fn allocate_bytes(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        self.backend.allocate(byte_len, deadline)
     }
 
     /// Runs a call whose rules of types and shapes have been checked. Alignment and overlap are checked here.
@@ -233,29 +270,35 @@ impl Communicator {
     }
 
     /// Gives every rank the bytes of every rank. Collective; the lengths may differ.
-    pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];
-        self.gather_all(purpose, &[bytes.len() as i64], &mut lens)?;
+        self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
         let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);
         let mut all = vec![0u8; longest * n];
-        self.gather_all(purpose, &padded, &mut all)?;
+        self.gather_all(purpose, &padded, &mut all, deadline)?;
         if longest == 0 {
             return Ok(vec![Vec::new(); n]);
         }
         Ok(all.chunks(longest).zip(lens).map(|(chunk, len)| chunk[..len as usize].to_vec()).collect())
     }
 
-    fn gather_all<T: crate::Element>(&self, purpose: Purpose, input: &[T], output: &mut [T]) -> Result<()> {
+    fn gather_all<T: crate::Element>(
+        &self,
+        purpose: Purpose,
+        input: &[T],
+        output: &mut [T],
+        deadline: Instant,
+    ) -> Result<()> {
         let collective = crate::collective::Collective::AllGather;
         let call = Call { collective, data_type: T::DATA_TYPE, block_elements: input.len() };
         if output.len() != input.len() * self.world_size() as usize {
             return Err(error!(System, "an exchange with a wrong length"));
         }
         // SAFETY: both slices are as long as the call says, and borrowed during it.
-        unsafe { self.run(purpose, &call, None, input.as_ptr().cast(), output.as_mut_ptr().cast(), self.deadline()) }
+        unsafe { self.run(purpose, &call, None, input.as_ptr().cast(), output.as_mut_ptr().cast(), deadline) }
     }
 
     /// Ends the communicator because of this rank's own error.

@@ -1,4 +1,7 @@
 //! The floating-point environment of reductions and casts: nearest even, no flush to zero, whatever the caller set.
+//!
+//! The instructions that change it count as touching all memory, so that loads and stores, and the arithmetic between them,
+//! stay on their side.
 
 /// Runs `work` in the default floating-point environment of the processor and puts the caller's back.
 #[cfg(target_arch = "x86_64")]
@@ -14,7 +17,7 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     impl Drop for Restore {
         fn drop(&mut self) {
             // SAFETY: loads a value that `stmxcsr` gave on this thread.
-            unsafe { asm!("ldmxcsr [{}]", in(reg) &self.0, options(nostack, readonly)) };
+            unsafe { asm!("ldmxcsr [{}]", in(reg) &self.0, options(nostack)) };
         }
     }
 
@@ -26,7 +29,7 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(current);
     // SAFETY: this is the environment that Rust assumes; the caller's comes back when `_restore` is dropped.
-    unsafe { asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack, readonly)) };
+    unsafe { asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack)) };
     work()
 }
 
@@ -39,7 +42,7 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     impl Drop for Restore {
         fn drop(&mut self) {
             // SAFETY: writes back a value that was read on this thread.
-            unsafe { asm!("msr fpcr, {}", in(reg) self.0, options(nostack, nomem)) };
+            unsafe { asm!("msr fpcr, {}", in(reg) self.0, options(nostack)) };
         }
     }
 
@@ -51,7 +54,7 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(current);
     // SAFETY: zero is the default environment, which Rust assumes; the caller's comes back when `_restore` is dropped.
-    unsafe { asm!("msr fpcr, xzr", options(nostack, nomem)) };
+    unsafe { asm!("msr fpcr, xzr", options(nostack)) };
     work()
 }
 

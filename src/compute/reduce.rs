@@ -166,3 +166,27 @@ unsafe fn reduce_bools(reduce_op: ReduceOperation, sources: &[*const u8], target
         }
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::arch::asm;
+
+    use super::*;
+
+    #[test]
+    fn a_caller_that_flushes_to_zero_gets_the_same_sums() {
+        let tiny = [f32::from_bits(1); 600];
+        let sources = [tiny.as_ptr().cast::<u8>(), tiny.as_ptr().cast::<u8>()];
+        let mut sum = [0f32; 600];
+        let (mut before, flushing) = (0u32, 0x9fc0u32);
+        // SAFETY: sets the thread's control register for the one call between, which does not depend on it, and puts it back;
+        // the slices are as long as the call says.
+        unsafe {
+            asm!("stmxcsr [{}]", in(reg) &mut before, options(nostack));
+            asm!("ldmxcsr [{}]", in(reg) &flushing, options(nostack));
+            reduce(ReduceOperation::Sum, DataType::Float32, &sources, sum.as_mut_ptr().cast(), sum.len());
+            asm!("ldmxcsr [{}]", in(reg) &before, options(nostack));
+        }
+        assert!(sum.iter().all(|x| x.to_bits() == 2));
+    }
+}

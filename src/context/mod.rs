@@ -163,6 +163,8 @@ impl ExecutionContext {
         inputs: impl IntoIterator<Item = (&'i str, Result<TensorView<'i>>)>,
         outputs: impl IntoIterator<Item = (&'o str, Result<TensorViewMut<'o>>)>,
     ) -> Result<()> {
+        // A call before may have panicked in one of its iterators.
+        self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
             self.attached.check(&self.shapes, &self.scratch)?;
             // SAFETY: just checked, and the views borrow their memory until this function returns.

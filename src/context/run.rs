@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::collective::{Call, check_buffers, overlap};
+use crate::collective::{Call, overlap};
 use crate::comm::Communicator;
 use crate::compute;
 use crate::data_type::DataType;
@@ -13,7 +13,6 @@ use crate::engine::{EngineInner, IoMode, Location, Place, Region, infer_shapes};
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{Buffer, RawTensor};
 use crate::network::{Layer, LayerBody, LayerId, PluginCall, ShuffleSteps, Source, TensorId};
-use crate::rank::GroupRank;
 use crate::shape::Shape;
 use crate::stream::{lock, panic_message};
 
@@ -86,7 +85,7 @@ impl RunIo {
 impl Shapes {
     /// Works out every shape, once all inputs have theirs.
     pub(super) fn infer(engine: &EngineInner, inputs: Vec<Option<Shape>>) -> Result<Self> {
-        let EngineInner { network, analysis, memory, .. } = engine;
+        let EngineInner { network, analysis, .. } = engine;
         let mut shapes = Shapes { inputs, tensors: Vec::new(), calls: Vec::new(), shuffles: Vec::new() };
         if shapes.inputs.iter().any(Option::is_none) {
             return Ok(shapes);
@@ -104,20 +103,7 @@ impl Shapes {
             return Err(error);
         }
         shapes.tensors = inferred.into_iter().map(Option::unwrap_or_default).collect();
-        for (i, location) in memory.locations.iter().enumerate() {
-            let byte_len = shapes.tensors[i].byte_len(analysis.types[i]);
-            if let Location::Region(Place { byte_len: room, .. }) = location
-                && byte_len > *room
-            {
-                let error = error!(
-                    InvalidShape,
-                    "{} {} is larger than at any point of the profile ({byte_len} bytes, {room} planned)",
-                    analysis.types[i],
-                    shapes.tensors[i]
-                );
-                return Err(error.about(|| format!("tensor {:?}", network.tensors[i].name)));
-            }
-        }
+        shapes.check_room(engine)?;
         shapes.calls = (network.layers.iter().zip(&analysis.collectives))
             .map(|(layer, resolved)| {
                 let resolved = resolved.as_ref()?;
@@ -132,6 +118,37 @@ impl Shapes {
         };
         shapes.shuffles = network.layers.iter().map(steps).collect::<Result<_>>()?;
         Ok(shapes)
+    }
+
+    /// Checks that every tensor fits the place that was planned for it. A plugin may make larger outputs between the points of
+    /// a profile than at any of them.
+    fn check_room(&self, engine: &EngineInner) -> Result<()> {
+        let EngineInner { network, analysis, memory, .. } = engine;
+        let check = |tensor: usize, place: &Place| {
+            let byte_len = self.tensors[tensor].byte_len(analysis.types[tensor]);
+            if byte_len <= place.byte_len {
+                return Ok(());
+            }
+            let error = error!(
+                InvalidShape,
+                "{} {} is larger than at any point of the profile ({byte_len} bytes, {} planned)",
+                analysis.types[tensor],
+                self.tensors[tensor],
+                place.byte_len
+            );
+            Err(error.about(|| format!("tensor {:?}", network.tensors[tensor].name)))
+        };
+        for (tensor, location) in memory.locations.iter().enumerate() {
+            if let Location::Region(place) = location {
+                check(tensor, place)?;
+            }
+        }
+        for (layer, place) in network.layers.iter().zip(&memory.scratch) {
+            if let Some(place) = place {
+                check(layer.outputs[0].index(), place)?;
+            }
+        }
+        Ok(())
     }
 
     /// The shape of every tensor.
@@ -161,10 +178,15 @@ impl Attached {
     pub(super) fn to(engine: Arc<EngineInner>, communicator: &Communicator) -> Result<Self> {
         let collectives = &engine.analysis.collectives;
         let in_schedule = || engine.analysis.schedule.iter().filter_map(|id| collectives[id.index()].as_ref());
-        let verdict = in_schedule().try_for_each(|layer| Roles::check(communicator, layer));
-        let calls = verdict.map(|()| engine.planned_calls.as_slice());
-        let region_bytes = agree(communicator, calls, &engine.fingerprint, engine.memory.communicator_bytes)?;
-        let mut roles_of = Roles::new(communicator);
+        // What can fail on this rank alone comes first, so that the other ranks learn of it.
+        let private = in_schedule()
+            .try_for_each(|layer| Roles::check(communicator, layer))
+            .and_then(|()| zeroed(engine.memory.private_bytes));
+        let calls = private.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
+        let deadline = communicator.deadline();
+        let own_bytes = engine.memory.communicator_bytes;
+        let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
+        let mut roles_of = Roles::new(communicator, deadline);
         let mut roles = vec![None; collectives.len()];
         for id in &engine.analysis.schedule {
             if let Some(layer) = &collectives[id.index()] {
@@ -174,9 +196,9 @@ impl Attached {
         let regions = Regions {
             communicator: match region_bytes {
                 0 => None,
-                bytes => Some(communicator.allocate(DataType::Uint8, Shape::new(&[bytes])?)?),
+                bytes => Some(communicator.allocate_bytes(bytes, deadline)?),
             },
-            private: Some(zeroed(engine.memory.private_bytes)?),
+            private: Some(private?),
         };
         let mut attached = Attached {
             used: Vec::new(),
@@ -242,7 +264,7 @@ impl Attached {
     fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
         let data_type = self.engine.io[index].data_type;
         let Some(raw) = bound else {
-            if self.used[index] {
+            if self.used[index] && shape.element_count() > 0 {
                 bail!(NotReady, "nothing is bound to it; it is {data_type} {shape}");
             }
             return Ok(());
@@ -301,14 +323,7 @@ impl Attached {
                     )));
                 };
                 let (start, end) = (other_range.start, out_range.start);
-                match self.role(layer) {
-                    Role::Member(communicator) => {
-                        let (rank, n) = (GroupRank(communicator.rank().0), communicator.world_size() as usize);
-                        check_buffers(call, rank, n, start, end).map_err(about)?;
-                    }
-                    Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, start, end).map_err(about)?,
-                    Role::Skip => {}
-                }
+                self.role(layer).check_buffers(call, start, end).map_err(about)?;
             }
         }
         Ok(())

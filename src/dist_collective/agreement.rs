@@ -1,5 +1,7 @@
 //! The comparison that ranks make, once, when a communicator is set: does everybody have the same collective calls?
 
+use std::time::Instant;
+
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -53,6 +55,7 @@ pub(crate) fn agree(
     verdict: Result<&[PlannedCall]>,
     plan: &str,
     region_bytes: usize,
+    deadline: Instant,
 ) -> Result<usize> {
     let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
     let mut hash = Sha256::new();
@@ -62,10 +65,10 @@ pub(crate) fn agree(
     }
     let summary =
         Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), region_bytes: region_bytes as u64 };
-    let all: Vec<Summary> = exchange(communicator, &summary)?;
+    let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
     if all.iter().any(|s| !s.accepts) {
-        let texts: Vec<String> =
-            exchange(communicator, &verdict.as_ref().err().map_or_else(String::new, Error::to_string))?;
+        let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
+        let texts: Vec<String> = exchange(communicator, &own, deadline)?;
         verdict?;
         let refusals = (0..all.len()).filter(|&r| !all[r].accepts);
         let name = |r: usize| communicator.origin(Rank(r as u32));
@@ -74,16 +77,20 @@ pub(crate) fn agree(
     }
     if all.iter().any(|s| s.calls != summary.calls) {
         let mine: Vec<(&str, &str)> = calls.iter().map(|c| (c.subject.as_str(), c.call.as_str())).collect();
-        let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine))?;
+        let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
     Ok(all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize)
 }
 
-fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(communicator: &Communicator, value: &T) -> Result<Vec<U>> {
+fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(
+    communicator: &Communicator,
+    value: &T,
+    deadline: Instant,
+) -> Result<Vec<U>> {
     let damaged = |e| error!(System, "a rank sent a comparison that cannot be read").with_source(e);
     let bytes = postcard::to_stdvec(value).map_err(damaged)?;
-    let all = communicator.exchange(Purpose::SetCommunicator, &bytes)?;
+    let all = communicator.exchange(Purpose::SetCommunicator, &bytes, deadline)?;
     all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(damaged)).collect()
 }
 

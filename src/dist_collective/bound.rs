@@ -51,6 +51,17 @@ impl Role {
         matches!(self, Role::Identity) || self.group_rank().is_some_and(|rank| call.writes_output(rank))
     }
 
+    /// Checks alignment and overlap of the buffers that a call uses on this rank.
+    pub(crate) fn check_buffers(&self, call: &Call, input: usize, output: usize) -> Result<()> {
+        match self {
+            Role::Skip => Ok(()),
+            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, input, output),
+            Role::Member(communicator) => {
+                check_buffers(call, GroupRank(communicator.rank().0), communicator.world_size() as usize, input, output)
+            }
+        }
+    }
+
     /// Runs the layer's call.
     ///
     /// # Safety
@@ -68,8 +79,7 @@ impl Role {
         match self {
             Role::Skip => Ok(()),
             Role::Identity => {
-                check_buffers(&call.of_one_rank(), GroupRank(0), 1, input.addr(), output.addr())
-                    .map_err(|e| e.about(|| subject.to_owned()))?;
+                self.check_buffers(call, input.addr(), output.addr()).map_err(|e| e.about(|| subject.to_owned()))?;
                 // SAFETY: the caller's promise.
                 unsafe { compute::copy(input, output, call.block_bytes()) };
                 Ok(())
@@ -85,12 +95,13 @@ impl Role {
 /// The roles of this rank in the layers of one plan. Each set of participants is split off once.
 pub(crate) struct Roles<'a> {
     communicator: &'a Communicator,
+    deadline: Instant,
     groups: Vec<(Groups, Role)>,
 }
 
 impl<'a> Roles<'a> {
-    pub(crate) fn new(communicator: &'a Communicator) -> Self {
-        Roles { communicator, groups: Vec::new() }
+    pub(crate) fn new(communicator: &'a Communicator, deadline: Instant) -> Self {
+        Roles { communicator, deadline, groups: Vec::new() }
     }
 
     /// Whether a layer fits the communicator. Not collective.
@@ -138,15 +149,7 @@ impl<'a> Roles<'a> {
             // Nobody to talk to: a member is alone, the others skip.
             return Ok(if groups.contains(rank) { Role::Identity } else { Role::Skip });
         }
-        let place = groups.group_of(rank).and_then(|group| {
-            let key = group.iter().position(|member| *member == rank)?;
-            Some((group.first()?.0, key as u32))
-        });
-        let communicator = match place {
-            // The first member's number is a color that no other group has.
-            Some((color, key)) => self.communicator.split(Some(color), key)?,
-            None => self.communicator.split(None, 0)?,
-        };
+        let communicator = self.communicator.split_into(groups.group_of(rank), self.deadline)?;
         Ok(communicator.map_or(Role::Skip, Role::Member))
     }
 }
@@ -197,10 +200,11 @@ impl DistCollectiveLayer {
             if layer.is_identity() { vec![] } else { vec![call] }
         });
         let on_rank = |e: crate::Error| e.on_rank(communicator.origin_rank());
-        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0);
+        let deadline = communicator.deadline();
+        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0, deadline);
         agreed.map_err(on_rank)?;
         let layer = verdict?;
-        let role = Roles::new(communicator).role(&layer).map_err(on_rank)?;
+        let role = Roles::new(communicator, deadline).role(&layer).map_err(on_rank)?;
         Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
     }
 }
@@ -290,7 +294,7 @@ impl BoundLayer {
     ///
     /// # Errors
     ///
-    /// A shape that the operation cannot take; from [`Work::wait`], misaligned, overlapping or null addresses, and see the
+    /// A shape that the operation cannot take; misaligned, overlapping or null addresses; from [`Work::wait`], see the
     /// contract of [`Communicator`].
     pub unsafe fn enqueue(
         &self,
@@ -302,6 +306,9 @@ impl BoundLayer {
         let shape = Shape::new(dims)?;
         self.layer.output_shape(self.data_type, &shape)?;
         let call = self.call(&shape);
+        self.role
+            .check_buffers(&call, input.addr(), output.addr())
+            .map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))?;
         let task = RawCall { bound: self.clone(), call, input, output };
         Ok(stream.submit(task, None))
     }

@@ -1,6 +1,7 @@
 //! Validation of a network: every rule that needs the whole description, all mistakes at once.
 
-use std::collections::{BTreeMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
@@ -42,6 +43,14 @@ impl Analysis {
 /// Checks every rule that the whole network shows.
 pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
     let mut mistakes = Vec::new();
+    for layer in network.layers.iter().filter(|layer| !layer.has_right_arity()) {
+        let (inputs, outputs) = (count_of(layer.inputs.len(), "input"), count_of(layer.outputs.len(), "output"));
+        mistakes
+            .push(error!(InvalidNetwork, "its kind does not have {inputs} and {outputs}").about(|| layer.subject()));
+    }
+    if !mistakes.is_empty() {
+        return Err(Error::from_mistakes(mistakes));
+    }
     check_names(network, &mut mistakes);
     let schedule = schedule(network, &mut mistakes);
     let readers = readers(network, &schedule);
@@ -89,29 +98,34 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
 
 /// Each layer after those it depends on, otherwise in the order in which they were added.
 fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
-    let mut done = vec![false; network.layers.len()];
+    let layer_inputs = |i: usize| {
+        network.layers[i].inputs.iter().filter_map(|input| match network.tensors[input.index()].source {
+            Source::Input { .. } => None,
+            Source::Layer { layer, .. } => Some(layer.index()),
+        })
+    };
+    let mut waits_for: Vec<usize> = (0..network.layers.len()).map(|i| layer_inputs(i).count()).collect();
+    let mut followers = vec![Vec::new(); network.layers.len()];
+    for i in 0..network.layers.len() {
+        layer_inputs(i).for_each(|before| followers[before].push(i));
+    }
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        waits_for.iter().enumerate().filter(|(_, waits)| **waits == 0).map(|(i, _)| Reverse(i)).collect();
     let mut order = Vec::with_capacity(network.layers.len());
-    loop {
-        let before = order.len();
-        for (i, layer) in network.layers.iter().enumerate() {
-            let ready = layer.inputs.iter().all(|input| match network.tensors[input.index()].source {
-                Source::Input { .. } => true,
-                Source::Layer { layer, .. } => done[layer.index()],
-            });
-            if !done[i] && ready {
-                done[i] = true;
-                order.push(LayerId(i as u32));
+    while let Some(Reverse(i)) = ready.pop() {
+        order.push(LayerId(i as u32));
+        for &follower in &followers[i] {
+            waits_for[follower] -= 1;
+            if waits_for[follower] == 0 {
+                ready.push(Reverse(follower));
             }
-        }
-        if order.len() == before {
-            break;
         }
     }
     let stuck: Vec<String> = network
         .layers
         .iter()
-        .zip(&done)
-        .filter(|(_, done)| !**done)
+        .zip(&waits_for)
+        .filter(|(_, waits)| **waits > 0)
         .map(|(layer, _)| format!("{:?}", layer.name()))
         .collect();
     if !stuck.is_empty() {

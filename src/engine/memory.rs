@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::analysis::Analysis;
+use crate::error::{Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 
 /// The alignment of tensors in a region, in bytes.
@@ -63,7 +64,7 @@ struct Allocation {
 }
 
 /// Plans the memory of an analyzed network.
-pub(crate) fn plan(network: &Network, analysis: &Analysis) -> MemoryPlan {
+pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan> {
     let tensor_count = network.tensors.len();
     let output_of = |tensor: TensorId| network.outputs.iter().position(|t| *t == tensor);
     let mut position = vec![0; network.layers.len()];
@@ -131,8 +132,13 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> MemoryPlan {
         }
     }
 
-    let communicator_bytes = place(&mut allocations, Region::Communicator);
-    let private_bytes = place(&mut allocations, Region::Private);
+    let place = |allocations: &mut [Allocation], region| {
+        place(allocations, region).ok_or_else(|| {
+            error!(InvalidNetwork, "the tensors inside the network need more memory than an address space has")
+        })
+    };
+    let communicator_bytes = place(&mut allocations, Region::Communicator)?;
+    let private_bytes = place(&mut allocations, Region::Private)?;
     let place_of = |number: usize| {
         let Allocation { region, offset, byte_len, .. } = allocations[number];
         Place { region, offset, byte_len }
@@ -143,7 +149,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> MemoryPlan {
         }
     }
     let scratch = scratch_allocation.into_iter().map(|allocation| allocation.map(place_of)).collect();
-    MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes }
+    Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes })
 }
 
 /// The most bytes that a tensor has at a point of the profile.
@@ -183,8 +189,8 @@ fn in_place_with(
 }
 
 /// Gives each allocation of a region an offset, large ones first, each at the lowest place that is free while it lives.
-/// Returns the region's length.
-fn place(allocations: &mut [Allocation], region: Region) -> usize {
+/// Returns the region's length; `None` where no address space has so much.
+fn place(allocations: &mut [Allocation], region: Region) -> Option<usize> {
     let mut order: Vec<usize> = (0..allocations.len()).filter(|&a| allocations[a].region == region).collect();
     order.sort_by_key(|&a| std::cmp::Reverse(allocations[a].byte_len));
     let mut region_len = 0;
@@ -200,17 +206,17 @@ fn place(allocations: &mut [Allocation], region: Region) -> usize {
             .collect();
         taken.sort_unstable();
         let len = padded(allocations[a].byte_len);
-        let mut offset = 0;
+        let mut offset = 0usize;
         for (start, taken_len) in taken {
-            if offset + len <= start {
+            if offset.checked_add(len)? <= start {
                 break;
             }
             offset = offset.max(start + taken_len);
         }
         allocations[a].offset = offset;
-        region_len = region_len.max(offset + len);
+        region_len = region_len.max(offset.checked_add(len)?);
     }
-    region_len
+    isize::try_from(region_len).is_ok().then_some(region_len)
 }
 
 /// Every tensor has some memory, so that no two that live together have the same address.

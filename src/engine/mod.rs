@@ -69,7 +69,7 @@ pub struct IoTensor {
 impl Engine {
     pub(crate) fn new(network: Network) -> Result<Self> {
         let analysis = analysis::analyze(&network)?;
-        let memory = memory::plan(&network, &analysis);
+        let memory = memory::plan(&network, &analysis)?;
         let io_tensor = |mode: IoMode, tensor: TensorId| {
             let derived = analysis.dims(tensor);
             let dims = match network.tensors[tensor.index()].source {

@@ -195,24 +195,19 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
             outputs: ids(&record.outputs)?,
             body: to_body(&record.body, registry)?,
         };
-        let arity_fits = match &layer.body {
-            LayerBody::Constant(_) => layer.inputs.is_empty() && layer.outputs.len() == 1,
-            LayerBody::Plugin(_) => !layer.outputs.is_empty(),
-            _ => layer.inputs.len() == 1 && layer.outputs.len() == 1,
-        };
-        if !arity_fits {
+        if !layer.has_right_arity() {
             return Err(damaged("a layer has a wrong number of inputs or outputs"));
         }
         layers.push(layer);
     }
     let (inputs, outputs) = (ids(&body.inputs)?, ids(&body.outputs)?);
+    let mut input_uses = vec![0; tensor_count];
+    inputs.iter().for_each(|input| input_uses[input.index()] += 1);
     let mut tensors = Vec::with_capacity(tensor_count);
     for (number, record) in body.tensors.into_iter().enumerate() {
         let id = TensorId(number as u32);
         let source = match record.source {
-            SourceRecord::Input { dims, profile } if inputs.iter().filter(|t| **t == id).count() == 1 => {
-                Source::Input { dims, profile }
-            }
+            SourceRecord::Input { dims, profile } if input_uses[number] == 1 => Source::Input { dims, profile },
             SourceRecord::Layer { layer, port }
                 if layers.get(layer as usize).and_then(|l| l.outputs.get(port as usize)) == Some(&id) =>
             {

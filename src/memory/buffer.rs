@@ -1,6 +1,6 @@
 //! Memory that a tensor owns.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
@@ -34,7 +34,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// Dimensions that are not a shape (see [`Shape::new`]).
+    /// Dimensions that are not a shape (see [`Shape::new`]), or more memory than there is.
     pub fn zeroed(data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Self> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         Self::with_shape(data_type, shape)
@@ -47,7 +47,9 @@ impl Buffer {
         };
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
-        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        let Some(memory) = NonNull::new(memory) else {
+            bail!(System, "no memory for {data_type} {shape}, {} bytes", shape.byte_len(data_type));
+        };
         Ok(Buffer { memory, layout, data_type, shape })
     }
 

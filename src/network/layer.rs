@@ -169,6 +169,15 @@ impl LayerBody {
 }
 
 impl Layer {
+    /// Whether the layer has as many inputs and outputs as its kind wants.
+    pub(crate) fn has_right_arity(&self) -> bool {
+        match &self.body {
+            LayerBody::Constant(_) => self.inputs.is_empty() && self.outputs.len() == 1,
+            LayerBody::Plugin(_) => !self.outputs.is_empty(),
+            _ => self.inputs.len() == 1 && self.outputs.len() == 1,
+        }
+    }
+
     fn info_mut(&mut self) -> Option<&mut Info> {
         match &mut self.body {
             LayerBody::DistCollective(_) => None,

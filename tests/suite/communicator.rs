@@ -329,3 +329,65 @@ fn an_in_process_communicator_has_a_rank() {
     one.all_reduce(&mut x, ReduceOperation::Sum).expect("the identity");
     assert_eq!(x[0].to_bits(), 0xffc1_2345, "a reduction over one rank changes no byte");
 }
+
+#[test]
+fn new_group_wants_one_list() {
+    let texts = on_ranks(3, |c| {
+        let list = if c.rank() == Rank(0) { [Rank(0), Rank(1)] } else { [Rank(1), Rank(2)] };
+        let error = c.new_group(&list).expect_err("two lists");
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        c.barrier().expect("every rank knows, so nothing is broken");
+        error.to_string()
+    });
+    assert_eq!(
+        texts[2],
+        "rank 2: new_group wants the same ranks on every rank: this rank gives [1, 2], rank 0 gives [0, 1]"
+    );
+}
+
+#[test]
+fn a_rank_that_leaves_is_noticed_by_one_that_waits_for_another() {
+    let (sender, told) = std::sync::mpsc::channel();
+    let told = std::sync::Arc::new(std::sync::Mutex::new(told));
+    let kinds = on_ranks(3, move |c| match c.rank().0 {
+        // Late: it comes when rank 1 has been told that rank 2 is gone.
+        0 => {
+            told.lock().expect("one rank locks").recv().expect("rank 1 is told");
+            Some(c.barrier().expect_err("rank 2 is gone").kind())
+        }
+        1 => {
+            let kind = c.barrier().expect_err("rank 2 is gone").kind();
+            sender.send(()).expect("rank 0 listens");
+            Some(kind)
+        }
+        _ => None,
+    });
+    assert_eq!(kinds, [Some(ErrorKind::PeerLost), Some(ErrorKind::PeerLost), None]);
+}
+
+#[test]
+fn threads_of_one_rank_take_turns_within_their_deadlines() {
+    let kinds = on_ranks(2, |c| {
+        if c.rank() == Rank(1) {
+            while c.check().is_ok() {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let other = c.clone();
+        let waiting = std::thread::spawn(move || other.barrier().expect_err("rank 1 does not come").kind());
+        // Whichever of the two has the turn, this one does not wait for ten seconds.
+        let kind = loop {
+            match c.with_timeout(SHORT).barrier() {
+                Ok(()) => panic!("rank 1 does not come"),
+                Err(error) if error.to_string().contains("another thread") => break error.kind(),
+                // This thread came first and has ended the communicator.
+                Err(error) => break error.kind(),
+            }
+        };
+        c.abort("enough");
+        waiting.join().expect("no panic");
+        Some(kind)
+    });
+    assert_eq!(kinds[0], Some(ErrorKind::DeadlineExceeded));
+}

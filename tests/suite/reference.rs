@@ -49,11 +49,13 @@ pub fn reduce(reduce_op: ReduceOperation, data_type: DataType, inputs: &[Bits]) 
     if let [one] = inputs {
         return one.clone();
     }
-    let shape = IxDyn(inputs[0].shape());
-    ArrayD::from_shape_fn(shape, |index| {
-        let elements: Vec<u64> = inputs.iter().map(|x| x[&index]).collect();
+    let flat: Vec<&[u64]> = inputs.iter().map(|x| x.as_slice().expect("row-major")).collect();
+    let element = |i: usize| {
+        let elements: Vec<u64> = flat.iter().map(|x| x[i]).collect();
         reduce_element(reduce_op, data_type, &elements)
-    })
+    };
+    let reduced = (0..inputs[0].len()).map(element).collect();
+    ArrayD::from_shape_vec(IxDyn(inputs[0].shape()), reduced).expect("as many elements")
 }
 
 fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u64]) -> u64 {

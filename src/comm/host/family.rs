@@ -191,7 +191,7 @@ impl<'a> Patience<'a> {
                 return Err(describe(Trouble::Dead(error)));
             }
             if gone() {
-                return Err(describe(Trouble::Gone));
+                return Err(describe(self.unless_dead(Trouble::Gone)));
             }
             if self.spins_left > 0 {
                 self.spins_left -= 1;
@@ -202,11 +202,16 @@ impl<'a> Patience<'a> {
             } else {
                 let now = Instant::now();
                 if now >= self.deadline {
-                    return Err(describe(Trouble::Late));
+                    return Err(describe(self.unless_dead(Trouble::Late)));
                 }
                 self.sleep(self.deadline - now, || reached() || gone() || self.family.is_aborted());
             }
         }
+    }
+
+    /// A rank that aborts and leaves at once is told of by its reason: the abort was there before the departure.
+    fn unless_dead(&self, trouble: Trouble) -> Trouble {
+        self.family.check().map_or_else(Trouble::Dead, |()| trouble)
     }
 
     /// Sleeps unless `awake` already holds. Whoever makes it hold stores first and looks for sleepers then; a sleeper

@@ -13,8 +13,8 @@ mod family;
 mod segment;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use family::{Family, Patience};
 use segment::Segment;
@@ -29,6 +29,9 @@ use crate::memory::Buffer;
 use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::shape::Shape;
 use crate::stream::lock;
+
+/// How often a thread looks whether another thread of its rank has finished its call.
+const TURN_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The most bytes that are read inside one access window.
 const WINDOW_BYTES: usize = 64 << 10;
@@ -72,8 +75,54 @@ impl HostBackend {
         &self.segment.family
     }
 
+    /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
+        loop {
+            match self.progress.try_lock() {
+                Ok(guard) => return Ok(guard),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    bail!(DeadlineExceeded, "another thread of this rank was in a call until the deadline")
+                }
+                // Rare, and never on the way to a peer: no need for more than looking again.
+                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_INTERVAL),
+            }
+        }
+    }
+
+    /// Runs one collective in this rank's turn.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
+        self.check().map_err(|e| request.label(e))?;
+        progress.sequence += 1;
+        let mut run = Run { host: self, progress, request, finished: false };
+        let result = run.collective();
+        run.finished = result.is_ok();
+        let result = result.map_err(|error| {
+            let bare = error.to_string();
+            let error = request.label(error);
+            // What every rank finds out for itself is passed on without this rank's name of the layer.
+            let shared = family::is_shared(error.kind());
+            let reason = if shared { bare } else { error.to_string() };
+            self.family().abort(error.kind(), self.segment.member(self.rank), &reason);
+            error
+        });
+        // After an error, or a panic, dropping `run` waits until no peer reads this rank's buffers.
+        drop(run);
+        result
+    }
+
     /// Gathers one word pair from every rank, in rank order.
-    fn gather_words(&self, purpose: Purpose, words: [i64; 2], deadline: Instant) -> Result<Vec<[i64; 2]>> {
+    fn gather_words(
+        &self,
+        progress: &mut Progress,
+        purpose: Purpose,
+        words: [i64; 2],
+        deadline: Instant,
+    ) -> Result<Vec<[i64; 2]>> {
         let mut all = vec![[0i64; 2]; self.segment.len()];
         let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 2 };
         let request = Request {
@@ -84,13 +133,13 @@ impl HostBackend {
             deadline,
         };
         // SAFETY: the input holds two elements, and the output two for each rank; both are local and apart.
-        unsafe { self.run(&request)? };
+        unsafe { self.run_in_turn(progress, &request)? };
         Ok(all)
     }
 
-    fn barrier(&self, purpose: Purpose, deadline: Instant) -> Result<()> {
+    fn barrier(&self, progress: &mut Progress, purpose: Purpose, deadline: Instant) -> Result<()> {
         // SAFETY: without elements no buffer is used.
-        unsafe { self.run(&Request::barrier(purpose, deadline)) }
+        unsafe { self.run_in_turn(progress, &Request::barrier(purpose, deadline)) }
     }
 }
 
@@ -108,34 +157,21 @@ impl Backend for HostBackend {
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        let mut progress = lock(&self.progress);
-        self.check().map_err(|e| request.label(e))?;
-        progress.sequence += 1;
-        let mut run = Run { host: self, progress: &mut progress, request, finished: false };
-        let result = run.collective();
-        run.finished = result.is_ok();
-        let result = result.map_err(|error| {
-            let bare = error.to_string();
-            let error = request.label(error);
-            // What every rank finds out for itself is passed on without this rank's name of the layer.
-            let shared = family::is_shared(error.kind());
-            let reason = if shared { bare } else { error.to_string() };
-            self.family().abort(error.kind(), self.segment.member(self.rank), &reason);
-            error
-        });
-        // After an error, or a panic, dropping `run` waits until no peer reads this rank's buffers.
-        drop(run);
-        result
+        let mut progress = self.turn(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_in_turn(&mut progress, request) }
     }
 
     fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        // One turn for all steps: no call of another thread comes between them.
+        let progress = &mut *self.turn(deadline)?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let all = self.gather_words(Purpose::Split, mine, deadline)?;
+        let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
         // The first member of each group makes its segment; everybody then takes theirs, between two barriers.
         let group = color.map(|color| {
             let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
             members.sort_by_key(|&r| all[r][1]);
-            let entry = (Arc::as_ptr(&self.segment) as usize, lock(&self.progress).sequence, color);
+            let entry = (Arc::as_ptr(&self.segment) as usize, progress.sequence, color);
             (members, entry)
         });
         let leads = |members: &[usize]| members.first() == Some(&self.rank.index());
@@ -144,9 +180,9 @@ impl Backend for HostBackend {
             let segment = Arc::new(Segment::new(Arc::clone(&self.segment.family), ranks));
             lock(&self.nursery).insert(*entry, segment);
         }
-        let made = self.barrier(Purpose::Split, deadline);
+        let made = self.barrier(progress, Purpose::Split, deadline);
         let segment = group.as_ref().and_then(|(_, entry)| lock(&self.nursery).get(entry).cloned());
-        let taken = made.and_then(|()| self.barrier(Purpose::Split, deadline));
+        let taken = made.and_then(|()| self.barrier(progress, Purpose::Split, deadline));
         if let Some((_, entry)) = group.as_ref().filter(|(members, _)| leads(members)) {
             lock(&self.nursery).remove(entry);
         }
@@ -160,7 +196,8 @@ impl Backend for HostBackend {
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        let all = self.gather_words(Purpose::Allocate, [byte_len as i64, 0], deadline)?;
+        let progress = &mut *self.turn(deadline)?;
+        let all = self.gather_words(progress, Purpose::Allocate, [byte_len as i64, 0], deadline)?;
         if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
             // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
             bail!(
@@ -170,7 +207,9 @@ impl Backend for HostBackend {
                 all[other][0]
             );
         }
-        Buffer::with_shape(DataType::Uint8, Shape::new(&[byte_len])?)
+        let buffer = Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
+        // The other ranks may have theirs: they must not wait for this one.
+        buffer.inspect_err(|error| self.abort(error.kind(), &error.to_string()))
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
@@ -282,8 +321,7 @@ impl Run<'_> {
             let slot = segment.slot(peer);
             patience.wait_until(
                 || slot.reached(phase),
-                // A rank that left raised its last phase before; so look at the phase once more.
-                || slot.has_departed() && !slot.reached(phase),
+                || segment.lacks_departed(phase),
                 |trouble| self.describe(trouble, phase),
             )?;
         }

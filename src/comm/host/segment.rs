@@ -13,6 +13,8 @@ pub(super) struct Segment {
     /// The members by their numbers in the communicator that the family began with.
     members: Box<[Rank]>,
     slots: Box<[Slot]>,
+    /// How many members have left.
+    departures: AtomicU32,
 }
 
 /// What one rank says. Only that rank writes it.
@@ -87,7 +89,7 @@ impl Segment {
                 postings: Default::default(),
             })
             .collect();
-        Segment { family, members, slots }
+        Segment { family, members, slots, departures: AtomicU32::new(0) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -110,7 +112,14 @@ impl Segment {
 
     pub(super) fn depart(&self, rank: GroupRank) {
         self.slot(rank).departed.store(1, Ordering::SeqCst);
+        self.departures.fetch_add(1, Ordering::SeqCst);
         self.family.wake(self.members.iter().copied());
+    }
+
+    /// Whether a member has left without having come to `phase`. (It raised its last phase before it left.)
+    pub(super) fn lacks_departed(&self, phase: u32) -> bool {
+        self.departures.load(Ordering::SeqCst) > 0
+            && self.slots.iter().any(|slot| slot.has_departed() && !slot.reached(phase))
     }
 
     /// Runs `access`, which reads peers' buffers, inside an access window; not at all once an abort has begun.
