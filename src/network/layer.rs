@@ -110,6 +110,11 @@ impl CastLayer {
     pub fn to(&self) -> DataType {
         self.to
     }
+
+    /// Sets the type to convert to.
+    pub fn set_to(&mut self, to: DataType) {
+        self.to = to;
+    }
 }
 
 impl ConstantLayer {
