@@ -51,7 +51,7 @@ pub use builder::Builder;
 pub use collective::{
     Call, Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, DEFAULT_TIMEOUT, Operands};
+pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, Operands};
 pub use context::{Bindings, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};

@@ -1,6 +1,7 @@
 //! The communicator: the ranks that do collectives together.
 
 mod backend;
+mod builder;
 mod eager;
 mod host;
 mod signature;
@@ -9,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use builder::CommunicatorBuilder;
 pub use eager::Operands;
 
 use crate::collective::{Call, check_buffers};
@@ -79,10 +81,15 @@ impl Communicator {
         if world_size == 0 {
             bail!(InvalidArgument, "a communicator has at least one rank");
         }
-        Ok(host::in_process(world_size)
+        Ok(host::in_process(world_size)?
             .into_iter()
             .map(|backend| Self::new(Arc::new(backend), DEFAULT_TIMEOUT))
             .collect())
+    }
+
+    /// A communicator between processes of this machine; see [`CommunicatorBuilder`].
+    pub fn builder() -> CommunicatorBuilder {
+        CommunicatorBuilder::default()
     }
 
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {

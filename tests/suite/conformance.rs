@@ -82,24 +82,33 @@ pub fn run_case(communicator: &Communicator, case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// A quarter of the cases on `n` ranks that live through them all. Quarters, so that each is far from its deadline also on a
-/// machine that is busy with other things.
-fn conforms(n: u32, quarter: usize) {
-    let (cases, deadline) = match std::env::var("DCL_EXHAUSTIVE") {
-        Ok(value) if value == "1" => (exhaustive(n), Duration::from_secs(3600)),
-        _ => (pairwise(n), DEADLINE),
-    };
-    let cases: Vec<Case> = cases.into_iter().skip(quarter).step_by(4).collect();
-    let count = cases.len();
-    assert!(count > 50, "the cases of a quarter, {count}");
-    let results = on_ranks_within(deadline, n, move |communicator| {
-        for case in &cases {
-            if let Err(error) = run_case(&communicator, case) {
-                panic!("{case:?}: {error}");
-            }
+/// How long a quarter of the cases may take.
+pub fn deadline() -> Duration {
+    if is_exhaustive() { Duration::from_secs(3600) } else { DEADLINE }
+}
+
+fn is_exhaustive() -> bool {
+    std::env::var("DCL_EXHAUSTIVE").is_ok_and(|value| value == "1")
+}
+
+/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on a machine that is busy with
+/// other things.
+pub fn run_quarter(communicator: &Communicator, quarter: usize) {
+    let n = communicator.world_size();
+    let cases = if is_exhaustive() { exhaustive(n) } else { pairwise(n) };
+    let mut count = 0;
+    for case in cases.iter().skip(quarter).step_by(4) {
+        if let Err(error) = run_case(communicator, case) {
+            panic!("{case:?}: {error}");
         }
-    });
-    println!("{count} cases on {} ranks", results.len());
+        count += 1;
+    }
+    assert!(count > 50, "the cases of a quarter, {count}");
+}
+
+/// A quarter of the cases on `n` threads that live through them all.
+fn conforms(n: u32, quarter: usize) {
+    on_ranks_within(deadline(), n, move |communicator| run_quarter(&communicator, quarter));
 }
 
 macro_rules! conformance_tests {

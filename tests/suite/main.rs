@@ -6,6 +6,7 @@ mod conformance;
 mod contexts;
 mod errors;
 mod networks;
+mod processes;
 
 mod ranks;
 mod reference;

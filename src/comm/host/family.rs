@@ -1,7 +1,9 @@
 //! What a communicator and everything split from it share: whether it is still alive, and how its ranks sleep and wake.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, sleep_on, wake_all};
@@ -12,22 +14,29 @@ const REASON_BYTES: usize = 2048;
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
 pub(super) struct Family {
-    bells: Box<[Bell]>,
-    /// How many threads sleep or are about to.
-    sleepers: AtomicU32,
-    abort: AbortRecord,
+    memory: Arc<SharedMemory>,
+    world_size: u32,
     /// Whether every rank can have a processor of its own, so that spinning makes sense.
     may_spin: bool,
 }
 
+/// The part of a family that is there once.
+#[repr(C, align(128))]
+struct Header {
+    /// How many threads sleep or are about to.
+    sleepers: AtomicU32,
+    abort: AbortRecord,
+}
+
 /// One rank's futex, on cache lines of its own.
-#[repr(align(128))]
+#[repr(C, align(128))]
 struct Bell {
     rings: AtomicU32,
     sleepers: AtomicU32,
 }
 
 /// Who ended the communicator, and why. Plain words, for memory that processes share.
+#[repr(C)]
 struct AbortRecord {
     state: AtomicU32,
     kind: AtomicU32,
@@ -35,6 +44,11 @@ struct AbortRecord {
     len: AtomicU32,
     reason: [AtomicU64; REASON_BYTES / 8],
 }
+
+// SAFETY: nothing but atomics.
+unsafe impl Shareable for Header {}
+// SAFETY: nothing but atomics.
+unsafe impl Shareable for Bell {}
 
 const ALIVE: u32 = 0;
 const ABORTING: u32 = 1;
@@ -49,30 +63,33 @@ pub(super) fn is_shared(kind: ErrorKind) -> bool {
 }
 
 impl Family {
-    pub(super) fn new(world_size: u32) -> Self {
+    /// How many bytes a family of so many ranks takes at the beginning of its memory.
+    pub(super) fn byte_len(world_size: u32) -> usize {
+        size_of::<Header>() + world_size as usize * size_of::<Bell>()
+    }
+
+    /// The family at the beginning of memory that is zeroed, or that ranks share already.
+    pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Family {
-            bells: (0..world_size).map(|_| Bell { rings: AtomicU32::new(0), sleepers: AtomicU32::new(0) }).collect(),
-            sleepers: AtomicU32::new(0),
-            abort: AbortRecord {
-                state: AtomicU32::new(ALIVE),
-                kind: AtomicU32::new(0),
-                rank: AtomicU32::new(0),
-                len: AtomicU32::new(0),
-                reason: std::array::from_fn(|_| AtomicU64::new(0)),
-            },
-            may_spin: world_size as usize <= processors,
-        }
+        Family { memory, world_size, may_spin: world_size as usize <= processors }
+    }
+
+    fn header(&self) -> &Header {
+        &self.memory.slice(0, 1)[0]
+    }
+
+    fn bells(&self) -> &[Bell] {
+        self.memory.slice(size_of::<Header>(), self.world_size as usize)
     }
 
     /// Whether an abort has begun. Sequentially consistent, to be ordered against the flag of an access window.
     pub(super) fn is_aborted(&self) -> bool {
-        self.abort.state.load(Ordering::SeqCst) != ALIVE
+        self.header().abort.state.load(Ordering::SeqCst) != ALIVE
     }
 
     /// Ends the communicator. The first reason stays.
     pub(super) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
-        let record = &self.abort;
+        let record = &self.header().abort;
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
@@ -90,14 +107,14 @@ impl Family {
         record.rank.store(rank.0, Ordering::Relaxed);
         record.len.store(end as u32, Ordering::Relaxed);
         record.state.store(ABORTED, Ordering::SeqCst);
-        for bell in &self.bells {
+        for bell in self.bells() {
             ring(bell);
         }
     }
 
     /// The error that every rank has once the communicator is dead.
     pub(super) fn check(&self) -> Result<()> {
-        let record = &self.abort;
+        let record = &self.header().abort;
         let mut state = record.state.load(Ordering::SeqCst);
         if state == ALIVE {
             return Ok(());
@@ -126,11 +143,11 @@ impl Family {
 
     /// Wakes those of `ranks` who sleep. What they wait for was stored, sequentially consistent, before.
     pub(super) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
-        if self.sleepers.load(Ordering::SeqCst) == 0 {
+        if self.header().sleepers.load(Ordering::SeqCst) == 0 {
             return;
         }
         for rank in ranks {
-            let bell = &self.bells[rank.index()];
+            let bell = &self.bells()[rank.index()];
             if bell.sleepers.load(Ordering::SeqCst) > 0 {
                 ring(bell);
             }
@@ -169,7 +186,7 @@ impl<'a> Patience<'a> {
         const YIELDS: u32 = 20;
         Patience {
             family,
-            bell: &family.bells[rank.index()],
+            bell: &family.bells()[rank.index()],
             deadline,
             spins_left: if family.may_spin { SPINS } else { 0 },
             yields_left: YIELDS,
@@ -218,12 +235,12 @@ impl<'a> Patience<'a> {
     /// counts itself first and looks at the stores then; so one of the two sees the other.
     fn sleep(&self, timeout: Duration, awake: impl FnOnce() -> bool) {
         self.bell.sleepers.fetch_add(1, Ordering::SeqCst);
-        self.family.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.family.header().sleepers.fetch_add(1, Ordering::SeqCst);
         let rings = self.bell.rings.load(Ordering::SeqCst);
         if !awake() {
             sleep_on(&self.bell.rings, rings, timeout);
         }
-        self.family.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.family.header().sleepers.fetch_sub(1, Ordering::SeqCst);
         self.bell.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }

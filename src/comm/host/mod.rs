@@ -1,40 +1,43 @@
-//! The host backend: ranks of one machine that read each other's memory.
+//! The host backend: ranks of one machine, threads of one process or of several.
 //!
-//! A collective begins with a *posting*: each rank writes its signature and the addresses of its buffers into its own
-//! [`Slot`](segment::Slot), then raises its phase. When a rank has seen all phases, it compares all signatures. Then it
-//! fetches, from the buffers of its peers, what it needs; a last phase says that it has done so, and nobody returns before
-//! that.
+//! A collective begins with a *posting*: each rank writes its signature into its own [`Slot`](segment::Slot), then raises its
+//! phase. When a rank has seen all phases, it compares all signatures. Then the elements move, in one of two ways.
 //!
-//! A rank touches a peer's buffer only inside an *access window*: short, without waiting, opened only while the abort word
-//! is not set. A rank that fails sets the abort word and then waits the open windows out; so when it returns, nobody reads
-//! its memory any more.
+//! *Directly* (`direct`), where all ranks are threads of one process: a rank reads its peers' buffers, whose addresses are in
+//! the postings, inside *access windows*: short, without waiting, opened only while the abort word is not set. A rank that
+//! fails sets the abort word and then waits the open windows out; so when it returns, nobody reads its memory any more.
+//!
+//! *Over stages* (`staged`), where processes do not see each other's buffers: each rank copies what others need into its
+//! stage, in shared memory, piece by piece. A rank only ever touches its own buffers and shared memory.
 
+mod direct;
 mod family;
+mod meeting;
+mod office;
 mod segment;
+mod shared_memory;
+mod staged;
+mod wire;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use family::{Family, Patience};
-use segment::Segment;
+pub(crate) use meeting::Guest;
+use office::{Office, SplitKey};
+use segment::{LEFT, Segment};
 
 use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
-use crate::collective::{Call, Collective, ReduceOperation};
-use crate::compute;
+use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::Buffer;
 use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::shape::Shape;
-use crate::stream::lock;
 
 /// How often a thread looks whether another thread of its rank has finished its call.
 const TURN_INTERVAL: Duration = Duration::from_micros(100);
-
-/// The most bytes that are read inside one access window.
-const WINDOW_BYTES: usize = 64 << 10;
 
 /// One rank of a host communicator.
 pub(crate) struct HostBackend {
@@ -42,8 +45,7 @@ pub(crate) struct HostBackend {
     rank: GroupRank,
     /// Held during a call, so that two threads of one rank take turns.
     progress: Mutex<Progress>,
-    /// Where split communicators wait for their members, shared by the ranks of one process.
-    nursery: Arc<Nursery>,
+    office: Arc<Office>,
 }
 
 /// How far this rank has come. It is the same on every rank between calls.
@@ -55,20 +57,24 @@ struct Progress {
     phase: u32,
 }
 
-/// Segments of communicators that are being split, by the parent, its sequence number and the color.
-type Nursery = Mutex<HashMap<(usize, u64, u32), Arc<Segment>>>;
-
 /// The ranks of a new communicator whose ranks are threads of this process.
-pub(crate) fn in_process(world_size: u32) -> Vec<HostBackend> {
-    let family = Arc::new(Family::new(world_size));
-    let segment = Arc::new(Segment::new(family, (0..world_size).map(Rank).collect()));
-    let nursery = Arc::new(Nursery::default());
-    (0..world_size).map(|rank| HostBackend::new(Arc::clone(&segment), GroupRank(rank), Arc::clone(&nursery))).collect()
+pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
+    let root = Arc::new(Segment::in_process(world_size)?);
+    let office = Arc::new(Office::in_process(&root));
+    Ok((0..world_size).map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office))).collect())
+}
+
+/// This process's ranks of a communicator between processes.
+pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
+    let (root, office) = meeting::meet(guest)?;
+    let office = Arc::new(office);
+    let ranks = guest.first_rank..guest.first_rank + guest.rank_count;
+    Ok(ranks.map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office))).collect())
 }
 
 impl HostBackend {
-    fn new(segment: Arc<Segment>, rank: GroupRank, nursery: Arc<Nursery>) -> Self {
-        HostBackend { segment, rank, progress: Mutex::default(), nursery }
+    fn new(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>) -> Self {
+        HostBackend { segment, rank, progress: Mutex::default(), office }
     }
 
     fn family(&self) -> &Family {
@@ -136,11 +142,6 @@ impl HostBackend {
         unsafe { self.run_in_turn(progress, &request)? };
         Ok(all)
     }
-
-    fn barrier(&self, progress: &mut Progress, purpose: Purpose, deadline: Instant) -> Result<()> {
-        // SAFETY: without elements no buffer is used.
-        unsafe { self.run_in_turn(progress, &Request::barrier(purpose, deadline)) }
-    }
 }
 
 impl Backend for HostBackend {
@@ -167,32 +168,23 @@ impl Backend for HostBackend {
         let progress = &mut *self.turn(deadline)?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
-        // The first member of each group makes its segment; everybody then takes theirs, between two barriers.
-        let group = color.map(|color| {
-            let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
-            members.sort_by_key(|&r| all[r][1]);
-            let entry = (Arc::as_ptr(&self.segment) as usize, progress.sequence, color);
-            (members, entry)
-        });
-        let leads = |members: &[usize]| members.first() == Some(&self.rank.index());
-        if let Some((members, entry)) = group.as_ref().filter(|(members, _)| leads(members)) {
-            let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
-            let segment = Arc::new(Segment::new(Arc::clone(&self.segment.family), ranks));
-            lock(&self.nursery).insert(*entry, segment);
-        }
-        let made = self.barrier(progress, Purpose::Split, deadline);
-        let segment = group.as_ref().and_then(|(_, entry)| lock(&self.nursery).get(entry).cloned());
-        let taken = made.and_then(|()| self.barrier(progress, Purpose::Split, deadline));
-        if let Some((_, entry)) = group.as_ref().filter(|(members, _)| leads(members)) {
-            lock(&self.nursery).remove(entry);
-        }
-        taken?;
-        let Some((members, _)) = group else { return Ok(None) };
-        let place = members.iter().position(|&r| r == self.rank.index());
-        let (Some(segment), Some(place)) = (segment, place) else {
-            bail!(System, "the first rank of the group has not made its communicator");
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
+        members.sort_by_key(|&r| all[r][1]);
+        let Some(place) = members.iter().position(|&r| r == self.rank.index()) else {
+            bail!(System, "the exchange of colors lost this rank's own");
         };
-        Ok(Some(Box::new(HostBackend::new(segment, GroupRank(place as u32), Arc::clone(&self.nursery)))))
+        // The first member makes the segment, and everybody takes it.
+        let key = SplitKey { parent: self.segment.id, sequence: progress.sequence, color };
+        let taken = if place == 0 {
+            let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+            self.office.publish(key, &self.segment.family, ranks)
+        } else {
+            Ok(())
+        };
+        let taken = taken.and_then(|()| self.office.take(key, deadline, || self.check()));
+        let segment = taken.inspect_err(|error| self.abort(error.kind(), &error.to_string()))?;
+        Ok(Some(Box::new(HostBackend::new(segment, GroupRank(place as u32), Arc::clone(&self.office)))))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
@@ -223,7 +215,7 @@ impl Backend for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        self.segment.depart(self.rank);
+        self.segment.depart(self.rank, LEFT);
     }
 }
 
@@ -250,30 +242,11 @@ impl Drop for Run<'_> {
 impl Run<'_> {
     fn collective(&mut self) -> Result<()> {
         self.post()?;
-        let call = self.request.signature.call;
-        if call.block_elements == 0 {
-            return Ok(());
+        match self.request.signature.call.block_elements {
+            0 => Ok(()),
+            _ if self.host.segment.spans_processes => self.staged(),
+            _ => self.direct(),
         }
-        let n = self.host.segment.len();
-        let rank = self.host.rank;
-        let block = call.block_bytes();
-        match call.collective {
-            Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
-            Collective::AllGather => self.fetch_all(|_| 0, block)?,
-            Collective::AllToAll => self.fetch_all(|_| rank.index() * block, block)?,
-            Collective::Broadcast { root } => self.fetch(root, 0, 0, block)?,
-            Collective::Scatter { root } => self.fetch(root, rank.index() * block, 0, block)?,
-            Collective::Gather { root } if root == rank => self.fetch_all(|_| 0, block)?,
-            Collective::Reduce { reduce_op, root } if root == rank => {
-                self.reduce(reduce_op, 0, 0, call.block_elements)?;
-            }
-            Collective::Gather { .. } | Collective::Reduce { .. } => {}
-            Collective::ReduceScatter { reduce_op } => {
-                self.reduce(reduce_op, rank.index() * call.block_elements, 0, call.block_elements)?;
-            }
-        }
-        // With one rank there is nobody to say it to; otherwise nobody returns while a peer reads.
-        if n > 1 { self.next_phase() } else { Ok(()) }
     }
 
     /// Announces this rank's call, waits for all others' and compares them.
@@ -346,64 +319,16 @@ impl Run<'_> {
                 error!(DeadlineExceeded, "{what}: {} did not arrive before the deadline", missing(false))
             }
             family::Trouble::Gone => {
-                error!(PeerLost, "{what}: {} left the communicator while this rank waited", missing(true))
+                let peers = || (0..segment.len() as u32).map(GroupRank);
+                let died = peers().any(|r| segment.slot(r).has_died() && !segment.slot(r).reached(phase));
+                let how = if died { "died" } else { "left the communicator" };
+                error!(PeerLost, "{what}: {} {how} while this rank waited", missing(true))
             }
         }
     }
 
-    fn input_of(&self, peer: GroupRank) -> *const u8 {
-        self.host.segment.slot(peer).posting(self.progress.sequence).input()
-    }
-
-    fn output_of(&self, peer: GroupRank) -> *const u8 {
-        self.host.segment.slot(peer).posting(self.progress.sequence).output()
-    }
-
-    /// Copies `len` bytes from a peer's memory into this rank's output, window by window.
-    fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
-        let target = self.request.output.wrapping_add(target_offset);
-        if source == target.cast_const() {
-            return Ok(());
-        }
-        let mut done = 0;
-        while done < len {
-            let part = WINDOW_BYTES.min(len - done);
-            self.host.segment.window(self.host.rank, || {
-                // SAFETY: the peer posted a buffer that holds these bytes, and keeps it until its windows are closed; the
-                // output holds them by the contract of `run`; the in-place rules keep the two apart.
-                unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) }
-            })?;
-            done += part;
-        }
-        Ok(())
-    }
-
-    /// Copies a part of one peer's input into this rank's output.
-    fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize, len: usize) -> Result<()> {
-        self.copy_in(self.input_of(peer).wrapping_add(source_offset), target_offset, len)
-    }
-
-    /// Copies a block of every rank's input into the output, in rank order.
-    fn fetch_all(&self, source_offset: impl Fn(GroupRank) -> usize, block: usize) -> Result<()> {
-        // Each rank begins with its own block, so that not all read the same memory at once.
-        let n = self.host.segment.len();
-        for i in 0..n {
-            let peer = GroupRank(((self.host.rank.index() + i) % n) as u32);
-            self.fetch(peer, source_offset(peer), peer.index() * block, block)?;
-        }
-        Ok(())
-    }
-
-    /// Reduces a range of elements of all inputs into this rank's output, window by window.
-    fn reduce(
-        &self,
-        reduce_op: ReduceOperation,
-        source_start: usize,
-        target_start: usize,
-        element_count: usize,
-    ) -> Result<()> {
-        let data_type = self.request.signature.call.data_type;
-        let bytes = data_type.byte_len();
+    /// Makes the list of one address for each rank, in rank order, for a reduction.
+    fn with_sources<T>(&self, source_of: impl Fn(usize) -> *const u8, work: impl FnOnce(&mut [*const u8]) -> T) -> T {
         let n = self.host.segment.len();
         let mut few = [std::ptr::null(); MAX_STACK_RANKS];
         let mut many;
@@ -413,52 +338,10 @@ impl Run<'_> {
             many = vec![std::ptr::null(); n];
             &mut many[..]
         };
-        for (r, source) in sources.iter_mut().enumerate() {
-            *source = self.input_of(GroupRank(r as u32)).wrapping_add(source_start * bytes);
+        for (peer, source) in sources.iter_mut().enumerate() {
+            *source = source_of(peer);
         }
-        let mut target = self.request.output.wrapping_add(target_start * bytes);
-        let window = (WINDOW_BYTES / bytes / n).max(1);
-        let mut left = element_count;
-        while left > 0 {
-            let part = window.min(left);
-            self.host.segment.window(self.host.rank, || {
-                // SAFETY: as in `copy_in`, for every source; in place the target is one of the sources.
-                unsafe { compute::reduce(reduce_op, data_type, sources, target, part) }
-            })?;
-            for source in sources.iter_mut() {
-                *source = source.wrapping_add(part * bytes);
-            }
-            target = target.wrapping_add(part * bytes);
-            left -= part;
-        }
-        Ok(())
-    }
-
-    /// Each rank reduces its share of the elements, then fetches the others' shares.
-    fn all_reduce(&mut self, reduce_op: ReduceOperation) -> Result<()> {
-        let call = self.request.signature.call;
-        let n = self.host.segment.len();
-        let bytes = call.data_type.byte_len();
-        // Shares of whole cache lines, so that two ranks do not write the same one.
-        const LINE: usize = 64;
-        let share = call.block_elements.div_ceil(n).next_multiple_of(LINE);
-        let range = |r: usize| {
-            let start = (r * share).min(call.block_elements);
-            (start, share.min(call.block_elements - start))
-        };
-        let (start, len) = range(self.host.rank.index());
-        self.reduce(reduce_op, start, start, len)?;
-        if n == 1 {
-            return Ok(());
-        }
-        self.next_phase()?;
-        for i in 1..n {
-            let peer = (self.host.rank.index() + i) % n;
-            let (start, len) = range(peer);
-            let source = self.output_of(GroupRank(peer as u32)).wrapping_add(start * bytes);
-            self.copy_in(source, start * bytes, len * bytes)?;
-        }
-        Ok(())
+        work(sources)
     }
 }
 

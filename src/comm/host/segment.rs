@@ -3,35 +3,55 @@
 use std::sync::Arc;
 
 use super::family::Family;
+use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// One communicator: its members, and a slot for each.
+/// The bytes of a rank's stage that one round uses. A stage has two of them: one is read while the other is written.
+pub(super) const STAGE_BYTES: usize = 256 << 10;
+
+/// One communicator: its members, a slot for each, and where it spans processes, a stage for each.
 pub(super) struct Segment {
     pub(super) family: Arc<Family>,
+    /// The same in every process, and different for every segment of a family.
+    pub(super) id: u64,
     /// The members by their numbers in the communicator that the family began with.
     members: Box<[Rank]>,
-    slots: Box<[Slot]>,
+    memory: Arc<SharedMemory>,
+    /// Where the segment begins in its memory.
+    offset: usize,
+    /// Whether members live in several processes, so that they do not see each other's buffers.
+    pub(super) spans_processes: bool,
+}
+
+/// What is there once in a segment.
+#[repr(C, align(128))]
+struct Header {
     /// How many members have left.
     departures: AtomicU32,
 }
 
+// SAFETY: nothing but atomics.
+unsafe impl Shareable for Header {}
+// SAFETY: nothing but atomics.
+unsafe impl Shareable for Slot {}
+
 /// What one rank says. Only that rank writes it.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Slot {
     /// How many phases the rank has come, wrapping.
     phase: AtomicU32,
     /// 1 while the rank reads a peer's buffer.
     window: AtomicU32,
-    /// 1 when the rank has left.
+    /// Whether the rank has left, and how.
     departed: AtomicU32,
     /// The current posting and the one before: a rank may post its next call while a peer still reads its last.
     postings: [Posting; 2],
 }
 
 /// One rank's call, written before the phase that announces it is raised.
-#[derive(Default)]
+#[repr(C)]
 pub(super) struct Posting {
     words: [AtomicU64; 2],
     input: AtomicUsize,
@@ -76,20 +96,69 @@ impl Slot {
     pub(super) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::SeqCst) != 0
     }
+
+    pub(super) fn has_died(&self) -> bool {
+        self.departed.load(Ordering::SeqCst) == DIED
+    }
 }
 
+/// A rank that dropped its handle.
+pub(super) const LEFT: u32 = 1;
+/// A rank whose process ended without a word.
+pub(super) const DIED: u32 = 2;
+
 impl Segment {
-    pub(super) fn new(family: Arc<Family>, members: Box<[Rank]>) -> Self {
-        let slots = members
-            .iter()
-            .map(|_| Slot {
-                phase: AtomicU32::new(0),
-                window: AtomicU32::new(0),
-                departed: AtomicU32::new(0),
-                postings: Default::default(),
-            })
-            .collect();
-        Segment { family, members, slots, departures: AtomicU32::new(0) }
+    /// How many bytes a segment of so many members takes.
+    pub(super) fn byte_len(members: usize, spans_processes: bool) -> usize {
+        let stages = if spans_processes { members * 2 * STAGE_BYTES } else { 0 };
+        Self::stages_offset(members) + stages
+    }
+
+    fn stages_offset(members: usize) -> usize {
+        size_of::<Header>() + members * size_of::<Slot>()
+    }
+
+    /// The segment at an offset of memory that is zeroed there, or that ranks share already.
+    pub(super) fn new(
+        family: Arc<Family>,
+        id: u64,
+        members: Box<[Rank]>,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+        spans_processes: bool,
+    ) -> Self {
+        Segment { family, id, members, memory, offset, spans_processes }
+    }
+
+    /// The first segment of a new family, whose ranks are threads of this process.
+    pub(super) fn in_process(world_size: u32) -> Result<Self> {
+        let offset = Family::byte_len(world_size);
+        let memory = Arc::new(SharedMemory::of_process(offset + Self::byte_len(world_size as usize, false))?);
+        let family = Arc::new(Family::new(Arc::clone(&memory), world_size));
+        Ok(Self::new(family, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
+    }
+
+    fn header(&self) -> &Header {
+        &self.memory.slice(self.offset, 1)[0]
+    }
+
+    fn slots(&self) -> &[Slot] {
+        self.memory.slice(self.offset + size_of::<Header>(), self.members.len())
+    }
+
+    pub(super) fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    pub(super) fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// The half of a rank's stage that a round uses.
+    pub(super) fn stage(&self, rank: GroupRank, round: usize) -> *mut u8 {
+        let half = 2 * rank.index() + round % 2;
+        let offset = self.offset + Self::stages_offset(self.members.len()) + half * STAGE_BYTES;
+        self.memory.bytes(offset, STAGE_BYTES)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -102,7 +171,7 @@ impl Segment {
     }
 
     pub(super) fn slot(&self, rank: GroupRank) -> &Slot {
-        &self.slots[rank.index()]
+        &self.slots()[rank.index()]
     }
 
     pub(super) fn raise_phase(&self, rank: GroupRank, phase: u32) {
@@ -110,16 +179,19 @@ impl Segment {
         self.family.wake(self.members.iter().copied());
     }
 
-    pub(super) fn depart(&self, rank: GroupRank) {
-        self.slot(rank).departed.store(1, Ordering::SeqCst);
-        self.departures.fetch_add(1, Ordering::SeqCst);
+    /// Says that a rank has left; the first word about it counts.
+    pub(super) fn depart(&self, rank: GroupRank, how: u32) {
+        if self.slot(rank).departed.compare_exchange(0, how, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        self.header().departures.fetch_add(1, Ordering::SeqCst);
         self.family.wake(self.members.iter().copied());
     }
 
     /// Whether a member has left without having come to `phase`. (It raised its last phase before it left.)
     pub(super) fn lacks_departed(&self, phase: u32) -> bool {
-        self.departures.load(Ordering::SeqCst) > 0
-            && self.slots.iter().any(|slot| slot.has_departed() && !slot.reached(phase))
+        self.header().departures.load(Ordering::SeqCst) > 0
+            && self.slots().iter().any(|slot| slot.has_departed() && !slot.reached(phase))
     }
 
     /// Runs `access`, which reads peers' buffers, inside an access window; not at all once an abort has begun.
@@ -145,7 +217,7 @@ impl Segment {
     /// Waits until no peer is inside a window. After an abort none is opened again, so that this ends within the time of
     /// one short copy.
     pub(super) fn wait_for_windows(&self, rank: GroupRank) {
-        for (r, slot) in self.slots.iter().enumerate() {
+        for (r, slot) in self.slots().iter().enumerate() {
             while r != rank.index() && slot.window.load(Ordering::SeqCst) != 0 {
                 std::thread::yield_now();
             }
@@ -162,7 +234,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn segment() -> Arc<Segment> {
-        Arc::new(Segment::new(Arc::new(Family::new(2)), Box::new([Rank(0), Rank(1)])))
+        Arc::new(Segment::in_process(2).expect("memory"))
     }
 
     /// A peer is stopped in the middle of a copy; the rank that fails waits for it, and afterwards no window opens.

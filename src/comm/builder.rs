@@ -1,0 +1,105 @@
+//! Communicators between processes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Communicator, DEFAULT_TIMEOUT, host};
+use crate::error::{Result, bail};
+use crate::rank::Rank;
+
+/// The most ranks of a communicator between processes.
+const MAX_RANKS: u32 = 1024;
+
+/// Makes a communicator between processes of one machine and one user, each with one rank or several.
+///
+/// Processes meet under the job's name, which they must agree on and which no other job of the user may have at the same
+/// time. Nothing is left in the file system, and nothing survives a crash. When a process ends without a word, the ranks that
+/// wait for it are told at once.
+///
+/// ```no_run
+/// use distcollective::{Communicator, Rank, ReduceOperation};
+///
+/// let rank = std::env::var("RANK").unwrap().parse().unwrap();
+/// let communicator = Communicator::builder().job("serve-1").world_size(4).rank(Rank(rank)).meet()?.remove(0);
+/// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nobody meets until `meet` is called"]
+pub struct CommunicatorBuilder {
+    job: String,
+    world_size: u32,
+    first_rank: Rank,
+    local_ranks: u32,
+    timeout: Duration,
+}
+
+impl Default for CommunicatorBuilder {
+    fn default() -> Self {
+        CommunicatorBuilder {
+            job: String::new(),
+            world_size: 1,
+            first_rank: Rank(0),
+            local_ranks: 1,
+            timeout: DEFAULT_TIMEOUT,
+        }
+    }
+}
+
+impl CommunicatorBuilder {
+    /// The job's name.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = name.into();
+        self
+    }
+
+    /// The number of ranks in all processes together; 1 unless set.
+    pub fn world_size(mut self, world_size: u32) -> Self {
+        self.world_size = world_size;
+        self
+    }
+
+    /// This process's rank, or the first of them; 0 unless set.
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.first_rank = rank;
+        self
+    }
+
+    /// How many ranks this process has, from [`rank`](Self::rank) on; 1 unless set.
+    pub fn local_ranks(mut self, count: u32) -> Self {
+        self.local_ranks = count;
+        self
+    }
+
+    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Meets the other processes. Gives this process's ranks in order, each to be moved to its thread. Collective between
+    /// processes.
+    ///
+    /// # Errors
+    ///
+    /// Numbers that do not fit; no name; another job of the same name; processes that do not come before the deadline, or
+    /// expect another number of ranks, or have a rank that is there already.
+    pub fn meet(self) -> Result<Vec<Communicator>> {
+        if self.job.is_empty() {
+            bail!(InvalidArgument, "a job has a name");
+        }
+        if self.world_size == 0 || self.world_size > MAX_RANKS {
+            bail!(InvalidArgument, "world_size is {}; between processes it is 1 to {MAX_RANKS}", self.world_size);
+        }
+        let now = Instant::now();
+        let guest = host::Guest {
+            job: &self.job,
+            world_size: self.world_size,
+            first_rank: self.first_rank.0,
+            rank_count: self.local_ranks,
+            deadline: now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT),
+        };
+        let backends = host::between_processes(&guest)?;
+        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), self.timeout)).collect())
+    }
+}

@@ -1,0 +1,314 @@
+//! What the ranks of one process share beside memory: the other processes, and segments on their way to their members.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use super::family::Family;
+use super::segment::{DIED, Segment};
+use super::shared_memory::SharedMemory;
+use super::wire;
+use crate::error::{Result, bail, error};
+use crate::rank::{GroupRank, Rank};
+use crate::stream::lock;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Which split a segment is for: the parent's id, the sequence number of the split, the color.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct SplitKey {
+    pub(super) parent: u64,
+    pub(super) sequence: u64,
+    pub(super) color: u32,
+}
+
+/// A process of the job and its ranks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    pub(super) first_rank: u32,
+    pub(super) rank_count: u32,
+}
+
+impl Process {
+    pub(super) fn has(&self, rank: Rank) -> bool {
+        (self.first_rank..self.first_rank + self.rank_count).contains(&rank.0)
+    }
+}
+
+/// One process's office. A thread in it watches the other processes and takes in segments; without other processes there is
+/// no thread.
+pub(super) struct Office {
+    shared: Arc<Shared>,
+    watch: Option<Watch>,
+}
+
+struct Watch {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// All processes; the first is the hub, which forwards what the others send each other.
+    processes: Vec<Process>,
+    own: usize,
+    /// To each other process on the hub, to the hub alone elsewhere; `None` where there is no connection, or no longer.
+    links: Mutex<Vec<Option<UnixStream>>>,
+    arrivals: Mutex<HashMap<SplitKey, Arrival>>,
+    arrived: Condvar,
+    /// Every segment of this process, to tell its members of a death.
+    segments: Mutex<Vec<Weak<Segment>>>,
+    next_id: AtomicU64,
+}
+
+/// A segment that waits for its members in this process.
+struct Arrival {
+    segment: Arc<Segment>,
+    takers: usize,
+}
+
+/// A segment on its way to another process. Its memory goes along as a file descriptor.
+#[derive(Serialize, Deserialize)]
+struct Parcel {
+    destination: u32,
+    key: SplitKey,
+    id: u64,
+    members: Vec<u32>,
+    memory_len: u64,
+}
+
+/// How long one message to another process may take.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a waiting rank looks whether its communicator still lives.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+impl Office {
+    /// An office for ranks that are all threads of this process.
+    pub(super) fn in_process(root: &Arc<Segment>) -> Self {
+        let process = Process { pid: 0, first_rank: 0, rank_count: root.len() as u32 };
+        Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), watch: None }
+    }
+
+    /// An office that watches the other processes from now on.
+    pub(super) fn between(
+        processes: Vec<Process>,
+        own: usize,
+        links: Vec<Option<UnixStream>>,
+        root: &Arc<Segment>,
+    ) -> Result<Self> {
+        let refused = |e| error!(System, "no watch over the other processes").with_source(std::io::Error::from(e));
+        let mut pidfds = Vec::new();
+        for (index, process) in processes.iter().enumerate().filter(|(index, _)| *index != own) {
+            match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+                Some(Ok(pidfd)) => pidfds.push((index, pidfd)),
+                // Another process namespace: then only deadlines tell of a death.
+                _ => tracing::warn!("process {} cannot be watched; its death shows at a deadline", process.pid),
+            }
+        }
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?);
+        let readers: Vec<Option<UnixStream>> = links
+            .iter()
+            .map(|link| link.as_ref().map(UnixStream::try_clone).transpose())
+            .collect::<std::io::Result<_>>()
+            .map_err(|e| error!(System, "no second handle on a connection").with_source(e))?;
+        for link in links.iter().flatten() {
+            let bounded =
+                link.set_write_timeout(Some(MESSAGE_TIMEOUT)).and(link.set_read_timeout(Some(MESSAGE_TIMEOUT)));
+            bounded.map_err(|e| error!(System, "a connection takes no timeout").with_source(e))?;
+        }
+        let shared = Arc::new(Shared::new(processes, own, links, root));
+        let thread = std::thread::Builder::new().name("dcl-watch".to_owned()).spawn({
+            let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
+            move || shared.watch(&stop, pidfds, readers)
+        });
+        let thread = thread.map_err(|e| error!(System, "no thread for the watch").with_source(e))?;
+        Ok(Office { shared, watch: Some(Watch { stop, thread: Some(thread) }) })
+    }
+
+    /// Makes the segment of a group and sends it to its members. Called by the group's first rank.
+    pub(super) fn publish(&self, key: SplitKey, family: &Arc<Family>, members: Box<[Rank]>) -> Result<()> {
+        let shared = &self.shared;
+        let owners: Vec<usize> = (0..shared.processes.len())
+            .filter(|&p| members.iter().any(|rank| shared.processes[p].has(*rank)))
+            .collect();
+        let spans_processes = owners.len() > 1;
+        let len = Segment::byte_len(members.len(), spans_processes);
+        let memory =
+            Arc::new(if spans_processes { SharedMemory::of_processes(len)? } else { SharedMemory::of_process(len)? });
+        // Numbers of different processes never meet, and 0 is the root.
+        let id = (shared.own as u64) << 40 | shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let segment = Segment::new(Arc::clone(family), id, members, memory, 0, spans_processes);
+        for destination in owners.into_iter().filter(|p| *p != shared.own) {
+            let parcel = Parcel {
+                destination: destination as u32,
+                key,
+                id,
+                members: segment.members().iter().map(|rank| rank.0).collect(),
+                memory_len: len as u64,
+            };
+            let Some(file) = segment.memory().file() else { bail!(System, "the segment's memory has no file") };
+            shared.send(&parcel, file)?;
+        }
+        shared.deliver(key, Arc::new(segment));
+        Ok(())
+    }
+
+    /// Waits for the segment of a group that this rank is a member of.
+    pub(super) fn take(
+        &self,
+        key: SplitKey,
+        deadline: Instant,
+        alive: impl Fn() -> Result<()>,
+    ) -> Result<Arc<Segment>> {
+        let mut arrivals = lock(&self.shared.arrivals);
+        loop {
+            if let Some(arrival) = arrivals.get_mut(&key) {
+                let segment = Arc::clone(&arrival.segment);
+                arrival.takers -= 1;
+                if arrival.takers == 0 {
+                    arrivals.remove(&key);
+                }
+                return Ok(segment);
+            }
+            alive()?;
+            let now = Instant::now();
+            if now >= deadline {
+                bail!(DeadlineExceeded, "split: the group's first rank did not send its memory before the deadline");
+            }
+            let wait = LOOK_INTERVAL.min(deadline - now);
+            (arrivals, _) = self.shared.arrived.wait_timeout(arrivals, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Office {
+    fn drop(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            // The watching thread sleeps in poll, and ends at once when it sees this.
+            let _ = rustix::io::write(&*watch.stop, &1u64.to_ne_bytes());
+            if let Some(thread) = watch.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn new(processes: Vec<Process>, own: usize, links: Vec<Option<UnixStream>>, root: &Arc<Segment>) -> Self {
+        Shared {
+            processes,
+            own,
+            links: Mutex::new(links),
+            arrivals: Mutex::default(),
+            arrived: Condvar::new(),
+            segments: Mutex::new(vec![Arc::downgrade(root)]),
+            next_id: AtomicU64::new(1),
+        }
+    }
+
+    /// Lays a segment out for its members in this process.
+    fn deliver(&self, key: SplitKey, segment: Arc<Segment>) {
+        let takers = segment.members().iter().filter(|rank| self.processes[self.own].has(**rank)).count();
+        let mut segments = lock(&self.segments);
+        segments.retain(|segment| segment.strong_count() > 0);
+        segments.push(Arc::downgrade(&segment));
+        drop(segments);
+        if takers > 0 {
+            lock(&self.arrivals).insert(key, Arrival { segment, takers });
+            self.arrived.notify_all();
+        }
+    }
+
+    /// Sends a parcel to its destination, or to the hub, which forwards it.
+    fn send(&self, parcel: &Parcel, file: BorrowedFd<'_>) -> Result<()> {
+        let link = if self.own == 0 { parcel.destination as usize } else { 0 };
+        let links = lock(&self.links);
+        let Some(Some(stream)) = links.get(link) else {
+            bail!(PeerLost, "process {} is gone, which connects the others", self.processes[link].pid);
+        };
+        wire::send(stream, parcel, Some(file))
+            .map_err(|e| error!(PeerLost, "no message gets to another process").with_source(e))
+    }
+
+    fn accept(&self, parcel: Parcel, file: OwnedFd) -> Result<()> {
+        if parcel.destination as usize != self.own {
+            return self.send(&parcel, file.as_fd());
+        }
+        let Some(family) =
+            lock(&self.segments).iter().find_map(Weak::upgrade).map(|segment| Arc::clone(&segment.family))
+        else {
+            return Ok(());
+        };
+        let members: Box<[Rank]> = parcel.members.into_iter().map(Rank).collect();
+        if parcel.memory_len != Segment::byte_len(members.len(), true) as u64 {
+            bail!(System, "a segment of {} members has {} bytes", members.len(), parcel.memory_len);
+        }
+        let memory = Arc::new(SharedMemory::open(file, parcel.memory_len as usize)?);
+        self.deliver(parcel.key, Arc::new(Segment::new(family, parcel.id, members, memory, 0, true)));
+        Ok(())
+    }
+
+    /// The thread: until told to stop, notices processes that end and takes parcels in.
+    fn watch(&self, stop: &OwnedFd, mut pidfds: Vec<(usize, OwnedFd)>, mut streams: Vec<Option<UnixStream>>) {
+        loop {
+            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+            fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)));
+            let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].is_some()).collect();
+            fds.extend(open.iter().filter_map(|&i| streams[i].as_ref()).map(|s| PollFd::new(s, PollFlags::IN)));
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!("the watch over the other processes failed: {error}");
+                    return;
+                }
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            if ready[0] {
+                return;
+            }
+            let (dead, talking) = ready[1..].split_at(pidfds.len());
+            for (&index, _) in open.iter().zip(talking).filter(|(_, ready)| **ready) {
+                let Some(stream) = &streams[index] else { continue };
+                match wire::receive(stream) {
+                    Ok(Some((parcel, Some(file)))) => {
+                        if let Err(error) = self.accept(parcel, file) {
+                            tracing::warn!("{error}");
+                        }
+                        continue;
+                    }
+                    Ok(Some((_, None))) => tracing::warn!("a segment came without its memory"),
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!("a message from another process is broken: {error}"),
+                }
+                streams[index] = None;
+                lock(&self.links)[index] = None;
+            }
+            let mut dead = dead.iter();
+            pidfds.retain(|(index, _)| {
+                let ended = dead.next().is_some_and(|ready| *ready);
+                if ended {
+                    self.mourn(&self.processes[*index]);
+                }
+                !ended
+            });
+        }
+    }
+
+    /// Marks the ranks of a process that ended as gone, in every segment, unless they had said good-bye.
+    fn mourn(&self, process: &Process) {
+        let segments: Vec<Arc<Segment>> = lock(&self.segments).iter().filter_map(Weak::upgrade).collect();
+        for segment in segments {
+            for (number, _) in segment.members().iter().enumerate().filter(|(_, rank)| process.has(**rank)) {
+                segment.depart(GroupRank(number as u32), DIED);
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Ranks that are processes: the conformance suite, deaths, stops, meetings.
+//!
+//! A child is this very program, told by its environment to run one test, [`child`], and in it one role.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use distcollective::{Communicator, CommunicatorBuilder, ErrorKind, Rank, ReduceOperation, Result};
+
+use crate::conformance::{deadline, run_quarter};
+use crate::ranks::DEADLINE;
+
+const ROLE: &str = "DCL_TEST_ROLE";
+const JOB: &str = "DCL_TEST_JOB";
+const NUMBERS: &str = "DCL_TEST_NUMBERS";
+
+/// What a child does.
+struct Role<'a> {
+    name: &'a str,
+    job: &'a str,
+    world_size: u32,
+    first_rank: u32,
+    local_ranks: u32,
+    quarter: usize,
+}
+
+/// A name that no other job on this machine has.
+fn new_job() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+fn spawn(role: &Role<'_>) -> Child {
+    let numbers = format!("{} {} {} {}", role.world_size, role.first_rank, role.local_ranks, role.quarter);
+    Command::new(std::env::current_exe().expect("this program"))
+        .args(["processes::child", "--exact", "--nocapture", "--test-threads", "1"])
+        .env(ROLE, role.name)
+        .env(JOB, role.job)
+        .env(NUMBERS, numbers)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a child starts")
+}
+
+/// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
+fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
+    let end = Instant::now() + deadline;
+    let readers: Vec<_> = children
+        .into_iter()
+        .map(|mut child| {
+            let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+            let errors = std::thread::spawn(move || {
+                let mut text = String::new();
+                stderr.read_to_string(&mut text).map(|_| text)
+            });
+            let output = std::thread::spawn(move || {
+                let mut text = String::new();
+                stdout.read_to_string(&mut text).map(|_| text)
+            });
+            (child, output, errors)
+        })
+        .collect();
+    let mut results = Vec::new();
+    let mut late = false;
+    for (mut child, output, errors) in readers {
+        let status = loop {
+            match child.try_wait().expect("a child") {
+                Some(status) => break status,
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                None => {
+                    late = true;
+                    child.kill().expect("a child");
+                }
+            }
+        };
+        let text =
+            |thread: std::thread::JoinHandle<std::io::Result<String>>| thread.join().expect("no panic").expect("text");
+        results.push((status.success(), text(output) + &text(errors)));
+    }
+    assert!(!late, "children did not end within {deadline:?}: {results:#?}");
+    results
+}
+
+/// Not a test by itself: what a child runs. Without a role there is nothing to do.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let job = std::env::var(JOB).expect("a job");
+    let numbers = std::env::var(NUMBERS).expect("numbers");
+    let numbers: Vec<u32> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
+    let [world_size, first_rank, local_ranks, quarter] = numbers[..] else { panic!("four numbers") };
+    let ranks = Communicator::builder()
+        .job(job)
+        .world_size(world_size)
+        .rank(Rank(first_rank))
+        .local_ranks(local_ranks)
+        .timeout(deadline())
+        .meet()
+        .unwrap_or_else(|error| panic!("{error}"));
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|communicator| {
+            let role = role.clone();
+            std::thread::spawn(move || match role.as_str() {
+                "conformance" => run_quarter(&communicator, quarter as usize),
+                "sum until told" => sum_until_told(&communicator),
+                "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
+                other => panic!("no role {other}"),
+            })
+        })
+        .collect();
+    for thread in threads {
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Sums until something happens, and says what.
+fn sum_until_told(communicator: &Communicator) {
+    let halves = communicator.split(Some(communicator.rank().0 % 2), 0).expect("a split").expect("a color");
+    println!("ready");
+    let error = loop {
+        let mut x = vec![1i32; 300_000];
+        let result = communicator
+            .all_reduce(&mut x, ReduceOperation::Sum)
+            .and_then(|()| halves.all_reduce(&mut x[..1], ReduceOperation::Max));
+        match result {
+            Ok(()) => assert!(x.iter().all(|x| *x == communicator.world_size() as i32)),
+            Err(error) => break error,
+        }
+    };
+    println!("{:?}", error);
+}
+
+/// A quarter of the conformance suite on processes with these numbers of ranks.
+fn conforms(processes: &[u32], quarter: usize) {
+    let job = new_job();
+    let world_size = processes.iter().sum();
+    let mut first_rank = 0;
+    let mut children = Vec::new();
+    for &local_ranks in processes {
+        children.push(spawn(&Role { name: "conformance", job: &job, world_size, first_rank, local_ranks, quarter }));
+        first_rank += local_ranks;
+    }
+    for (number, (success, text)) in wait_all(children, deadline()).into_iter().enumerate() {
+        assert!(success, "process {number} of {processes:?}: {text}");
+    }
+}
+
+macro_rules! conformance_tests {
+    ($($name:ident: $processes:expr),* $(,)?) => { $(
+        mod $name {
+            #[test]
+            fn first_quarter() {
+                super::conforms(&$processes, 0);
+            }
+
+            #[test]
+            fn second_quarter() {
+                super::conforms(&$processes, 1);
+            }
+
+            #[test]
+            fn third_quarter() {
+                super::conforms(&$processes, 2);
+            }
+
+            #[test]
+            fn fourth_quarter() {
+                super::conforms(&$processes, 3);
+            }
+        }
+    )* };
+}
+
+conformance_tests! {
+    host_processes_2: [1, 1],
+    host_processes_3: [1, 1, 1],
+    host_processes_4: [1, 1, 1, 1],
+    host_processes_8: [1; 8],
+    host_processes_mixed: [2, 1, 3],
+}
+
+/// Starts three processes of one rank that sum, waits until all do, and gives them.
+fn three_that_sum(role: &str) -> Vec<Child> {
+    let job = new_job();
+    let mut children: Vec<Child> = (0..3)
+        .map(|first_rank| spawn(&Role { name: role, job: &job, world_size: 3, first_rank, local_ranks: 1, quarter: 0 }))
+        .collect();
+    for child in &mut children {
+        // The harness writes lines of its own before the child's.
+        let stdout = child.stdout.as_mut().expect("piped");
+        let mut text = Vec::new();
+        let mut byte = [0];
+        while !text.ends_with(b"ready\n") {
+            assert_eq!(stdout.read(&mut byte).expect("output"), 1, "{}", String::from_utf8_lossy(&text));
+            text.push(byte[0]);
+        }
+    }
+    children
+}
+
+#[test]
+fn a_process_that_is_killed_is_named_at_once() {
+    for victim in 0..3 {
+        let mut children = three_that_sum("sum until told");
+        children[victim].kill().expect("a child");
+        let results = wait_all(children, DEADLINE);
+        for (rank, (success, text)) in results.into_iter().enumerate() {
+            if rank == victim {
+                assert!(!success);
+                continue;
+            }
+            assert!(success, "{text}");
+            let told = format!("rank {victim} died while this rank waited");
+            assert!(text.contains("PeerLost: ") && text.contains(&told), "rank {rank}: {text}");
+        }
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status().expect("a shell");
+    assert!(status.success());
+}
+
+#[test]
+fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
+    let mut children = three_that_sum("sum with a short deadline");
+    signal(&children[1], "STOP");
+    let stopped = children.remove(1);
+    for (success, text) in wait_all(children, DEADLINE) {
+        assert!(success, "{text}");
+        let told = "rank 1 did not arrive before the deadline";
+        let late = text.contains("DeadlineExceeded: ") || text.contains("Aborted: ");
+        assert!(late && text.contains(told), "{text}");
+    }
+    signal(&stopped, "CONT");
+    let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
+    assert!(success && text.contains("ended the communicator"), "{text}");
+}
+
+fn guest(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
+    Communicator::builder().job(job).world_size(world_size).rank(Rank(rank)).timeout(Duration::from_millis(400))
+}
+
+/// In these tests several "processes" of a job are threads of this one.
+fn meet_all(guests: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> {
+    let threads: Vec<_> = guests.into_iter().map(|guest| std::thread::spawn(move || guest.meet())).collect();
+    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+}
+
+#[test]
+fn a_meeting_says_who_is_missing() {
+    let job = new_job();
+    let errors = meet_all(vec![guest(&job, 3, 0), guest(&job, 3, 2)]);
+    let texts: Vec<String> = errors.into_iter().map(|r| r.expect_err("rank 1 does not come").to_string()).collect();
+    assert_eq!(texts[0], format!("job {job:?}: rank 1 of 3 did not come before the deadline"));
+    assert!(texts[1].starts_with(&format!("job {job:?}: ")), "{}", texts[1]);
+    let alone = guest(&job, 2, 1).meet().expect_err("nobody is there");
+    assert_eq!(alone.kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(alone.to_string(), format!("job {job:?}: rank 0 did not come before the deadline"));
+}
+
+#[test]
+fn a_meeting_refuses_who_does_not_fit_and_goes_on() {
+    let job = new_job();
+    let hub = std::thread::spawn({
+        let guest = guest(&job, 2, 0).timeout(DEADLINE);
+        move || guest.meet()
+    });
+    let wrong = guest(&job, 5, 1).meet().expect_err("5 is not 2");
+    assert_eq!(wrong.kind(), ErrorKind::Disagreement);
+    assert_eq!(
+        wrong.to_string(),
+        format!("job {job:?}: rank 0 refuses this process: it expects 5 ranks, and rank 0 expects 2")
+    );
+    let second = guest(&job, 2, 0).meet().expect_err("there is a rank 0");
+    assert_eq!(
+        second.to_string(),
+        format!("job {job:?}: another rank 0 of this user waits or runs under the same job name")
+    );
+    let ranks = guest(&job, 2, 1).timeout(DEADLINE).meet().expect("it fits");
+    let hub = hub.join().expect("no panic").expect("a meeting");
+    // Whoever comes when all are there is refused, and the job does not notice.
+    assert!(guest(&job, 2, 1).meet().is_err());
+    let other = std::thread::spawn(move || ranks[0].barrier());
+    hub[0].barrier().expect("a barrier");
+    other.join().expect("no panic").expect("a barrier");
+}
+
+#[test]
+fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
+    let (a, b) = (new_job(), new_job());
+    for _ in 0..2 {
+        let met = meet_all(vec![guest(&a, 2, 0), guest(&b, 2, 1), guest(&b, 2, 0), guest(&a, 2, 1)]);
+        let ranks: Vec<Communicator> = met.into_iter().flat_map(|r| r.expect("a meeting")).collect();
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .zip([1, 20, 20, 1])
+            .map(|(rank, value)| {
+                std::thread::spawn(move || {
+                    let mut x = [value];
+                    rank.all_reduce(&mut x, ReduceOperation::Sum).map(|()| x[0] == 2 * value)
+                })
+            })
+            .collect();
+        for thread in threads {
+            assert!(thread.join().expect("no panic").expect("a sum"));
+        }
+    }
+}
+
+#[test]
+fn numbers_that_do_not_fit_are_refused_before_anybody_is_waited_for() {
+    let errors = [
+        (Communicator::builder().meet(), "a job has a name"),
+        (guest("x", 0, 0).meet(), "world_size is 0; between processes it is 1 to 1024"),
+        (guest("x", 2, 2).meet(), "a process with 1 ranks from 2 does not fit a world of 2"),
+        (guest("x", 2, 1).local_ranks(2).meet(), "a process with 2 ranks from 1 does not fit a world of 2"),
+    ];
+    for (result, text) in errors {
+        let error = result.expect_err("it does not fit");
+        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, text));
+    }
+}
