@@ -228,8 +228,11 @@ fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Ra
 }
 
 fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
-    // One rank is the identity; bool is or and and, which max and min are on 0 and 1.
+    // For bool, sum and product are or and and: what they are on 0 and 1, with anything above 0 taken for 1.
     let truth = |x: f32| if arguments.dtype == DataType::Bool { f32::from(x != 0.0) } else { x };
+    if let [one] = values[..] {
+        return one;
+    }
     let n = values.len() as f32;
     let values = values.into_iter().map(truth);
     let result: f32 = match arguments.reduce_op {
@@ -284,7 +287,12 @@ fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
 }
 
 fn print_summary(arguments: &Arguments, rows: &[Row]) {
-    println!("\n{} ranks as threads, {}, host backend", arguments.ranks, arguments.dtype);
+    let ranks = if arguments.ranks == 1 {
+        "1 rank as a thread".to_owned()
+    } else {
+        format!("{} ranks as threads", arguments.ranks)
+    };
+    println!("\n{ranks}, {}, host backend", arguments.dtype);
     println!("{:<15} {:<10} {:<10} {:>12}  result", "operation", "input", "output", "enqueue");
     for row in rows {
         let (input, output) =

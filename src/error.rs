@@ -142,7 +142,7 @@ impl fmt::Display for Error {
             [] => {}
             [one] => return one.fmt(f),
             many => {
-                write!(f, "{} mistakes in the network:", many.len())?;
+                write!(f, "{} mistakes:", many.len())?;
                 for mistake in many {
                     write!(f, "\n  {mistake}")?;
                 }

@@ -39,6 +39,7 @@ mod data_type;
 mod dist_collective;
 mod element;
 mod engine;
+mod environment;
 mod error;
 mod memory;
 mod network;
@@ -49,7 +50,7 @@ mod sync;
 
 pub use builder::Builder;
 pub use collective::{
-    Call, Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
+    Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
 pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, Operands};
 pub use context::{Bindings, ExecutionContext, InputBuffer};
@@ -57,6 +58,7 @@ pub use data_type::DataType;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
+pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
 pub use error::{Error, ErrorKind, Result};
 pub use memory::{Buffer, TensorView, TensorViewMut};
 pub use network::{

@@ -51,6 +51,15 @@ fn every_type_and_reduction_passes_on_four_ranks() {
 }
 
 #[test]
+fn one_rank_is_the_identity_for_every_type() {
+    for dtype in ["float32", "float8", "uint8", "bool"] {
+        let output = demo(&["--ranks", "1", "--dtype", dtype]);
+        let (stdout, stderr) = text(&output);
+        assert!(output.status.success(), "{dtype}\n{stdout}{stderr}");
+    }
+}
+
+#[test]
 fn ranks_that_do_not_divide_the_rows_are_found_at_build_time() {
     let output = demo(&["--op", "reduce_scatter", "--ranks", "3"]);
     let (stdout, stderr) = text(&output);

@@ -9,14 +9,14 @@ use crate::rank::GroupRank;
 /// One collective of one group: what it does, on which type and how many elements. It has passed every rule of shapes and
 /// types; a backend moves and reduces, and does not check again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub(crate) struct Call {
     /// The operation with its reduction and root.
-    pub collective: Collective<GroupRank>,
+    pub(crate) collective: Collective<GroupRank>,
     /// The type of the elements.
-    pub data_type: DataType,
+    pub(crate) data_type: DataType,
     /// The number of elements of a block: what a rank gives to all_gather and gather, what it gets from reduce_scatter and
     /// scatter, what it sends each rank in all_to_all, and the whole buffer in all_reduce, broadcast and reduce.
-    pub block_elements: usize,
+    pub(crate) block_elements: usize,
 }
 
 impl Call {
@@ -42,12 +42,12 @@ impl Call {
     }
 
     /// The number of bytes of a block.
-    pub fn block_bytes(&self) -> usize {
+    pub(crate) fn block_bytes(&self) -> usize {
         self.block_elements * self.data_type.byte_len()
     }
 
     /// The number of bytes of a rank's input.
-    pub fn input_bytes(&self, rank_count: usize) -> usize {
+    pub(crate) fn input_bytes(&self, rank_count: usize) -> usize {
         match self.collective.operation() {
             CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
                 self.block_bytes() * rank_count
@@ -57,7 +57,7 @@ impl Call {
     }
 
     /// The number of bytes of a rank's output.
-    pub fn output_bytes(&self, rank_count: usize) -> usize {
+    pub(crate) fn output_bytes(&self, rank_count: usize) -> usize {
         match self.collective.operation() {
             CollectiveOperation::AllGather | CollectiveOperation::AllToAll | CollectiveOperation::Gather => {
                 self.block_bytes() * rank_count
@@ -67,7 +67,7 @@ impl Call {
     }
 
     /// Whether a rank's input is read.
-    pub fn reads_input(&self, rank: GroupRank) -> bool {
+    pub(crate) fn reads_input(&self, rank: GroupRank) -> bool {
         match self.collective {
             Collective::Broadcast { root } | Collective::Scatter { root } => rank == root,
             _ => true,
@@ -75,7 +75,7 @@ impl Call {
     }
 
     /// Whether a rank's output is written.
-    pub fn writes_output(&self, rank: GroupRank) -> bool {
+    pub(crate) fn writes_output(&self, rank: GroupRank) -> bool {
         match self.collective {
             Collective::Reduce { root, .. } | Collective::Gather { root } => rank == root,
             _ => true,

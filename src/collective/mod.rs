@@ -1,12 +1,12 @@
 //! What a collective is, as values: operation, reduction, root, participants; the rules of shapes, types and buffers; and
-//! the [`Call`] that every door hands to a backend. No I/O and no communicator here.
+//! the `Call` that every door hands to a backend. No I/O and no communicator here.
 
 mod call;
 mod groups;
 mod operation;
 mod rules;
 
-pub use call::Call;
+pub(crate) use call::Call;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

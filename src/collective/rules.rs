@@ -24,9 +24,12 @@ pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType
 ///
 /// # Errors
 ///
-/// An input without dimensions; a dimension 0 that the ranks do not divide, where they share it out; an output that no
+/// No rank; an input without dimensions; a dimension 0 that the ranks do not divide, where they share it out; an output that no
 /// address space holds.
 pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &Shape) -> Result<Shape> {
+    if rank_count == 0 {
+        bail!(InvalidArgument, "a collective has at least one rank");
+    }
     let Some(&rows) = input.as_slice().first() else {
         bail!(InvalidShape, "the input has no dimensions; a layer's collective needs 1 to 8");
     };
@@ -87,7 +90,7 @@ pub enum InPlace {
 
 impl Call {
     /// The in-place rule of this call on one rank.
-    pub fn in_place(&self, rank: GroupRank) -> InPlace {
+    pub(crate) fn in_place(&self, rank: GroupRank) -> InPlace {
         match self.collective {
             Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
                 InPlace::SameAddress

@@ -202,30 +202,25 @@ impl Communicator {
         let Some(local) = local else { return fail("the collective lacks an attribute".to_owned()) };
         let Some((data_type, _)) = input.or(output) else { return fail("there is no buffer".to_owned()) };
         check_type(collective.reduce_op(), data_type).map_err(about)?;
-        // The block, from whichever side is there; then both sides are held against it.
-        let shares_input = matches!(
-            operation,
-            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter
-        );
-        let gathers = matches!(operation, CollectiveOperation::AllGather | CollectiveOperation::Gather);
-        let shares_output = gathers || operation == CollectiveOperation::AllToAll;
-        let block_elements = match (input, output) {
-            (Some((_, len)), _) => {
-                if shares_input {
-                    len / n
-                } else {
-                    len
-                }
+        // The block is one whole side, but for all_to_all; then both sides are held against it.
+        let len = |side: Option<(DataType, usize)>| side.map(|(_, len)| len);
+        let block_elements = match operation {
+            CollectiveOperation::ReduceScatter | CollectiveOperation::Scatter => {
+                len(output).or(len(input).map(|len| len / n))
             }
-            (None, Some((_, len))) => {
-                if shares_output {
-                    len / n
-                } else {
-                    len
-                }
+            CollectiveOperation::AllGather | CollectiveOperation::Gather => {
+                len(input).or(len(output).map(|len| len / n))
             }
-            (None, None) => 0,
+            CollectiveOperation::AllToAll => {
+                if let Some(len) = len(input).filter(|len| !len.is_multiple_of(n)) {
+                    let (elements, ranks) = (count_of(len, "element"), count_of(n, "rank"));
+                    return fail(format!("the input has {elements}, which is not a multiple of {ranks}"));
+                }
+                len(input).or(len(output)).map(|len| len / n)
+            }
+            _ => len(input).or(len(output)),
         };
+        let block_elements = block_elements.unwrap_or(0);
         let call = Call { collective: local, data_type, block_elements };
         let rank = GroupRank(self.rank().0);
         let sides = [

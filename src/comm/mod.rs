@@ -35,6 +35,7 @@ use signature::Signature;
 /// - **Agreement.** Each call carries its number and its signature (operation, reduction, root, type, element count). Where
 ///   ranks differ, every rank that is in the call gets an [`ErrorKind::Disagreement`] with all the calls, and no output is
 ///   written.
+///   The number counts every collective of this communicator, those inside `split`, `allocate` and `set_communicator` too.
 /// - **Bounded.** Every call returns by its deadline: 600 s, or [`with_timeout`](Self::with_timeout).
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
 ///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own

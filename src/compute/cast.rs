@@ -15,14 +15,14 @@ enum Wide<'a> {
 
 /// Converts `element_count` elements: nearest even; to float8 saturating; float to integer truncates and saturates, NaN
 /// gives 0; to bool is "not zero"; integer to narrower integer wraps; a NaN becomes the target's positive quiet NaN. The
-/// same type on both sides copies the bytes.
+/// same type on both sides, other than bool, copies the bytes.
 ///
 /// # Safety
 ///
 /// The source is valid for reads and the target for writes of so many elements of their types, aligned to their sizes,
 /// while nobody else writes them. They may be the same where the element sizes are equal, and overlap not at all otherwise.
 pub(crate) unsafe fn cast(from: DataType, source: *const u8, to: DataType, target: *mut u8, element_count: usize) {
-    if from == to {
+    if from == to && to != DataType::Bool {
         // SAFETY: both are valid for this many bytes; `copy` allows them to be the same.
         unsafe { target.copy_from(source, element_count * from.byte_len()) };
         return;

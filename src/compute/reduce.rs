@@ -43,7 +43,7 @@ pub(crate) unsafe fn reduce(
     });
 }
 
-/// The two elements' order as integers, so that a comparison vectorizes: -0 < +0, and a NaN at `nan`.
+/// An element's place in the order as an integer, so that a comparison vectorizes: -0 < +0, and a NaN at `nan`.
 fn order_key(x: f32, nan: i32) -> i32 {
     let bits = x.to_bits() as i32;
     let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;

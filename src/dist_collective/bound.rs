@@ -1,7 +1,7 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::agreement::{PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
@@ -235,6 +235,11 @@ impl BoundLayer {
             Role::Skip => InPlace::Unused,
             Role::Member(communicator) => self.call(&Shape::new(input)?).in_place(GroupRank(communicator.rank().0)),
         })
+    }
+
+    /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        BoundLayer { communicator: self.communicator.with_timeout(timeout), ..self.clone() }
     }
 
     /// Whether this rank's input is read.

@@ -172,6 +172,9 @@ impl DistCollectiveLayer {
 
     /// `layer "grad_sync" (all_reduce)`: what errors are about.
     pub(crate) fn subject(&self) -> String {
+        if self.name.is_empty() {
+            return format!("layer ({})", self.operation);
+        }
         format!("layer {:?} ({})", self.name, self.operation)
     }
 
@@ -180,7 +183,7 @@ impl DistCollectiveLayer {
     }
 
     /// What the attributes alone show.
-    fn check_arguments(&self) -> Result<()> {
+    pub(crate) fn check_arguments(&self) -> Result<()> {
         let operation = self.operation;
         match self.reduce_op {
             None if operation.reduces() => {

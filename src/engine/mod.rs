@@ -156,7 +156,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// None so far.
+    /// More memory than there is.
     pub fn create_execution_context(&self) -> Result<ExecutionContext> {
         ExecutionContext::new(Arc::clone(&self.inner))
     }

@@ -122,6 +122,11 @@ impl ConstantLayer {
     pub fn value(&self) -> &Buffer {
         &self.value
     }
+
+    /// Sets the value. Type and shape may be others than before.
+    pub fn set_value(&mut self, value: Buffer) {
+        self.value = Arc::new(value);
+    }
 }
 
 impl PluginLayer {
@@ -273,12 +278,24 @@ impl Layer {
         &mut self.body
     }
 
-    /// The DistCollective layer, to read or change its attributes.
+    /// The DistCollective layer, to read its attributes.
     ///
     /// # Errors
     ///
     /// The layer is of another kind.
-    pub fn as_dist_collective(&mut self) -> Result<&mut DistCollectiveLayer> {
+    pub fn as_dist_collective(&self) -> Result<&DistCollectiveLayer> {
+        match &self.body {
+            LayerBody::DistCollective(layer) => Ok(layer),
+            _ => bail!(InvalidArgument, "{} is not a DistCollective layer", self.subject()),
+        }
+    }
+
+    /// The DistCollective layer, to change its attributes.
+    ///
+    /// # Errors
+    ///
+    /// The layer is of another kind.
+    pub fn as_dist_collective_mut(&mut self) -> Result<&mut DistCollectiveLayer> {
         let subject = self.subject();
         match &mut self.body {
             LayerBody::DistCollective(layer) => Ok(layer),

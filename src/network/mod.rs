@@ -5,6 +5,7 @@ mod layer;
 mod plugin;
 mod shuffle;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(crate) use layer::Info;
@@ -21,7 +22,7 @@ use crate::error::{Error, Result, bail, error};
 use crate::memory::Buffer;
 use crate::shape::{Dims, Shape};
 
-/// A tensor of one network. It means nothing in another one.
+/// A tensor of one network. In another one it is another tensor or none, so keep them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub(crate) u32);
 
@@ -31,7 +32,7 @@ impl TensorId {
     }
 }
 
-/// A layer of one network. It means nothing in another one.
+/// A layer of one network. In another one it is another layer or none, so keep them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId(pub(crate) u32);
 
@@ -66,7 +67,7 @@ pub struct Network {
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
-    /// As known when its layer was added; building works the types out again.
+    /// As known when its layer was added; see [`Network::tensor_data_type`] for the type now.
     pub(crate) data_type: DataType,
     pub(crate) source: Source,
 }
@@ -101,6 +102,26 @@ impl Network {
         self.tensors
             .get(tensor.index())
             .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
+    }
+
+    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it was when it was added.
+    fn current_type(&self, tensor: TensorId, known: &mut HashMap<TensorId, DataType>) -> DataType {
+        if let Some(&data_type) = known.get(&tensor) {
+            return data_type;
+        }
+        let Tensor { data_type: stored, source, .. } = &self.tensors[tensor.index()];
+        // Until it is worked out: this ends cycles.
+        known.insert(tensor, *stored);
+        if let Source::Layer { layer, port } = source {
+            let Layer { inputs, body, .. } = &self.layers[layer.index()];
+            let inputs: Vec<DataType> = inputs.iter().map(|&input| self.current_type(input, known)).collect();
+            if let Ok(types) = body.output_types(&inputs)
+                && let Some(&data_type) = types.get(*port as usize)
+            {
+                known.insert(tensor, data_type);
+            }
+        }
+        known[&tensor]
     }
 
     fn check_layer(&self, layer: LayerId) -> Result<()> {
@@ -204,14 +225,11 @@ impl Network {
     }
 
     fn add_collective_layer(&mut self, mut layer: DistCollectiveLayer, input: TensorId) -> Result<LayerId> {
-        let data_type = self.check_tensor(input)?.data_type;
+        let data_type = self.tensor_data_type(input)?;
         if layer.name().is_empty() {
             layer.set_name(self.default_name(layer.collective_operation().name()));
         }
-        if let Some(nb_rank) = layer.nb_rank() {
-            layer.set_nb_rank(nb_rank)?;
-        }
-        layer.set_groups(layer.groups().clone())?;
+        layer.check_arguments().map_err(|e| e.about(|| layer.subject()))?;
         layer.check_type(data_type)?;
         Ok(self.add_layer(LayerBody::DistCollective(layer), &[input], &[data_type]))
     }
@@ -220,9 +238,9 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network; a transpose that is not a permutation; a reshape with more than one -1.
+    /// A tensor that this network does not have; a transpose that is not a permutation; a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
-        let data_type = self.check_tensor(input)?.data_type;
+        let data_type = self.tensor_data_type(input)?;
         let name = self.default_name("shuffle");
         shuffle.check().map_err(|e| e.about(|| format!("layer {name:?} (shuffle)")))?;
         let body = LayerBody::Shuffle(ShuffleLayer { info: Info::named(name), shuffle });
@@ -235,7 +253,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network.
+    /// A tensor that this network does not have.
     pub fn add_cast(&mut self, input: TensorId, to: DataType) -> Result<TensorId> {
         self.check_tensor(input)?;
         let info = Info::named(self.default_name("cast"));
@@ -269,15 +287,14 @@ impl Network {
         self.output(layer)
     }
 
-    /// Adds a layer of the user's own and gives its first output; the others are at [`outputs`](Self::outputs) of its
+    /// Adds a layer of the user's own and gives its first output; the others are at [`layer_outputs`](Self::layer_outputs) of its
     /// [`producer`](Self::producer).
     ///
     /// # Errors
     ///
-    /// A tensor of another network; types that the plugin does not take; a plugin without outputs.
+    /// A tensor that this network does not have; types that the plugin does not take; a plugin without outputs.
     pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
-        let types: Vec<DataType> =
-            inputs.iter().map(|&t| Ok(self.check_tensor(t)?.data_type)).collect::<Result<_>>()?;
+        let types: Vec<DataType> = inputs.iter().map(|&t| self.tensor_data_type(t)).collect::<Result<_>>()?;
         let info = Info::named(name.to_owned());
         let body = PluginLayer { info, plugin: Arc::new(plugin) };
         let outputs = body.output_types(&types)?;
@@ -329,7 +346,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network.
+    /// A tensor that this network does not have.
     pub fn set_tensor_name(&mut self, tensor: TensorId, name: &str) -> Result<()> {
         self.check_tensor(tensor)?;
         self.tensors[tensor.index()].name = name.to_owned();
@@ -340,7 +357,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network.
+    /// A tensor that this network does not have.
     pub fn tensor_name(&self, tensor: TensorId) -> Result<&str> {
         Ok(&self.check_tensor(tensor)?.name)
     }
@@ -349,9 +366,10 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network.
+    /// A tensor that this network does not have.
     pub fn tensor_data_type(&self, tensor: TensorId) -> Result<DataType> {
-        Ok(self.check_tensor(tensor)?.data_type)
+        self.check_tensor(tensor)?;
+        Ok(self.current_type(tensor, &mut HashMap::new()))
     }
 
     /// The layers, in the order in which they were added.
@@ -363,7 +381,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer of another network.
+    /// A layer that this network does not have.
     pub fn layer(&self, layer: LayerId) -> Result<&Layer> {
         self.check_layer(layer)?;
         Ok(&self.layers[layer.index()])
@@ -373,19 +391,42 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer of another network.
+    /// A layer that this network does not have.
     pub fn layer_mut(&mut self, layer: LayerId) -> Result<&mut Layer> {
         self.check_layer(layer)?;
         Ok(&mut self.layers[layer.index()])
+    }
+
+    /// The layer that computes a tensor, to change its attributes or name it:
+    /// `network.layer_of_mut(tensor)?.set_name("softmax")`.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that this network does not have, or an input.
+    pub fn layer_of_mut(&mut self, tensor: TensorId) -> Result<&mut Layer> {
+        match self.producer(tensor)? {
+            Some(layer) => self.layer_mut(layer),
+            None => bail!(InvalidArgument, "{:?} is an input; no layer computes it", self.tensors[tensor.index()].name),
+        }
+    }
+
+    /// The inputs of the network, in the order in which they were added.
+    pub fn inputs(&self) -> &[TensorId] {
+        &self.inputs
+    }
+
+    /// The outputs of the network, in the order in which they were marked.
+    pub fn outputs(&self) -> &[TensorId] {
+        &self.outputs
     }
 
     /// The first output of a layer.
     ///
     /// # Errors
     ///
-    /// A layer of another network.
+    /// A layer that this network does not have.
     pub fn output(&self, layer: LayerId) -> Result<TensorId> {
-        let outputs = self.outputs(layer)?;
+        let outputs = self.layer_outputs(layer)?;
         outputs.first().copied().ok_or_else(|| error!(InvalidArgument, "{layer:?} has no outputs"))
     }
 
@@ -393,8 +434,8 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer of another network.
-    pub fn outputs(&self, layer: LayerId) -> Result<&[TensorId]> {
+    /// A layer that this network does not have.
+    pub fn layer_outputs(&self, layer: LayerId) -> Result<&[TensorId]> {
         Ok(&self.layer(layer)?.outputs)
     }
 
@@ -402,7 +443,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor of another network.
+    /// A tensor that this network does not have.
     pub fn producer(&self, tensor: TensorId) -> Result<Option<LayerId>> {
         Ok(match self.check_tensor(tensor)?.source {
             Source::Input { .. } => None,

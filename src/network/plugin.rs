@@ -12,6 +12,9 @@ use crate::shape::Shape;
 /// A layer of the user's own: a shape function and a computation, so that a real model's compute can stand between
 /// collectives.
 ///
+/// `output_types` and `output_shapes` are called while a network is described and built and when shapes are set; a panic in
+/// them goes through to the caller of those. A panic in `enqueue` is an error of the run.
+///
 /// A plugin is shared by every context of an engine and may be called from several threads at once.
 pub trait Plugin: fmt::Debug + Send + Sync + 'static {
     /// The kind of layer: how a plan and a [`PluginRegistry`] know it, and error messages call it.
@@ -95,6 +98,12 @@ impl<'a> PluginCall<'a> {
             Some(raw) => Ok(unsafe { TensorViewMut::from_raw(raw) }),
             None => bail!(Plugin, "there is no output {index}"),
         }
+    }
+
+    /// All outputs, to be written together.
+    pub fn outputs(&mut self) -> impl Iterator<Item = TensorViewMut<'_>> {
+        // SAFETY: the promise of `new`: outputs are apart from each other; each index comes once.
+        (0..).map_while(|index| (self.outputs)(index)).map(|raw| unsafe { TensorViewMut::from_raw(raw) })
     }
 }
 

@@ -45,6 +45,21 @@ impl Shuffle {
         self
     }
 
+    /// The first transpose.
+    pub fn first_transpose(&self) -> Option<&[u8]> {
+        self.first.as_deref()
+    }
+
+    /// The dimensions of the reshape.
+    pub fn reshape_dims(&self) -> Option<&[i64]> {
+        self.reshape.as_deref()
+    }
+
+    /// The second transpose.
+    pub fn second_transpose(&self) -> Option<&[u8]> {
+        self.second.as_deref()
+    }
+
     /// What the arguments alone show.
     pub(crate) fn check(&self) -> Result<()> {
         for permutation in [&self.first, &self.second].into_iter().flatten() {

@@ -3,17 +3,12 @@
 use std::sync::Arc;
 
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, Dims, DistCollective, Engine, Error, ErrorKind, IoMode, Layer, Network,
-    Plugin, PluginCall, PluginRegistry, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, TensorId, inputs,
+    Buffer, Builder, Communicator, DataType, Dims, DistCollective, Engine, Error, ErrorKind, IoMode, LayerBody,
+    Network, Plugin, PluginCall, PluginRegistry, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, inputs,
     outputs,
 };
 
 use crate::ranks::on_ranks;
-
-fn layer_of(network: &mut Network, tensor: TensorId) -> &mut Layer {
-    let layer = network.producer(tensor).expect("a tensor").expect("a layer");
-    network.layer_mut(layer).expect("a layer")
-}
 
 /// x -> all_reduce "sync" -> y, among `n` ranks.
 fn sum_engine(n: u32, elements: i64) -> Engine {
@@ -29,9 +24,9 @@ fn layers_have_get_and_set_for_every_attribute() {
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Float32, [4]).expect("an input");
     let y = network.add(DistCollective::gather(Rank(1)).nb_rank(2).named("a").metadata("b"), x).expect("a layer");
-    let layer = layer_of(&mut network, y);
+    let layer = network.layer_of_mut(y).expect("a layer");
     assert_eq!((layer.name(), layer.metadata(), layer.nb_rank()), ("a", "b", 2));
-    let collective = layer.as_dist_collective().expect("a collective");
+    let collective = layer.as_dist_collective_mut().expect("a collective");
     assert_eq!(collective.root(), Some(Root::Rank(Rank(1))));
     collective.set_name("c");
     collective.set_metadata("d");
@@ -46,7 +41,7 @@ fn layers_have_get_and_set_for_every_attribute() {
     assert_eq!(collective.groups().to_string(), "[2, 0, 1]");
     assert_eq!((layer.name(), layer.metadata()), ("c", "d"));
     let z = network.add_cast(y, DataType::Int8).expect("a layer");
-    let cast = layer_of(&mut network, z);
+    let cast = network.layer_of_mut(z).expect("a layer");
     cast.set_name("e");
     cast.set_metadata("f");
     cast.set_nb_rank(1).expect("one is what it has");
@@ -68,7 +63,7 @@ fn a_layer_by_itself_tells_its_output_dims() {
     layer.set_collective_operation(distcollective::CollectiveOperation::AllToAll);
     assert_eq!(
         layer.output_dims(&dims(&[3, 5])).expect_err("3 rows").to_string(),
-        "layer \"\" (all_to_all): dimension 0 is 3, which is not a multiple of 4 ranks"
+        "layer (all_to_all): dimension 0 is 3, which is not a multiple of 4 ranks"
     );
 }
 
@@ -172,7 +167,7 @@ fn every_byte_of_a_plan_counts() {
     assert_eq!(message(&altered), format!("the plan is damaged: its checksum does not fit its {} bytes", plan.len()));
 }
 
-/// Adds one to each float; for its serialization, it has none.
+/// Adds one to each float. It does not say how it is serialized.
 #[derive(Debug)]
 struct AddOne;
 
@@ -247,7 +242,7 @@ fn split_network() -> Network {
     let x = network.add_input("x", DataType::Float32, [3, 2]).expect("an input");
     let top = network.add_plugin("cut", Split { at: 1 }, &[x]).expect("a layer");
     let cut = network.producer(top).expect("a tensor").expect("a layer");
-    let bottom = network.outputs(cut).expect("a layer")[1];
+    let bottom = network.layer_outputs(cut).expect("a layer")[1];
     let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), bottom).expect("a layer");
     network.mark_output(top, "top").expect("an output");
     network.mark_output(sum, "sum").expect("an output");
@@ -554,8 +549,112 @@ fn a_layer_changed_into_another_kind_is_found() {
     let k = network.add_constant(&[1i32], [1]).expect("a layer");
     network.mark_output(y, "y").expect("an output");
     network.mark_output(k, "k").expect("an output");
-    let body = layer_of(&mut network, y).body().clone();
-    *layer_of(&mut network, k).body_mut() = body;
+    let body = network.layer_of_mut(y).expect("a layer").body().clone();
+    *network.layer_of_mut(k).expect("a layer").body_mut() = body;
     let error = Builder::new().build(&network).expect_err("a cast without input");
     assert_eq!(error.to_string(), "layer \"cast_0\" (cast): its kind does not have 0 inputs and 1 output");
+}
+
+#[test]
+fn a_context_has_a_timeout_of_its_own() {
+    let engine = sum_engine(2, 1);
+    let kinds = on_ranks(2, move |communicator| {
+        let mut context = engine.create_execution_context().expect("a context");
+        context.set_communicator(&communicator).expect("it fits");
+        if communicator.rank() == Rank(1) {
+            while communicator.check().is_ok() {
+                std::thread::yield_now();
+            }
+            return communicator.check().expect_err("it ended").kind();
+        }
+        context.set_timeout(std::time::Duration::from_millis(50));
+        context.execute(inputs!["x" => &[1]], outputs!["y" => &mut [0]]).expect_err("rank 1 does not come").kind()
+    });
+    assert_eq!(kinds, [ErrorKind::DeadlineExceeded, ErrorKind::Aborted]);
+}
+
+#[test]
+fn layers_that_move_and_convert_can_be_changed() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [2, 3]).expect("an input");
+    let t = network.add_shuffle(x, Shuffle::transpose([0, 1])).expect("a layer");
+    let c = network.add_cast(t, DataType::Bool).expect("a layer");
+    let k = network.add_constant(&[1u8], [1]).expect("a layer");
+    match network.layer_of_mut(t).expect("a layer").body_mut() {
+        LayerBody::Shuffle(layer) => {
+            assert_eq!(layer.shuffle().first_transpose(), Some(&[0u8, 1][..]));
+            let shuffle = Shuffle::transpose([1, 0]).then_reshape([6]).then_transpose([0]);
+            layer.set_shuffle(shuffle).expect("a permutation");
+            assert_eq!(layer.shuffle().reshape_dims(), Some(&[6i64][..]));
+            assert_eq!(layer.shuffle().second_transpose(), Some(&[0u8][..]));
+            assert!(layer.set_shuffle(Shuffle::transpose([1])).is_err());
+        }
+        other => panic!("{other:?}"),
+    }
+    match network.layer_of_mut(c).expect("a layer").body_mut() {
+        LayerBody::Cast(layer) => layer.set_to(DataType::Float32),
+        other => panic!("{other:?}"),
+    }
+    match network.layer_of_mut(k).expect("a layer").body_mut() {
+        LayerBody::Constant(layer) => layer.set_value(Buffer::from_slice(&[7i64, 8], [2]).expect("a buffer")),
+        other => panic!("{other:?}"),
+    }
+    // The type is the one that the cast has now, so an average is right.
+    assert_eq!(network.tensor_data_type(c).expect("a tensor"), DataType::Float32);
+    let y =
+        network.add(DistCollective::all_reduce(ReduceOperation::Avg).nb_rank(1), c).expect("float32 has an average");
+    network.mark_output(y, "y").expect("an output");
+    network.mark_output(k, "k").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let mut context = engine.create_execution_context().expect("a context");
+    let (mut y, mut k) = ([0f32; 6], [0i64; 2]);
+    context.execute(inputs!["x" => &[1, 2, 3, 4, 5, 6]], outputs!["y" => &mut y, "k" => &mut k]).expect("a run");
+    assert_eq!((y, k), ([1.0, 4.0, 2.0, 5.0, 3.0, 6.0], [7, 8]));
+}
+
+/// Two outputs written at once: quotient and remainder by three.
+#[derive(Debug)]
+struct DivideByThree;
+
+impl Plugin for DivideByThree {
+    fn type_name(&self) -> &str {
+        "divide_by_three"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(vec![inputs[0]; 2])
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(vec![inputs[0]; 2])
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        assert!(call.input(1).is_err() && call.output(2).is_err());
+        let x = call.input(0)?.as_slice::<i32>()?;
+        let mut outputs: Vec<_> = call.outputs().collect();
+        let [quotients, remainders] = &mut outputs[..] else {
+            return Err(Error::new(ErrorKind::Plugin, "two outputs"));
+        };
+        for ((q, r), x) in quotients.as_mut_slice()?.iter_mut().zip(remainders.as_mut_slice()?).zip(x) {
+            (*q, *r) = (x / 3, x % 3);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_plugin_writes_its_outputs_together() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [3]).expect("an input");
+    let q = network.add_plugin("divide", DivideByThree, &[x]).expect("a layer");
+    let layer = network.producer(q).expect("a tensor").expect("a layer");
+    let r = network.layer_outputs(layer).expect("a layer")[1];
+    network.mark_output(q, "q").expect("an output");
+    network.mark_output(r, "r").expect("an output");
+    assert_eq!((network.inputs(), network.outputs()), (&[x][..], &[q, r][..]));
+    let mut context = Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context");
+    let (mut q, mut r) = ([0; 3], [0; 3]);
+    context.execute(inputs!["x" => &[7, 9, 11]], outputs!["q" => &mut q, "r" => &mut r]).expect("a run");
+    assert_eq!((q, r), ([2, 3, 3], [1, 0, 2]));
 }

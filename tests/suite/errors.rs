@@ -2,8 +2,9 @@
 
 use distcollective::{
     Bool, Buffer, Builder, CollectiveOperation as Op, Communicator, DataType, Dims, DistCollective,
-    DistCollectiveLayer, Element, Engine, Error, ErrorKind, ExecutionContext, GroupRank, Groups, Network, Partition,
-    Plugin, PluginCall, Rank, ReduceOperation, Result, Root, Shape, Shuffle, TensorId, inputs, outputs,
+    DistCollectiveLayer, Element, Engine, Error, ErrorKind, ExecutionContext, GroupRank, Groups, InPlace, Network,
+    Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, TensorId, inputs,
+    outputs,
 };
 
 use crate::ranks::on_ranks;
@@ -238,7 +239,7 @@ fn building_a_layer() {
         "layer \"sync\" (gather): the root is a Rank of the communicator; a GroupRank goes with a partition only",
     );
     layer.set_root(None);
-    expect(build_one(&[4], layer), InvalidNetwork, "layer \"sync\" (gather): it needs a root");
+    expect(build_one(&[4], layer), ErrorKind::InvalidArgument, "layer \"sync\" (gather): it needs a root");
 }
 
 #[test]
@@ -357,7 +358,7 @@ fn building_finds_all_mistakes_at_once() {
             "layer \"odd\" (odd): the plugin gave 2 shapes for 1 output",
         ]
     );
-    assert_eq!(error.to_string(), format!("9 mistakes in the network:\n  {}", texts.join("\n  ")));
+    assert_eq!(error.to_string(), format!("9 mistakes:\n  {}", texts.join("\n  ")));
 
     expect(
         Builder::new().build(&Network::new()),
@@ -462,7 +463,7 @@ fn plans_that_differ() {
     }
 }
 
-/// A context of one identity layer on an input of -1 to 8 rows.
+/// A context of one identity layer on an input of 2 to 8 rows.
 fn context() -> ExecutionContext {
     let (mut network, x) = network(&[-1, 2]);
     network.set_optimization_profile(x, [1, 2], [4, 2], [8, 2]).expect("a profile");
@@ -587,7 +588,7 @@ fn enqueue_raw(engine: &Engine, addresses: &[(&str, usize, usize)]) -> Result<()
         // SAFETY: the memory outlives the work, and nobody else uses it.
         unsafe { bindings.bind_address(name, memory.as_mut_ptr().add(offset), byte_len)? };
     }
-    context.enqueue(bindings, &distcollective::Stream::inline())?.wait()?;
+    context.enqueue(bindings, &Stream::inline())?.wait()?;
     Ok(())
 }
 
@@ -669,4 +670,188 @@ fn eager_calls() {
     expect(communicator.new_group(&[Rank(0), Rank(0)]), InvalidArgument, "rank 0 occurs twice");
     expect(communicator.new_group(&[Rank(1)]), InvalidArgument, "rank 1 is not in a communicator of 1 rank");
     assert_eq!(<f32 as Element>::DATA_TYPE, DataType::Float32);
+}
+
+/// Every operation with every distance between input and output at which they overlap and which is not its in-place rule; and
+/// null addresses. All of it is found before anything is sent, so no rank waits for the other.
+#[test]
+fn illegal_overlap_and_null_are_refused_for_every_operation() {
+    on_ranks(2, |communicator| {
+        let layers: [DistCollectiveLayer; 8] = [
+            DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).into(),
+            DistCollective::all_gather().nb_rank(2).into(),
+            DistCollective::broadcast(Rank(1)).nb_rank(2).into(),
+            DistCollective::reduce(ReduceOperation::Sum, Rank(1)).nb_rank(2).into(),
+            DistCollective::reduce_scatter(ReduceOperation::Sum).nb_rank(2).into(),
+            DistCollective::all_to_all().nb_rank(2).into(),
+            DistCollective::gather(Rank(1)).nb_rank(2).into(),
+            DistCollective::scatter(Rank(1)).nb_rank(2).into(),
+        ];
+        const ELEMENTS: usize = 4;
+        let mut refused = 0;
+        for layer in layers {
+            let bound = layer.bind(&communicator, DataType::Int32).expect("it fits");
+            let operation = layer.collective_operation();
+            let output_len = bound.output_shape(&[ELEMENTS]).expect("a shape").element_count() as isize;
+            let mut memory = [0i32; 64];
+            let input: *mut i32 = &mut memory[32];
+            let enqueue = |input: *const i32, output: *mut i32| {
+                // SAFETY: all addresses lie well within the array; what is not refused is not reached, see below.
+                let work = unsafe { bound.enqueue(input.cast(), output.cast(), &[ELEMENTS], &Stream::inline()) };
+                work.map(|_| ()).expect_err("it is refused").to_string()
+            };
+            for distance in -output_len + 1..ELEMENTS as isize {
+                let legal = match bound.in_place(&[ELEMENTS]).expect("a shape") {
+                    InPlace::SameAddress => distance == 0,
+                    InPlace::InputAt { element_offset } => distance == -(element_offset as isize),
+                    InPlace::OutputAt { element_offset } => distance == element_offset as isize,
+                    InPlace::Never => false,
+                    InPlace::Unused => true,
+                };
+                if legal || !bound.reads_input() || !bound.writes_output() {
+                    continue;
+                }
+                let text = enqueue(input, input.wrapping_offset(distance));
+                assert!(text.contains(" overlap; in place is "), "{operation} at {distance}: {text}");
+                refused += 1;
+            }
+            let far = input.wrapping_sub(30);
+            if bound.reads_input() {
+                assert!(
+                    enqueue(std::ptr::null(), far).contains("the input is null, and this rank uses it"),
+                    "{operation}"
+                );
+            }
+            if bound.writes_output() {
+                assert!(enqueue(input, std::ptr::null_mut()).contains("the output is null"), "{operation}");
+                let crooked = far.cast::<u8>().wrapping_add(2).cast();
+                assert!(enqueue(input, crooked).contains("is not aligned to the 4 bytes of a int32"), "{operation}");
+            }
+        }
+        assert!(refused > 20, "{refused}");
+    });
+}
+
+#[test]
+fn a_bound_layer_checks_its_buffers() {
+    let communicator = &Communicator::in_process(1).expect("one rank")[0];
+    let layer = DistCollective::all_gather().nb_rank(1).named("sync").into_layer();
+    let bound = layer.bind(communicator, DataType::Int32).expect("it fits");
+    let run = |input: &[i32], output: &mut [i32], dims: &[usize]| {
+        bound.execute(Some(input.into()), Some(output.into()), dims)
+    };
+    run(&[1, 2], &mut [0; 2], &[2]).expect("it fits");
+    expect(
+        run(&[1, 2], &mut [0; 2], &[3]),
+        ErrorKind::InvalidBuffer,
+        "rank 0: layer \"sync\" (all_gather): the input has 2 elements, and its shape is [3]",
+    );
+    expect(
+        bound.execute(Some((&[1f32]).into()), None, &[1]),
+        ErrorKind::InvalidBuffer,
+        "rank 0: layer \"sync\" (all_gather): the input is float32, and the layer's type int32",
+    );
+    expect(
+        bound.execute(Some((&[1i32]).into()), None, &[1]),
+        ErrorKind::NotReady,
+        "rank 0: layer \"sync\" (all_gather): this rank needs an output",
+    );
+    expect(
+        distcollective::output_shape(Op::AllGather, 0, &Shape::new(&[1]).expect("a shape")),
+        ErrorKind::InvalidArgument,
+        "a collective has at least one rank",
+    );
+    let mut unfinished = DistCollective::all_gather().into_layer();
+    unfinished.set_collective_operation(Op::AllReduce);
+    let (mut network, x) = network(&[4]);
+    expect(
+        network.add(unfinished, x),
+        ErrorKind::InvalidArgument,
+        "layer \"all_reduce_0\" (all_reduce): it needs a reduce operation: sum, prod, max, min or avg",
+    );
+}
+
+#[test]
+fn shapes_that_a_shuffle_cannot_take() {
+    let cases = [
+        (Shuffle::transpose([0, 1, 2]), "transpose [0, 1, 2] is for 3 dimensions, and the tensor is [3, 4]"),
+        (Shuffle::reshape([3, 4, 0]), "reshape [3, 4, 0] copies dimension 2, and the tensor is [3, 4]"),
+        (Shuffle::reshape([5, -1]), "reshape [5, -1]: the 12 elements of [3, 4] are not a multiple of 5"),
+    ];
+    for (shuffle, text) in cases {
+        let (mut network, x) = network(&[3, 4]);
+        let y = network.add_shuffle(x, shuffle).expect("a layer");
+        network.mark_output(y, "y").expect("an output");
+        let text = format!("layer \"shuffle_0\" (shuffle): {text}");
+        expect(Builder::new().build(&network), ErrorKind::InvalidNetwork, &text);
+    }
+    let (mut network, x) = network(&[0, 4]);
+    let y = network.add_shuffle(x, Shuffle::reshape([0, -1])).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    expect(
+        Builder::new().build(&network),
+        ErrorKind::InvalidNetwork,
+        "layer \"shuffle_0\" (shuffle): reshape [0, -1] of [0, 4] has a dimension of 0 beside the -1, so nothing can be inferred",
+    );
+}
+
+#[test]
+fn names_and_numbers_that_are_not_there() {
+    let (mut network, x) = network(&[4]);
+    let y = network.add_cast(x, DataType::Int8).expect("a layer");
+    expect(
+        network.set_optimization_profile(y, [1], [1], [1]),
+        ErrorKind::InvalidArgument,
+        "input \"cast_0.output0\": the tensor is the output of a layer; profiles are for inputs",
+    );
+    expect(
+        network.set_optimization_profile(x, [-1], [4], [4]),
+        ErrorKind::InvalidArgument,
+        "input \"x\": [-1] in a profile has a dimension of -1",
+    );
+    let mut other = Network::new();
+    expect(
+        other.add_cast(x, DataType::Int8),
+        ErrorKind::InvalidArgument,
+        "TensorId(0) is not a tensor of this network",
+    );
+    network.layer_of_mut(y).expect("a layer").set_name("");
+    network.mark_output(y, "").expect("an output");
+    let error = Builder::new().build(&network).expect_err("no names");
+    assert_eq!(error.to_string(), "2 mistakes:\n  a cast layer has no name\n  output 0 has no name");
+}
+
+#[test]
+fn what_is_allowed_but_deserves_a_second_look_is_in_the_log() {
+    #[derive(Clone, Default)]
+    struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("one thread").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        DistCollectiveLayer::new(Op::AllGather, None, 3, &[]).expect("a root too many");
+        let (mut network, x) = network(&[4]);
+        let y = network
+            .add(DistCollective::reduce(ReduceOperation::Sum, Rank(0)).nb_rank(2).named("r"), x)
+            .expect("a layer");
+        let z = network.add_cast(y, DataType::Int8).expect("a layer");
+        network.mark_output(z, "z").expect("an output");
+        Builder::new().build(&network).expect("an engine");
+    });
+    let text = String::from_utf8(log.0.lock().expect("one thread").clone()).expect("text");
+    assert!(
+        text.contains("WARN") && text.contains("all_gather has no root: 3 is ignored; -1 says that there is none"),
+        "{text}"
+    );
+    assert!(text.contains("layer \"cast_1\" (cast) reads the output of layer \"r\" (reduce)"), "{text}");
 }

@@ -106,7 +106,7 @@ fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
 
 /// A cast of one element.
 pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
-    if from == to {
+    if from == to && to != DataType::Bool {
         return x;
     }
     let float = from.is_float().then(|| to_f32(from, x));

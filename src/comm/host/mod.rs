@@ -19,7 +19,7 @@ mod shared_memory;
 mod staged;
 mod wire;
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use family::{Family, Patience};
@@ -46,6 +46,8 @@ pub(crate) struct HostBackend {
     /// Held during a call, so that two threads of one rank take turns.
     progress: Mutex<Progress>,
     office: Arc<Office>,
+    /// The error of this rank's own that ended the communicator, to be returned by every further call.
+    ended: OnceLock<Error>,
 }
 
 /// How far this rank has come. It is the same on every rank between calls.
@@ -74,7 +76,7 @@ pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
 
 impl HostBackend {
     fn new(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>) -> Self {
-        HostBackend { segment, rank, progress: Mutex::default(), office }
+        HostBackend { segment, rank, progress: Mutex::default(), office, ended: OnceLock::new() }
     }
 
     fn family(&self) -> &Family {
@@ -88,7 +90,11 @@ impl HostBackend {
                 Ok(guard) => return Ok(guard),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
-                    bail!(DeadlineExceeded, "another thread of this rank was in a call until the deadline")
+                    // This rank has left a collective out, so its peers would wait for nothing.
+                    let error =
+                        error!(DeadlineExceeded, "another thread of this rank was in a call until the deadline");
+                    self.abort(error.kind(), &error.to_string());
+                    return Err(error);
                 }
                 // Rare, and never on the way to a peer: no need for more than looking again.
                 Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_INTERVAL),
@@ -114,11 +120,33 @@ impl HostBackend {
             let shared = family::is_shared(error.kind());
             let reason = if shared { bare } else { error.to_string() };
             self.family().abort(error.kind(), self.segment.member(self.rank), &reason);
+            self.ended.get_or_init(|| error.clone());
             error
         });
         // After an error, or a panic, dropping `run` waits until no peer reads this rank's buffers.
         drop(run);
         result
+    }
+
+    /// The segment of those who gave this color, and this rank's place in it.
+    fn segment_of(
+        &self,
+        color: u32,
+        all: &[[i64; 2]],
+        sequence: u64,
+        deadline: Instant,
+    ) -> Result<(Arc<Segment>, GroupRank)> {
+        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
+        members.sort_by_key(|&r| all[r][1]);
+        let Some(place) = members.iter().position(|&r| r == self.rank.index()) else {
+            bail!(System, "the exchange of colors lost this rank's own");
+        };
+        let key = SplitKey { parent: self.segment.id, sequence, color };
+        if place == 0 {
+            let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+            self.office.publish(key, &self.segment.family, ranks)?;
+        }
+        Ok((self.office.take(key, deadline, || self.check())?, GroupRank(place as u32)))
     }
 
     /// Gathers one word pair from every rank, in rank order.
@@ -168,23 +196,18 @@ impl Backend for HostBackend {
         let progress = &mut *self.turn(deadline)?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
-        let Some(color) = color else { return Ok(None) };
-        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
-        members.sort_by_key(|&r| all[r][1]);
-        let Some(place) = members.iter().position(|&r| r == self.rank.index()) else {
-            bail!(System, "the exchange of colors lost this rank's own");
+        // The first member of each group makes its segment, and its members take it.
+        let taken = match color {
+            Some(color) => self.segment_of(color, &all, progress.sequence, deadline).map(Some),
+            None => Ok(None),
         };
-        // The first member makes the segment, and everybody takes it.
-        let key = SplitKey { parent: self.segment.id, sequence: progress.sequence, color };
-        let taken = if place == 0 {
-            let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
-            self.office.publish(key, &self.segment.family, ranks)
-        } else {
-            Ok(())
-        };
-        let taken = taken.and_then(|()| self.office.take(key, deadline, || self.check()));
-        let segment = taken.inspect_err(|error| self.abort(error.kind(), &error.to_string()))?;
-        Ok(Some(Box::new(HostBackend::new(segment, GroupRank(place as u32), Arc::clone(&self.office)))))
+        let taken = taken.inspect_err(|error| self.abort(error.kind(), &error.to_string()))?;
+        // Nobody leaves before everybody has his: a process may forward what others wait for.
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run_in_turn(progress, &Request::barrier(Purpose::Split, deadline))? };
+        let backend =
+            |(segment, rank)| Box::new(HostBackend::new(segment, rank, Arc::clone(&self.office))) as Box<dyn Backend>;
+        Ok(taken.map(backend))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
@@ -209,7 +232,7 @@ impl Backend for HostBackend {
     }
 
     fn check(&self) -> Result<()> {
-        self.family().check()
+        self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
     }
 }
 
@@ -260,7 +283,7 @@ impl Run<'_> {
         if (0..segment.len() as u32).all(agrees) { Ok(()) } else { Err(self.disagreement()) }
     }
 
-    /// Who calls what, the most common call last read as it comes: `rank 0 calls …; ranks 1 and 2 call …`.
+    /// Who calls what, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
     fn disagreement(&self) -> Error {
         let segment = &self.host.segment;
         let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
@@ -347,3 +370,40 @@ impl Run<'_> {
 
 /// Up to so many ranks, a reduction keeps the list of its inputs on the stack.
 const MAX_STACK_RANKS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// A peer is stopped in the middle of a copy while this rank's collective fails: the call returns only afterwards.
+    #[test]
+    fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
+        let mut ranks = in_process(2).expect("ranks");
+        let (peer, failing) = (ranks.pop().expect("rank 1"), ranks.pop().expect("rank 0"));
+        let (inside, entered) = channel();
+        let (go_on, stopped) = channel::<()>();
+        let reading = std::thread::spawn(move || {
+            let result = peer.segment.window(peer.rank, || {
+                inside.send(()).expect("the test listens");
+                stopped.recv().expect("the test says when");
+            });
+            (result, peer)
+        });
+        entered.recv().expect("the peer is inside");
+        let (returned, failed) = channel();
+        let call = std::thread::spawn(move || {
+            let request = Request::barrier(Purpose::Barrier, Instant::now() + Duration::from_millis(20));
+            // SAFETY: without elements no buffer is used.
+            let result = unsafe { failing.run(&request) };
+            returned.send(()).expect("the test listens");
+            result
+        });
+        assert!(failed.recv_timeout(Duration::from_millis(200)).is_err(), "the call returned while a peer was reading");
+        go_on.send(()).expect("the peer listens");
+        failed.recv_timeout(Duration::from_secs(10)).expect("the peer is out");
+        assert_eq!(call.join().expect("no panic").expect_err("nobody came").kind(), ErrorKind::DeadlineExceeded);
+        reading.join().expect("no panic").0.expect("the copy was whole");
+    }
+}

@@ -1,0 +1,407 @@
+//! The distributed environment of this process: who it is among the ranks, its communicator, its groups, its seeds. In the
+//! manner of ColossalAI's launch functions and torch.distributed's `init_process_group`.
+
+mod discovery;
+mod random;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Mutex;
+use std::time::Duration;
+
+pub use discovery::Launcher;
+use discovery::{Discovery, Given};
+pub use rand_chacha::ChaCha20Rng;
+
+use crate::comm::{Communicator, DEFAULT_TIMEOUT};
+use crate::error::{Result, bail, error};
+use crate::rank::Rank;
+use crate::stream::lock;
+use crate::sync::{AtomicU64, Ordering};
+
+/// ColossalAI's default seed.
+pub const DEFAULT_SEED: u64 = 1024;
+
+/// The name of the group of all ranks.
+const DEFAULT_GROUP: &str = "default";
+
+/// The distributed environment: this process's rank, the communicator of all ranks, named groups, seeds. There is one at a
+/// time in a process; it ends with [`finalize`](Self::finalize) or when it is dropped, and then there can be another.
+///
+/// ```no_run
+/// use distcollective::{Environment, ReduceOperation};
+///
+/// // Under torchrun, mpirun, srun, `distcollective launch` or TensorRT's variables.
+/// let environment = Environment::from_env()?;
+/// let mut x = [environment.rank().0 as f32];
+/// environment.communicator().all_reduce(&mut x, ReduceOperation::Sum)?;
+/// environment.print_on_master(format_args!("the sum is {}", x[0]));
+/// environment.finalize()?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// # Where values come from
+///
+/// In this order: from the caller; `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun, ColossalAI,
+/// `distcollective launch`); `TRT_MY_RANK`, `TRT_WORLD_SIZE` (TensorRT's sample); `OMPI_COMM_WORLD_*` (Open MPI); `PMI_RANK`,
+/// `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
+/// `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the local ones are derived where they are absent.
+///
+/// Ranks meet at `MASTER_ADDR` and `MASTER_PORT`. Without those, the job is named by `TRT_NCCL_ID_FILE` (the path; the file is
+/// not touched), `PMIX_NAMESPACE`, `SLURM_JOB_ID` with `SLURM_STEP_ID`, or under MPICH by the process that started the ranks.
+///
+/// # Backend
+///
+/// The host backend, for ranks on one machine. A `MASTER_ADDR` that is not the loopback is an error.
+pub struct Environment {
+    communicator: Communicator,
+    discovery: Discovery,
+    seed: u64,
+    groups: Mutex<BTreeMap<String, Option<Communicator>>>,
+    _only: OnlyOne,
+}
+
+/// Says what the environment shall be; see [`Environment`] for what is looked for where nothing is said.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is initialized until `initialize` is called"]
+pub struct EnvironmentBuilder {
+    given: Given,
+    backend: String,
+    seed: u64,
+    timeout: Duration,
+    verbose: bool,
+}
+
+/// Where the environment of this process was initialized, and how many there were.
+static CURRENT: Mutex<Option<&'static Location<'static>>> = Mutex::new(None);
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Holds the place of the one environment.
+struct OnlyOne;
+
+impl OnlyOne {
+    fn take(caller: &'static Location<'static>) -> Result<Self> {
+        let mut current = lock(&CURRENT);
+        if let Some(first) = *current {
+            bail!(
+                NotReady,
+                "the environment was initialized at {first} and not finalized since; there is one at a time"
+            );
+        }
+        *current = Some(caller);
+        Ok(OnlyOne)
+    }
+}
+
+impl Drop for OnlyOne {
+    fn drop(&mut self) {
+        *lock(&CURRENT) = None;
+    }
+}
+
+impl Default for EnvironmentBuilder {
+    fn default() -> Self {
+        EnvironmentBuilder {
+            given: Given::default(),
+            backend: "auto".to_owned(),
+            seed: DEFAULT_SEED,
+            timeout: DEFAULT_TIMEOUT,
+            verbose: false,
+        }
+    }
+}
+
+impl EnvironmentBuilder {
+    /// This process's rank.
+    pub fn rank(mut self, rank: u32) -> Self {
+        self.given.rank = Some(rank);
+        self
+    }
+
+    /// The number of ranks.
+    pub fn world_size(mut self, world_size: u32) -> Self {
+        self.given.world_size = Some(world_size);
+        self
+    }
+
+    /// This process's number among those on its machine.
+    pub fn local_rank(mut self, local_rank: u32) -> Self {
+        self.given.local_rank = Some(local_rank);
+        self
+    }
+
+    /// Where ranks meet, instead of `MASTER_ADDR`.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.given.host = Some(host.into());
+        self
+    }
+
+    /// Where ranks meet, instead of `MASTER_PORT`.
+    pub fn port(mut self, port: u16) -> Self {
+        self.given.port = Some(port);
+        self
+    }
+
+    /// The backend: "host", "gloo" (another name of it) or "auto", the default.
+    pub fn backend(mut self, name: impl Into<String>) -> Self {
+        self.backend = name.into();
+        self
+    }
+
+    /// The seed; rank 0's reaches every rank. 1024 unless set, as in ColossalAI.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// How long to wait for other ranks, now and in each call.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Lets rank 0 print a line when the environment is ready.
+    pub fn verbose(mut self, verbose: bool) -> Self {
+        self.verbose = verbose;
+        self
+    }
+
+    /// Meets the other ranks. Collective between processes.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is missing or contradictory, at once, with the launcher; an environment that is initialized already; a
+    /// backend that there is not; a meeting point on another machine; ranks that do not come; and see the contract of
+    /// [`Communicator`].
+    #[track_caller]
+    pub fn initialize(self) -> Result<Environment> {
+        let only = OnlyOne::take(Location::caller())?;
+        match self.backend.to_ascii_lowercase().as_str() {
+            "host" | "gloo" | "auto" => {}
+            "nccl" => {
+                bail!(Unsupported, "there is no NCCL backend yet; \"host\" does the same on one machine without GPUs")
+            }
+            other => bail!(InvalidArgument, "{other:?} is not a backend; they are \"host\" (\"gloo\") and \"auto\""),
+        }
+        let discovery = discovery::discover(&self.given, &|name| std::env::var(name).ok())?;
+        if let Some(host) = discovery.host.as_deref().filter(|host| !is_this_machine(host)) {
+            bail!(
+                Unsupported,
+                "MASTER_ADDR is {host}, which is not this machine's loopback; the host backend is for one machine, and \
+                 beyond it there will be NCCL and MPI"
+            );
+        }
+        // Ranks initialize as often as each other; a new environment never meets what is left of the one before.
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        let mut ranks = Communicator::builder()
+            .job(format!("environment {generation} of {}", discovery.job))
+            .world_size(discovery.world_size)
+            .rank(discovery.rank)
+            .timeout(self.timeout)
+            .meet()
+            .map_err(|e| e.on_rank(discovery.rank))?;
+        let Some(communicator) = ranks.pop() else { bail!(System, "the meeting gave no communicator") };
+        let mut seed = [self.seed.cast_signed()];
+        communicator.broadcast(&mut seed, Rank(0))?;
+        let environment = Environment {
+            seed: seed[0].cast_unsigned(),
+            groups: Mutex::new(BTreeMap::from([(DEFAULT_GROUP.to_owned(), Some(communicator.clone()))])),
+            communicator,
+            discovery,
+            _only: only,
+        };
+        if self.verbose {
+            environment.print_on_master(format_args!("{environment:?}"));
+        }
+        Ok(environment)
+    }
+}
+
+/// Whether a host is this machine: its loopback, or its own name.
+fn is_this_machine(host: &str) -> bool {
+    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    discovery::is_loopback(host) || host == own_name
+}
+
+impl Environment {
+    /// Initializes from what the launcher says.
+    ///
+    /// # Errors
+    ///
+    /// See [`EnvironmentBuilder::initialize`].
+    #[track_caller]
+    pub fn from_env() -> Result<Self> {
+        Self::builder().initialize()
+    }
+
+    /// Says some of it, and looks for the rest.
+    pub fn builder() -> EnvironmentBuilder {
+        EnvironmentBuilder::default()
+    }
+
+    /// [`from_env`](Self::from_env) under torchrun only.
+    ///
+    /// # Errors
+    ///
+    /// See [`EnvironmentBuilder::initialize`].
+    #[track_caller]
+    pub fn launch_from_torch() -> Result<Self> {
+        Self::launched(Launcher::Torch, None)
+    }
+
+    /// [`from_env`](Self::from_env) under Open MPI only, meeting at `host` and `port`.
+    ///
+    /// # Errors
+    ///
+    /// See [`EnvironmentBuilder::initialize`].
+    #[track_caller]
+    pub fn launch_from_openmpi(host: &str, port: u16) -> Result<Self> {
+        Self::launched(Launcher::OpenMpi, Some((host, port)))
+    }
+
+    /// [`from_env`](Self::from_env) under SLURM only, meeting at `host` and `port`.
+    ///
+    /// # Errors
+    ///
+    /// See [`EnvironmentBuilder::initialize`].
+    #[track_caller]
+    pub fn launch_from_slurm(host: &str, port: u16) -> Result<Self> {
+        Self::launched(Launcher::Slurm, Some((host, port)))
+    }
+
+    #[track_caller]
+    fn launched(launcher: Launcher, meeting: Option<(&str, u16)>) -> Result<Self> {
+        let mut builder = Self::builder();
+        builder.given.launcher = Some(launcher);
+        if let Some((host, port)) = meeting {
+            builder = builder.host(host).port(port);
+        }
+        builder.initialize()
+    }
+
+    /// Whether this process has an environment.
+    pub fn is_initialized() -> bool {
+        lock(&CURRENT).is_some()
+    }
+
+    /// The launcher that the variables speak of, if they speak of one.
+    pub fn detect_launcher() -> Option<Launcher> {
+        discovery::launcher_of(&|name| std::env::var(name).ok())
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.discovery.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> u32 {
+        self.discovery.world_size
+    }
+
+    /// This process's number among those on its machine.
+    pub fn local_rank(&self) -> u32 {
+        self.discovery.local_rank
+    }
+
+    /// The number of ranks on this machine.
+    pub fn local_world_size(&self) -> u32 {
+        self.discovery.local_world_size
+    }
+
+    /// Who started the ranks.
+    pub fn launcher(&self) -> Launcher {
+        self.discovery.launcher
+    }
+
+    /// The backend: "host".
+    pub fn backend(&self) -> &'static str {
+        "host"
+    }
+
+    /// Where each value came from, by the value's name.
+    pub fn sources(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.discovery.sources.iter().map(|(what, from)| (*what, from.as_str()))
+    }
+
+    /// The communicator of all ranks.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// Makes a named group of ranks, in this order; see [`Communicator::new_group`]. Collective.
+    ///
+    /// # Errors
+    ///
+    /// A name that there is already; and see [`Communicator::new_group`].
+    pub fn new_group(&self, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
+        if lock(&self.groups).contains_key(name) {
+            bail!(InvalidArgument, "there is a group {name:?} already");
+        }
+        let group = self.communicator.new_group(ranks)?;
+        lock(&self.groups).insert(name.to_owned(), group.clone());
+        Ok(group)
+    }
+
+    /// The communicator of a named group; "default" is that of all ranks. `None` where this rank is not a member.
+    ///
+    /// # Errors
+    ///
+    /// No group of that name.
+    pub fn group(&self, name: &str) -> Result<Option<Communicator>> {
+        let groups = lock(&self.groups);
+        groups.get(name).cloned().ok_or_else(|| {
+            let names: Vec<String> = groups.keys().map(|name| format!("{name:?}")).collect();
+            error!(InvalidArgument, "there is no group {name:?}; there are {}", names.join(", "))
+        })
+    }
+
+    /// The seed: rank 0's.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Random numbers that are the same on all ranks: ChaCha20 from the seed (`seed_from_u64`), stream 0.
+    pub fn common_rng(&self) -> ChaCha20Rng {
+        random::stream(self.seed, 0)
+    }
+
+    /// Random numbers of this rank's own: ChaCha20 from the seed, stream `1 + rank`.
+    pub fn rank_rng(&self) -> ChaCha20Rng {
+        random::stream(self.seed, 1 + u64::from(self.rank().0))
+    }
+
+    /// Whether this is rank 0.
+    pub fn is_master(&self) -> bool {
+        self.rank() == Rank(0)
+    }
+
+    /// Prints a line on rank 0.
+    pub fn print_on_master(&self, text: fmt::Arguments<'_>) {
+        if self.is_master() {
+            println!("{text}");
+        }
+    }
+
+    /// Ends the environment: waits for every rank, and lets go of everything. Collective.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn finalize(self) -> Result<()> {
+        self.communicator.clone().finalize()
+    }
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Discovery { launcher, rank, world_size, local_rank, local_world_size, .. } = &self.discovery;
+        write!(
+            f,
+            "rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}, launcher {launcher}, backend host, \
+             seed {}",
+            self.seed
+        )
+    }
+}
