@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Error, ErrorKind, F8E4M3, F8E5M2, Network,
-    Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16,
+    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, F8E4M3,
+    F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16,
 };
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.
@@ -28,7 +28,7 @@ struct Arguments {
     /// or all
     #[arg(long, default_value = "all")]
     op: String,
-    /// The number of ranks, each a thread of this process
+    /// The number of ranks, each a thread of this process; under a launcher this process is one of the launcher's
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: u32,
     /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
@@ -49,7 +49,7 @@ const COLUMNS: usize = 4;
 const PATTERN: u8 = 0xa5;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
     let operations = if arguments.op.eq_ignore_ascii_case("all") {
         CollectiveOperation::ALL.to_vec()
     } else {
@@ -61,9 +61,48 @@ fn main() -> ExitCode {
             }
         }
     };
-    let rows: Vec<Row> = operations.into_iter().map(|operation| demonstrate(&arguments, operation)).collect();
-    print_summary(&arguments, &rows);
-    if rows.iter().all(|row| row.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let rows = match Environment::detect_launcher() {
+        None => {
+            let rows: Vec<Row> = operations.into_iter().map(|operation| demonstrate(&arguments, operation)).collect();
+            let threads = if arguments.ranks == 1 { "thread" } else { "threads" };
+            print_summary(&arguments, threads, &rows);
+            rows
+        }
+        Some(launcher) => match as_one_rank(&mut arguments, &operations) {
+            Ok(rows) => rows,
+            Err(error) => {
+                eprintln!("error: under {launcher}: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+    };
+    if rows.iter().all(|row: &Row| row.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Started by a launcher, this process is one rank of the job.
+fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
+    let environment = Environment::builder().timeout(Duration::from_secs(60)).initialize()?;
+    arguments.ranks = environment.world_size();
+    let mut rows = Vec::new();
+    for &operation in operations {
+        let mut row = Row::new(operation);
+        match build(arguments, operation) {
+            Ok(plan) => {
+                let outcome = run_rank(arguments, operation, &plan, environment.communicator());
+                row.passed = true;
+                row.tell(environment.rank().index(), outcome);
+            }
+            // It is the same on every rank.
+            Err(error) => row.cannot_be_built(environment.is_master(), &error),
+        }
+        rows.push(row);
+    }
+    environment.communicator().barrier()?;
+    if environment.is_master() {
+        print_summary(arguments, "processes", &rows);
+    }
+    environment.finalize()?;
+    Ok(rows)
 }
 
 /// A line of the summary.
@@ -75,55 +114,72 @@ struct Row {
     remark: String,
 }
 
-/// Builds one operation's network and runs it on all ranks.
+impl Row {
+    fn new(operation: CollectiveOperation) -> Self {
+        let name = operation.name().to_uppercase();
+        Row { name, shapes: None, slowest: None, passed: false, remark: String::new() }
+    }
+
+    fn cannot_be_built(&mut self, tell: bool, error: &Error) {
+        if tell {
+            eprintln!("error: {} cannot be built: {error}", self.name);
+        }
+        self.remark = "cannot be built".to_owned();
+    }
+
+    /// Prints what became of one rank, and keeps it for the summary.
+    fn tell(&mut self, rank: usize, outcome: Result<Outcome>) {
+        let name = &self.name;
+        match outcome {
+            Ok(outcome) => {
+                println!("Rank {rank} - {name} PASSED");
+                println!("Rank {rank} - {name} test completed successfully!");
+                self.shapes = Some((outcome.input, outcome.output));
+                self.slowest = self.slowest.max(Some(outcome.time));
+                if !outcome.written {
+                    self.remark = "untouched off the root".to_owned();
+                }
+            }
+            Err(error) => {
+                println!("Rank {rank} - {name} FAILED: {error}");
+                self.passed = false;
+            }
+        }
+    }
+}
+
+/// Builds one operation's network and runs it on ranks that are threads of this process.
 fn demonstrate(arguments: &Arguments, operation: CollectiveOperation) -> Row {
-    let name = operation.name().to_uppercase();
-    let mut row = Row { name: name.clone(), shapes: None, slowest: None, passed: false, remark: String::new() };
+    let mut row = Row::new(operation);
     let plan = match build(arguments, operation) {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("error: {name} cannot be built: {error}");
-            row.remark = "cannot be built".to_owned();
+            row.cannot_be_built(true, &error);
             return row;
         }
     };
     let communicators = match Communicator::in_process(arguments.ranks) {
         Ok(communicators) => communicators,
         Err(error) => {
-            eprintln!("error: {name}: {error}");
+            eprintln!("error: {}: {error}", row.name);
             return row;
         }
     };
-    let results: Vec<Result<Outcome>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = communicators
             .into_iter()
             .map(|communicator| {
                 let plan = &plan;
-                scope.spawn(move || {
-                    run_rank(arguments, operation, plan, &communicator.with_timeout(Duration::from_secs(30)))
-                })
+                let communicator = communicator.with_timeout(Duration::from_secs(30));
+                scope.spawn(move || run_rank(arguments, operation, plan, &communicator))
             })
             .collect();
         let panicked = || Err(Error::new(ErrorKind::System, "the rank panicked"));
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
     });
     row.passed = true;
-    for (rank, result) in results.into_iter().enumerate() {
-        match result {
-            Ok(outcome) => {
-                println!("Rank {rank} - {name} PASSED");
-                println!("Rank {rank} - {name} test completed successfully!");
-                row.shapes = Some((outcome.input, outcome.output));
-                row.slowest = row.slowest.max(Some(outcome.time));
-                if !outcome.written {
-                    row.remark = "untouched off the root".to_owned();
-                }
-            }
-            Err(error) => {
-                println!("Rank {rank} - {name} FAILED: {error}");
-                row.passed = false;
-            }
-        }
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        row.tell(rank, outcome);
     }
     row
 }
@@ -286,13 +342,8 @@ fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
     ))
 }
 
-fn print_summary(arguments: &Arguments, rows: &[Row]) {
-    let ranks = if arguments.ranks == 1 {
-        "1 rank as a thread".to_owned()
-    } else {
-        format!("{} ranks as threads", arguments.ranks)
-    };
-    println!("\n{ranks}, {}, host backend", arguments.dtype);
+fn print_summary(arguments: &Arguments, ranks_are: &str, rows: &[Row]) {
+    println!("\nranks: {} {ranks_are}; type: {}; backend: host", arguments.ranks, arguments.dtype);
     println!("{:<15} {:<10} {:<10} {:>12}  result", "operation", "input", "output", "enqueue");
     for row in rows {
         let (input, output) =

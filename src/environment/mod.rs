@@ -372,6 +372,11 @@ impl Environment {
         random::stream(self.seed, 1 + u64::from(self.rank().0))
     }
 
+    /// The first number of [`common_rng`](Self::common_rng) and of [`rank_rng`](Self::rank_rng), to see that ranks agree.
+    pub fn first_draws(&self) -> (u64, u64) {
+        (random::first(self.common_rng()), random::first(self.rank_rng()))
+    }
+
     /// Whether this is rank 0.
     pub fn is_master(&self) -> bool {
         self.rank() == Rank(0)

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use distcollective::{Communicator, CommunicatorBuilder, ErrorKind, Rank, ReduceOperation, Result};
+use distcollective::{
+    Communicator, CommunicatorBuilder, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
+};
 
 use crate::conformance::{deadline, run_quarter};
 use crate::ranks::DEADLINE;
@@ -33,16 +35,20 @@ fn new_job() -> String {
 }
 
 fn spawn(role: &Role<'_>) -> Child {
+    command(role).spawn().expect("a child starts")
+}
+
+fn command(role: &Role<'_>) -> Command {
     let numbers = format!("{} {} {} {}", role.world_size, role.first_rank, role.local_ranks, role.quarter);
-    Command::new(std::env::current_exe().expect("this program"))
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
         .args(["processes::child", "--exact", "--nocapture", "--test-threads", "1"])
         .env(ROLE, role.name)
         .env(JOB, role.job)
         .env(NUMBERS, numbers)
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("a child starts")
+        .stderr(Stdio::piped());
+    command
 }
 
 /// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
@@ -88,6 +94,9 @@ fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "environment" {
+        return environment().unwrap_or_else(|error| panic!("{error}"));
+    }
     let job = std::env::var(JOB).expect("a job");
     let numbers = std::env::var(NUMBERS).expect("numbers");
     let numbers: Vec<u32> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
@@ -134,6 +143,61 @@ fn sum_until_told(communicator: &Communicator) {
         }
     };
     println!("{:?}", error);
+}
+
+/// Initializes twice, one after the other, and once too often in between.
+fn environment() -> Result<()> {
+    for round in 0..2 {
+        assert!(!Environment::is_initialized());
+        let environment = Environment::builder().timeout(DEADLINE).seed(5 + round).backend("gloo").initialize()?;
+        assert!(Environment::is_initialized());
+        let again = Environment::from_env().expect_err("one at a time").to_string();
+        assert!(again.contains("was initialized at tests/suite/processes.rs:"), "{again}");
+        assert_eq!(
+            (environment.seed(), environment.world_size(), environment.launcher()),
+            (5 + round, 3, Launcher::Torch)
+        );
+        let pair = environment.new_group("pair", &[Rank(2), Rank(0)])?;
+        assert_eq!(pair.is_some(), environment.rank() != Rank(1));
+        if let Some(pair) = environment.group("pair")? {
+            let mut both = [0i32; 2];
+            pair.all_gather(&[environment.rank().0 as i32], &mut both)?;
+            assert_eq!(both, [2, 0]);
+        }
+        assert_eq!(
+            environment.group("trio").expect_err("no such group").to_string(),
+            "there is no group \"trio\"; there are \"default\", \"pair\""
+        );
+        assert!(environment.new_group("pair", &[Rank(0)]).is_err());
+        environment.group("default")?.expect("everybody").barrier()?;
+        if round == 0 {
+            environment.finalize()?;
+        } else {
+            drop(environment);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_environment_can_follow_another() {
+    let job = new_job();
+    let children = (0..3)
+        .map(|rank| {
+            let role =
+                Role { name: "environment", job: &job, world_size: 3, first_rank: rank, local_ranks: 1, quarter: 0 };
+            command(&role)
+                .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned()), ("DCL_JOB_ID", job.clone())])
+                .envs([("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")])
+                .spawn()
+                .expect("a child starts")
+        })
+        .collect();
+    for (success, text) in wait_all(children, DEADLINE) {
+        assert!(success, "{text}");
+    }
+    let error = Environment::builder().rank(0).world_size(1).backend("mps").initialize().expect_err("no such backend");
+    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"host\" (\"gloo\") and \"auto\"");
 }
 
 /// A quarter of the conformance suite on processes with these numbers of ranks.

@@ -1,0 +1,66 @@
+//! `distcollective env`: what initialization found.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use distcollective::{Environment, Result};
+use serde_json::{Map, Value, json};
+
+/// Initializes the environment as any program would, and tells what was found, and where each value came from.
+///
+/// Example: distcollective launch -n 3 -- distcollective env --json
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// One line of JSON
+    #[arg(long)]
+    json: bool,
+    /// How long to wait for the other ranks, in seconds
+    #[arg(long, default_value_t = 60)]
+    timeout: u64,
+    /// Rank 0's seed
+    #[arg(long, default_value_t = distcollective::DEFAULT_SEED)]
+    seed: u64,
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    match tell(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(arguments: &Arguments) -> Result<()> {
+    let environment =
+        Environment::builder().timeout(Duration::from_secs(arguments.timeout)).seed(arguments.seed).initialize()?;
+    let sources: Map<String, Value> =
+        environment.sources().map(|(what, from)| (what.to_owned(), Value::from(from))).collect();
+    let found = json!({
+        "rank": environment.rank().0,
+        "world_size": environment.world_size(),
+        "local_rank": environment.local_rank(),
+        "local_world_size": environment.local_world_size(),
+        "launcher": environment.launcher().name(),
+        "backend": environment.backend(),
+        "device": "cpu",
+        "seed": environment.seed(),
+        "first_common_draw": environment.first_draws().0,
+        "first_own_draw": environment.first_draws().1,
+        "sources": sources,
+    });
+    if arguments.json {
+        println!("{found}");
+    } else if let Value::Object(found) = found {
+        for (name, value) in found.iter().filter(|(name, _)| *name != "sources") {
+            let from = sources.get(name).and_then(Value::as_str).map_or(String::new(), |from| format!("  ({from})"));
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            println!("{name:18} {value}{from}");
+        }
+        if let Some(meeting) = sources.get("meeting").and_then(Value::as_str) {
+            println!("{:18} {meeting}", "meeting from");
+        }
+    }
+    environment.finalize()
+}

@@ -1,0 +1,180 @@
+//! The launcher and the launchers of others, with the demo and `distcollective env` as programs.
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
+const DEMO: &str = env!("CARGO_BIN_EXE_sample_dist_collective");
+
+/// Runs a command that must end within ten seconds.
+fn run(command: &mut Command) -> (Output, String) {
+    let start = Instant::now();
+    let output = command.output().expect("the command starts");
+    assert!(start.elapsed() < Duration::from_secs(10), "{command:?} took {:?}", start.elapsed());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output, text)
+}
+
+/// `timeout` ends what hangs; ten seconds are this file's deadline.
+fn timed(program: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "9", program]);
+    command
+}
+
+fn launch(n: u32, program: &[&str]) -> (Output, String) {
+    run(timed(DISTCOLLECTIVE).args(["launch", "-n", &n.to_string(), "--"]).args(program))
+}
+
+fn assert_all_passed(text: &str, ranks: u32) {
+    for rank in 0..ranks {
+        for operation in
+            ["ALL_REDUCE", "ALL_GATHER", "BROADCAST", "REDUCE", "REDUCE_SCATTER", "ALL_TO_ALL", "GATHER", "SCATTER"]
+        {
+            let line = format!("Rank {rank} - {operation} PASSED");
+            assert_eq!(text.lines().filter(|l| l.ends_with(&line)).count(), 1, "{line}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn the_demo_is_one_rank_under_the_launcher() {
+    let (output, text) = launch(4, &[DEMO, "--op", "all"]);
+    assert!(output.status.success(), "{text}");
+    assert_all_passed(&text, 4);
+    assert!(text.contains("[3] Rank 3 - SCATTER PASSED"), "{text}");
+    assert!(text.contains("[0] ranks: 4 processes; type: float32; backend: host"), "{text}");
+
+    let (output, text) = launch(3, &[DEMO, "--op", "reduce_scatter"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.matches("dimension 0 is 4, which is not a multiple of 3 ranks").count(), 1, "{text}");
+}
+
+#[test]
+fn env_shows_one_seed_equal_common_draws_and_different_own_ones() {
+    let (output, text) = launch(3, &[DISTCOLLECTIVE, "env", "--json", "--seed", "7"]);
+    assert!(output.status.success(), "{text}");
+    let mut found: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line.split_once("] ").expect("a prefix").1).expect("JSON"))
+        .collect();
+    found.sort_by_key(|value| value["rank"].as_u64());
+    assert_eq!(found.len(), 3);
+    let all = |name: &str| found.iter().map(|value| value[name].as_u64().expect("a number")).collect::<Vec<_>>();
+    assert_eq!(all("rank"), [0, 1, 2]);
+    assert_eq!(all("world_size"), [3; 3]);
+    assert_eq!(all("seed"), [7; 3]);
+    let (common, own) = (all("first_common_draw"), all("first_own_draw"));
+    assert!(common.iter().all(|draw| *draw == common[0]));
+    assert!(own[0] != own[1] && own[1] != own[2] && own[0] != own[2] && !own.contains(&common[0]), "{own:?}");
+    assert_eq!(found[1]["launcher"], "torchrun");
+    assert_eq!(found[1]["sources"]["rank"], "RANK");
+}
+
+#[test]
+fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
+    let (output, text) = launch(3, &["sh", "-c", "if [ $RANK = 1 ]; then echo bye; exit 7; fi; sleep 60"]);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    assert!(
+        text.contains("[1] bye") && text.contains("error: rank 1 exited with code 7; the other ranks were ended"),
+        "{text}"
+    );
+
+    let (output, text) = launch(2, &["sh", "-c", "if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 60"]);
+    assert_eq!(output.status.code(), Some(128 + 9), "{text}");
+    assert!(text.contains("error: rank 0 was ended by signal 9"), "{text}");
+
+    // A rank that waits in a collective for the one that failed says why it ends.
+    let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
+    let (output, text) = launch(2, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("rank 1 of 2 did not come before the deadline"), "{text}");
+
+    let (output, text) = launch(2, &["/no/such/program"]);
+    assert_eq!(output.status.code(), Some(127), "{text}");
+    assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
+}
+
+/// The demo's ranks, each with variables set by hand.
+fn by_hand(variables: impl Fn(u32) -> Vec<(&'static str, String)>) {
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let variables = variables(rank);
+            std::thread::spawn(move || run(timed(DEMO).envs(variables)))
+        })
+        .collect();
+    let mut all = String::new();
+    for rank in ranks {
+        let (output, text) = rank.join().expect("no panic");
+        assert!(output.status.success(), "{text}");
+        all += &text;
+    }
+    assert_all_passed(&all, 2);
+}
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", std::process::id())
+}
+
+#[test]
+fn tensorrt_variables_by_hand() {
+    by_hand(|rank| {
+        let file = format!("/tmp/{}", unique("dcl-test-id"));
+        vec![("TRT_MY_RANK", rank.to_string()), ("TRT_WORLD_SIZE", "2".to_owned()), ("TRT_NCCL_ID_FILE", file)]
+    });
+}
+
+#[test]
+fn slurm_variables_by_hand() {
+    by_hand(|rank| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_NTASKS", "2".to_owned()),
+            ("SLURM_LOCALID", rank.to_string()),
+            ("SLURM_JOB_ID", unique("job")),
+            ("SLURM_STEP_ID", "0".to_owned()),
+        ]
+    });
+}
+
+/// Whether a peer's launcher is here. In CI it has to be.
+fn has(program: &str) -> bool {
+    let found =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("a shell").status.success();
+    if !found {
+        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{program} is not installed");
+        println!("skipped: {program} is not installed");
+    }
+    found
+}
+
+#[test]
+fn under_open_mpi() {
+    if has("mpirun.openmpi") {
+        let (output, text) =
+            run(timed("mpirun.openmpi").args(["--allow-run-as-root", "--oversubscribe", "-np", "2", DEMO]));
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
+#[test]
+fn under_mpich() {
+    if has("mpirun.mpich") {
+        let (output, text) = run(timed("mpirun.mpich").args(["-launcher", "fork", "-np", "2", DEMO]));
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
+#[test]
+fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
+    let (output, text) = run(timed(DISTCOLLECTIVE).args(["env"]));
+    assert_eq!(output.status.code(), Some(1));
+    for what in ["rank is not given", "world_size is not given", "there is no meeting point"] {
+        assert!(text.contains(what), "{text}");
+    }
+    let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "10.1.2.3"), ("MASTER_PORT", "1")];
+    let (_, text) = run(timed(DISTCOLLECTIVE).arg("env").envs(remote));
+    assert!(text.contains("MASTER_ADDR is 10.1.2.3") && text.contains("NCCL and MPI"), "{text}");
+}
