@@ -7,7 +7,8 @@
 //! - **the layer by itself**, for engines with a graph of their own: [`DistCollectiveLayer`] → [`BoundLayer`];
 //! - **eager calls**, for those who know torch.distributed: the methods of [`Communicator`].
 //!
-//! Ranks are threads of one process ([`Communicator::in_process`]). On them everything works that the layer means, without
+//! Ranks are threads of one process ([`Communicator::in_process`]) or processes of one machine ([`Environment::from_env`],
+//! [`Communicator::builder`]). On them everything works that the layer means, without
 //! any GPU: eight operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types
 //! ([`DataType`]), groups and partitions ([`Groups`]).
 //!
