@@ -9,7 +9,7 @@
 //! a buffer with a pattern in it: on a rank where the operation does not write (off the root of REDUCE and GATHER) the
 //! buffer must keep the pattern, and the second Shuffle must read zeros.
 
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -31,6 +31,9 @@ struct Arguments {
     /// The number of ranks, each a thread of this process; under a launcher this process is one of the launcher's
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: u32,
+    /// Makes the ranks processes instead of threads
+    #[arg(long)]
+    processes: bool,
     /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
     #[arg(long, default_value = "float32")]
     dtype: DataType,
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         }
     };
     let rows = match Environment::detect_launcher() {
+        None if arguments.processes => return start_processes(arguments.ranks),
         None => {
             let rows: Vec<Row> = operations.into_iter().map(|operation| demonstrate(&arguments, operation)).collect();
             let threads = if arguments.ranks == 1 { "thread" } else { "threads" };
@@ -77,6 +81,32 @@ fn main() -> ExitCode {
         },
     };
     if rows.iter().all(|row: &Row| row.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Starts this program once for each rank, with the variables of a launcher.
+fn start_processes(ranks: u32) -> ExitCode {
+    let start = |rank: u32| {
+        Command::new(std::env::current_exe()?)
+            .args(std::env::args_os().skip(1))
+            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+            // The port is only a name here; this makes it the name of this run.
+            .env("DCL_JOB_ID", format!("sample-{}", std::process::id()))
+            .spawn()
+    };
+    let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
+    let mut passed = true;
+    for (rank, child) in children.into_iter().enumerate() {
+        // A rank that could not start shows in the others' deadlines too.
+        match child.and_then(|mut child| child.wait()) {
+            Ok(status) => passed &= status.success(),
+            Err(error) => {
+                eprintln!("error: rank {rank}: {error}");
+                passed = false;
+            }
+        }
+    }
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Started by a launcher, this process is one rank of the job.

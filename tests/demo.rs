@@ -51,6 +51,17 @@ fn every_type_and_reduction_passes_on_four_ranks() {
 }
 
 #[test]
+fn ranks_can_be_processes() {
+    let output = demo(&["--processes", "--ranks", "3", "--op", "all_gather"]);
+    let (stdout, stderr) = text(&output);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    for rank in 0..3 {
+        assert!(stdout.contains(&format!("Rank {rank} - ALL_GATHER PASSED")), "{stdout}");
+    }
+    assert!(stdout.contains("ranks: 3 processes"), "{stdout}");
+}
+
+#[test]
 fn one_rank_is_the_identity_for_every_type() {
     for dtype in ["float32", "float8", "uint8", "bool"] {
         let output = demo(&["--ranks", "1", "--dtype", dtype]);

@@ -2,6 +2,8 @@
 
 mod env;
 mod launch;
+mod npy;
+mod run;
 
 use std::process::ExitCode;
 
@@ -19,6 +21,8 @@ struct Arguments {
 enum Command {
     /// Starts ranks of a program on this machine, with torchrun's variables
     Launch(launch::Arguments),
+    /// Runs one layer on .npy files
+    Run(run::Arguments),
     /// Initializes the environment and tells what was found, and where
     Env(env::Arguments),
 }
@@ -26,6 +30,7 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
     }
 }
