@@ -192,8 +192,8 @@ impl EnvironmentBuilder {
                  beyond it there will be NCCL and MPI"
             );
         }
-        // Ranks initialize as often as each other; a new environment never meets what is left of the one before.
-        let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        // Ranks meet as often as each other; a new environment never meets what is left of the one before.
+        let generation = GENERATION.load(Ordering::Relaxed);
         let mut ranks = Communicator::builder()
             .job(format!("environment {generation} of {}", discovery.job))
             .world_size(discovery.world_size)
@@ -201,6 +201,7 @@ impl EnvironmentBuilder {
             .timeout(self.timeout)
             .meet()
             .map_err(|e| e.on_rank(discovery.rank))?;
+        GENERATION.store(generation + 1, Ordering::Relaxed);
         let Some(communicator) = ranks.pop() else { bail!(System, "the meeting gave no communicator") };
         let mut seed = [self.seed.cast_signed()];
         communicator.broadcast(&mut seed, Rank(0))?;

@@ -149,6 +149,7 @@ enum Outcome {
 fn watch(ranks: &mut [Rank], interrupted: &AtomicBool) -> Outcome {
     let mut failure = None;
     let mut ending_since = None;
+    let mut sent = None;
     loop {
         for (number, rank) in ranks.iter_mut().enumerate().filter(|(_, rank)| rank.status.is_none()) {
             rank.status = rank.child.try_wait().ok().flatten();
@@ -158,6 +159,10 @@ fn watch(ranks: &mut [Rank], interrupted: &AtomicBool) -> Outcome {
         }
         let interrupted = interrupted.load(Ordering::Relaxed);
         if ranks.iter().all(|rank| rank.status.is_some()) {
+            if failure.is_some() || interrupted {
+                // What the ranks had started goes with them.
+                ranks.iter_mut().for_each(|rank| end(rank, Signal::KILL));
+            }
             return match failure {
                 _ if interrupted => Outcome::Interrupted,
                 Some((number, status)) => Outcome::Failed(number, status),
@@ -172,7 +177,8 @@ fn watch(ranks: &mut [Rank], interrupted: &AtomicBool) -> Outcome {
                 _ if ending >= GRACE || interrupted => Some(Signal::TERM),
                 _ => None,
             };
-            if let Some(signal) = signal {
+            if let Some(signal) = signal.filter(|signal| sent != Some(*signal)) {
+                sent = Some(signal);
                 ranks.iter_mut().filter(|rank| rank.status.is_none()).for_each(|rank| end(rank, signal));
             }
         }
@@ -183,7 +189,7 @@ fn watch(ranks: &mut [Rank], interrupted: &AtomicBool) -> Outcome {
 /// Sends a signal to a rank and all its children: each rank is a process group.
 fn end(rank: &mut Rank, signal: Signal) {
     if let Some(pid) = i32::try_from(rank.child.id()).ok().and_then(Pid::from_raw) {
-        // It may have ended meanwhile; it is our child, so the number is nobody else's until it is waited for.
+        // The group may have ended meanwhile; while a member lives the number is nobody else's.
         let _ = kill_process_group(pid, signal);
     }
 }

@@ -9,7 +9,6 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -149,7 +148,8 @@ fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
     let memory_len = root_len(guest.world_size, spans_processes);
-    let memory = SharedMemory::of_processes(memory_len)?;
+    let memory =
+        if spans_processes { SharedMemory::of_processes(memory_len)? } else { SharedMemory::of_process(memory_len)? };
     for (number, visitor) in visitors.iter().enumerate() {
         let answer =
             Answer::Welcome { processes: processes.clone(), own: number as u32 + 1, memory_len: memory_len as u64 };
@@ -211,13 +211,13 @@ fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
         let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
         while pending < PENDING_HELLOS {
             let Ok((stream, _)) = listener.accept() else { break };
-            match socket_peercred(&stream) {
-                Ok(peer) if peer.uid == rustix::process::getuid() => {
+            match wire::peer(&stream) {
+                Ok((pid, uid)) if uid == rustix::process::getuid().as_raw() => {
                     let sender = sender.clone();
                     pending += 1;
                     std::thread::spawn(move || {
                         // The meeting may be over when the hello comes.
-                        let _ = sender.send(read_hello(stream).map(|(stream, hello)| (stream, hello, peer.pid)));
+                        let _ = sender.send(read_hello(stream).map(|(stream, hello)| (stream, hello, pid)));
                     });
                 }
                 _ => tracing::warn!("a stranger came to the meeting and was sent away"),
@@ -231,11 +231,7 @@ fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
                 match refusal(&wanted, &hello, &present) {
                     None => visitors.push(Visitor {
                         stream,
-                        process: Process {
-                            pid: pid.as_raw_nonzero().get(),
-                            first_rank: hello.first_rank,
-                            rank_count: hello.rank_count,
-                        },
+                        process: Process { pid, first_rank: hello.first_rank, rank_count: hello.rank_count },
                     }),
                     Some(reason) => {
                         tracing::warn!("a process was refused: {reason}");
@@ -292,8 +288,8 @@ fn send_answer(stream: &UnixStream, answer: &Answer, memory: Option<&SharedMemor
 fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     let mut stream = connect(guest)?;
     let lost = |e: std::io::Error| error!(PeerLost, "rank 0 left during the meeting").with_source(e);
-    let peer = socket_peercred(&stream).map_err(|e| lost(e.into()))?;
-    if peer.uid != rustix::process::getuid() {
+    let (_, uid) = wire::peer(&stream).map_err(lost)?;
+    if uid != rustix::process::getuid().as_raw() {
         bail!(System, "the one who waits under this job's name is another user");
     }
     stream.write_all(&Hello::of(guest).to_bytes()).map_err(lost)?;

@@ -51,7 +51,7 @@ pub(crate) struct HostBackend {
 }
 
 /// How far this rank has come. It is the same on every rank between calls.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Progress {
     /// The number of collectives so far.
     sequence: u64,
@@ -133,7 +133,7 @@ impl HostBackend {
         &self,
         color: u32,
         all: &[[i64; 2]],
-        sequence: u64,
+        Progress { sequence, phase }: Progress,
         deadline: Instant,
     ) -> Result<(Arc<Segment>, GroupRank)> {
         let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
@@ -146,7 +146,13 @@ impl HostBackend {
             let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
             self.office.publish(key, &self.segment.family, ranks)?;
         }
-        Ok((self.office.take(key, deadline, || self.check())?, GroupRank(place as u32)))
+        let publisher = self.segment.member(GroupRank(members[0] as u32));
+        // Whoever dies now would be missed at the barrier that follows; it is missed here.
+        let alive = || match self.segment.lacks_departed(phase.wrapping_add(1)) {
+            true => Err(error!(PeerLost, "split: a rank died or left before the new communicator was there")),
+            false => self.check(),
+        };
+        Ok((self.office.take(key, publisher, deadline, alive)?, GroupRank(place as u32)))
     }
 
     /// Gathers one word pair from every rank, in rank order.
@@ -198,7 +204,7 @@ impl Backend for HostBackend {
         let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
         // The first member of each group makes its segment, and its members take it.
         let taken = match color {
-            Some(color) => self.segment_of(color, &all, progress.sequence, deadline).map(Some),
+            Some(color) => self.segment_of(color, &all, *progress, deadline).map(Some),
             None => Ok(None),
         };
         let taken = taken.inspect_err(|error| self.abort(error.kind(), &error.to_string()))?;

@@ -64,6 +64,8 @@ struct Shared {
     arrived: Condvar,
     /// Every segment of this process, to tell its members of a death.
     segments: Mutex<Vec<Weak<Segment>>>,
+    /// The processes that have ended.
+    dead: Mutex<Vec<usize>>,
     next_id: AtomicU64,
 }
 
@@ -105,11 +107,18 @@ impl Office {
     ) -> Result<Self> {
         let refused = |e| error!(System, "no watch over the other processes").with_source(std::io::Error::from(e));
         let mut pidfds = Vec::new();
+        let mut dead = Vec::new();
+        // In another namespace the numbers mean other processes, or none; then only the connection tells of an end.
+        let numbers_are_ours = processes[own].pid == rustix::process::getpid().as_raw_nonzero().get();
         for (index, process) in processes.iter().enumerate().filter(|(index, _)| *index != own) {
-            match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            match Pid::from_raw(process.pid)
+                .filter(|_| numbers_are_ours)
+                .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
+            {
                 Some(Ok(pidfd)) => pidfds.push((index, pidfd)),
-                // Another process namespace: then only deadlines tell of a death.
-                _ => tracing::warn!("process {} cannot be watched; its death shows at a deadline", process.pid),
+                Some(Err(rustix::io::Errno::SRCH)) => dead.push(index),
+                Some(Err(error)) => return Err(refused(error)),
+                None => tracing::warn!("process {} is in another namespace and cannot be watched", process.pid),
             }
         }
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?);
@@ -124,6 +133,7 @@ impl Office {
             bounded.map_err(|e| error!(System, "a connection takes no timeout").with_source(e))?;
         }
         let shared = Arc::new(Shared::new(processes, own, links, root));
+        dead.into_iter().for_each(|index| shared.mourn(index));
         let thread = std::thread::Builder::new().name("dcl-watch".to_owned()).spawn({
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             move || shared.watch(&stop, pidfds, readers)
@@ -164,9 +174,12 @@ impl Office {
     pub(super) fn take(
         &self,
         key: SplitKey,
+        publisher: Rank,
         deadline: Instant,
         alive: impl Fn() -> Result<()>,
     ) -> Result<Arc<Segment>> {
+        let shared = &self.shared;
+        let by_way_of_hub = shared.own != 0 && !shared.processes[shared.own].has(publisher);
         let mut arrivals = lock(&self.shared.arrivals);
         loop {
             if let Some(arrival) = arrivals.get_mut(&key) {
@@ -178,6 +191,9 @@ impl Office {
                 return Ok(segment);
             }
             alive()?;
+            if by_way_of_hub && lock(&shared.links)[0].is_none() {
+                bail!(PeerLost, "split: the process of rank 0 has left, which connects the others");
+            }
             let now = Instant::now();
             if now >= deadline {
                 bail!(DeadlineExceeded, "split: the group's first rank did not send its memory before the deadline");
@@ -209,6 +225,7 @@ impl Shared {
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
             segments: Mutex::new(vec![Arc::downgrade(root)]),
+            dead: Mutex::default(),
             next_id: AtomicU64::new(1),
         }
     }
@@ -219,6 +236,8 @@ impl Shared {
         let mut segments = lock(&self.segments);
         segments.retain(|segment| segment.strong_count() > 0);
         segments.push(Arc::downgrade(&segment));
+        // Whoever ends from now on is marked in this segment too; whoever ended before is marked here.
+        lock(&self.dead).iter().for_each(|process| self.mark(&segment, *process));
         drop(segments);
         if takers > 0 {
             lock(&self.arrivals).insert(key, Arrival { segment, takers });
@@ -229,12 +248,17 @@ impl Shared {
     /// Sends a parcel to its destination, or to the hub, which forwards it.
     fn send(&self, parcel: &Parcel, file: BorrowedFd<'_>) -> Result<()> {
         let link = if self.own == 0 { parcel.destination as usize } else { 0 };
-        let links = lock(&self.links);
+        let mut links = lock(&self.links);
         let Some(Some(stream)) = links.get(link) else {
-            bail!(PeerLost, "process {} is gone, which connects the others", self.processes[link].pid);
+            bail!(PeerLost, "split: the process of rank 0, which connects the others, or that of a member has left");
         };
-        wire::send(stream, parcel, Some(file))
-            .map_err(|e| error!(PeerLost, "no message gets to another process").with_source(e))
+        let sent = wire::send(stream, parcel, Some(file));
+        if sent.is_err() {
+            // A message may have gone in part: nothing that follows would be understood.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+            links[link] = None;
+        }
+        sent.map_err(|e| error!(PeerLost, "no message gets to another process").with_source(e))
     }
 
     fn accept(&self, parcel: Parcel, file: OwnedFd) -> Result<()> {
@@ -247,6 +271,10 @@ impl Shared {
             return Ok(());
         };
         let members: Box<[Rank]> = parcel.members.into_iter().map(Rank).collect();
+        let is_known = |rank: &Rank| self.processes.iter().any(|process| process.has(*rank));
+        if !members.iter().all(is_known) {
+            bail!(System, "a segment has members that the job does not have: {members:?}");
+        }
         if parcel.memory_len != Segment::byte_len(members.len(), true) as u64 {
             bail!(System, "a segment of {} members has {} bytes", members.len(), parcel.memory_len);
         }
@@ -288,14 +316,16 @@ impl Shared {
                     Ok(None) => {}
                     Err(error) => tracing::warn!("a message from another process is broken: {error}"),
                 }
+                // A process that closes its end has dropped all its handles, which said so, or is not coming.
                 streams[index] = None;
                 lock(&self.links)[index] = None;
+                self.mourn(index);
             }
             let mut dead = dead.iter();
             pidfds.retain(|(index, _)| {
                 let ended = dead.next().is_some_and(|ready| *ready);
                 if ended {
-                    self.mourn(&self.processes[*index]);
+                    self.mourn(*index);
                 }
                 !ended
             });
@@ -303,12 +333,16 @@ impl Shared {
     }
 
     /// Marks the ranks of a process that ended as gone, in every segment, unless they had said good-bye.
-    fn mourn(&self, process: &Process) {
-        let segments: Vec<Arc<Segment>> = lock(&self.segments).iter().filter_map(Weak::upgrade).collect();
-        for segment in segments {
-            for (number, _) in segment.members().iter().enumerate().filter(|(_, rank)| process.has(**rank)) {
-                segment.depart(GroupRank(number as u32), DIED);
-            }
+    fn mourn(&self, process: usize) {
+        let segments = lock(&self.segments);
+        lock(&self.dead).push(process);
+        segments.iter().filter_map(Weak::upgrade).for_each(|segment| self.mark(&segment, process));
+    }
+
+    fn mark(&self, segment: &Segment, process: usize) {
+        let members = segment.members().iter().enumerate();
+        for (number, _) in members.filter(|(_, rank)| self.processes[process].has(**rank)) {
+            segment.depart(GroupRank(number as u32), DIED);
         }
     }
 }

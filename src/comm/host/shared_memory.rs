@@ -36,7 +36,7 @@ impl SharedMemory {
     pub(super) fn of_process(len: usize) -> Result<Self> {
         // SAFETY: a new mapping, which touches nothing that exists.
         let base = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
         Self::mapped(base, len, None)
     }
@@ -46,7 +46,8 @@ impl SharedMemory {
         let refused = |e| error!(System, "no shared memory of {len} bytes").with_source(std::io::Error::from(e));
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused)?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64).map_err(refused)?;
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64))
+            .map_err(refused)?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(refused)?;
         Self::map(file, len)
     }
