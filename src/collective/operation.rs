@@ -196,27 +196,43 @@ impl FromStr for ReduceOperation {
 ///
 /// `R` is what the root is counted in: [`GroupRank`] once the participants are settled, [`crate::Rank`] on a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(
-    missing_docs,
-    reason = "the fields are what their type says; the operations are documented at CollectiveOperation"
-)]
 pub enum Collective<R = GroupRank> {
     /// See [`CollectiveOperation::AllReduce`].
-    AllReduce { reduce_op: ReduceOperation },
+    AllReduce {
+        /// How elements are reduced.
+        reduce_op: ReduceOperation,
+    },
     /// See [`CollectiveOperation::AllGather`].
     AllGather,
     /// See [`CollectiveOperation::Broadcast`].
-    Broadcast { root: R },
+    Broadcast {
+        /// The rank whose input every rank gets.
+        root: R,
+    },
     /// See [`CollectiveOperation::Reduce`].
-    Reduce { reduce_op: ReduceOperation, root: R },
+    Reduce {
+        /// How elements are reduced.
+        reduce_op: ReduceOperation,
+        /// The rank that gets the reduction.
+        root: R,
+    },
     /// See [`CollectiveOperation::ReduceScatter`].
-    ReduceScatter { reduce_op: ReduceOperation },
+    ReduceScatter {
+        /// How elements are reduced.
+        reduce_op: ReduceOperation,
+    },
     /// See [`CollectiveOperation::AllToAll`].
     AllToAll,
     /// See [`CollectiveOperation::Gather`].
-    Gather { root: R },
+    Gather {
+        /// The rank that gets all inputs.
+        root: R,
+    },
     /// See [`CollectiveOperation::Scatter`].
-    Scatter { root: R },
+    Scatter {
+        /// The rank whose input is shared out.
+        root: R,
+    },
 }
 
 impl<R: Copy> Collective<R> {
