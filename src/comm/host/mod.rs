@@ -91,15 +91,25 @@ impl HostBackend {
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
                     // This rank has left a collective out, so its peers would wait for nothing.
-                    let error =
-                        error!(DeadlineExceeded, "another thread of this rank was in a call until the deadline");
-                    self.abort(error.kind(), &error.to_string());
-                    return Err(error);
+                    let text = "another thread of this rank was in a call until the deadline";
+                    return Err(self.end(error!(DeadlineExceeded, "{text}")));
                 }
                 // Rare, and never on the way to a peer: no need for more than looking again.
                 Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_INTERVAL),
             }
         }
+    }
+
+    /// Ends the communicator because of this rank's own error, which every further call of this rank returns.
+    fn end(&self, error: Error) -> Error {
+        self.end_because(error, None)
+    }
+
+    /// [`end`](Self::end), where the other ranks are given another text.
+    fn end_because(&self, error: Error, reason: Option<&str>) -> Error {
+        self.abort(error.kind(), reason.unwrap_or(&error.to_string()));
+        self.ended.get_or_init(|| error.clone());
+        error
     }
 
     /// Runs one collective in this rank's turn.
@@ -117,11 +127,8 @@ impl HostBackend {
             let bare = error.to_string();
             let error = request.label(error);
             // What every rank finds out for itself is passed on without this rank's name of the layer.
-            let shared = family::is_shared(error.kind());
-            let reason = if shared { bare } else { error.to_string() };
-            self.family().abort(error.kind(), self.segment.member(self.rank), &reason);
-            self.ended.get_or_init(|| error.clone());
-            error
+            let reason = family::is_shared(error.kind()).then_some(bare.as_str());
+            self.end_because(error, reason)
         });
         // After an error, or a panic, dropping `run` waits until no peer reads this rank's buffers.
         drop(run);
@@ -207,7 +214,7 @@ impl Backend for HostBackend {
             Some(color) => self.segment_of(color, &all, *progress, deadline).map(Some),
             None => Ok(None),
         };
-        let taken = taken.inspect_err(|error| self.abort(error.kind(), &error.to_string()))?;
+        let taken = taken.map_err(|error| self.end(error))?;
         // Nobody leaves before everybody has his: a process may forward what others wait for.
         // SAFETY: without elements no buffer is used.
         unsafe { self.run_in_turn(progress, &Request::barrier(Purpose::Split, deadline))? };
@@ -230,7 +237,7 @@ impl Backend for HostBackend {
         }
         let buffer = Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         // The other ranks may have theirs: they must not wait for this one.
-        buffer.inspect_err(|error| self.abort(error.kind(), &error.to_string()))
+        buffer.map_err(|error| self.end(error))
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

@@ -37,7 +37,7 @@ unsafe impl Shareable for Header {}
 // SAFETY: nothing but atomics.
 unsafe impl Shareable for Slot {}
 
-/// What one rank says. Only that rank writes it.
+/// What one rank says. Only that rank writes it, but for its death, which the other processes write.
 #[repr(C, align(128))]
 pub(super) struct Slot {
     /// How many phases the rank has come, wrapping.
