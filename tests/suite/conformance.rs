@@ -111,33 +111,37 @@ fn conforms(n: u32, quarter: usize) {
     on_ranks_within(deadline(), n, move |communicator| run_quarter(&communicator, quarter));
 }
 
-macro_rules! conformance_tests {
-    ($($name:ident: $n:literal),* $(,)?) => { $(
+/// Makes four tests of each configuration: `conforms(configuration, quarter)`.
+macro_rules! quarters {
+    ($conforms:path; $($name:ident: $configuration:expr),* $(,)?) => { $(
         mod $name {
             #[test]
             fn first_quarter() {
-                super::conforms($n, 0);
+                $conforms($configuration, 0);
             }
 
             #[test]
             fn second_quarter() {
-                super::conforms($n, 1);
+                $conforms($configuration, 1);
             }
 
             #[test]
             fn third_quarter() {
-                super::conforms($n, 2);
+                $conforms($configuration, 2);
             }
 
             #[test]
             fn fourth_quarter() {
-                super::conforms($n, 3);
+                $conforms($configuration, 3);
             }
         }
     )* };
 }
 
-conformance_tests! {
+pub(crate) use quarters;
+
+quarters! {
+    crate::conformance::conforms;
     host_threads_1: 1,
     host_threads_2: 2,
     host_threads_3: 3,

@@ -11,7 +11,7 @@ use distcollective::{
     Communicator, CommunicatorBuilder, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
 };
 
-use crate::conformance::{deadline, run_quarter};
+use crate::conformance::{deadline, quarters, run_quarter};
 use crate::ranks::DEADLINE;
 
 const ROLE: &str = "DCL_TEST_ROLE";
@@ -215,38 +215,13 @@ fn conforms(processes: &[u32], quarter: usize) {
     }
 }
 
-macro_rules! conformance_tests {
-    ($($name:ident: $processes:expr),* $(,)?) => { $(
-        mod $name {
-            #[test]
-            fn first_quarter() {
-                super::conforms(&$processes, 0);
-            }
-
-            #[test]
-            fn second_quarter() {
-                super::conforms(&$processes, 1);
-            }
-
-            #[test]
-            fn third_quarter() {
-                super::conforms(&$processes, 2);
-            }
-
-            #[test]
-            fn fourth_quarter() {
-                super::conforms(&$processes, 3);
-            }
-        }
-    )* };
-}
-
-conformance_tests! {
-    host_processes_2: [1, 1],
-    host_processes_3: [1, 1, 1],
-    host_processes_4: [1, 1, 1, 1],
-    host_processes_8: [1; 8],
-    host_processes_mixed: [2, 1, 3],
+quarters! {
+    crate::processes::conforms;
+    host_processes_2: &[1, 1],
+    host_processes_3: &[1, 1, 1],
+    host_processes_4: &[1, 1, 1, 1],
+    host_processes_8: &[1; 8],
+    host_processes_mixed: &[2, 1, 3],
 }
 
 /// Starts three processes of one rank that sum, waits until all do, and gives them.
