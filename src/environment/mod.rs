@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use discovery::Launcher;
@@ -18,7 +19,6 @@ use crate::comm::{Communicator, DEFAULT_TIMEOUT};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
 use crate::stream::lock;
-use crate::sync::{AtomicU64, Ordering};
 
 /// ColossalAI's default seed.
 pub const DEFAULT_SEED: u64 = 1024;

@@ -18,10 +18,21 @@ const ALIGN: usize = 4096;
 /// There is one owner at a time. An asynchronous call takes the buffer and [`crate::Work::wait`] hands it back, so that
 /// nobody can read it while peers write; a `Work` that is leaked keeps the memory for ever.
 pub struct Buffer {
-    memory: NonNull<u8>,
-    layout: Layout,
+    memory: Memory,
     data_type: DataType,
     shape: Shape,
+}
+
+/// Where a buffer's bytes are.
+enum Memory {
+    Heap { address: NonNull<u8>, layout: Layout },
+    Leased(Box<dyn Lease>),
+}
+
+/// Memory that a communicator lends out, until it is dropped.
+pub(crate) trait Lease: Send + Sync {
+    /// Where it is: always at the same address.
+    fn address(&self) -> NonNull<u8>;
 }
 
 // SAFETY: a buffer is plain memory that its one owner reads and writes.
@@ -47,10 +58,27 @@ impl Buffer {
         };
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
-        let Some(memory) = NonNull::new(memory) else {
+        let Some(address) = NonNull::new(memory) else {
             bail!(System, "no memory for {data_type} {shape}, {} bytes", shape.byte_len(data_type));
         };
-        Ok(Buffer { memory, layout, data_type, shape })
+        Ok(Buffer { memory: Memory::Heap { address, layout }, data_type, shape })
+    }
+
+    /// A buffer of bytes in memory that is lent.
+    ///
+    /// # Safety
+    ///
+    /// Until the lease is dropped, so many bytes at its address are valid, initialized, aligned to every element type, and used
+    /// by nobody but the buffer's owner.
+    pub(crate) unsafe fn leased(lease: Box<dyn Lease>, byte_len: usize) -> Result<Self> {
+        Ok(Buffer { memory: Memory::Leased(lease), data_type: DataType::Uint8, shape: Shape::new(&[byte_len])? })
+    }
+
+    fn address(&self) -> NonNull<u8> {
+        match &self.memory {
+            Memory::Heap { address, .. } => *address,
+            Memory::Leased(lease) => lease.address(),
+        }
     }
 
     /// A buffer with a copy of `elements`.
@@ -101,23 +129,23 @@ impl Buffer {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the memory holds that many initialized bytes.
-        unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.byte_len()) }
+        unsafe { slice::from_raw_parts(self.address().as_ptr(), self.byte_len()) }
     }
 
     /// The bytes, for writing.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
-        unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.byte_len()) }
+        unsafe { slice::from_raw_parts_mut(self.address().as_ptr(), self.byte_len()) }
     }
 
     /// The address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
-        self.memory.as_ptr()
+        self.address().as_ptr()
     }
 
     /// The address of the first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.memory.as_ptr()
+        self.address().as_ptr()
     }
 
     fn check_type<T: Element>(&self) -> Result<()> {
@@ -135,7 +163,7 @@ impl Buffer {
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
         // SAFETY: the memory holds that many initialized elements of `T`, for which every bit pattern is valid.
-        Ok(unsafe { slice::from_raw_parts(self.memory.as_ptr().cast(), self.shape.element_count()) })
+        Ok(unsafe { slice::from_raw_parts(self.address().as_ptr().cast(), self.shape.element_count()) })
     }
 
     /// The elements, for writing.
@@ -146,14 +174,16 @@ impl Buffer {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_type::<T>()?;
         // SAFETY: as above, and `self` is borrowed mutably.
-        Ok(unsafe { slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.shape.element_count()) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.address().as_ptr().cast(), self.shape.element_count()) })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+        if let Memory::Heap { address, layout } = self.memory {
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { dealloc(address.as_ptr(), layout) };
+        }
     }
 }
 

@@ -6,4 +6,5 @@ mod view;
 pub use buffer::Buffer;
 pub use view::{TensorView, TensorViewMut};
 
+pub(crate) use buffer::Lease;
 pub(crate) use view::RawTensor;

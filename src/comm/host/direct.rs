@@ -1,46 +1,59 @@
-//! Collectives among threads of one process: ranks read each other's buffers.
+//! Collectives where peers reach each other's buffers, in one process or in symmetric memory: a rank reads what it takes where
+//! it is, and in all_reduce writes its share of the result to everybody. An all_reduce so costs each rank one read of its
+//! share of every input and one write of its share of every output.
 
 use super::Run;
+use super::segment::{Mark, Notice, Place};
 use crate::collective::{Collective, ReduceOperation};
 use crate::compute;
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 
-/// The most bytes that are read inside one access window.
+/// The most bytes that are touched inside one access window.
 const WINDOW_BYTES: usize = 64 << 10;
 
+/// The bytes of a cache line.
+const LINE: usize = 64;
+
 impl Run<'_> {
-    /// Moves the elements, and returns when no peer reads this rank's buffers any more.
+    /// Moves the elements, and returns when no peer touches this rank's buffers any more.
     pub(super) fn direct(&mut self) -> Result<()> {
         let call = self.request.signature.call;
-        let n = self.host.segment.len();
         let rank = self.host.rank;
-        let block = call.block_bytes();
+        let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
         match call.collective {
             Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
-            Collective::AllGather => self.fetch_all(|_| 0, block)?,
-            Collective::AllToAll => self.fetch_all(|_| rank.index() * block, block)?,
-            Collective::Broadcast { root } => self.fetch(root, 0, 0, block)?,
-            Collective::Scatter { root } => self.fetch(root, rank.index() * block, 0, block)?,
-            Collective::Gather { root } if root == rank => self.fetch_all(|_| 0, block)?,
-            Collective::Reduce { reduce_op, root } if root == rank => {
-                self.reduce(reduce_op, 0, 0, call.block_elements)?;
-            }
+            Collective::AllGather => self.fetch_all(0)?,
+            Collective::AllToAll => self.fetch_all(own_block)?,
+            Collective::Broadcast { root } => self.fetch(root, 0, 0)?,
+            Collective::Scatter { root } => self.fetch(root, own_block, 0)?,
+            Collective::Gather { root } if root == rank => self.fetch_all(0)?,
+            Collective::Reduce { reduce_op, root } if root == rank => self.reduce(reduce_op, 0, 0, block, &[])?,
             Collective::Gather { .. } | Collective::Reduce { .. } => {}
-            Collective::ReduceScatter { reduce_op } => {
-                self.reduce(reduce_op, rank.index() * call.block_elements, 0, call.block_elements)?;
-            }
+            Collective::ReduceScatter { reduce_op } => self.reduce(reduce_op, own_block, 0, block, &[])?,
         }
-        // With one rank there is nobody to say it to; otherwise nobody returns while a peer reads.
-        if n > 1 { self.next_phase() } else { Ok(()) }
+        self.progress.round += 1;
+        self.raise_round();
+        // Nobody returns while a peer may touch its buffers.
+        let finished = Mark::Round(self.progress.round);
+        let touched_by = |peer: &GroupRank| match call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => rank == root,
+            Collective::Gather { root } | Collective::Reduce { root, .. } => *peer == root,
+            _ => true,
+        };
+        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
     }
 
-    fn input_of(&self, peer: GroupRank) -> *const u8 {
-        self.host.segment.slot(peer).posting(self.progress.sequence).input()
-    }
-
-    fn output_of(&self, peer: GroupRank) -> *const u8 {
-        self.host.segment.slot(peer).posting(self.progress.sequence).output()
+    /// The address of bytes in one of a peer's buffers.
+    fn reach(&self, peer: GroupRank, buffer: fn(&Notice) -> Place, offset: usize, byte_len: usize) -> Result<*mut u8> {
+        let segment = &*self.host.segment;
+        match segment.slot(peer).notice(self.progress.sequence).map_or(Place::Own, buffer) {
+            Place::Address(address) => Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset)),
+            Place::Block { id, offset: start } => {
+                self.host.arena.reach(segment.member(peer), id, start.saturating_add(offset), byte_len)
+            }
+            Place::Own => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
+        }
     }
 
     /// Copies `len` bytes from a peer's memory into this rank's output, window by window.
@@ -62,78 +75,69 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Copies a part of one peer's input into this rank's output.
-    fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize, len: usize) -> Result<()> {
-        self.copy_in(self.input_of(peer).wrapping_add(source_offset), target_offset, len)
+    /// Copies a block of one peer's input into this rank's output.
+    fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize) -> Result<()> {
+        let block = self.request.signature.call.block_bytes();
+        let source = self.reach(peer, Notice::input, source_offset, block)?;
+        self.copy_in(source, target_offset, block)
     }
 
     /// Copies a block of every rank's input into the output, in rank order.
-    fn fetch_all(&self, source_offset: impl Fn(GroupRank) -> usize, block: usize) -> Result<()> {
+    fn fetch_all(&self, source_offset: usize) -> Result<()> {
         // Each rank begins with its own block, so that not all read the same memory at once.
         let n = self.host.segment.len();
         for i in 0..n {
             let peer = GroupRank(((self.host.rank.index() + i) % n) as u32);
-            self.fetch(peer, source_offset(peer), peer.index() * block, block)?;
+            self.fetch(peer, source_offset, peer.index() * self.request.signature.call.block_bytes())?;
         }
         Ok(())
     }
 
-    /// Reduces a range of elements of all inputs into this rank's output, window by window.
+    /// Reduces a range of bytes of all inputs into this rank's output, window by window, and copies it to `copies` while it is
+    /// at hand.
     fn reduce(
         &self,
         reduce_op: ReduceOperation,
         source_start: usize,
         target_start: usize,
-        element_count: usize,
+        byte_len: usize,
+        copies: &[*const u8],
     ) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
-        let bytes = data_type.byte_len();
         let n = self.host.segment.len();
-        let mut target = self.request.output.wrapping_add(target_start * bytes);
-        let window = (WINDOW_BYTES / bytes / n).max(1);
-        let source_of = |peer: usize| self.input_of(GroupRank(peer as u32)).wrapping_add(source_start * bytes);
-        self.with_sources(source_of, |sources| {
-            let mut left = element_count;
-            while left > 0 {
-                let part = window.min(left);
+        let target = self.request.output.wrapping_add(target_start);
+        // Whole elements, and whole cache lines where there are as many.
+        let element = data_type.byte_len();
+        let fair = WINDOW_BYTES / (n + copies.len());
+        let most = if fair >= LINE { fair / LINE * LINE } else { element };
+        let source_of = |peer| self.reach(peer, Notice::input, source_start, byte_len).map(<*mut u8>::cast_const);
+        self.with_addresses(source_of, |sources| {
+            for start in (0..byte_len).step_by(most) {
+                let part = most.min(byte_len - start);
+                let result = target.wrapping_add(start);
                 self.host.segment.window(self.host.rank, || {
                     // SAFETY: as in `copy_in`, for every source; in place the target is one of the sources.
-                    unsafe { compute::reduce(reduce_op, data_type, sources, target, part) }
+                    unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
+                    for copy in copies.iter().filter(|copy| **copy != target) {
+                        // SAFETY: as in `copy_in`, with the peer's output, of which nobody else touches this range.
+                        unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
+                    }
                 })?;
-                for source in sources.iter_mut() {
-                    *source = source.wrapping_add(part * bytes);
-                }
-                target = target.wrapping_add(part * bytes);
-                left -= part;
+                sources.iter_mut().for_each(|source| *source = source.wrapping_add(part));
             }
             Ok(())
         })
     }
 
-    /// Each rank reduces its share of the elements, then fetches the others' shares.
-    fn all_reduce(&mut self, reduce_op: ReduceOperation) -> Result<()> {
+    /// Each rank reduces its share of the elements, and writes it to every output.
+    fn all_reduce(&self, reduce_op: ReduceOperation) -> Result<()> {
         let call = self.request.signature.call;
         let n = self.host.segment.len();
-        let bytes = call.data_type.byte_len();
         // Shares of whole cache lines, so that two ranks do not write the same one.
-        const LINE: usize = 64;
-        let share = call.block_elements.div_ceil(n).next_multiple_of(LINE);
-        let range = |r: usize| {
-            let start = (r * share).min(call.block_elements);
-            (start, share.min(call.block_elements - start))
-        };
-        let (start, len) = range(self.host.rank.index());
-        self.reduce(reduce_op, start, start, len)?;
-        if n == 1 {
-            return Ok(());
-        }
-        self.next_phase()?;
-        for i in 1..n {
-            let peer = (self.host.rank.index() + i) % n;
-            let (start, len) = range(peer);
-            let source = self.output_of(GroupRank(peer as u32)).wrapping_add(start * bytes);
-            self.copy_in(source, start * bytes, len * bytes)?;
-        }
-        Ok(())
+        let share = call.block_elements.div_ceil(n).next_multiple_of(LINE) * call.data_type.byte_len();
+        let start = (self.host.rank.index() * share).min(call.block_bytes());
+        let byte_len = share.min(call.block_bytes() - start);
+        let output_of = |peer| self.reach(peer, Notice::output, start, byte_len).map(<*mut u8>::cast_const);
+        self.with_addresses(output_of, |outputs| self.reduce(reduce_op, start, start, byte_len, outputs))
     }
 }

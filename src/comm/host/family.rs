@@ -1,26 +1,30 @@
 //! What a communicator and everything split from it share: whether it is still alive, and how its ranks sleep and wake.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, sleep_on, wake_all};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
 
 /// The longest reason that an abort keeps, in bytes.
-const REASON_BYTES: usize = 2048;
+const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
 
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
 pub(super) struct Family {
     memory: Arc<SharedMemory>,
     world_size: u32,
+    /// The ranks of this process.
+    local_ranks: Range<u32>,
     /// Whether every rank can have a processor of its own, so that spinning makes sense.
     may_spin: bool,
 }
 
 /// The part of a family that is there once.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Header {
     /// How many threads sleep or are about to.
@@ -29,13 +33,15 @@ struct Header {
 }
 
 /// One rank's futex, on cache lines of its own.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Bell {
-    rings: AtomicU32,
+    futex: Futex,
     sleepers: AtomicU32,
 }
 
 /// Who ended the communicator, and why. Plain words, for memory that processes share.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 struct AbortRecord {
     state: AtomicU32,
@@ -69,9 +75,14 @@ impl Family {
     }
 
     /// The family at the beginning of memory that is zeroed, or that ranks share already.
-    pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32) -> Self {
+    pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Family { memory, world_size, may_spin: world_size as usize <= processors }
+        Family { memory, world_size, local_ranks, may_spin: !cfg!(loom) && world_size as usize <= processors }
+    }
+
+    /// Whether a rank is a thread of this process.
+    pub(super) fn is_local(&self, rank: Rank) -> bool {
+        self.local_ranks.contains(&rank.0)
     }
 
     fn header(&self) -> &Header {
@@ -82,15 +93,15 @@ impl Family {
         self.memory.slice(size_of::<Header>(), self.world_size as usize)
     }
 
-    /// Whether an abort has begun. Sequentially consistent, to be ordered against the flag of an access window.
+    /// Whether an abort has begun.
     pub(super) fn is_aborted(&self) -> bool {
-        self.header().abort.state.load(Ordering::SeqCst) != ALIVE
+        self.header().abort.state.load(Ordering::Acquire) != ALIVE
     }
 
     /// Ends the communicator. The first reason stays.
     pub(super) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
         let record = &self.header().abort;
-        if record.state.compare_exchange(ALIVE, ABORTING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
         let mut end = reason.len().min(REASON_BYTES);
@@ -106,24 +117,24 @@ impl Family {
         record.kind.store(kind, Ordering::Relaxed);
         record.rank.store(rank.0, Ordering::Relaxed);
         record.len.store(end as u32, Ordering::Relaxed);
-        record.state.store(ABORTED, Ordering::SeqCst);
+        record.state.store(ABORTED, Ordering::Release);
         for bell in self.bells() {
-            ring(bell);
+            bell.futex.ring();
         }
     }
 
     /// The error that every rank has once the communicator is dead.
     pub(super) fn check(&self) -> Result<()> {
         let record = &self.header().abort;
-        let mut state = record.state.load(Ordering::SeqCst);
+        let mut state = record.state.load(Ordering::Acquire);
         if state == ALIVE {
             return Ok(());
         }
         // The reason is a few stores away, unless its writer was stopped right there.
         let patience = Instant::now() + Duration::from_secs(1);
         while state != ABORTED && Instant::now() < patience {
-            std::thread::yield_now();
-            state = record.state.load(Ordering::SeqCst);
+            yield_now();
+            state = record.state.load(Ordering::Acquire);
         }
         if state != ABORTED {
             return Err(crate::error::error!(Aborted, "the communicator was aborted; no reason has been given yet"));
@@ -141,23 +152,20 @@ impl Family {
         }
     }
 
-    /// Wakes those of `ranks` who sleep. What they wait for was stored, sequentially consistent, before.
+    /// Wakes those of `ranks` who sleep. What they wait for was stored before.
     pub(super) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
-        if self.header().sleepers.load(Ordering::SeqCst) == 0 {
+        // Between that store and the look for sleepers; `Patience::sleep` has its counterpart.
+        fence(Ordering::SeqCst);
+        if self.header().sleepers.load(Ordering::Relaxed) == 0 {
             return;
         }
         for rank in ranks {
             let bell = &self.bells()[rank.index()];
-            if bell.sleepers.load(Ordering::SeqCst) > 0 {
-                ring(bell);
+            if bell.sleepers.load(Ordering::Relaxed) > 0 {
+                bell.futex.ring();
             }
         }
     }
-}
-
-fn ring(bell: &Bell) {
-    bell.rings.fetch_add(1, Ordering::SeqCst);
-    wake_all(&bell.rings);
 }
 
 /// Why a wait did not end well.
@@ -170,7 +178,7 @@ pub(super) enum Trouble {
     Gone,
 }
 
-/// One rank's waiting in one phase: spin for as long as a cache line takes to cross, give way, then sleep.
+/// One rank's waiting in one step: spin for as long as a cache line takes to cross, give way, then sleep.
 pub(super) struct Patience<'a> {
     family: &'a Family,
     bell: &'a Bell,
@@ -183,7 +191,7 @@ impl<'a> Patience<'a> {
     pub(super) fn new(family: &'a Family, rank: Rank, deadline: Instant) -> Self {
         // A futex wake-up costs tens of microseconds: spin about that long before going to sleep.
         const SPINS: u32 = 1000;
-        const YIELDS: u32 = 20;
+        const YIELDS: u32 = if cfg!(loom) { 0 } else { 20 };
         Patience {
             family,
             bell: &family.bells()[rank.index()],
@@ -196,30 +204,27 @@ impl<'a> Patience<'a> {
     /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
     pub(super) fn wait_until(
         &mut self,
-        reached: impl Fn() -> bool,
+        mut reached: impl FnMut() -> bool,
         gone: impl Fn() -> bool,
-        describe: impl FnOnce(Trouble) -> Error,
-    ) -> Result<()> {
+    ) -> Result<(), Trouble> {
         loop {
             if reached() {
                 return Ok(());
             }
-            if let Err(error) = self.family.check() {
-                return Err(describe(Trouble::Dead(error)));
-            }
+            self.family.check().map_err(Trouble::Dead)?;
             if gone() {
-                return Err(describe(self.unless_dead(Trouble::Gone)));
+                return Err(self.unless_dead(Trouble::Gone));
             }
             if self.spins_left > 0 {
                 self.spins_left -= 1;
-                std::hint::spin_loop();
+                spin_loop();
             } else if self.yields_left > 0 {
                 self.yields_left -= 1;
-                std::thread::yield_now();
+                yield_now();
             } else {
                 let now = Instant::now();
                 if now >= self.deadline {
-                    return Err(describe(self.unless_dead(Trouble::Late)));
+                    return Err(self.unless_dead(Trouble::Late));
                 }
                 self.sleep(self.deadline - now, || reached() || gone() || self.family.is_aborted());
             }
@@ -232,15 +237,17 @@ impl<'a> Patience<'a> {
     }
 
     /// Sleeps unless `awake` already holds. Whoever makes it hold stores first and looks for sleepers then; a sleeper
-    /// counts itself first and looks at the stores then; so one of the two sees the other.
+    /// counts itself first and looks at the stores then; with a fence between the two on either side, one of them sees the
+    /// other.
     fn sleep(&self, timeout: Duration, awake: impl FnOnce() -> bool) {
-        self.bell.sleepers.fetch_add(1, Ordering::SeqCst);
-        self.family.header().sleepers.fetch_add(1, Ordering::SeqCst);
-        let rings = self.bell.rings.load(Ordering::SeqCst);
+        self.bell.sleepers.fetch_add(1, Ordering::Relaxed);
+        self.family.header().sleepers.fetch_add(1, Ordering::Relaxed);
+        let rings = self.bell.futex.load();
+        fence(Ordering::SeqCst);
         if !awake() {
-            sleep_on(&self.bell.rings, rings, timeout);
+            self.bell.futex.sleep(rings, timeout);
         }
-        self.family.header().sleepers.fetch_sub(1, Ordering::SeqCst);
-        self.bell.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.family.header().sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.bell.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }

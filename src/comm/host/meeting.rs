@@ -2,6 +2,7 @@
 //! system, and the kernel tells both ends the other's user.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -148,16 +149,19 @@ fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
     let memory_len = root_len(guest.world_size, spans_processes);
-    let memory =
-        if spans_processes { SharedMemory::of_processes(memory_len)? } else { SharedMemory::of_process(memory_len)? };
+    if !spans_processes {
+        let memory = SharedMemory::of_process(memory_len)?;
+        return open_office(guest, memory, processes, 0, vec![None]);
+    }
+    let (memory, file) = SharedMemory::of_processes(memory_len)?;
     for (number, visitor) in visitors.iter().enumerate() {
         let answer =
             Answer::Welcome { processes: processes.clone(), own: number as u32 + 1, memory_len: memory_len as u64 };
-        send_answer(&visitor.stream, &answer, Some(&memory))
+        send_answer(&visitor.stream, &answer, Some(&file))
             .map_err(|e| error!(PeerLost, "{} left during the meeting", ranks_of(&visitor.process)).with_source(e))?;
     }
     let links = std::iter::once(None).chain(visitors.into_iter().map(|visitor| Some(visitor.stream))).collect();
-    open_office(guest.world_size, memory, processes, 0, links)
+    open_office(guest, memory, processes, 0, links)
 }
 
 fn ranks_of(process: &Process) -> String {
@@ -169,14 +173,16 @@ fn root_len(world_size: u32, spans_processes: bool) -> usize {
 }
 
 fn open_office(
-    world_size: u32,
+    guest: &Guest<'_>,
     memory: SharedMemory,
     processes: Vec<Process>,
     own: usize,
     links: Vec<Option<UnixStream>>,
 ) -> Result<(Arc<Segment>, Office)> {
     let memory = Arc::new(memory);
-    let family = Arc::new(Family::new(Arc::clone(&memory), world_size));
+    let world_size = guest.world_size;
+    let local_ranks = guest.first_rank..guest.first_rank + guest.rank_count;
+    let family = Arc::new(Family::new(Arc::clone(&memory), world_size, local_ranks));
     let members = (0..world_size).map(Rank).collect();
     let offset = Family::byte_len(world_size);
     let root = Arc::new(Segment::new(family, 0, members, memory, offset, processes.len() > 1));
@@ -280,9 +286,9 @@ fn read_hello(mut stream: UnixStream) -> Option<(UnixStream, Hello)> {
     Some((stream, Hello::from_bytes(&bytes)?))
 }
 
-fn send_answer(stream: &UnixStream, answer: &Answer, memory: Option<&SharedMemory>) -> std::io::Result<()> {
+fn send_answer(stream: &UnixStream, answer: &Answer, memory: Option<&OwnedFd>) -> std::io::Result<()> {
     stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
-    wire::send(stream, answer, memory.and_then(SharedMemory::file))
+    wire::send(stream, answer, memory.map(AsFd::as_fd))
 }
 
 fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
@@ -310,7 +316,7 @@ fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
             }
             let memory = SharedMemory::open(file, expected)?;
             let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-            open_office(guest.world_size, memory, processes, own as usize, links)
+            open_office(guest, memory, processes, own as usize, links)
         }
         (Answer::Welcome { .. }, None) => bail!(System, "rank 0's welcome came without memory"),
     }

@@ -1,18 +1,27 @@
 //! The host backend: ranks of one machine, threads of one process or of several.
 //!
-//! A collective begins with a *posting*: each rank writes its signature into its own [`Slot`](segment::Slot), then raises its
-//! phase. When a rank has seen all phases, it compares all signatures. Then the elements move, in one of two ways.
+//! A collective begins with a *notice*: each rank writes what it calls into its own [`Slot`](segment::Slot). A rank waits for
+//! the notices of those whose elements it takes, and compares them with its own; the others' it compares when they are there.
+//! So a rank that only gives does not wait for those who take, as long as there is room. Then the elements move, in one of
+//! three ways.
 //!
-//! *Directly* (`direct`), where all ranks are threads of one process: a rank reads its peers' buffers, whose addresses are in
-//! the postings, inside *access windows*: short, without waiting, opened only while the abort word is not set. A rank that
-//! fails sets the abort word and then waits the open windows out; so when it returns, nobody reads its memory any more.
+//! *Inline* (`inline`): what is small rides along with the notice.
+//!
+//! *Directly* (`direct`), where peers reach a rank's buffers: among threads of one process, and in symmetric memory. A rank
+//! touches its peers' buffers inside *access windows*: short, without waiting, opened only while the abort word is not set. A
+//! rank that fails sets the abort word and then waits until its process's windows are closed; so when it returns, nobody
+//! touches its memory any more. (Other processes see symmetric memory only, which after a failure is left to them.)
 //!
 //! *Over stages* (`staged`), where processes do not see each other's buffers: each rank copies what others need into its
 //! stage, in shared memory, piece by piece. A rank only ever touches its own buffers and shared memory.
 
+mod arena;
 mod direct;
 mod family;
+mod inline;
 mod meeting;
+#[cfg(all(test, loom))]
+mod model;
 mod office;
 mod segment;
 mod shared_memory;
@@ -22,10 +31,12 @@ mod wire;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use family::{Family, Patience};
+use arena::Arena;
+use family::{Family, Patience, Trouble};
 pub(crate) use meeting::Guest;
-use office::{Office, SplitKey};
-use segment::{LEFT, Segment};
+use office::{Office, Ticket};
+use segment::{Body, LEFT, Mark, Notice, Place, RING, Segment};
+use shared_memory::SharedMemory;
 
 use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
@@ -46,17 +57,31 @@ pub(crate) struct HostBackend {
     /// Held during a call, so that two threads of one rank take turns.
     progress: Mutex<Progress>,
     office: Arc<Office>,
+    arena: Arc<Arena>,
+    /// The ids of this communicator and those it was split from: whose symmetric memory all members have.
+    lineage: Box<[u64]>,
     /// The error of this rank's own that ended the communicator, to be returned by every further call.
     ended: OnceLock<Error>,
 }
 
-/// How far this rank has come. It is the same on every rank between calls.
-#[derive(Clone, Copy, Default)]
+/// How far this rank has come.
 struct Progress {
     /// The number of collectives so far.
     sequence: u64,
-    /// The number of phases so far, wrapping.
-    phase: u32,
+    /// The number of rounds so far. Each collective has the same number of them on every rank.
+    round: u64,
+    /// The collectives up to this one have been found to be the same on every rank.
+    agreed: u64,
+    /// The collectives up to this one have been said to be finished.
+    done: u64,
+    /// Up to this collective there is room for this rank's notice.
+    room: u64,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress { sequence: 0, round: 0, agreed: 0, done: 0, room: RING }
+    }
 }
 
 /// The ranks of a new communicator whose ranks are threads of this process.
@@ -75,8 +100,19 @@ pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
 }
 
 impl HostBackend {
+    /// A rank of a communicator that begins a family.
     fn new(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>) -> Self {
-        HostBackend { segment, rank, progress: Mutex::default(), office, ended: OnceLock::new() }
+        Self::with(segment, rank, office, Arc::default(), &[])
+    }
+
+    /// This rank in a communicator that was split from this one.
+    fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
+        Self::with(segment, rank, Arc::clone(&self.office), Arc::clone(&self.arena), &self.lineage)
+    }
+
+    fn with(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>, arena: Arc<Arena>, ancestors: &[u64]) -> Self {
+        let lineage = std::iter::once(segment.id).chain(ancestors.iter().copied()).collect();
+        HostBackend { segment, rank, progress: Mutex::default(), office, arena, lineage, ended: OnceLock::new() }
     }
 
     fn family(&self) -> &Family {
@@ -135,31 +171,76 @@ impl HostBackend {
         result
     }
 
-    /// The segment of those who gave this color, and this rank's place in it.
-    fn segment_of(
+    /// Memory for `users`, who all call this with the same ticket. The first of them makes it.
+    fn common_memory(
+        &self,
+        ticket: Ticket,
+        users: &[Rank],
+        byte_len: usize,
+        progress: &Progress,
+        deadline: Instant,
+    ) -> Result<(Arc<SharedMemory>, u64)> {
+        let publisher = users[0];
+        if publisher == self.segment.member(self.rank) {
+            self.office.publish(ticket, users, byte_len)?;
+        }
+        // Whoever dies now would be missed at the barrier that follows; it is missed here.
+        let alive = || match self.segment.lacks_departed(Mark::Noticed(progress.sequence + 1)) {
+            true => Err(error!(PeerLost, "a rank died or left before the memory was there")),
+            false => self.check(),
+        };
+        let (memory, id) = self.office.take(ticket, publisher, deadline, alive)?;
+        if memory.len() != byte_len {
+            bail!(System, "rank {publisher} sent memory of {} bytes instead of {byte_len}", memory.len());
+        }
+        Ok((memory, id))
+    }
+
+    /// The communicator of those who gave this color.
+    fn descendant_of_color(
         &self,
         color: u32,
         all: &[[i64; 2]],
-        Progress { sequence, phase }: Progress,
+        progress: &Progress,
         deadline: Instant,
-    ) -> Result<(Arc<Segment>, GroupRank)> {
+    ) -> Result<HostBackend> {
         let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
         members.sort_by_key(|&r| all[r][1]);
         let Some(place) = members.iter().position(|&r| r == self.rank.index()) else {
             bail!(System, "the exchange of colors lost this rank's own");
         };
-        let key = SplitKey { parent: self.segment.id, sequence, color };
-        if place == 0 {
-            let ranks = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
-            self.office.publish(key, &self.segment.family, ranks)?;
+        let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+        let spans_processes = !members.iter().all(|rank| self.family().is_local(*rank));
+        let byte_len = Segment::byte_len(members.len(), spans_processes);
+        let ticket = Ticket { segment: self.segment.id, sequence: progress.sequence, color };
+        let (memory, id) = self.common_memory(ticket, &members, byte_len, progress, deadline)?;
+        let family = Arc::clone(&self.segment.family);
+        let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
+        self.office.watch_over(&segment);
+        Ok(self.descendant(segment, GroupRank(place as u32)))
+    }
+
+    /// This rank's part of new memory that every rank reaches.
+    fn symmetric_part(&self, byte_len: usize, progress: &Progress, deadline: Instant) -> Result<Buffer> {
+        let segment = &*self.segment;
+        if !segment.spans_processes {
+            // Threads reach everything.
+            return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
-        let publisher = self.segment.member(GroupRank(members[0] as u32));
-        // Whoever dies now would be missed at the barrier that follows; it is missed here.
-        let alive = || match self.segment.lacks_departed(phase.wrapping_add(1)) {
-            true => Err(error!(PeerLost, "split: a rank died or left before the new communicator was there")),
-            false => self.check(),
-        };
-        Ok((self.office.take(key, publisher, deadline, alive)?, GroupRank(place as u32)))
+        let block_len = Arena::block_len(byte_len, segment.len())?;
+        let ticket = Ticket { segment: segment.id, sequence: progress.sequence, color: 0 };
+        let (memory, id) = self.common_memory(ticket, segment.members(), block_len, progress, deadline)?;
+        let part = self.arena.adopt(segment, self.rank, id, byte_len, memory);
+        // SAFETY: the part holds so many bytes on pages of its own, zeroed, as long as it lives; peers touch them only in
+        // collectives in which this rank uses the buffer.
+        unsafe { Buffer::leased(Box::new(part), byte_len) }
+    }
+
+    /// Waits at the end of a call in which memory was handed out. Nobody leaves before everybody has his: a process may
+    /// forward what others wait for.
+    fn leave_together(&self, progress: &mut Progress, purpose: Purpose, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run_in_turn(progress, &Request::barrier(purpose, deadline)) }
     }
 
     /// Gathers one word pair from every rank, in rank order.
@@ -209,18 +290,13 @@ impl Backend for HostBackend {
         let progress = &mut *self.turn(deadline)?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
-        // The first member of each group makes its segment, and its members take it.
-        let taken = match color {
-            Some(color) => self.segment_of(color, &all, *progress, deadline).map(Some),
+        let descendant = match color {
+            Some(color) => self.descendant_of_color(color, &all, progress, deadline).map(Some),
             None => Ok(None),
         };
-        let taken = taken.map_err(|error| self.end(error))?;
-        // Nobody leaves before everybody has his: a process may forward what others wait for.
-        // SAFETY: without elements no buffer is used.
-        unsafe { self.run_in_turn(progress, &Request::barrier(Purpose::Split, deadline))? };
-        let backend =
-            |(segment, rank)| Box::new(HostBackend::new(segment, rank, Arc::clone(&self.office))) as Box<dyn Backend>;
-        Ok(taken.map(backend))
+        let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
+        self.leave_together(progress, Purpose::Split, deadline)?;
+        Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
@@ -235,9 +311,11 @@ impl Backend for HostBackend {
                 all[other][0]
             );
         }
-        let buffer = Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         // The other ranks may have theirs: they must not wait for this one.
-        buffer.map_err(|error| self.end(error))
+        let buffer = self.symmetric_part(byte_len, progress, deadline);
+        let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
+        self.leave_together(progress, Purpose::Allocate, deadline)?;
+        Ok(buffer)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
@@ -277,32 +355,184 @@ impl Drop for Run<'_> {
 
 impl Run<'_> {
     fn collective(&mut self) -> Result<()> {
-        self.post()?;
-        match self.request.signature.call.block_elements {
+        self.make_room()?;
+        let places = self.notify();
+        self.await_notices(|run, peer| run.takes_from(peer))?;
+        let call = self.request.signature.call;
+        match call.block_elements {
             0 => Ok(()),
-            _ if self.host.segment.spans_processes => self.staged(),
-            _ => self.direct(),
+            _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
+            _ if self.is_direct(places)? => self.direct(),
+            _ => self.staged(),
         }
     }
 
-    /// Announces this rank's call, waits for all others' and compares them.
-    fn post(&mut self) -> Result<()> {
-        let segment = &self.host.segment;
-        let words = self.request.signature.to_words();
-        segment.slot(self.host.rank).post(self.progress.sequence, words, self.request.input, self.request.output);
-        self.next_phase()?;
+    /// Says what this rank calls, and gives what peers know of its buffers.
+    fn notify(&self) -> [Place; 2] {
+        let Run { host, request, .. } = self;
+        let (call, n) = (request.signature.call, host.segment.len());
+        let given = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
+        let mut places = [Place::Own; 2];
+        let body = if inline::fits(&call, n) {
+            Body::Payload(self.payload(given))
+        } else {
+            places = [self.place_of(request.input, given), self.output_place()];
+            Body::Places { input: places[0], output: places[1] }
+        };
+        host.segment.notify(host.rank, self.progress.sequence, request.signature.to_words(), body);
+        places
+    }
+
+    /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
+    fn takes_from(&self, peer: GroupRank) -> bool {
+        match self.request.signature.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
+            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
+            _ => true,
+        }
+    }
+
+    /// Where peers find bytes of this rank.
+    fn place_of(&self, address: *const u8, byte_len: usize) -> Place {
+        match self.host.segment.spans_processes {
+            true => self.host.arena.place_of(address, byte_len, &self.host.lineage),
+            false => Place::Address(address.expose_provenance()),
+        }
+    }
+
+    /// Where peers find this rank's output, if they write it.
+    fn output_place(&self) -> Place {
+        let call = self.request.signature.call;
+        match call.collective {
+            Collective::AllReduce { .. } => self.place_of(self.request.output, call.block_bytes()),
+            _ => Place::Own,
+        }
+    }
+
+    /// Whether peers reach every buffer that they would touch. Every rank finds the same.
+    fn is_direct(&mut self, [input, output]: [Place; 2]) -> Result<bool> {
+        let segment = Arc::clone(&self.host.segment);
+        if !segment.spans_processes {
+            return Ok(true);
+        }
         let sequence = self.progress.sequence;
-        let agrees = |r: u32| segment.slot(GroupRank(r)).posting(sequence).words() == words;
-        if (0..segment.len() as u32).all(agrees) { Ok(()) } else { Err(self.disagreement()) }
+        let reaches = |peer, place: fn(&Notice) -> Place| {
+            segment.slot(peer).notice(sequence).is_some_and(|notice| place(notice) != Place::Own)
+        };
+        match self.request.signature.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(reaches(root, Notice::input)),
+            Collective::AllReduce { .. } if output == Place::Own => Ok(false),
+            _ if input == Place::Own => Ok(false),
+            collective => {
+                // Those who only give have not waited for each other yet.
+                self.await_notices(|_, _| true)?;
+                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
+                Ok(segment
+                    .ranks()
+                    .all(|peer| reaches(peer, Notice::input) && (!writes_outputs || reaches(peer, Notice::output))))
+            }
+        }
+    }
+
+    fn patience(&self) -> Patience<'_> {
+        Patience::new(self.host.family(), self.host.segment.member(self.host.rank), self.request.deadline)
+    }
+
+    /// Waits until there is room for this rank's notice: until every rank has finished the collective whose notice this one
+    /// replaces. Meanwhile it goes on comparing, since others may wait for that.
+    fn make_room(&mut self) -> Result<()> {
+        let (host, sequence) = (self.host, self.progress.sequence);
+        let segment = &*host.segment;
+        if segment.lacks_departed(Mark::Noticed(sequence)) {
+            host.family().check()?;
+            return Err(self.describe(Trouble::Gone, Mark::Noticed(sequence)));
+        }
+        if sequence > self.progress.room {
+            let replaced = sequence - RING;
+            let mut slowest = 0;
+            let mut agreement = Ok(());
+            let mut patience = Patience::new(host.family(), segment.member(host.rank), self.request.deadline);
+            let waited = patience.wait_until(
+                || {
+                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
+                    slowest = peers.map(|peer| segment.slot(peer).done()).min().unwrap_or(u64::MAX);
+                    agreement = self.catch_up();
+                    slowest >= replaced || agreement.is_err()
+                },
+                || false,
+            );
+            agreement?;
+            waited.map_err(|trouble| self.describe(trouble, Mark::Done(replaced)))?;
+            self.progress.room = slowest.saturating_add(RING);
+        }
+        self.catch_up()
+    }
+
+    /// Compares the notices of earlier collectives as far as everybody's are there, and says how far that is.
+    fn catch_up(&mut self) -> Result<()> {
+        self.compare_until(self.progress.sequence - 1)?;
+        let Progress { agreed, done, .. } = self.progress;
+        if *agreed > *done {
+            *done = *agreed;
+            self.host.segment.set_done(self.host.rank, *done);
+        }
+        Ok(())
+    }
+
+    /// Waits for the notices of some peers, and compares them with this rank's.
+    fn await_notices(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+        let segment = &*self.host.segment;
+        let sequence = self.progress.sequence;
+        let mark = Mark::Noticed(sequence);
+        let mut all = true;
+        for peer in segment.ranks() {
+            if !wanted(self, peer) {
+                all = false;
+                continue;
+            }
+            self.wait_for(peer, mark)?;
+        }
+        if all {
+            return self.compare_until(sequence);
+        }
+        let agrees = |peer| self.agrees(peer, sequence).unwrap_or(true);
+        if segment.ranks().filter(|peer| wanted(self, *peer)).all(agrees) {
+            Ok(())
+        } else {
+            Err(self.disagreement(sequence))
+        }
+    }
+
+    /// Compares the notices of the collectives up to `last`, as far as everybody's are there.
+    fn compare_until(&mut self, last: u64) -> Result<()> {
+        let segment = &*self.host.segment;
+        while self.progress.agreed < last {
+            let sequence = self.progress.agreed + 1;
+            let Some(agree) = segment.ranks().try_fold(true, |all, peer| Some(all & self.agrees(peer, sequence)?))
+            else {
+                break;
+            };
+            if !agree {
+                return Err(self.disagreement(sequence));
+            }
+            self.progress.agreed = sequence;
+        }
+        Ok(())
+    }
+
+    /// Whether a peer called the same as this rank; `None` while it has not said.
+    fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
+        let signature = |rank| self.host.segment.slot(rank).notice(sequence).map(Notice::signature);
+        Some(signature(peer)? == signature(self.host.rank)?)
     }
 
     /// Who calls what, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-    fn disagreement(&self) -> Error {
+    fn disagreement(&self, sequence: u64) -> Error {
         let segment = &self.host.segment;
         let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
-        for r in 0..segment.len() as u32 {
-            let words = segment.slot(GroupRank(r)).posting(self.progress.sequence).words();
-            let member = segment.member(GroupRank(r)).0;
+        for peer in segment.ranks() {
+            let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
+            let member = segment.member(peer).0;
             match calls.iter_mut().find(|(w, _)| *w == words) {
                 Some((_, ranks)) => ranks.push(member),
                 None => calls.push((words, vec![member])),
@@ -316,72 +546,76 @@ impl Run<'_> {
                 format!("{} {verb} {call}", list_ranks(ranks))
             })
             .collect();
-        error!(Disagreement, "ranks disagree on collective {}: {}", self.progress.sequence, sides.join("; "))
+        error!(Disagreement, "ranks disagree on collective {sequence}: {}", sides.join("; "))
     }
 
-    /// Says that this rank has come one phase further, and waits until all have.
-    fn next_phase(&mut self) -> Result<()> {
-        self.progress.phase = self.progress.phase.wrapping_add(1);
-        let (host, phase, deadline) = (self.host, self.progress.phase, self.request.deadline);
-        let segment = &host.segment;
-        segment.raise_phase(host.rank, phase);
-        let mut patience = Patience::new(host.family(), segment.member(host.rank), deadline);
-        for peer in (0..segment.len() as u32).map(GroupRank) {
-            let slot = segment.slot(peer);
-            patience.wait_until(
-                || slot.reached(phase),
-                || segment.lacks_departed(phase),
-                |trouble| self.describe(trouble, phase),
-            )?;
+    /// Begins a round: this rank has written what it gives, and read all that it took before.
+    fn raise_round(&mut self) {
+        self.host.segment.raise_round(self.host.rank, self.progress.round);
+    }
+
+    fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
+        let segment = &*self.host.segment;
+        let slot = segment.slot(peer);
+        if slot.reached(mark) {
+            return Ok(());
         }
-        Ok(())
+        let waited = self.patience().wait_until(|| slot.reached(mark), || segment.lacks_departed(mark));
+        waited.map_err(|trouble| self.describe(trouble, mark))
     }
 
-    fn describe(&self, trouble: family::Trouble, phase: u32) -> Error {
-        let segment = &self.host.segment;
-        let what = format!("{} (collective {})", self.request.signature, self.progress.sequence);
-        // Who is late; of those, who has left.
-        let missing = |only_departed: bool| {
-            let peers = (0..segment.len() as u32).map(GroupRank);
-            let missing = peers.filter(|&r| {
-                let slot = segment.slot(r);
-                !slot.reached(phase) && (!only_departed || slot.has_departed())
-            });
-            list_ranks(missing.map(|r| segment.member(r).0))
-        };
+    fn wait_for_all(&self, mark: Mark) -> Result<()> {
+        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, mark))
+    }
+
+    fn describe(&self, trouble: Trouble, mark: Mark) -> Error {
+        let segment = &*self.host.segment;
+        let sequence = self.progress.sequence;
+        let what = format!("{} (collective {sequence})", self.request.signature);
+        let is_missing = |peer: &GroupRank| !segment.slot(*peer).reached(mark);
+        let list = |peers: &mut dyn Iterator<Item = GroupRank>| list_ranks(peers.map(|peer| segment.member(peer).0));
         match trouble {
-            family::Trouble::Dead(error) => error,
-            family::Trouble::Late => {
-                error!(DeadlineExceeded, "{what}: {} did not arrive before the deadline", missing(false))
+            Trouble::Dead(error) => error,
+            // Whoever is missing may be so because another one called something else.
+            _ if segment.ranks().any(|peer| self.agrees(peer, sequence) == Some(false)) => self.disagreement(sequence),
+            Trouble::Late => {
+                let late = list(&mut segment.ranks().filter(is_missing));
+                error!(DeadlineExceeded, "{what}: {late} did not arrive before the deadline")
             }
-            family::Trouble::Gone => {
-                let peers = || (0..segment.len() as u32).map(GroupRank);
-                let died = peers().any(|r| segment.slot(r).has_died() && !segment.slot(r).reached(phase));
-                let how = if died { "died" } else { "left the communicator" };
-                error!(PeerLost, "{what}: {} {how} while this rank waited", missing(true))
+            Trouble::Gone => {
+                let gone = || segment.ranks().filter(is_missing).filter(|peer| segment.slot(*peer).has_departed());
+                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
+                    true => "died",
+                    false => "left the communicator",
+                };
+                error!(PeerLost, "{what}: {} {how} while this rank waited", list(&mut gone()))
             }
         }
     }
 
-    /// Makes the list of one address for each rank, in rank order, for a reduction.
-    fn with_sources<T>(&self, source_of: impl Fn(usize) -> *const u8, work: impl FnOnce(&mut [*const u8]) -> T) -> T {
+    /// Makes the list of one address for each rank, in rank order.
+    fn with_addresses<T>(
+        &self,
+        address_of: impl Fn(GroupRank) -> Result<*const u8>,
+        work: impl FnOnce(&mut [*const u8]) -> Result<T>,
+    ) -> Result<T> {
         let n = self.host.segment.len();
         let mut few = [std::ptr::null(); MAX_STACK_RANKS];
         let mut many;
-        let sources = if n <= MAX_STACK_RANKS {
+        let addresses = if n <= MAX_STACK_RANKS {
             &mut few[..n]
         } else {
             many = vec![std::ptr::null(); n];
             &mut many[..]
         };
-        for (peer, source) in sources.iter_mut().enumerate() {
-            *source = source_of(peer);
+        for (peer, address) in self.host.segment.ranks().zip(addresses.iter_mut()) {
+            *address = address_of(peer)?;
         }
-        work(sources)
+        work(addresses)
     }
 }
 
-/// Up to so many ranks, a reduction keeps the list of its inputs on the stack.
+/// Up to so many ranks, a collective keeps its lists on the stack.
 const MAX_STACK_RANKS: usize = 64;
 
 #[cfg(test)]

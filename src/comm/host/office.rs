@@ -1,4 +1,4 @@
-//! What the ranks of one process share beside memory: the other processes, and segments on their way to their members.
+//! What the ranks of one process share beside memory: the other processes, and memory on its way to those who will use it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use super::family::Family;
 use super::segment::{DIED, Segment};
 use super::shared_memory::SharedMemory;
 use super::wire;
@@ -20,10 +19,10 @@ use crate::rank::{GroupRank, Rank};
 use crate::stream::lock;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Which split a segment is for: the parent's id, the sequence number of the split, the color.
+/// Which call some memory is for: the communicator's id, the number of the collective, and of a split the color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct SplitKey {
-    pub(super) parent: u64,
+pub(super) struct Ticket {
+    pub(super) segment: u64,
     pub(super) sequence: u64,
     pub(super) color: u32,
 }
@@ -60,7 +59,7 @@ struct Shared {
     own: usize,
     /// To each other process on the hub, to the hub alone elsewhere; `None` where there is no connection, or no longer.
     links: Mutex<Vec<Option<UnixStream>>>,
-    arrivals: Mutex<HashMap<SplitKey, Arrival>>,
+    arrivals: Mutex<HashMap<Ticket, Arrival>>,
     arrived: Condvar,
     /// Every segment of this process, to tell its members of a death.
     segments: Mutex<Vec<Weak<Segment>>>,
@@ -69,20 +68,22 @@ struct Shared {
     next_id: AtomicU64,
 }
 
-/// A segment that waits for its members in this process.
+/// Memory that waits for its users in this process.
 struct Arrival {
-    segment: Arc<Segment>,
-    takers: usize,
+    memory: Arc<SharedMemory>,
+    id: u64,
+    takers: u32,
 }
 
-/// A segment on its way to another process. Its memory goes along as a file descriptor.
+/// Memory on its way to another process, as a file descriptor that goes along.
 #[derive(Serialize, Deserialize)]
 struct Parcel {
     destination: u32,
-    key: SplitKey,
+    ticket: Ticket,
+    /// A number that no other memory of the family has; that of its first is 0.
     id: u64,
-    members: Vec<u32>,
-    memory_len: u64,
+    takers: u32,
+    byte_len: u64,
 }
 
 /// How long one message to another process may take.
@@ -142,65 +143,77 @@ impl Office {
         Ok(Office { shared, watch: Some(Watch { stop, thread: Some(thread) }) })
     }
 
-    /// Makes the segment of a group and sends it to its members. Called by the group's first rank.
-    pub(super) fn publish(&self, key: SplitKey, family: &Arc<Family>, members: Box<[Rank]>) -> Result<()> {
+    /// Makes memory that `users` will take, and sends it to their processes. Called by the first of them; those that are all in
+    /// this process get memory of its own.
+    pub(super) fn publish(&self, ticket: Ticket, users: &[Rank], byte_len: usize) -> Result<()> {
         let shared = &self.shared;
-        let owners: Vec<usize> = (0..shared.processes.len())
-            .filter(|&p| members.iter().any(|rank| shared.processes[p].has(*rank)))
+        let takers: Vec<u32> = (shared.processes.iter())
+            .map(|process| users.iter().filter(|rank| process.has(**rank)).count() as u32)
             .collect();
-        let spans_processes = owners.len() > 1;
-        let len = Segment::byte_len(members.len(), spans_processes);
-        let memory =
-            Arc::new(if spans_processes { SharedMemory::of_processes(len)? } else { SharedMemory::of_process(len)? });
-        // Numbers of different processes never meet, and 0 is the root.
+        let destinations = || (0..takers.len()).filter(|&p| takers[p] > 0 && p != shared.own);
+        let spans_processes = destinations().next().is_some();
+        let (memory, file) = if spans_processes {
+            let (memory, file) = SharedMemory::of_processes(byte_len)?;
+            (memory, Some(file))
+        } else {
+            (SharedMemory::of_process(byte_len)?, None)
+        };
+        // Numbers of different processes never meet.
         let id = (shared.own as u64) << 40 | shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let segment = Segment::new(Arc::clone(family), id, members, memory, 0, spans_processes);
-        for destination in owners.into_iter().filter(|p| *p != shared.own) {
+        for destination in destinations() {
             let parcel = Parcel {
                 destination: destination as u32,
-                key,
+                ticket,
                 id,
-                members: segment.members().iter().map(|rank| rank.0).collect(),
-                memory_len: len as u64,
+                takers: takers[destination],
+                byte_len: byte_len as u64,
             };
-            let Some(file) = segment.memory().file() else { bail!(System, "the segment's memory has no file") };
-            shared.send(&parcel, file)?;
+            let Some(file) = &file else { bail!(System, "shared memory has no file") };
+            shared.send(&parcel, file.as_fd())?;
         }
-        shared.deliver(key, Arc::new(segment));
+        shared.deliver(ticket, Arrival { memory: Arc::new(memory), id, takers: takers[shared.own] });
         Ok(())
     }
 
-    /// Waits for the segment of a group that this rank is a member of.
+    /// Waits for memory that this rank is a user of, and gives it with its number. Each of its users takes it once.
     pub(super) fn take(
         &self,
-        key: SplitKey,
+        ticket: Ticket,
         publisher: Rank,
         deadline: Instant,
         alive: impl Fn() -> Result<()>,
-    ) -> Result<Arc<Segment>> {
+    ) -> Result<(Arc<SharedMemory>, u64)> {
         let shared = &self.shared;
         let by_way_of_hub = shared.own != 0 && !shared.processes[shared.own].has(publisher);
         let mut arrivals = lock(&self.shared.arrivals);
         loop {
-            if let Some(arrival) = arrivals.get_mut(&key) {
-                let segment = Arc::clone(&arrival.segment);
+            if let Some(arrival) = arrivals.get_mut(&ticket) {
+                let taken = (Arc::clone(&arrival.memory), arrival.id);
                 arrival.takers -= 1;
                 if arrival.takers == 0 {
-                    arrivals.remove(&key);
+                    arrivals.remove(&ticket);
                 }
-                return Ok(segment);
+                return Ok(taken);
             }
             alive()?;
             if by_way_of_hub && lock(&shared.links)[0].is_none() {
-                bail!(PeerLost, "split: the process of rank 0 has left, which connects the others");
+                bail!(PeerLost, "the process of rank 0 has left, which connects the others");
             }
             let now = Instant::now();
             if now >= deadline {
-                bail!(DeadlineExceeded, "split: the group's first rank did not send its memory before the deadline");
+                bail!(DeadlineExceeded, "rank {publisher} did not send its memory before the deadline");
             }
             let wait = LOOK_INTERVAL.min(deadline - now);
             (arrivals, _) = self.shared.arrived.wait_timeout(arrivals, wait).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Lets the watch mark those who die in a segment; who has died before is marked at once.
+    pub(super) fn watch_over(&self, segment: &Arc<Segment>) {
+        let mut segments = lock(&self.shared.segments);
+        segments.retain(|segment| segment.strong_count() > 0);
+        segments.push(Arc::downgrade(segment));
+        lock(&self.shared.dead).iter().for_each(|process| self.shared.mark(segment, *process));
     }
 }
 
@@ -230,17 +243,10 @@ impl Shared {
         }
     }
 
-    /// Lays a segment out for its members in this process.
-    fn deliver(&self, key: SplitKey, segment: Arc<Segment>) {
-        let takers = segment.members().iter().filter(|rank| self.processes[self.own].has(**rank)).count();
-        let mut segments = lock(&self.segments);
-        segments.retain(|segment| segment.strong_count() > 0);
-        segments.push(Arc::downgrade(&segment));
-        // Whoever ends from now on is marked in this segment too; whoever ended before is marked here.
-        lock(&self.dead).iter().for_each(|process| self.mark(&segment, *process));
-        drop(segments);
-        if takers > 0 {
-            lock(&self.arrivals).insert(key, Arrival { segment, takers });
+    /// Lays memory out for its users in this process.
+    fn deliver(&self, ticket: Ticket, arrival: Arrival) {
+        if arrival.takers > 0 {
+            lock(&self.arrivals).insert(ticket, arrival);
             self.arrived.notify_all();
         }
     }
@@ -250,7 +256,7 @@ impl Shared {
         let link = if self.own == 0 { parcel.destination as usize } else { 0 };
         let mut links = lock(&self.links);
         let Some(Some(stream)) = links.get(link) else {
-            bail!(PeerLost, "split: the process of rank 0, which connects the others, or that of a member has left");
+            bail!(PeerLost, "the process of rank 0, which connects the others, or that of a member has left");
         };
         let sent = wire::send(stream, parcel, Some(file));
         if sent.is_err() {
@@ -265,21 +271,9 @@ impl Shared {
         if parcel.destination as usize != self.own {
             return self.send(&parcel, file.as_fd());
         }
-        let Some(family) =
-            lock(&self.segments).iter().find_map(Weak::upgrade).map(|segment| Arc::clone(&segment.family))
-        else {
-            return Ok(());
-        };
-        let members: Box<[Rank]> = parcel.members.into_iter().map(Rank).collect();
-        let is_known = |rank: &Rank| self.processes.iter().any(|process| process.has(*rank));
-        if !members.iter().all(is_known) {
-            bail!(System, "a segment has members that the job does not have: {members:?}");
-        }
-        if parcel.memory_len != Segment::byte_len(members.len(), true) as u64 {
-            bail!(System, "a segment of {} members has {} bytes", members.len(), parcel.memory_len);
-        }
-        let memory = Arc::new(SharedMemory::open(file, parcel.memory_len as usize)?);
-        self.deliver(parcel.key, Arc::new(Segment::new(family, parcel.id, members, memory, 0, true)));
+        let Ok(byte_len) = usize::try_from(parcel.byte_len) else { bail!(System, "memory longer than there can be") };
+        let memory = Arc::new(SharedMemory::open(file, byte_len)?);
+        self.deliver(parcel.ticket, Arrival { memory, id: parcel.id, takers: parcel.takers });
         Ok(())
     }
 
@@ -312,7 +306,7 @@ impl Shared {
                         }
                         continue;
                     }
-                    Ok(Some((_, None))) => tracing::warn!("a segment came without its memory"),
+                    Ok(Some((_, None))) => tracing::warn!("a message about memory came without it"),
                     Ok(None) => {}
                     Err(error) => tracing::warn!("a message from another process is broken: {error}"),
                 }

@@ -1,4 +1,4 @@
-//! The memory that the ranks of one communicator share: a slot each.
+//! The memory that the ranks of one communicator share: a slot each, and between processes a stage each.
 
 use std::sync::Arc;
 
@@ -6,10 +6,17 @@ use super::family::Family;
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Tracked, fence, yield_now};
 
 /// The bytes of a rank's stage that one round uses. A stage has two of them: one is read while the other is written.
-pub(super) const STAGE_BYTES: usize = 256 << 10;
+pub(super) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
+
+/// How many collectives a rank may be ahead of the slowest: so many of its notices are kept.
+pub(super) const RING: u64 = if cfg!(loom) { 2 } else { 4 };
+
+/// The most bytes that ride along with a notice, in words.
+pub(super) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
+pub(super) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
 /// One communicator: its members, a slot for each, and where it spans processes, a stage for each.
 pub(super) struct Segment {
@@ -23,9 +30,12 @@ pub(super) struct Segment {
     offset: usize,
     /// Whether members live in several processes, so that they do not see each other's buffers.
     pub(super) spans_processes: bool,
+    /// The halves of the stages, two for each rank.
+    halves: Box<[Tracked]>,
 }
 
 /// What is there once in a segment.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Header {
     /// 1 when a member has left.
@@ -38,67 +48,136 @@ unsafe impl Shareable for Header {}
 unsafe impl Shareable for Slot {}
 
 /// What one rank says. Only that rank writes it, but for its death, which the other processes write.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub(super) struct Slot {
-    /// How many phases the rank has come, wrapping.
-    phase: AtomicU32,
-    /// 1 while the rank reads a peer's buffer.
+    /// How many rounds the rank has come: it has written what it gives in that round, and read all it takes from those before.
+    round: AtomicU64,
+    /// How many collectives the rank has finished and found every rank to agree on.
+    done: AtomicU64,
+    /// 1 while the rank touches a peer's buffer.
     window: AtomicU32,
     /// Whether the rank has left, and how.
     departed: AtomicU32,
-    /// The current posting and the one before: a rank may post its next call while a peer still reads its last.
-    postings: [Posting; 2],
+    /// The latest collectives.
+    ring: [Notice; RING as usize],
 }
 
-/// One rank's call, written before the phase that announces it is raised.
-#[repr(C)]
-pub(super) struct Posting {
-    words: [AtomicU64; 2],
-    input: AtomicUsize,
-    output: AtomicUsize,
+/// One rank's call, and with a small one what the rank gives: the flag, the signature and the bytes share their cache lines.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+pub(super) struct Notice {
+    /// The number of the collective, written last.
+    sequence: AtomicU64,
+    signature: [AtomicU64; 2],
+    /// The payload of a small call; else the places of the buffers.
+    body: [AtomicU64; PAYLOAD_WORDS],
 }
 
-impl Posting {
-    pub(super) fn words(&self) -> [u64; 2] {
-        self.words.each_ref().map(|word| word.load(Ordering::Relaxed))
+/// Where a buffer is, for peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At an address of this process.
+    Address(usize),
+    /// In a rank's part of a block of symmetric memory, at an offset.
+    Block { id: u64, offset: usize },
+    /// Where no peer reaches it.
+    Own,
+}
+
+impl Place {
+    const OWN: u64 = u64::MAX;
+
+    fn to_words(self) -> [u64; 2] {
+        match self {
+            Place::Address(address) => [0, address as u64],
+            Place::Block { id, offset } => [id, offset as u64],
+            Place::Own => [Self::OWN, 0],
+        }
     }
 
-    pub(super) fn input(&self) -> *const u8 {
-        std::ptr::with_exposed_provenance(self.input.load(Ordering::Relaxed))
+    fn from_words([id, at]: [u64; 2]) -> Self {
+        match id {
+            0 => Place::Address(at as usize),
+            Self::OWN => Place::Own,
+            id => Place::Block { id, offset: at as usize },
+        }
+    }
+}
+
+/// What a rank says of a collective besides its signature.
+#[derive(Clone, Copy)]
+pub(super) enum Body<'a> {
+    Payload(&'a [u8]),
+    Places { input: Place, output: Place },
+}
+
+impl Notice {
+    pub(super) fn signature(&self) -> [u64; 2] {
+        self.signature.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
-    pub(super) fn output(&self) -> *const u8 {
-        std::ptr::with_exposed_provenance(self.output.load(Ordering::Relaxed))
+    fn place(&self, words: [usize; 2]) -> Place {
+        Place::from_words(words.map(|word| self.body[word].load(Ordering::Relaxed)))
     }
+
+    pub(super) fn input(&self) -> Place {
+        self.place([0, 1])
+    }
+
+    pub(super) fn output(&self) -> Place {
+        self.place([2, 3])
+    }
+
+    /// The words of the payload from its beginning to `byte_len`.
+    pub(super) fn payload(&self, byte_len: usize) -> impl Iterator<Item = u64> {
+        self.body[..byte_len.div_ceil(8)].iter().map(|word| word.load(Ordering::Relaxed))
+    }
+}
+
+/// How far a rank has to have come.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mark {
+    /// It has said what it calls in this collective.
+    Noticed(u64),
+    /// It has come to this round.
+    Round(u64),
+    /// It has finished this collective.
+    Done(u64),
 }
 
 impl Slot {
-    /// The posting of a collective. A rank is at most one collective ahead of its peers, so two places are enough.
-    pub(super) fn posting(&self, sequence: u64) -> &Posting {
-        &self.postings[(sequence % 2) as usize]
+    /// What the rank says of a collective, once it has.
+    pub(super) fn notice(&self, sequence: u64) -> Option<&Notice> {
+        let notice = self.notice_place(sequence);
+        // A rank does not write further around the ring before everybody has finished this collective.
+        (notice.sequence.load(Ordering::Acquire) == sequence).then_some(notice)
     }
 
-    /// Writes this rank's posting; raising the phase afterwards publishes it.
-    pub(super) fn post(&self, sequence: u64, words: [u64; 2], input: *const u8, output: *mut u8) {
-        let posting = self.posting(sequence);
-        for (to, word) in posting.words.iter().zip(words) {
-            to.store(word, Ordering::Relaxed);
+    /// How many collectives the rank has finished; whoever has left reads no more.
+    pub(super) fn done(&self) -> u64 {
+        if self.has_departed() { u64::MAX } else { self.done.load(Ordering::Acquire) }
+    }
+
+    fn notice_place(&self, sequence: u64) -> &Notice {
+        &self.ring[(sequence % RING) as usize]
+    }
+
+    /// Whether the rank has come so far; what it wrote before is then visible.
+    pub(super) fn reached(&self, mark: Mark) -> bool {
+        match mark {
+            Mark::Noticed(sequence) => self.notice(sequence).is_some(),
+            Mark::Round(round) => self.round.load(Ordering::Acquire) >= round,
+            Mark::Done(sequence) => self.done() >= sequence,
         }
-        posting.input.store(input.expose_provenance(), Ordering::Relaxed);
-        posting.output.store(output.expose_provenance(), Ordering::Relaxed);
-    }
-
-    /// Whether the rank has come to `phase` or further; what it wrote before is then visible.
-    pub(super) fn reached(&self, phase: u32) -> bool {
-        self.phase.load(Ordering::SeqCst).wrapping_sub(phase) as i32 >= 0
     }
 
     pub(super) fn has_departed(&self) -> bool {
-        self.departed.load(Ordering::SeqCst) != 0
+        self.departed.load(Ordering::Acquire) != 0
     }
 
     pub(super) fn has_died(&self) -> bool {
-        self.departed.load(Ordering::SeqCst) == DIED
+        self.departed.load(Ordering::Acquire) == DIED
     }
 }
 
@@ -127,14 +206,15 @@ impl Segment {
         offset: usize,
         spans_processes: bool,
     ) -> Self {
-        Segment { family, id, members, memory, offset, spans_processes }
+        let halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
+        Segment { family, id, members, memory, offset, spans_processes, halves }
     }
 
     /// The first segment of a new family, whose ranks are threads of this process.
     pub(super) fn in_process(world_size: u32) -> Result<Self> {
         let offset = Family::byte_len(world_size);
         let memory = Arc::new(SharedMemory::of_process(offset + Self::byte_len(world_size as usize, false))?);
-        let family = Arc::new(Family::new(Arc::clone(&memory), world_size));
+        let family = Arc::new(Family::new(Arc::clone(&memory), world_size, 0..world_size));
         Ok(Self::new(family, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
 
@@ -146,23 +226,17 @@ impl Segment {
         self.memory.slice(self.offset + size_of::<Header>(), self.members.len())
     }
 
-    pub(super) fn memory(&self) -> &SharedMemory {
-        &self.memory
-    }
-
     pub(super) fn members(&self) -> &[Rank] {
         &self.members
     }
 
-    /// The half of a rank's stage that a round uses.
-    pub(super) fn stage(&self, rank: GroupRank, round: usize) -> *mut u8 {
-        let half = 2 * rank.index() + round % 2;
-        let offset = self.offset + Self::stages_offset(self.members.len()) + half * STAGE_BYTES;
-        self.memory.bytes(offset, STAGE_BYTES)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.members.len()
+    }
+
+    /// The members' numbers in this communicator.
+    pub(super) fn ranks(&self) -> impl Iterator<Item = GroupRank> + use<> {
+        (0..self.members.len() as u32).map(GroupRank)
     }
 
     /// A member's number in the communicator that the family began with.
@@ -174,37 +248,86 @@ impl Segment {
         &self.slots()[rank.index()]
     }
 
-    pub(super) fn raise_phase(&self, rank: GroupRank, phase: u32) {
-        self.slot(rank).phase.store(phase, Ordering::SeqCst);
+    fn half(rank: GroupRank, round: u64) -> usize {
+        2 * rank.index() + (round % 2) as usize
+    }
+
+    fn half_address(&self, half: usize) -> *mut u8 {
+        let offset = self.offset + Self::stages_offset(self.members.len()) + half * STAGE_BYTES;
+        self.memory.bytes(offset, STAGE_BYTES)
+    }
+
+    /// The half of its own stage that a rank writes in a round.
+    pub(super) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
+        let half = Self::half(rank, round);
+        self.halves[half].write(|| write(self.half_address(half)));
+    }
+
+    /// The half of a peer's stage that a rank reads in a round.
+    pub(super) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+        let half = Self::half(rank, round);
+        self.halves[half].read(|| read(self.half_address(half)))
+    }
+
+    /// Says what a rank calls.
+    pub(super) fn notify(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: Body<'_>) {
+        let notice = self.slot(rank).notice_place(sequence);
+        let store = |to: &[AtomicU64], words: &mut dyn Iterator<Item = u64>| {
+            to.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        };
+        store(&notice.signature, &mut signature.into_iter());
+        match body {
+            Body::Payload(bytes) => store(&notice.body, &mut bytes.chunks(8).map(word_of)),
+            Body::Places { input, output } => {
+                store(&notice.body, &mut input.to_words().into_iter().chain(output.to_words()));
+            }
+        }
+        notice.sequence.store(sequence, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn raise_round(&self, rank: GroupRank, round: u64) {
+        self.slot(rank).round.store(round, Ordering::Release);
+        self.wake();
+    }
+
+    /// Says how many collectives a rank has finished.
+    pub(super) fn set_done(&self, rank: GroupRank, sequence: u64) {
+        self.slot(rank).done.store(sequence, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         self.family.wake(self.members.iter().copied());
     }
 
     /// Says that a rank has left; the first word about it counts.
     pub(super) fn depart(&self, rank: GroupRank, how: u32) {
         // A process may die between any two of these steps, so whoever repeats them does all of them.
-        let _ = self.slot(rank).departed.compare_exchange(0, how, Ordering::SeqCst, Ordering::SeqCst);
-        self.header().departures.store(1, Ordering::SeqCst);
-        self.family.wake(self.members.iter().copied());
+        let _ = self.slot(rank).departed.compare_exchange(0, how, Ordering::AcqRel, Ordering::Acquire);
+        self.header().departures.store(1, Ordering::Release);
+        self.wake();
     }
 
-    /// Whether a member has left without having come to `phase`. (It raised its last phase before it left.)
-    pub(super) fn lacks_departed(&self, phase: u32) -> bool {
-        self.header().departures.load(Ordering::SeqCst) > 0
-            && self.slots().iter().any(|slot| slot.has_departed() && !slot.reached(phase))
+    /// Whether a member has left without having come so far. (It raised its marks before it left.)
+    pub(super) fn lacks_departed(&self, mark: Mark) -> bool {
+        self.header().departures.load(Ordering::Acquire) > 0
+            && self.slots().iter().any(|slot| slot.has_departed() && !slot.reached(mark))
     }
 
-    /// Runs `access`, which reads peers' buffers, inside an access window; not at all once an abort has begun.
+    /// Runs `access`, which touches peers' buffers, inside an access window; not at all once an abort has begun.
     pub(super) fn window(&self, rank: GroupRank, access: impl FnOnce()) -> Result<()> {
         struct Close<'a>(&'a AtomicU32);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
-                self.0.store(0, Ordering::SeqCst);
+                self.0.store(0, Ordering::Release);
             }
         }
         let window = &self.slot(rank).window;
-        window.store(1, Ordering::SeqCst);
+        window.store(1, Ordering::Relaxed);
         let close = Close(window);
         // Either this rank sees the abort here, or the one that aborts sees the window in `wait_for_windows`.
+        fence(Ordering::SeqCst);
         if self.family.is_aborted() {
             drop(close);
             return self.family.check();
@@ -213,19 +336,22 @@ impl Segment {
         Ok(())
     }
 
-    /// Waits until no peer is inside a window. After an abort none is opened again, so that this ends within the time of
-    /// one short copy.
+    /// Waits until no peer of this process is inside a window. After an abort none is opened again, so that this ends within
+    /// the time of one short copy. (Other processes have mappings of their own, and see no memory but what is shared.)
     pub(super) fn wait_for_windows(&self, rank: GroupRank) {
-        if self.spans_processes {
-            // Nobody reads buffers, so there are no windows.
-            return;
-        }
-        for (r, slot) in self.slots().iter().enumerate() {
-            while r != rank.index() && slot.window.load(Ordering::SeqCst) != 0 {
-                std::thread::yield_now();
+        fence(Ordering::SeqCst);
+        for peer in self.ranks().filter(|peer| *peer != rank && self.family.is_local(self.member(*peer))) {
+            while self.slot(peer).window.load(Ordering::Acquire) != 0 {
+                yield_now();
             }
         }
     }
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
 }
 
 #[cfg(test)]
@@ -275,12 +401,9 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_is_reached_across_the_wrap() {
-        let segment = segment();
-        segment.raise_phase(GroupRank(0), u32::MAX);
-        let slot = segment.slot(GroupRank(0));
-        assert!(slot.reached(u32::MAX) && !slot.reached(0));
-        segment.raise_phase(GroupRank(0), 1);
-        assert!(slot.reached(0) && slot.reached(1) && !slot.reached(2));
+    fn a_place_is_read_back() {
+        for place in [Place::Address(0), Place::Address(4096), Place::Block { id: 7, offset: 64 }, Place::Own] {
+            assert_eq!(Place::from_words(place.to_words()), place);
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Memory that ranks share: of one process, or of several.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use crate::error::{Result, bail, error};
 
@@ -16,7 +16,6 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(super) struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
-    file: Option<OwnedFd>,
 }
 
 // SAFETY: it is reached through atomics, and through raw pointers whose users say why they may.
@@ -38,18 +37,18 @@ impl SharedMemory {
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
-        Self::mapped(base, len, None)
+        Self::mapped(base, len)
     }
 
-    /// Memory that can be handed to other processes, allocated in full and sealed.
-    pub(super) fn of_processes(len: usize) -> Result<Self> {
+    /// Memory that can be handed to other processes, allocated in full and sealed, with the file to hand over.
+    pub(super) fn of_processes(len: usize) -> Result<(Self, OwnedFd)> {
         let refused = |e| error!(System, "no shared memory of {len} bytes").with_source(std::io::Error::from(e));
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused)?;
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64))
             .map_err(refused)?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(refused)?;
-        Self::map(file, len)
+        Ok((Self::map(&file, len)?, file))
     }
 
     /// Memory that another process handed over.
@@ -63,29 +62,62 @@ impl SharedMemory {
                 "a peer's shared memory has {found} bytes and seals {seals:?}, instead of {len} and {SEALS:?}"
             );
         }
-        Self::map(file, len)
+        Self::map(&file, len)
     }
 
-    fn map(file: OwnedFd, len: usize) -> Result<Self> {
+    fn map(file: &OwnedFd, len: usize) -> Result<Self> {
         // SAFETY: a new mapping, which touches nothing that exists.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
         };
-        Self::mapped(base, len, Some(file))
+        Self::mapped(base, len)
     }
 
-    fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, len: usize, file: Option<OwnedFd>) -> Result<Self> {
+    fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, len: usize) -> Result<Self> {
         let refused =
             |e| error!(System, "shared memory of {len} bytes cannot be mapped").with_source(std::io::Error::from(e));
         match NonNull::new(base.map_err(refused)?.cast()) {
-            Some(base) => Ok(SharedMemory { base, len, file }),
+            Some(base) => Ok(SharedMemory { base, len }),
             None => bail!(System, "shared memory was mapped at address 0"),
         }
     }
 
-    /// The file, to hand to another process.
-    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
+    /// The length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Gives the memory of whole pages back to the system, in every process. They read as zeros afterwards.
+    pub(super) fn give_back(&self, start: *mut u8, len: usize) {
+        debug_assert!(
+            start.addr() >= self.base.addr().get() && start.addr() + len <= self.base.addr().get() + self.len
+        );
+        // SAFETY: the pages are this mapping's, and no reference to plain bytes of it outlives a call. Where it is refused,
+        // because the pages are private by now, they go with the mapping.
+        let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxRemove) };
+    }
+
+    /// Replaces whole pages of a mapping by private memory with the same bytes, in one step for whoever reads them.
+    ///
+    /// # Safety
+    ///
+    /// The pages are mapped, and nobody in this process writes them meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// There is no memory.
+    pub(super) unsafe fn replace_by_copy(start: *mut u8, len: usize) {
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, which is filled and then moved over the old pages; the caller says that nobody writes them.
+        let moved = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE).and_then(|copy| {
+                copy.cast::<u8>().copy_from_nonoverlapping(start, len);
+                rustix::mm::mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, start.cast())
+            })
+        };
+        if let Err(error) = moved {
+            panic!("no memory to keep {len} bytes of a communicator that failed: {error}");
+        }
     }
 
     /// Values at an offset.

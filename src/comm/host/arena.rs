@@ -1,0 +1,155 @@
+//! Symmetric memory between processes: blocks that every rank of a communicator sees, with a part for each rank.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::family::Family;
+use super::segment::{Place, Segment};
+use super::shared_memory::{Shareable, SharedMemory};
+use crate::error::{Result, bail, error};
+use crate::memory::Lease;
+use crate::rank::{GroupRank, Rank};
+use crate::stream::lock;
+use crate::sync::{AtomicU32, Ordering};
+
+/// The blocks that one rank has, in this communicator, its ancestors and its descendants.
+#[derive(Default)]
+pub(super) struct Arena {
+    blocks: Mutex<Vec<Arc<Block>>>,
+}
+
+/// One block, as one rank sees it: a header, then the parts.
+pub(super) struct Block {
+    id: u64,
+    /// The communicator that allocated it.
+    segment: u64,
+    members: Box<[Rank]>,
+    /// The length of each part: whole pages.
+    part_bytes: usize,
+    own: GroupRank,
+    memory: Arc<SharedMemory>,
+    family: Arc<Family>,
+    /// Set when this rank's part has been replaced by private memory.
+    detached: OnceLock<()>,
+}
+
+#[repr(C, align(128))]
+struct Header {
+    /// How many ranks have freed their parts.
+    freed: AtomicU32,
+}
+
+// SAFETY: nothing but atomics.
+unsafe impl Shareable for Header {}
+
+impl Arena {
+    /// The length of a block with parts of at least so many bytes.
+    pub(super) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
+        let len = part_bytes.checked_next_multiple_of(page()).and_then(|part| part.checked_mul(members));
+        match len.and_then(|len| len.checked_add(page())).filter(|len| isize::try_from(*len).is_ok()) {
+            Some(len) => Ok(len),
+            None => bail!(InvalidArgument, "{members} times {part_bytes} bytes is more than memory can be"),
+        }
+    }
+
+    /// Takes a new block in, and gives out this rank's part of it.
+    pub(super) fn adopt(
+        self: &Arc<Self>,
+        segment: &Segment,
+        own: GroupRank,
+        id: u64,
+        part_bytes: usize,
+        memory: Arc<SharedMemory>,
+    ) -> Part {
+        let block = Arc::new(Block {
+            id,
+            segment: segment.id,
+            members: segment.members().into(),
+            part_bytes: part_bytes.next_multiple_of(page()),
+            own,
+            memory,
+            family: Arc::clone(&segment.family),
+            detached: OnceLock::new(),
+        });
+        let mut blocks = lock(&self.blocks);
+        blocks.retain(|block| !block.is_free());
+        blocks.push(Arc::clone(&block));
+        Part { arena: Arc::clone(self), block }
+    }
+
+    /// Where peers find bytes of this rank; only those in blocks of the communicators with these ids.
+    pub(super) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64]) -> Place {
+        let place = lock(&self.blocks).iter().filter(|block| lineage.contains(&block.segment)).find_map(|block| {
+            let offset = address.addr().checked_sub(block.part(block.own).addr())?;
+            let inside = offset.checked_add(byte_len)? <= block.part_bytes;
+            inside.then_some(Place::Block { id: block.id, offset })
+        });
+        place.unwrap_or(Place::Own)
+    }
+
+    /// The address, in this process, of bytes in a peer's part of a block.
+    pub(super) fn reach(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
+        let blocks = lock(&self.blocks);
+        let Some(block) = blocks.iter().find(|block| block.id == id) else {
+            bail!(System, "rank {peer} names a block of memory that this rank does not have");
+        };
+        let place = block.members.iter().position(|member| *member == peer);
+        let inside = offset.checked_add(byte_len).is_some_and(|end| end <= block.part_bytes);
+        match place.filter(|_| inside) {
+            Some(place) => Ok(block.part(GroupRank(place as u32)).wrapping_add(offset)),
+            None => Err(error!(System, "rank {peer} names bytes outside its part of a block of memory")),
+        }
+    }
+}
+
+impl Block {
+    fn header(&self) -> &Header {
+        &self.memory.slice(0, 1)[0]
+    }
+
+    fn part(&self, rank: GroupRank) -> *mut u8 {
+        self.memory.bytes(page() + rank.index() * self.part_bytes, self.part_bytes)
+    }
+
+    fn is_free(&self) -> bool {
+        self.header().freed.load(Ordering::Acquire) as usize >= self.members.len()
+    }
+}
+
+/// One rank's part of a block. When it is dropped its memory goes back to the system; the addresses go when all ranks have
+/// dropped theirs.
+pub(super) struct Part {
+    arena: Arc<Arena>,
+    block: Arc<Block>,
+}
+
+impl Lease for Part {
+    /// After a failure a peer that was stopped may still touch the block, whenever it goes on. So the part is then replaced by
+    /// private memory with the same bytes, and nobody but the peers sees the block any more.
+    fn address(&self) -> NonNull<u8> {
+        let block = &self.block;
+        let part = block.part(block.own);
+        if block.family.is_aborted() && block.part_bytes > 0 {
+            block.detached.get_or_init(|| {
+                // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
+                // the buffer, of which there is none while this function runs.
+                unsafe { SharedMemory::replace_by_copy(part, block.part_bytes) };
+            });
+        }
+        // SAFETY: an address inside a mapping is not null.
+        unsafe { NonNull::new_unchecked(part) }
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let block = &self.block;
+        block.memory.give_back(block.part(block.own), block.part_bytes);
+        block.header().freed.fetch_add(1, Ordering::AcqRel);
+        lock(&self.arena.blocks).retain(|block| !block.is_free());
+    }
+}
+
+fn page() -> usize {
+    rustix::param::page_size()
+}

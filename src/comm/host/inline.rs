@@ -1,0 +1,97 @@
+//! Small collectives: what a rank gives rides along with its notice, and nobody waits at the end.
+
+use std::mem::MaybeUninit;
+
+use super::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
+use super::{MAX_STACK_RANKS, Run};
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::compute;
+use crate::error::Result;
+use crate::rank::GroupRank;
+
+/// What one rank gave, aligned to every element type.
+type Payload = [u64; PAYLOAD_WORDS];
+
+/// Whether what each rank gives fits its notice.
+pub(super) fn fits(call: &Call, rank_count: usize) -> bool {
+    call.input_bytes(rank_count) <= PAYLOAD_BYTES
+}
+
+impl Run<'_> {
+    /// The bytes of this rank's input.
+    pub(super) fn payload(&self, byte_len: usize) -> &[u8] {
+        match byte_len {
+            0 => &[],
+            // SAFETY: the input holds these bytes until the call returns, by the contract of `run`.
+            _ => unsafe { std::slice::from_raw_parts(self.request.input, byte_len) },
+        }
+    }
+
+    /// Takes from the notices what this rank takes.
+    pub(super) fn inline(&mut self) -> Result<()> {
+        let call = self.request.signature.call;
+        let (rank, block) = (self.host.rank, call.block_bytes());
+        let own_block = rank.index() * block;
+        match call.collective {
+            Collective::AllReduce { reduce_op } => self.reduce_payloads(reduce_op, 0)?,
+            Collective::Reduce { reduce_op, root } if root == rank => self.reduce_payloads(reduce_op, 0)?,
+            Collective::ReduceScatter { reduce_op } => self.reduce_payloads(reduce_op, own_block)?,
+            Collective::AllGather => self.take_payloads(0),
+            Collective::Gather { root } if root == rank => self.take_payloads(0),
+            Collective::AllToAll => self.take_payloads(own_block),
+            Collective::Broadcast { root } => self.take_payload(root, 0, 0),
+            Collective::Scatter { root } => self.take_payload(root, own_block, 0),
+            Collective::Reduce { .. } | Collective::Gather { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// What a peer gave. Its notice stays as it is until this rank has finished this collective and says so.
+    fn payload_of(&self, peer: GroupRank) -> Payload {
+        let mut payload = [0; PAYLOAD_WORDS];
+        let given = self.request.signature.call.input_bytes(self.host.segment.len());
+        let words = self.host.segment.slot(peer).notice(self.progress.sequence).into_iter();
+        payload
+            .iter_mut()
+            .zip(words.flat_map(|notice: &Notice| notice.payload(given)))
+            .for_each(|(to, word)| *to = word);
+        payload
+    }
+
+    /// Copies a block of what a peer gave into the output.
+    fn take_payload(&self, peer: GroupRank, source_offset: usize, target_offset: usize) {
+        let payload = self.payload_of(peer);
+        let source = payload.as_ptr().cast::<u8>().wrapping_add(source_offset);
+        let target = self.request.output.wrapping_add(target_offset);
+        // SAFETY: the payload holds what a peer gives, and the output the block, by the contract of `run`.
+        unsafe { compute::copy(source, target, self.request.signature.call.block_bytes()) };
+    }
+
+    fn take_payloads(&self, source_offset: usize) {
+        let block = self.request.signature.call.block_bytes();
+        self.host.segment.ranks().for_each(|peer| self.take_payload(peer, source_offset, peer.index() * block));
+    }
+
+    /// Reduces a block of what all gave, in rank order, into the output.
+    fn reduce_payloads(&self, reduce_op: ReduceOperation, source_offset: usize) -> Result<()> {
+        let call = self.request.signature.call;
+        let n = self.host.segment.len();
+        let mut few = [const { MaybeUninit::<Payload>::uninit() }; MAX_STACK_RANKS];
+        let mut many = Vec::new();
+        let payloads = if n <= MAX_STACK_RANKS {
+            &mut few[..n]
+        } else {
+            many.resize_with(n, MaybeUninit::uninit);
+            &mut many[..]
+        };
+        for (peer, payload) in self.host.segment.ranks().zip(payloads.iter_mut()) {
+            payload.write(self.payload_of(peer));
+        }
+        let block_of = |peer: GroupRank| Ok(payloads[peer.index()].as_ptr().cast::<u8>().wrapping_add(source_offset));
+        self.with_addresses(block_of, |sources| {
+            // SAFETY: every payload was written just now and holds the block; the output holds it by the contract of `run`.
+            unsafe { compute::reduce(reduce_op, call.data_type, sources, self.request.output, call.block_elements) };
+            Ok(())
+        })
+    }
+}
