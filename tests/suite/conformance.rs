@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use distcollective::{Communicator, DistCollectiveLayer, InPlace, Rank, Result, Stream};
+use distcollective::{Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, Rank, Result, Stream};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::cases::{Case, exhaustive, pairwise};
@@ -11,12 +11,15 @@ use crate::ranks::{DEADLINE, on_ranks_within};
 use crate::reference::{self, Bits};
 use crate::values::{elements, to_bits, to_bytes};
 
-/// Runs one case on one rank and compares.
+/// Room for the largest case, with both buffers apart.
+const ROOM: usize = 8 << 20;
+
+/// Runs one case on one rank, in memory of `ROOM` bytes, and compares.
 ///
 /// # Panics
 ///
 /// The rank's part differs from the reference.
-pub fn run_case(communicator: &Communicator, case: &Case) -> Result<()> {
+pub fn run_case(communicator: &Communicator, case: &Case, memory: &mut Buffer) -> Result<()> {
     let rank = communicator.rank();
     let mut layer =
         DistCollectiveLayer::new(case.operation, case.reduce_op, if case.operation.has_root() { 0 } else { -1 }, &[])?;
@@ -50,14 +53,14 @@ pub fn run_case(communicator: &Communicator, case: &Case) -> Result<()> {
         InPlace::OutputAt { element_offset } if case.in_place => (GUARD, GUARD + element_offset * element, input.len()),
         _ => (GUARD, (2 * GUARD + input.len()).next_multiple_of(8), 2 * GUARD + input.len() + out_len),
     };
-    let mut memory = vec![0xa5u64; (len + 2 * GUARD).div_ceil(8) + 1];
-    let address: *mut u8 = memory.as_mut_ptr().cast();
-    let bytes = memory.len() * 8;
-    // SAFETY: the vector's own bytes, and no other reference to them is alive.
+    let bytes = len + 2 * GUARD;
+    memory.as_mut_bytes()[..bytes].fill(0xa5);
+    let address = memory.as_mut_ptr();
+    // SAFETY: the buffer's own bytes, and no other reference to them is alive.
     let view = |address: *mut u8| unsafe { std::slice::from_raw_parts_mut(address, bytes) };
     view(address)[input_at..input_at + input.len()].copy_from_slice(&input);
     let before = view(address).to_vec();
-    // SAFETY: both ranges lie in the vector, which nobody touches until the work is done.
+    // SAFETY: both ranges lie in the buffer, which nobody touches until the work is done.
     let work = unsafe { bound.enqueue(address.add(input_at), address.add(output_at), &dims, &Stream::inline())? };
     work.wait()?;
 
@@ -91,14 +94,19 @@ fn is_exhaustive() -> bool {
     std::env::var("DCL_EXHAUSTIVE").is_ok_and(|value| value == "1")
 }
 
-/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on a machine that is busy with
-/// other things.
-pub fn run_quarter(communicator: &Communicator, quarter: usize) {
+/// Runs a quarter of the cases on one rank, in the rank's own memory or in the communicator's. Quarters, so that each is far from
+/// its deadline also on a machine that is busy with other things.
+pub fn run_quarter(communicator: &Communicator, quarter: usize, is_symmetric: bool) {
+    let memory = match is_symmetric {
+        true => communicator.allocate(DataType::Uint8, [ROOM as i64]),
+        false => Buffer::zeroed(DataType::Uint8, [ROOM as i64]),
+    };
+    let mut memory = memory.unwrap_or_else(|error| panic!("{error}"));
     let n = communicator.world_size();
     let cases = if is_exhaustive() { exhaustive(n) } else { pairwise(n) };
     let mut count = 0;
     for case in cases.iter().skip(quarter).step_by(4) {
-        if let Err(error) = run_case(communicator, case) {
+        if let Err(error) = run_case(communicator, case, &mut memory) {
             panic!("{case:?}: {error}");
         }
         count += 1;
@@ -108,7 +116,7 @@ pub fn run_quarter(communicator: &Communicator, quarter: usize) {
 
 /// A quarter of the cases on `n` threads that live through them all.
 fn conforms(n: u32, quarter: usize) {
-    on_ranks_within(deadline(), n, move |communicator| run_quarter(&communicator, quarter));
+    on_ranks_within(deadline(), n, move |communicator| run_quarter(&communicator, quarter, false));
 }
 
 /// Makes four tests of each configuration: `conforms(configuration, quarter)`.

@@ -114,7 +114,8 @@ fn child() {
         .map(|communicator| {
             let role = role.clone();
             std::thread::spawn(move || match role.as_str() {
-                "conformance" => run_quarter(&communicator, quarter as usize),
+                "conformance" => run_quarter(&communicator, quarter as usize, false),
+                "conformance in symmetric memory" => run_quarter(&communicator, quarter as usize, true),
                 "sum until told" => sum_until_told(&communicator),
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
                 other => panic!("no role {other}"),
@@ -201,27 +202,32 @@ fn an_environment_can_follow_another() {
 }
 
 /// A quarter of the conformance suite on processes with these numbers of ranks.
-fn conforms(processes: &[u32], quarter: usize) {
+fn conforms((name, processes): (&str, &[u32]), quarter: usize) {
     let job = new_job();
     let world_size = processes.iter().sum();
     let mut first_rank = 0;
     let mut children = Vec::new();
     for &local_ranks in processes {
-        children.push(spawn(&Role { name: "conformance", job: &job, world_size, first_rank, local_ranks, quarter }));
+        children.push(spawn(&Role { name, job: &job, world_size, first_rank, local_ranks, quarter }));
         first_rank += local_ranks;
     }
     for (number, (success, text)) in wait_all(children, deadline()).into_iter().enumerate() {
-        assert!(success, "process {number} of {processes:?}: {text}");
+        assert!(success, "{name}, process {number} of {processes:?}: {text}");
     }
 }
 
 quarters! {
     crate::processes::conforms;
-    host_processes_2: &[1, 1],
-    host_processes_3: &[1, 1, 1],
-    host_processes_4: &[1, 1, 1, 1],
-    host_processes_8: &[1; 8],
-    host_processes_mixed: &[2, 1, 3],
+    host_processes_2: ("conformance", &[1, 1]),
+    host_processes_3: ("conformance", &[1, 1, 1]),
+    host_processes_4: ("conformance", &[1, 1, 1, 1]),
+    host_processes_8: ("conformance", &[1; 8]),
+    host_processes_mixed: ("conformance", &[2, 1, 3]),
+    symmetric_processes_2: ("conformance in symmetric memory", &[1, 1]),
+    symmetric_processes_3: ("conformance in symmetric memory", &[1, 1, 1]),
+    symmetric_processes_4: ("conformance in symmetric memory", &[1, 1, 1, 1]),
+    symmetric_processes_8: ("conformance in symmetric memory", &[1; 8]),
+    symmetric_processes_mixed: ("conformance in symmetric memory", &[2, 1, 3]),
 }
 
 /// Starts three processes of one rank that sum, waits until all do, and gives them.

@@ -33,6 +33,7 @@ pub(super) struct Block {
     detached: OnceLock<()>,
 }
 
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Header {
     /// How many ranks have freed their parts.

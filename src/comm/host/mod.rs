@@ -24,6 +24,10 @@ mod meeting;
 mod model;
 mod office;
 mod segment;
+#[cfg(not(loom))]
+mod shared_memory;
+#[cfg(loom)]
+#[path = "shared_memory_model.rs"]
 mod shared_memory;
 mod staged;
 mod wire;

@@ -1,1 +1,207 @@
+//! The protocol under a model checker: every order in which two or three ranks can interleave, up to a number of preemptions.
+//! A ring that is forgotten shows as a deadlock, a half of a stage that is written while it is read as an error.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib model`
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use loom::thread;
+
+use super::office::Office;
+use super::segment::{PAYLOAD_BYTES, STAGE_BYTES};
+use super::shared_memory::SharedMemory;
+use super::*;
+use crate::collective::ReduceOperation;
+use crate::sync::Tracked;
+
+fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(body);
+}
+
+/// What ranks share. The checker does not see what std's `Arc` orders, so that all must be dropped by one thread, after the others.
+type Shared = (Arc<Segment>, Arc<Office>);
+
+/// Ranks whose buffers peers reach, or do not.
+fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
+    let offset = Family::byte_len(n);
+    let memory = SharedMemory::of_process(offset + Segment::byte_len(n as usize, spans_processes)).expect("memory");
+    let memory = Arc::new(memory);
+    let family = Arc::new(Family::new(Arc::clone(&memory), n, 0..n));
+    let members = (0..n).map(Rank).collect();
+    let segment = Arc::new(Segment::new(family, 0, members, memory, offset, spans_processes));
+    // Everything is there before the first thread is.
+    segment.lacks_departed(Mark::Done(0));
+    segment.slot(ROOT);
+    segment.family.check().expect("alive");
+    segment.family.wake(std::iter::once(Rank(0)));
+    let _ = Patience::new(&segment.family, Rank(0), Instant::now());
+    let office = Arc::new(Office::in_process(&segment));
+    let ranks = segment.ranks().map(|rank| HostBackend::new(Arc::clone(&segment), rank, Arc::clone(&office))).collect();
+    (ranks, (segment, office))
+}
+
+/// Runs each rank's part on a thread of its own.
+fn on_ranks((ranks, shared): (Vec<HostBackend>, Shared), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
+    let mut ranks = ranks.into_iter();
+    let first = ranks.next().expect("rank 0");
+    let others: Vec<_> = ranks.map(|rank| thread::spawn(move || part(&rank))).collect();
+    part(&first);
+    others.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    drop((first, shared));
+}
+
+fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
+    let block = input.len() / if matches!(collective, Collective::Scatter { .. }) { rank.segment.len() } else { 1 };
+    let call = Call { collective, data_type: DataType::Uint8, block_elements: block };
+    let request = Request {
+        signature: Signature { purpose: Purpose::Collective, call },
+        label: None,
+        input: input.as_ptr(),
+        output: output.as_mut_ptr(),
+        deadline: Instant::now() + Duration::from_secs(3600),
+    };
+    // SAFETY: every caller gives buffers of the right lengths.
+    unsafe { rank.run(&request) }
+}
+
+fn barrier(rank: &HostBackend) -> Result<()> {
+    let request = Request::barrier(Purpose::Barrier, Instant::now() + Duration::from_secs(3600));
+    // SAFETY: without elements no buffer is used.
+    unsafe { rank.run(&request) }
+}
+
+const SUM: ReduceOperation = ReduceOperation::Sum;
+const ROOT: GroupRank = GroupRank(0);
+
+#[test]
+fn barriers_end() {
+    explore(3, || {
+        on_ranks(ranks(2, false), |rank| {
+            barrier(rank).expect("a barrier");
+            barrier(rank).expect("a barrier");
+        });
+    });
+}
+
+#[test]
+fn barriers_of_three_end() {
+    explore(1, || on_ranks(ranks(3, false), |rank| barrier(rank).expect("a barrier")));
+}
+
+/// More of them than there are notices, so that one is written again.
+#[test]
+fn small_collectives_ride_with_their_notices() {
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            for round in 1..=RING as u8 + 1 {
+                let mut sum = [0];
+                run(rank, Collective::AllReduce { reduce_op: SUM }, &[round + rank.rank.0 as u8], &mut sum)
+                    .expect("a sum");
+                assert_eq!(sum, [2 * round + 1]);
+            }
+        });
+    });
+}
+
+/// The root runs ahead until there is no room; nobody sees what was given later.
+#[test]
+fn a_root_that_runs_ahead_overwrites_nothing() {
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            for round in 1..=RING as u8 + 2 {
+                let mut output = [0];
+                run(rank, Collective::Broadcast { root: ROOT }, &[round], &mut output).expect("a broadcast");
+                assert_eq!(output, [round]);
+            }
+        });
+    });
+}
+
+/// As many rounds as need each half twice.
+#[test]
+fn a_half_is_not_written_before_it_is_read() {
+    const LEN: usize = 3 * STAGE_BYTES + 1;
+    const _: () = assert!(LEN > PAYLOAD_BYTES);
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            let input: Vec<u8> = (0..LEN).map(|i| i as u8).collect();
+            let mut output = vec![0; LEN];
+            run(rank, Collective::Broadcast { root: ROOT }, &input, &mut output).expect("a broadcast");
+            assert_eq!(output, input);
+        });
+    });
+}
+
+#[test]
+fn stages_are_exchanged() {
+    const LEN: usize = STAGE_BYTES + 1;
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            let mut sum = vec![0; LEN];
+            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.rank.0 as u8 + 1; LEN], &mut sum)
+                .expect("a sum");
+            assert_eq!(sum, [3; LEN]);
+        });
+    });
+}
+
+#[test]
+fn an_abort_reaches_whoever_waits() {
+    explore(3, || {
+        on_ranks(ranks(2, false), |rank| {
+            if rank.rank == ROOT {
+                let error = barrier(rank).expect_err("rank 1 does not come");
+                assert_eq!(error.kind(), ErrorKind::Aborted);
+            } else {
+                rank.abort(ErrorKind::Aborted, "no");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_departure_reaches_whoever_waits() {
+    explore(3, || {
+        let (mut both, _shared) = ranks(2, false);
+        let leaving = both.pop().expect("rank 1");
+        let thread = thread::spawn(move || drop(leaving));
+        assert_eq!(barrier(&both[0]).expect_err("rank 1 leaves").kind(), ErrorKind::PeerLost);
+        thread.join().expect("no panic");
+    });
+}
+
+/// Two ranks that only give to each other both return; the next call tells both.
+#[test]
+fn givers_that_disagree_learn_of_it_in_their_next_call() {
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            let other = GroupRank(1 - rank.rank.0);
+            let gathered = run(rank, Collective::Gather { root: other }, &[1], &mut [0; 2]);
+            let error = gathered.and_then(|()| barrier(rank)).expect_err("each gave to the other");
+            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        });
+    });
+}
+
+/// A rank that fails frees its memory only when no peer touches it.
+#[test]
+fn a_window_is_closed_before_memory_is_freed() {
+    explore(3, || {
+        let (mut both, _shared) = ranks(2, false);
+        let memory = Arc::new(Tracked::default());
+        let reader = both.pop().expect("rank 1");
+        let thread = thread::spawn({
+            let memory = Arc::clone(&memory);
+            move || {
+                let _ = reader.segment.window(reader.rank, || memory.read(|| ()));
+            }
+        });
+        both[0].abort(ErrorKind::Aborted, "no");
+        both[0].segment.wait_for_windows(ROOT);
+        memory.write(|| ());
+        thread.join().expect("no panic");
+    });
+}

@@ -1,0 +1,58 @@
+//! What the model checker sees instead of `shared_memory.rs`: values that are made, one by one, where real memory is zeroed.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+use crate::error::{Result, bail};
+use crate::stream::lock;
+
+pub(super) struct SharedMemory {
+    len: usize,
+    values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
+    bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
+}
+
+/// What may lie in shared memory.
+///
+/// # Safety
+///
+/// None here.
+pub(super) unsafe trait Shareable: Default + Send + 'static {}
+
+impl SharedMemory {
+    pub(super) fn of_process(len: usize) -> Result<Self> {
+        Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
+    }
+
+    pub(super) fn of_processes(_: usize) -> Result<(Self, OwnedFd)> {
+        bail!(Unsupported, "the model has no other processes")
+    }
+
+    pub(super) fn open(_: OwnedFd, _: usize) -> Result<Self> {
+        bail!(Unsupported, "the model has no other processes")
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn give_back(&self, _: *mut u8, _: usize) {}
+
+    pub(super) unsafe fn replace_by_copy(_: *mut u8, _: usize) {}
+
+    pub(super) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
+        let mut values = lock(&self.values);
+        let values =
+            values.entry(offset).or_insert_with(|| Box::new((0..count).map(|_| T::default()).collect::<Vec<T>>()));
+        let values: *const Vec<T> = values.downcast_ref::<Vec<T>>().expect("one type at an offset");
+        // SAFETY: the vector is never changed, and is dropped with `self`.
+        unsafe { &*values }
+    }
+
+    pub(super) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+        let mut bytes = lock(&self.bytes);
+        bytes.entry(offset).or_insert_with(|| vec![0; len.div_ceil(8)].into()).as_mut_ptr().cast()
+    }
+}
