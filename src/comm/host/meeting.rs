@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -18,7 +19,7 @@ use super::office::{Office, Process};
 use super::segment::Segment;
 use super::shared_memory::SharedMemory;
 use super::wire;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::rank::{Rank, list_ranks};
 
 /// Who comes to a meeting.
@@ -99,12 +100,11 @@ fn job_digest(job: &str) -> [u8; 32] {
     Sha256::digest(job.as_bytes()).into()
 }
 
-/// The abstract socket of a job: the user and a hash of the name, whose length a socket's name would not take.
-fn address(job: &str) -> Result<SocketAddr> {
+/// The name of a job's abstract socket: the user and a hash of the job's name, whose length a socket's name would not take.
+fn socket_name(job: &str) -> String {
     let uid = rustix::process::getuid().as_raw();
     let hash: String = job_digest(job)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("distcollective-{uid}-{hash}"))
-        .map_err(|e| error!(System, "no name for the meeting").with_source(e))
+    format!("distcollective-{uid}-{hash}")
 }
 
 /// Meets the other processes of the job. The process of rank 0 is the hub.
@@ -130,12 +130,14 @@ struct Visitor {
 }
 
 fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
-    let listener = UnixListener::bind_addr(&address(guest.job)?).map_err(|e| match e.kind() {
+    let refused = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::AddrInUse => {
             error!(System, "another rank 0 of this user waits or runs under the same job name").with_source(e)
         }
         _ => error!(System, "no socket to meet on").with_source(e),
-    })?;
+    };
+    let address = SocketAddr::from_abstract_name(socket_name(guest.job)).map_err(refused)?;
+    let listener = UnixListener::bind_addr(&address).map_err(refused)?;
     let mut visitors = gather(guest, &listener)?;
     // From here on latecomers are refused by the kernel.
     drop(listener);
@@ -190,7 +192,8 @@ fn open_office(
     Ok((root, office))
 }
 
-/// Accepts connections until every rank is there. Each says hello on a thread of its own, so that a slow one holds nobody up.
+/// Accepts connections until every rank is there. Each says hello on a thread of its own, so that a slow one holds nobody up;
+/// whoever hangs up afterwards makes room for another.
 fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
     let io = |e: std::io::Error| error!(System, "the socket to meet on failed").with_source(e);
     listener.set_nonblocking(true).map_err(io)?;
@@ -199,12 +202,8 @@ fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
     let mut pending = 0;
     let wanted = Hello::of(guest);
     loop {
-        let mut present = vec![false; guest.world_size as usize];
-        let own = Process { pid: 0, first_rank: guest.first_rank, rank_count: guest.rank_count };
-        for process in visitors.iter().map(|v| &v.process).chain([&own]) {
-            (process.first_rank..process.first_rank + process.rank_count).for_each(|r| present[r as usize] = true);
-        }
-        let missing: Vec<u32> = (0..guest.world_size).filter(|&r| !present[r as usize]).collect();
+        forget_the_gone(&mut visitors);
+        let missing: Vec<u32> = (0..guest.world_size).filter(|r| !is_present(guest, &visitors, *r)).collect();
         if missing.is_empty() {
             return Ok(visitors);
         }
@@ -220,37 +219,56 @@ fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
             match wire::peer(&stream) {
                 Ok((pid, uid)) if uid == rustix::process::getuid().as_raw() => {
                     let sender = sender.clone();
-                    pending += 1;
-                    std::thread::spawn(move || {
+                    let hello = std::thread::Builder::new().spawn(move || {
                         // The meeting may be over when the hello comes.
                         let _ = sender.send(read_hello(stream).map(|(stream, hello)| (stream, hello, pid)));
                     });
+                    // Without a thread the visitor is sent away, and comes again.
+                    pending += usize::from(hello.is_ok());
                 }
                 _ => tracing::warn!("a stranger came to the meeting and was sent away"),
             }
         }
-        match hellos.recv_timeout(Duration::ZERO) {
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-            Ok(hello) => {
-                pending -= 1;
-                let Some((stream, hello, pid)) = hello else { continue };
-                match refusal(&wanted, &hello, &present) {
-                    None => visitors.push(Visitor {
-                        stream,
-                        process: Process { pid, first_rank: hello.first_rank, rank_count: hello.rank_count },
-                    }),
-                    Some(reason) => {
-                        tracing::warn!("a process was refused: {reason}");
-                        let _ = send_answer(&stream, &Answer::Refused(reason), None);
-                    }
+        while let Ok(hello) = hellos.try_recv() {
+            pending -= 1;
+            let Some((stream, hello, pid)) = hello else { continue };
+            forget_the_gone(&mut visitors);
+            match refusal(&wanted, &hello, |rank| is_present(guest, &visitors, rank)) {
+                None => visitors.push(Visitor {
+                    stream,
+                    process: Process { pid, first_rank: hello.first_rank, rank_count: hello.rank_count },
+                }),
+                Some(reason) => {
+                    tracing::warn!("a process was refused: {reason}");
+                    let _ = send_answer(&stream, &Answer::Refused(reason), None);
                 }
             }
         }
     }
 }
 
+fn is_present(guest: &Guest<'_>, visitors: &[Visitor], rank: u32) -> bool {
+    let own = guest.first_rank..guest.first_rank + guest.rank_count;
+    own.contains(&rank) || visitors.iter().any(|visitor| visitor.process.has(Rank(rank)))
+}
+
+/// Forgets those who have hung up. Visitors have nothing to say until they are welcomed; so one who is heard of has.
+fn forget_the_gone(visitors: &mut Vec<Visitor>) {
+    let mut fds: Vec<_> = visitors.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)).collect();
+    let _ = poll(&mut fds, Some(&Default::default()));
+    let gone: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    let mut gone = gone.into_iter();
+    visitors.retain(|visitor| {
+        let stays = gone.next() != Some(true);
+        if !stays {
+            tracing::warn!("{} left before the meeting was complete", ranks_of(&visitor.process));
+        }
+        stays
+    });
+}
+
 /// Why a process cannot take part.
-fn refusal(wanted: &Hello, hello: &Hello, present: &[bool]) -> Option<String> {
+fn refusal(wanted: &Hello, hello: &Hello, is_present: impl Fn(u32) -> bool) -> Option<String> {
     if (hello.version, hello.job) != (wanted.version, wanted.job) {
         return Some("it speaks another version, or means another job".to_owned());
     }
@@ -262,7 +280,7 @@ fn refusal(wanted: &Hello, hello: &Hello, present: &[bool]) -> Option<String> {
     let Some(end) = end else {
         return Some(format!("{} ranks from {} do not fit", hello.rank_count, hello.first_rank));
     };
-    let taken: Vec<u32> = (hello.first_rank..end).filter(|&r| present[r as usize]).collect();
+    let taken: Vec<u32> = (hello.first_rank..end).filter(|rank| is_present(*rank)).collect();
     if taken.is_empty() {
         return None;
     }
@@ -292,16 +310,33 @@ fn send_answer(stream: &UnixStream, answer: &Answer, memory: Option<&OwnedFd>) -
 }
 
 fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
-    let mut stream = connect(guest)?;
+    let mut stream = connect(guest, guest.deadline)?;
+    loop {
+        match say_hello(guest, &stream) {
+            // A visitor that was stopped for a while has been sent away, and comes again; a hub that has gone is not there.
+            Err(error) if error.kind() == ErrorKind::PeerLost => {
+                stream = connect(guest, Instant::now()).map_err(|_| error)?;
+            }
+            Err(error) => return Err(error),
+            Ok((memory, processes, own)) => {
+                let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
+                return open_office(guest, memory, processes, own, links);
+            }
+        }
+    }
+}
+
+/// Says who this process is, and waits for the welcome.
+fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<(SharedMemory, Vec<Process>, usize)> {
     let lost = |e: std::io::Error| error!(PeerLost, "rank 0 left during the meeting").with_source(e);
-    let (_, uid) = wire::peer(&stream).map_err(lost)?;
+    let (_, uid) = wire::peer(stream).map_err(lost)?;
     if uid != rustix::process::getuid().as_raw() {
         bail!(System, "the one who waits under this job's name is another user");
     }
     stream.write_all(&Hello::of(guest).to_bytes()).map_err(lost)?;
     let left = guest.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_read_timeout(Some(left)).map_err(lost)?;
-    let answer = wire::receive(&stream).map_err(|e| match e.kind() {
+    let answer = wire::receive(stream).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
@@ -314,23 +349,33 @@ fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
             if memory_len != expected as u64 || own as usize >= processes.len() {
                 bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
             }
-            let memory = SharedMemory::open(file, expected)?;
-            let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-            open_office(guest, memory, processes, own as usize, links)
+            Ok((SharedMemory::open(file, expected)?, processes, own as usize))
         }
         (Answer::Welcome { .. }, None) => bail!(System, "rank 0's welcome came without memory"),
     }
 }
 
-fn connect(guest: &Guest<'_>) -> Result<UnixStream> {
-    let address = address(guest.job)?;
+fn connect(guest: &Guest<'_>, deadline: Instant) -> Result<UnixStream> {
+    let name = socket_name(guest.job);
     loop {
-        match UnixStream::connect_addr(&address) {
+        match connect_now(&name) {
             Ok(stream) => return Ok(stream),
-            Err(_) if Instant::now() < guest.deadline => std::thread::sleep(CONNECT_INTERVAL),
-            Err(e) => return Err(error!(DeadlineExceeded, "rank 0 did not come before the deadline").with_source(e)),
+            Err(_) if Instant::now() < deadline => std::thread::sleep(CONNECT_INTERVAL),
+            Err(e) => {
+                let error = error!(DeadlineExceeded, "rank 0 did not come before the deadline");
+                return Err(error.with_source(std::io::Error::from(e)));
+            }
         }
     }
+}
+
+/// Connects without waiting for a place in the queue, since a hub that is stopped would never give one.
+fn connect_now(name: &str) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]
@@ -353,18 +398,69 @@ mod tests {
         let job = format!("strangers-{}", std::process::id());
         std::thread::scope(|scope| {
             let hub = scope.spawn(|| meet(&guest(&job, 0)).map(drop));
-            let connect = || loop {
-                match UnixStream::connect_addr(&address(&job).expect("an address")) {
-                    Ok(stream) => break stream,
-                    Err(_) => std::thread::sleep(CONNECT_INTERVAL),
-                }
-            };
+            let connect = || connect(&guest(&job, 1), Instant::now() + Duration::from_secs(10)).expect("a hub");
             let mut garbage = connect();
             garbage.write_all(&[0xff; 4096]).expect("the hub listens");
             let _silent = connect();
             let mut trickle = connect();
             trickle.write_all(&HELLO_MAGIC[..3]).expect("the hub listens");
             drop(connect());
+            let visitor = scope.spawn(|| meet(&guest(&job, 1)).map(drop));
+            visitor.join().expect("no panic").expect("a meeting");
+            hub.join().expect("no panic").expect("a meeting");
+        });
+    }
+
+    /// A process that says the right thing and dies makes room for the one that is started in its place.
+    #[test]
+    fn whoever_hangs_up_leaves_no_place_taken() {
+        let job = format!("hang-up-{}", std::process::id());
+        let guest = |rank| Guest { world_size: 3, ..guest(&job, rank) };
+        std::thread::scope(|scope| {
+            let hub = scope.spawn(|| meet(&guest(0)).map(drop));
+            for _ in 0..3 {
+                let mut dying = connect(&guest(1), guest(1).deadline).expect("a hub");
+                dying.write_all(&Hello::of(&guest(1)).to_bytes()).expect("the hub listens");
+            }
+            let visitors = [1, 2].map(|rank| scope.spawn(move || meet(&guest(rank)).map(drop)));
+            visitors.into_iter().for_each(|visitor| visitor.join().expect("no panic").expect("a meeting"));
+            hub.join().expect("no panic").expect("a meeting");
+        });
+    }
+
+    /// Only root can be another user; elsewhere there is nothing to try.
+    #[test]
+    fn another_user_is_sent_away() {
+        use rustix::thread::set_thread_res_uid;
+        if !rustix::process::getuid().is_root() {
+            assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "CI runs as root, to have another user");
+            println!("skipped: only root can be another user");
+            return;
+        }
+        let job = format!("another-user-{}", std::process::id());
+        std::thread::scope(|scope| {
+            let hub = scope.spawn(|| meet(&guest(&job, 0)).map(drop));
+            let (name, hello) = (socket_name(&job), Hello::of(&guest(&job, 1)).to_bytes());
+            let stranger = scope.spawn(move || {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                // Only this thread becomes another user, and only before it connects.
+                set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+                let end = Instant::now() + Duration::from_secs(5);
+                let mut stream = loop {
+                    match connect_now(&name) {
+                        Err(_) if Instant::now() < end => std::thread::sleep(CONNECT_INTERVAL),
+                        stream => break stream.expect("a hub"),
+                    }
+                };
+                stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+                // It may be sent away before it has said anything.
+                let _ = stream.write_all(&hello);
+                let answer = stream.read(&mut [0; 64]);
+                assert!(
+                    matches!(answer, Ok(0)) || answer.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+                );
+            });
+            stranger.join().expect("sent away");
             let visitor = scope.spawn(|| meet(&guest(&job, 1)).map(drop));
             visitor.join().expect("no panic").expect("a meeting");
             hub.join().expect("no panic").expect("a meeting");
