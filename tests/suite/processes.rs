@@ -2,13 +2,13 @@
 //!
 //! A child is this very program, told by its environment to run one test, [`child`], and in it one role.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Communicator, CommunicatorBuilder, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
+    Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
 };
 
 use crate::conformance::{deadline, quarters, run_quarter};
@@ -101,12 +101,13 @@ fn child() {
     let numbers = std::env::var(NUMBERS).expect("numbers");
     let numbers: Vec<u32> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
     let [world_size, first_rank, local_ranks, quarter] = numbers[..] else { panic!("four numbers") };
+    let before = leftovers();
     let ranks = Communicator::builder()
         .job(job)
         .world_size(world_size)
         .rank(Rank(first_rank))
         .local_ranks(local_ranks)
-        .timeout(deadline())
+        .timeout(if role == "sum until told, soon" { Duration::from_secs(1) } else { deadline() })
         .meet()
         .unwrap_or_else(|error| panic!("{error}"));
     let threads: Vec<_> = ranks
@@ -116,7 +117,10 @@ fn child() {
             std::thread::spawn(move || match role.as_str() {
                 "conformance" => run_quarter(&communicator, quarter as usize, false),
                 "conformance in symmetric memory" => run_quarter(&communicator, quarter as usize, true),
-                "sum until told" => sum_until_told(&communicator),
+                "sum until told" | "sum until told, soon" => sum_until_told(&communicator),
+                "sum, then rank 1 exits" => sum_then_rank_1(&communicator, || std::process::exit(0)),
+                "sum, then rank 1 panics" => sum_then_rank_1(&communicator, || panic!("on purpose")),
+                "lose a stopped peer" => lose_a_stopped_peer(&communicator.with_timeout(Duration::from_millis(300))),
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
                 other => panic!("no role {other}"),
             })
@@ -127,6 +131,56 @@ fn child() {
             std::panic::resume_unwind(panic);
         }
     }
+    assert_eq!(leftovers(), before, "after everything was dropped");
+}
+
+/// What a process has of descriptors, of mappings of shared memory and of threads.
+fn leftovers() -> [usize; 3] {
+    let entries = |path: &str| std::fs::read_dir(path).expect("a folder").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
+    let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
+    // A thread that was joined may be there for a moment longer; tests have two of their own.
+    let end = Instant::now() + DEADLINE;
+    while entries("/proc/self/task") > 2 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    [entries("/proc/self/fd"), mappings, entries("/proc/self/task")]
+}
+
+/// Sums for a while; then rank 1 does something, and the others are told of it.
+fn sum_then_rank_1(communicator: &Communicator, act: impl FnOnce()) {
+    let mut memory = communicator.allocate(DataType::Int32, [100_000]).expect("memory");
+    for _ in 0..3 {
+        communicator.all_reduce(&mut memory, ReduceOperation::Sum).expect("a sum");
+    }
+    if communicator.rank() == Rank(1) {
+        act();
+    }
+    let error = communicator.all_reduce(&mut memory, ReduceOperation::Sum).expect_err("rank 1 does not come");
+    println!("{error:?}");
+}
+
+/// Sums large tensors in symmetric memory until a peer is stopped, frees one, keeps the other and uses it for something else;
+/// nothing may happen to that when the peer goes on.
+fn lose_a_stopped_peer(communicator: &Communicator) {
+    let allocate = || communicator.allocate(DataType::Int32, [4 << 20]).expect("memory");
+    let (mut freed, mut kept) = (allocate(), allocate());
+    println!("ready");
+    let error = loop {
+        let result = communicator
+            .all_reduce(&mut freed, ReduceOperation::Max)
+            .and_then(|()| communicator.all_reduce(&mut kept, ReduceOperation::Max));
+        if let Err(error) = result {
+            break error;
+        }
+    };
+    drop(freed);
+    let mut other = vec![7i32; 8 << 20];
+    kept.as_mut_slice::<i32>().expect("int32").fill(7);
+    println!("{error:?}");
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+    assert!(kept.as_slice::<i32>().expect("int32").iter().chain(&other).all(|x| *x == 7), "somebody wrote");
+    other.clear();
 }
 
 /// Sums until something happens, and says what.
@@ -230,29 +284,53 @@ quarters! {
     symmetric_processes_mixed: ("conformance in symmetric memory", &[2, 1, 3]),
 }
 
-/// Starts three processes of one rank that sum, waits until all do, and gives them.
-fn three_that_sum(role: &str) -> Vec<Child> {
-    let job = new_job();
-    let mut children: Vec<Child> = (0..3)
-        .map(|first_rank| spawn(&Role { name: role, job: &job, world_size: 3, first_rank, local_ranks: 1, quarter: 0 }))
-        .collect();
-    for child in &mut children {
-        // The harness writes lines of its own before the child's.
-        let stdout = child.stdout.as_mut().expect("piped");
-        let mut text = Vec::new();
-        let mut byte = [0];
-        while !text.ends_with(b"ready\n") {
-            assert_eq!(stdout.read(&mut byte).expect("output"), 1, "{}", String::from_utf8_lossy(&text));
-            text.push(byte[0]);
-        }
-    }
+/// Three processes of one rank.
+fn three(name: &str, job: &str) -> Vec<Child> {
+    (0..3)
+        .map(|first_rank| {
+            let role = Role { name, job, world_size: 3, first_rank, local_ranks: 1, quarter: 0 };
+            command(&role).stdin(Stdio::piped()).spawn().expect("a child starts")
+        })
+        .collect()
+}
+
+/// Starts three processes of one rank, waits until all say that they are ready, and gives them.
+fn three_that_are_ready(role: &str) -> Vec<Child> {
+    let mut children = three(role, &new_job());
+    children.iter_mut().for_each(|child| wait_for_line(child, "ready"));
     children
+}
+
+/// Reads what a child writes until it has written a line that ends so.
+fn wait_for_line(child: &mut Child, end: &str) {
+    // The harness writes lines of its own before the child's.
+    let stdout = child.stdout.as_mut().expect("piped");
+    let mut text = Vec::new();
+    let mut byte = [0];
+    while !text.ends_with(format!("{end}\n").as_bytes()) {
+        assert_eq!(stdout.read(&mut byte).expect("output"), 1, "{}", String::from_utf8_lossy(&text));
+        text.push(byte[0]);
+    }
+}
+
+/// Whether the machine has anything with this job's name: a socket, a file.
+fn assert_nothing_left(job: &str) {
+    // Names of sockets are hashes of the job's; every socket of ours belongs to a job that runs.
+    let names = |path: &str| {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    for folder in ["/dev/shm", "/tmp", "/run/lock"] {
+        assert!(!names(folder).iter().any(|name| name.contains(job)), "{folder} has a file of {job}");
+    }
+    let again = meet_all((0..3).map(|rank| guest(job, 3, rank).timeout(DEADLINE)).collect());
+    assert!(again.iter().all(Result::is_ok), "the name of {job} is taken: {again:?}");
 }
 
 #[test]
 fn a_process_that_is_killed_is_named_at_once() {
     for victim in 0..3 {
-        let mut children = three_that_sum("sum until told");
+        let mut children = three_that_are_ready("sum until told");
         children[victim].kill().expect("a child");
         let results = wait_all(children, DEADLINE);
         for (rank, (success, text)) in results.into_iter().enumerate() {
@@ -274,7 +352,7 @@ fn signal(child: &Child, name: &str) {
 
 #[test]
 fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
-    let mut children = three_that_sum("sum with a short deadline");
+    let mut children = three_that_are_ready("sum with a short deadline");
     signal(&children[1], "STOP");
     let stopped = children.remove(1);
     for (success, text) in wait_all(children, DEADLINE) {
@@ -286,6 +364,73 @@ fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
     signal(&stopped, "CONT");
     let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
     assert!(success && text.contains("ended the communicator"), "{text}");
+}
+
+#[test]
+fn a_process_that_exits_or_panics_is_named_at_once() {
+    for (role, told) in [
+        ("sum, then rank 1 exits", "rank 1 died while this rank waited"),
+        ("sum, then rank 1 panics", "rank 1 left the communicator while this rank waited"),
+    ] {
+        let job = new_job();
+        let results = wait_all(three(role, &job), DEADLINE);
+        for (rank, (success, text)) in results.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            assert!(success && text.contains("PeerLost: ") && text.contains(told), "rank {rank}: {text}");
+        }
+        assert_nothing_left(&job);
+    }
+}
+
+/// Wherever a process is when it is killed, in the meeting or a split or a sum, the others end with a reason.
+#[test]
+fn a_process_may_be_killed_at_any_time() {
+    for (round, delay) in [0, 2, 5, 8, 12, 16, 20, 30].into_iter().enumerate() {
+        let job = new_job();
+        let victim = round % 3;
+        let mut children = three("sum until told, soon", &job);
+        std::thread::sleep(Duration::from_millis(delay));
+        children[victim].kill().expect("a child");
+        for (rank, (_, text)) in wait_all(children, DEADLINE).into_iter().enumerate() {
+            let mut reasons = [format!("rank {victim} "), "rank 0 ".to_owned(), "did not come".to_owned()].into_iter();
+            assert!(
+                rank == victim || reasons.any(|reason| text.contains(&reason)),
+                "rank {rank}, victim {victim} after {delay} ms: {text}"
+            );
+        }
+        assert_nothing_left(&job);
+    }
+}
+
+#[test]
+fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
+    for _ in 0..3 {
+        let mut children = three_that_are_ready("lose a stopped peer");
+        std::thread::sleep(Duration::from_millis(20));
+        signal(&children[1], "STOP");
+        let stopped = children.remove(1);
+        let inputs: Vec<_> = children
+            .iter_mut()
+            .map(|child| {
+                let mut lines = BufReader::new(child.stdout.as_mut().expect("piped"));
+                let mut line = String::new();
+                lines.read_line(&mut line).expect("output");
+                assert!(line.contains("rank 1 did not arrive before the deadline"), "{line}");
+                child.stdin.take().expect("piped")
+            })
+            .collect();
+        signal(&stopped, "CONT");
+        // It ends on its own: nobody answers it.
+        let mut stopped = stopped;
+        writeln!(stopped.stdin.take().expect("piped")).expect("it reads");
+        let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
+        assert!(success && text.contains("ended the communicator"), "{text}");
+        for mut input in inputs {
+            writeln!(input).expect("it reads");
+        }
+        for (success, text) in wait_all(children, DEADLINE) {
+            assert!(success, "{text}");
+        }
+    }
 }
 
 fn guest(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
