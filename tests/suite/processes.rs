@@ -163,8 +163,9 @@ fn sum_then_rank_1(communicator: &Communicator, act: impl FnOnce()) {
 /// Sums large tensors in symmetric memory until a peer is stopped, frees one, keeps the other and uses it for something else;
 /// nothing may happen to that when the peer goes on.
 fn lose_a_stopped_peer(communicator: &Communicator) {
-    let allocate = || communicator.allocate(DataType::Int32, [4 << 20]).expect("memory");
-    let (mut freed, mut kept) = (allocate(), allocate());
+    let allocate = |len| communicator.allocate(DataType::Int32, [len]).expect("memory");
+    // Most of the time goes into the one that is kept.
+    let (mut freed, mut kept) = (allocate(64 << 10), allocate(4 << 20));
     println!("ready");
     let error = loop {
         let result = communicator
@@ -391,11 +392,9 @@ fn a_process_may_be_killed_at_any_time() {
         std::thread::sleep(Duration::from_millis(delay));
         children[victim].kill().expect("a child");
         for (rank, (_, text)) in wait_all(children, DEADLINE).into_iter().enumerate() {
-            let mut reasons = [format!("rank {victim} "), "rank 0 ".to_owned(), "did not come".to_owned()].into_iter();
-            assert!(
-                rank == victim || reasons.any(|reason| text.contains(&reason)),
-                "rank {rank}, victim {victim} after {delay} ms: {text}"
-            );
+            // Whoever fails is lost to the others in turn.
+            let told = ["died", "left", "did not come"].iter().any(|reason| text.contains(reason));
+            assert!(rank == victim || told, "rank {rank}, victim {victim} after {delay} ms: {text}");
         }
         assert_nothing_left(&job);
     }
@@ -446,10 +445,12 @@ fn meet_all(guests: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> 
 #[test]
 fn a_meeting_says_who_is_missing() {
     let job = new_job();
-    let errors = meet_all(vec![guest(&job, 3, 0), guest(&job, 3, 2)]);
-    let texts: Vec<String> = errors.into_iter().map(|r| r.expect_err("rank 1 does not come").to_string()).collect();
-    assert_eq!(texts[0], format!("job {job:?}: rank 1 of 3 did not come before the deadline"));
-    assert!(texts[1].starts_with(&format!("job {job:?}: ")), "{}", texts[1]);
+    let errors = meet_all(vec![guest(&job, 3, 0), guest(&job, 3, 2).timeout(DEADLINE)]);
+    for error in errors {
+        let error = error.expect_err("rank 1 does not come");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        assert_eq!(error.to_string(), format!("job {job:?}: rank 1 of 3 did not come before the deadline"));
+    }
     let alone = guest(&job, 2, 1).meet().expect_err("nobody is there");
     assert_eq!(alone.kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(alone.to_string(), format!("job {job:?}: rank 0 did not come before the deadline"));

@@ -48,10 +48,11 @@ const PENDING_HELLOS: usize = 64;
 /// How often a process looks whether the hub is there.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The hub's answer: a refusal, or who else is there. With the latter comes the memory.
+/// The hub's answer: a refusal, who has not come, or who is there. With the last comes the memory.
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Refused(String),
+    Incomplete(String),
     Welcome { processes: Vec<Process>, own: u32, memory_len: u64 },
 }
 
@@ -167,7 +168,7 @@ fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
 }
 
 fn ranks_of(process: &Process) -> String {
-    list_ranks(process.first_rank..process.first_rank + process.rank_count)
+    list_ranks(process.ranks())
 }
 
 fn root_len(world_size: u32, spans_processes: bool) -> usize {
@@ -209,7 +210,11 @@ fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
         }
         let now = Instant::now();
         if now >= guest.deadline {
-            bail!(DeadlineExceeded, "{} of {} did not come before the deadline", list_ranks(missing), guest.world_size);
+            let reason = format!("{} of {} did not come before the deadline", list_ranks(missing), guest.world_size);
+            for visitor in &visitors {
+                let _ = send_answer(&visitor.stream, &Answer::Incomplete(reason.clone()), None);
+            }
+            bail!(DeadlineExceeded, "{reason}");
         }
         // Wake often enough to look at the hellos, which come over a channel.
         const LOOK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
@@ -344,6 +349,7 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<(SharedMemory
     })?;
     match answer.ok_or_else(|| lost(std::io::ErrorKind::UnexpectedEof.into()))? {
         (Answer::Refused(reason), _) => bail!(Disagreement, "rank 0 refuses this process: {reason}"),
+        (Answer::Incomplete(reason), _) => bail!(DeadlineExceeded, "{reason}"),
         (Answer::Welcome { processes, own, memory_len }, Some(file)) => {
             let expected = root_len(guest.world_size, true);
             if memory_len != expected as u64 || own as usize >= processes.len() {

@@ -1,6 +1,7 @@
 //! What the ranks of one process share beside memory: the other processes, and memory on its way to those who will use it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -15,7 +16,7 @@ use super::segment::{DIED, Segment};
 use super::shared_memory::SharedMemory;
 use super::wire;
 use crate::error::{Result, bail, error};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::stream::lock;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -36,8 +37,12 @@ pub(super) struct Process {
 }
 
 impl Process {
+    pub(super) fn ranks(&self) -> Range<u32> {
+        self.first_rank..self.first_rank + self.rank_count
+    }
+
     pub(super) fn has(&self, rank: Rank) -> bool {
-        (self.first_rank..self.first_rank + self.rank_count).contains(&rank.0)
+        self.ranks().contains(&rank.0)
     }
 }
 
@@ -197,7 +202,7 @@ impl Office {
             }
             alive()?;
             if by_way_of_hub && lock(&shared.links)[0].is_none() {
-                bail!(PeerLost, "the process of rank 0 has left, which connects the others");
+                bail!(PeerLost, "rank 0 died or left, who forwards memory");
             }
             let now = Instant::now();
             if now >= deadline {
@@ -254,17 +259,19 @@ impl Shared {
     /// Sends a parcel to its destination, or to the hub, which forwards it.
     fn send(&self, parcel: &Parcel, file: BorrowedFd<'_>) -> Result<()> {
         let link = if self.own == 0 { parcel.destination as usize } else { 0 };
-        let mut links = lock(&self.links);
-        let Some(Some(stream)) = links.get(link) else {
-            bail!(PeerLost, "the process of rank 0, which connects the others, or that of a member has left");
+        let lost = || {
+            let ranks = list_ranks(self.processes.get(link).into_iter().flat_map(Process::ranks));
+            error!(PeerLost, "{ranks} died or left, to whom memory is sent or who forwards it")
         };
+        let mut links = lock(&self.links);
+        let Some(Some(stream)) = links.get(link) else { return Err(lost()) };
         let sent = wire::send(stream, parcel, Some(file));
         if sent.is_err() {
             // A message may have gone in part: nothing that follows would be understood.
             let _ = stream.shutdown(std::net::Shutdown::Both);
             links[link] = None;
         }
-        sent.map_err(|e| error!(PeerLost, "no message gets to another process").with_source(e))
+        sent.map_err(|e| lost().with_source(e))
     }
 
     fn accept(&self, parcel: Parcel, file: OwnedFd) -> Result<()> {
