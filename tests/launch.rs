@@ -167,6 +167,23 @@ fn under_mpich() {
     }
 }
 
+/// Debian's torchrun (1.13) knows `--no_python` only, which newer ones take too; and under its Python, of all ways to treat the
+/// output, redirecting stdout and showing it is one that works.
+#[test]
+fn under_torchrun() {
+    if has("torchrun") {
+        let logs = std::env::temp_dir().join(unique("dcl-torchrun"));
+        let (output, text) = run(timed("torchrun")
+            .args(["--standalone", "--nproc_per_node", "2", "--monitor_interval", "0.1", "-r", "1", "-t", "1"])
+            .arg("--log_dir")
+            .arg(&logs)
+            .args(["--no_python", DEMO]));
+        let _ = std::fs::remove_dir_all(logs);
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
 #[test]
 fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     let (output, text) = run(timed(DISTCOLLECTIVE).args(["env"]));
