@@ -1,5 +1,6 @@
 //! The launcher and the launchers of others, with the demo and `distcollective env` as programs.
 
+use std::net::{TcpListener, ToSocketAddrs};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -119,9 +120,17 @@ fn unique(name: &str) -> String {
 #[test]
 fn tensorrt_variables_by_hand() {
     by_hand(|rank| {
-        let file = format!("/tmp/{}", unique("dcl-test-id"));
+        let file = std::env::temp_dir().join(unique("dcl-test-id")).display().to_string();
         vec![("TRT_MY_RANK", rank.to_string()), ("TRT_WORLD_SIZE", "2".to_owned()), ("TRT_NCCL_ID_FILE", file)]
     });
+    let file = std::env::temp_dir().join(unique("dcl-test-id"));
+    assert!(!file.exists(), "the file of the meeting is still there");
+    std::fs::write(&file, [7; 128]).expect("a file");
+    let old = [("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "2")];
+    let (output, text) = run(timed(DEMO).envs(old).env("TRT_NCCL_ID_FILE", &file));
+    std::fs::remove_file(&file).expect("it is there");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("file {file:?} has content")), "{text}");
 }
 
 #[test]
@@ -191,7 +200,42 @@ fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     for what in ["rank is not given", "world_size is not given", "there is no meeting point"] {
         assert!(text.contains(what), "{text}");
     }
-    let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "10.1.2.3"), ("MASTER_PORT", "1")];
-    let (_, text) = run(timed(DISTCOLLECTIVE).arg("env").envs(remote));
-    assert!(text.contains("MASTER_ADDR is 10.1.2.3") && text.contains("NCCL and MPI"), "{text}");
+    let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "1")];
+    let (output, text) = run(timed(DISTCOLLECTIVE).args(["env", "--backend", "host"]).envs(remote));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("NCCL and MPI"), "{text}");
+}
+
+/// Ranks that do not ask for the same all say so, instead of waiting for each other.
+#[test]
+fn ranks_that_want_different_backends_are_told() {
+    let script = format!("exec {DISTCOLLECTIVE} env --backend $([ $RANK = 1 ] && echo nccl || echo gloo)");
+    let (output, text) = launch(3, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let told = "ranks want different backends: rank 1 asks for \"nccl\"; ranks 0 and 2 ask for \"host\"";
+    assert_eq!(text.matches(told).count(), 3, "{text}");
+}
+
+/// At this machine's own name ranks meet over TCP, as they would from several machines.
+#[test]
+fn ranks_meet_at_a_hosts_name() {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let resolves = (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut addresses| addresses.next().is_some());
+    if !resolves {
+        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{name} has no address");
+        println!("skipped: {name} has no address");
+        return;
+    }
+    // A port that nobody has now.
+    let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|listener| listener.local_addr()).expect("a port").port();
+    by_hand(|rank| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", name.clone()),
+            ("MASTER_PORT", "29500".to_owned()),
+            ("DCL_RENDEZVOUS_PORT", port.to_string()),
+            ("DCL_SECRET", "of these two".to_owned()),
+        ]
+    });
 }

@@ -33,8 +33,9 @@ use signature::Signature;
 ///   order, each rank on its own thread. Made one after the other from one thread, the first waits for the second until its
 ///   deadline.
 /// - **Agreement.** Each call carries its number and its signature (operation, reduction, root, type, element count). Where
-///   ranks differ, every rank that is in the call gets an [`ErrorKind::Disagreement`] with all the calls, and no output is
-///   written.
+///   ranks differ, every rank that is in the call gets an [`ErrorKind::Disagreement`] with the calls, and no output is written. A
+///   rank that only gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have returned by then:
+///   it gets the error from its next call. [`finalize`](Self::finalize) is the last one.
 ///   The number counts every collective of this communicator, those inside `split`, `allocate` and `set_communicator` too.
 /// - **Bounded.** Every call returns by its deadline: 600 s, or [`with_timeout`](Self::with_timeout).
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
@@ -239,8 +240,9 @@ impl Communicator {
         Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
     }
 
-    /// A buffer of zeros in memory that the communicator owns, from which peers read without a copy in between. Every rank
-    /// asks for the same number of bytes. Collective.
+    /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between. Every rank asks for
+    /// the same number of bytes. It serves in the communicators that are split from this one too, and wherever another buffer
+    /// does; dropping it gives the memory back, whatever the others do with theirs. Collective.
     ///
     /// # Errors
     ///

@@ -22,16 +22,19 @@ pub(crate) enum Purpose {
     SetCommunicator = 4,
     /// `finalize`.
     Finalize = 5,
+    /// What ranks say of themselves when an environment is initialized.
+    Initialize = 6,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 6] = [
+    const ALL: [Purpose; 7] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
         Purpose::Allocate,
         Purpose::SetCommunicator,
         Purpose::Finalize,
+        Purpose::Initialize,
     ];
 }
 
@@ -75,6 +78,7 @@ impl fmt::Display for Signature {
             Purpose::Allocate => f.write_str("allocate"),
             Purpose::SetCommunicator => f.write_str("set_communicator"),
             Purpose::Finalize => f.write_str("finalize"),
+            Purpose::Initialize => f.write_str("initialize"),
         }
     }
 }

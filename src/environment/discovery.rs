@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
+use super::rendezvous;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
@@ -110,8 +112,25 @@ pub(super) struct Given {
     pub(super) local_rank: Option<u32>,
     pub(super) host: Option<String>,
     pub(super) port: Option<u16>,
+    pub(super) rendezvous_port: Option<u16>,
     /// Only this launcher's variables count.
     pub(super) launcher: Option<Launcher>,
+}
+
+/// Where the ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MeetingPoint {
+    /// On this machine, under the job's name.
+    Machine,
+    /// At the address of rank 0's machine.
+    Address {
+        /// MASTER_ADDR.
+        host: String,
+        /// Not MASTER_PORT, where torchrun has its store.
+        port: u16,
+    },
+    /// Through a file that rank 0 writes its address to.
+    File(PathBuf),
 }
 
 /// Who this process is, and where the others are.
@@ -122,8 +141,7 @@ pub(super) struct Discovery {
     pub(super) world_size: u32,
     pub(super) local_rank: u32,
     pub(super) local_world_size: u32,
-    /// MASTER_ADDR, where there is one.
-    pub(super) host: Option<String>,
+    pub(super) meeting: MeetingPoint,
     /// The same text on every rank of the job, and on no other job's.
     pub(super) job: String,
     /// Where each value came from.
@@ -181,7 +199,8 @@ pub(super) fn discover(given: &Given, variable: &dyn Fn(&str) -> Option<String>)
     {
         search.mistakes.push(format!("local rank {local_rank} is not one of {local_world_size}"));
     }
-    let (host, job) = search.meeting(given, variables);
+    let ranks = world_size.zip(local_world_size);
+    let (meeting, job) = search.meeting(given, variables, ranks.is_some_and(|(all, local)| local < all));
     if !search.mistakes.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
@@ -204,7 +223,7 @@ pub(super) fn discover(given: &Given, variable: &dyn Fn(&str) -> Option<String>)
         world_size,
         local_rank,
         local_world_size,
-        host,
+        meeting,
         job,
         sources: search.sources,
     })
@@ -239,43 +258,59 @@ impl Search<'_> {
         }
     }
 
-    /// MASTER_ADDR, and a text that is the job's own.
-    fn meeting(&mut self, given: &Given, variables: Option<&Variables>) -> (Option<String>, String) {
+    fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
+        let text = (self.variable)(name).filter(|text| !text.is_empty());
+        given.or_else(|| match text?.trim().parse() {
+            Ok(port) => Some(port),
+            Err(_) => {
+                let text = (self.variable)(name).unwrap_or_default();
+                self.mistakes.push(format!("{name} is {text:?}, which is not a port"));
+                // Not missing, but wrong.
+                Some(0)
+            }
+        })
+    }
+
+    /// The meeting point, and a text that is the job's own.
+    fn meeting(
+        &mut self,
+        given: &Given,
+        variables: Option<&Variables>,
+        several_machines: bool,
+    ) -> (MeetingPoint, String) {
         let text = |name: &str| (self.variable)(name).filter(|text| !text.is_empty());
         let host = given.host.clone().or_else(|| text("MASTER_ADDR"));
-        let port = match (given.port, text("MASTER_PORT")) {
-            (Some(port), _) => Some(port),
-            (None, Some(text)) => match text.trim().parse() {
-                Ok(port) => Some(port),
-                Err(_) => {
-                    self.mistakes.push(format!("MASTER_PORT is {text:?}, which is not a port"));
-                    return (host, String::new());
-                }
-            },
-            (None, None) => None,
-        };
         // torchrun's restarts of one job do not meet each other.
         let restart = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
         let run: Vec<String> = restart.iter().filter_map(|name| text(name)).collect();
+        let names = variables.map_or(&[][..], |v| v.job);
+        let parts: Vec<String> = names.iter().filter_map(|name| text(name)).collect();
+        let port = self.port(given.port, "MASTER_PORT");
+        let rendezvous_port = self.port(given.rendezvous_port, "DCL_RENDEZVOUS_PORT");
         if let (Some(host), Some(port)) = (&host, port) {
             let source = if given.host.is_some() { "given by the caller" } else { "MASTER_ADDR, MASTER_PORT" };
             self.sources.insert("meeting", source.to_owned());
-            let host = if is_loopback(host) { "loopback" } else { host };
-            return (Some(host.to_owned()), format!("{host}:{port}/{}", run.join("/")));
+            if is_loopback(host) {
+                return (MeetingPoint::Machine, format!("loopback:{port}/{}", run.join("/")));
+            }
+            let job = format!("{host}:{port}/{}", run.join("/"));
+            let port = rendezvous_port.unwrap_or_else(|| rendezvous::default_port(port));
+            return (MeetingPoint::Address { host: host.clone(), port }, job);
         }
-        let names = variables.map_or(&[][..], |v| v.job);
-        let parts: Vec<String> = names.iter().filter_map(|name| text(name)).collect();
         if !names.is_empty() && parts.len() == names.len() {
             self.sources.insert("meeting", names.join(", "));
-            return (None, format!("{}={}", names.join(","), parts.join(",")));
+            if names == ["TRT_NCCL_ID_FILE"] {
+                return (MeetingPoint::File(PathBuf::from(&parts[0])), names[0].to_owned());
+            }
+            self.require_one_machine(several_machines);
+            return (MeetingPoint::Machine, format!("{}={}", names.join(","), parts.join(",")));
         }
         if variables.is_some_and(|v| v.launcher == Launcher::Pmi) {
             // MPICH's mpirun names no job; its ranks on a machine are children of one process.
             self.sources.insert("meeting", "the process that started the ranks".to_owned());
-            return (
-                None,
-                format!("parent={}", rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get())),
-            );
+            self.require_one_machine(several_machines);
+            let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+            return (MeetingPoint::Machine, format!("parent={parent}"));
         }
         let missing: Vec<&str> = [("MASTER_ADDR", host.is_none()), ("MASTER_PORT", port.is_none())]
             .iter()
@@ -284,14 +319,23 @@ impl Search<'_> {
             .collect();
         let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
         self.mistakes.push(format!("there is no meeting point: {}{instead} not set", missing.join(" and ")));
-        (host, String::new())
+        (MeetingPoint::Machine, String::new())
+    }
+
+    /// The launcher's own name of the job is known on one machine only.
+    fn require_one_machine(&mut self, several_machines: bool) {
+        if several_machines {
+            let text =
+                "the ranks are on several machines, which meet at MASTER_ADDR and MASTER_PORT only; they are not set";
+            self.mistakes.push(text.to_owned());
+        }
     }
 }
 
 /// Whether a host's name or address means this machine's loopback.
 pub(super) fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
-    host.eq_ignore_ascii_case("localhost") || host == "loopback" || address.is_ok_and(|address| address.is_loopback())
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -336,11 +380,11 @@ mod tests {
                     ("OMPI_COMM_WORLD_RANK", "5"),
                     ("OMPI_COMM_WORLD_SIZE", "6"),
                     ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
-                    ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+                    ("OMPI_COMM_WORLD_LOCAL_SIZE", "6"),
                     ("PMIX_NAMESPACE", "77"),
                 ],
                 Launcher::OpenMpi,
-                [5, 6, 2, 3],
+                [5, 6, 2, 6],
             ),
             (
                 &[("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "4")],
@@ -395,6 +439,31 @@ mod tests {
         assert_eq!(job("::1", "a"), job("[::1]", "a"));
         assert_ne!(job("localhost", "a"), job("localhost", "b"));
         assert_ne!(job("10.0.0.1", "a"), job("localhost", "a"));
+    }
+
+    #[test]
+    fn each_has_its_meeting_point() {
+        let at = |variables: &[(&str, &str)]| find(&Given::default(), variables).map(|found| found.meeting);
+        let ranks = [("RANK", "0"), ("WORLD_SIZE", "4")];
+        let remote = [ranks.as_slice(), &[("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")]].concat();
+        let node7 = |port| MeetingPoint::Address { host: "node7".to_owned(), port };
+        assert_eq!(at(&remote).expect("complete"), node7(29501));
+        let settable = [remote.as_slice(), &[("DCL_RENDEZVOUS_PORT", "4000")]].concat();
+        assert_eq!(at(&settable).expect("complete"), node7(4000));
+        assert_eq!(at(&[ranks.as_slice(), &MASTER].concat()).expect("complete"), MeetingPoint::Machine);
+        let trt = [("TRT_MY_RANK", "1"), ("TRT_WORLD_SIZE", "2"), ("TRT_NCCL_ID_FILE", "/tmp/id")];
+        assert_eq!(at(&trt).expect("complete"), MeetingPoint::File("/tmp/id".into()));
+        let spread = [
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "6"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+            ("PMIX_NAMESPACE", "77"),
+        ];
+        assert_eq!(
+            at(&spread).expect_err("two machines").to_string(),
+            "launcher Open MPI: the ranks are on several machines, which meet at MASTER_ADDR and MASTER_PORT only; they are not \
+             set"
+        );
     }
 
     #[test]

@@ -1,21 +1,25 @@
 //! The distributed environment of this process: who it is among the ranks, its communicator, its groups, its seeds. In the
 //! manner of ColossalAI's launch functions and torch.distributed's `init_process_group`.
 
+mod agreement;
 mod discovery;
 mod random;
+mod rendezvous;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use agreement::{Statement, Wanted, agree_on_host, is_this_machine};
 pub use discovery::Launcher;
-use discovery::{Discovery, Given};
+use discovery::{Discovery, Given, MeetingPoint};
 pub use rand_chacha::ChaCha20Rng;
+use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
 use crate::stream::lock;
@@ -48,12 +52,24 @@ const DEFAULT_GROUP: &str = "default";
 /// `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
 /// `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the local ones are derived where they are absent.
 ///
-/// Ranks meet at `MASTER_ADDR` and `MASTER_PORT`. Without those, the job is named by `TRT_NCCL_ID_FILE` (the path; the file is
-/// not touched), `PMIX_NAMESPACE`, `SLURM_JOB_ID` with `SLURM_STEP_ID`, or under MPICH by the process that started the ranks.
+/// # Where ranks meet
+///
+/// - `MASTER_ADDR` and `MASTER_PORT`, where the address is the loopback: on this machine, on an abstract Unix socket named by the
+///   job. Nobody else of the machine gets in.
+/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port `MASTER_PORT` + 1 (torchrun has
+///   its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`. Ranks prove to each other that they know the job and, where it
+///   is set, the secret `DCL_SECRET`; what they say is not encrypted.
+/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce. It may be absent or empty, is
+///   readable by this user only while it is there, and is removed when the ranks have met; old content is an error.
+/// - Otherwise the launcher's own name of the job, on this machine: `PMIX_NAMESPACE`, `SLURM_JOB_ID` with `SLURM_STEP_ID`, or
+///   under MPICH the process that started the ranks.
+///
+/// `DCL_JOB_ID`, `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` are part of the job's name where they are set: two jobs
+/// never meet each other.
 ///
 /// # Backend
 ///
-/// The host backend, for ranks on one machine. A `MASTER_ADDR` that is not the loopback is an error.
+/// The host backend, for ranks on one machine. Ranks compare what they ask for, and where they are.
 pub struct Environment {
     communicator: Communicator,
     discovery: Discovery,
@@ -68,6 +84,7 @@ pub struct Environment {
 pub struct EnvironmentBuilder {
     given: Given,
     backend: String,
+    secret: Option<String>,
     seed: u64,
     timeout: Duration,
     verbose: bool,
@@ -105,6 +122,7 @@ impl Default for EnvironmentBuilder {
         EnvironmentBuilder {
             given: Given::default(),
             backend: "auto".to_owned(),
+            secret: None,
             seed: DEFAULT_SEED,
             timeout: DEFAULT_TIMEOUT,
             verbose: false,
@@ -143,6 +161,18 @@ impl EnvironmentBuilder {
         self
     }
 
+    /// The port of the rendezvous over TCP, instead of `DCL_RENDEZVOUS_PORT` or the one after `MASTER_PORT`.
+    pub fn rendezvous_port(mut self, port: u16) -> Self {
+        self.given.rendezvous_port = Some(port);
+        self
+    }
+
+    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
     /// The backend: "host", "gloo" (another name of it) or "auto", the default.
     pub fn backend(mut self, name: impl Into<String>) -> Self {
         self.backend = name.into();
@@ -172,37 +202,16 @@ impl EnvironmentBuilder {
     /// # Errors
     ///
     /// Everything that is missing or contradictory, at once, with the launcher; an environment that is initialized already; a
-    /// backend that there is not; a meeting point on another machine; ranks that do not come; and see the contract of
-    /// [`Communicator`].
+    /// backend that there is not, or not for all ranks; ranks that do not come; and see the contract of [`Communicator`].
     #[track_caller]
     pub fn initialize(self) -> Result<Environment> {
         let only = OnlyOne::take(Location::caller())?;
-        match self.backend.to_ascii_lowercase().as_str() {
-            "host" | "gloo" | "auto" => {}
-            "nccl" => {
-                bail!(Unsupported, "there is no NCCL backend yet; \"host\" does the same on one machine without GPUs")
-            }
-            other => bail!(InvalidArgument, "{other:?} is not a backend; they are \"host\" (\"gloo\") and \"auto\""),
-        }
+        let wanted: Wanted = self.backend.parse()?;
         let discovery = discovery::discover(&self.given, &|name| std::env::var(name).ok())?;
-        if let Some(host) = discovery.host.as_deref().filter(|host| !is_this_machine(host)) {
-            bail!(
-                Unsupported,
-                "MASTER_ADDR is {host}, which is not this machine's loopback; the host backend is for one machine, and \
-                 beyond it there will be NCCL and MPI"
-            );
-        }
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
-        let mut ranks = Communicator::builder()
-            .job(format!("environment {generation} of {}", discovery.job))
-            .world_size(discovery.world_size)
-            .rank(discovery.rank)
-            .timeout(self.timeout)
-            .meet()
-            .map_err(|e| e.on_rank(discovery.rank))?;
+        let communicator = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank))?;
         GENERATION.store(generation + 1, Ordering::Relaxed);
-        let Some(communicator) = ranks.pop() else { bail!(System, "the meeting gave no communicator") };
         let mut seed = [self.seed.cast_signed()];
         communicator.broadcast(&mut seed, Rank(0))?;
         let environment = Environment {
@@ -217,12 +226,45 @@ impl EnvironmentBuilder {
         }
         Ok(environment)
     }
-}
 
-/// Whether a host is this machine: its loopback, or its own name.
-fn is_this_machine(host: &str) -> bool {
-    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    discovery::is_loopback(host) || host == own_name
+    /// Meets the other ranks, finds that all want the same backend and can have it, and makes the communicator.
+    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<Communicator> {
+        let statement = Statement::new(wanted).to_bytes()?;
+        let job = format!("environment {generation} of {}", discovery.job);
+        let place = match &discovery.meeting {
+            MeetingPoint::Machine => {
+                let communicator = self.meet_on_machine(job, discovery)?;
+                let all = communicator.exchange(Purpose::Initialize, &statement, communicator.deadline())?;
+                return agree_on_host(&all).map(|()| communicator);
+            }
+            MeetingPoint::Address { host, .. } if wanted == Wanted::Host && !is_this_machine(host) => bail!(
+                Unsupported,
+                "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it there \
+                 will be NCCL and MPI"
+            ),
+            MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
+            MeetingPoint::File(path) => Place::File(path.clone()),
+        };
+        let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok());
+        let now = Instant::now();
+        let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
+        let terms = Terms {
+            job: &job,
+            secret: secret.as_deref(),
+            rank: discovery.rank.0,
+            world_size: discovery.world_size,
+            deadline,
+        };
+        let mut meeting = rendezvous::meet(&place, &terms)?;
+        agree_on_host(&meeting.exchange(&statement, deadline)?)?;
+        self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery)
+    }
+
+    fn meet_on_machine(&self, job: String, discovery: &Discovery) -> Result<Communicator> {
+        let builder = Communicator::builder().job(job).world_size(discovery.world_size).rank(discovery.rank);
+        let communicator = builder.timeout(self.timeout).meet()?.pop();
+        communicator.ok_or_else(|| error!(System, "the meeting gave no communicator"))
+    }
 }
 
 impl Environment {

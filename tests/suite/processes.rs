@@ -253,7 +253,7 @@ fn an_environment_can_follow_another() {
         assert!(success, "{text}");
     }
     let error = Environment::builder().rank(0).world_size(1).backend("mps").initialize().expect_err("no such backend");
-    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"host\" (\"gloo\") and \"auto\"");
+    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"");
 }
 
 /// A quarter of the conformance suite on processes with these numbers of ranks.

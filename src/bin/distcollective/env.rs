@@ -17,6 +17,9 @@ pub struct Arguments {
     /// How long to wait for the other ranks, in seconds
     #[arg(long, default_value_t = 60)]
     timeout: u64,
+    /// The backend: host, gloo (another name of it), nccl, auto
+    #[arg(long, default_value = "auto")]
+    backend: String,
     /// Rank 0's seed
     #[arg(long, default_value_t = distcollective::DEFAULT_SEED)]
     seed: u64,
@@ -33,8 +36,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn tell(arguments: &Arguments) -> Result<()> {
-    let environment =
-        Environment::builder().timeout(Duration::from_secs(arguments.timeout)).seed(arguments.seed).initialize()?;
+    let environment = Environment::builder()
+        .timeout(Duration::from_secs(arguments.timeout))
+        .seed(arguments.seed)
+        .backend(&arguments.backend)
+        .initialize()?;
     let sources: Map<String, Value> =
         environment.sources().map(|(what, from)| (what.to_owned(), Value::from(from))).collect();
     let found = json!({

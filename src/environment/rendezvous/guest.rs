@@ -1,0 +1,121 @@
+//! A rank other than 0: looks for rank 0 until the deadline, and makes sure that it is rank 0.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::line::{Line, frame};
+use super::protocol::{
+    Answer, Claim, Key, LONGEST_OF_MEMBER, LONGEST_OF_STRANGER, Message, PROTOCOL, Statement, random,
+};
+use super::{Place, Terms, ended_by_rank_0, file, tcp};
+use crate::error::{Error, Result, error};
+
+/// How long to wait before the second attempt; each further wait is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why an attempt did not lead to rank 0.
+pub(super) enum Obstacle {
+    /// What may be otherwise later.
+    Passing(String),
+    Final(Error),
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Obstacle::Final(error)
+    }
+}
+
+impl From<io::Error> for Obstacle {
+    fn from(error: io::Error) -> Self {
+        Obstacle::Passing(error.to_string())
+    }
+}
+
+/// Hosts, each with a port, of which one is rank 0, and what to know there.
+pub(super) struct Whereabouts {
+    pub(super) hosts: Vec<(String, u16)>,
+    pub(super) file_nonce: Option<String>,
+}
+
+/// Comes to the meeting, and waits until it is complete. Gives the connection to rank 0 and the meeting's nonce.
+pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> {
+    let mut pause = FIRST_PAUSE;
+    let (mut line, nonce) = loop {
+        let reason = match attempt(place, terms) {
+            Ok(found) => break found,
+            Err(Obstacle::Final(error)) => return Err(error),
+            Err(Obstacle::Passing(reason)) => reason,
+        };
+        let left = terms.deadline.saturating_duration_since(Instant::now());
+        // An attempt that has no time would say less than the one before it.
+        if left <= pause {
+            return Err(error!(
+                DeadlineExceeded,
+                "rank 0 was not found at {place} before the deadline; at the last attempt: {reason}"
+            ));
+        }
+        std::thread::sleep(pause);
+        pause = LONGEST_PAUSE.min(pause * 2);
+    };
+    match line.receive(LONGEST_OF_MEMBER, terms.deadline) {
+        Ok(Message::Complete) => Ok((line, nonce)),
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(error!(
+            DeadlineExceeded,
+            "rank 0 is at {place}, but not all of the other {} came there before the deadline",
+            terms.world_size - 1
+        )),
+        other => Err(ended_by_rank_0(other)),
+    }
+}
+
+fn attempt(place: &Place, terms: &Terms<'_>) -> Result<(Line, String), Obstacle> {
+    let whereabouts = match place {
+        Place::Tcp { host, port } => Whereabouts { hosts: vec![(host.clone(), *port)], file_nonce: None },
+        Place::File(path) => file::read(path)?,
+    };
+    let key = Key::new(terms, whereabouts.file_nonce.as_deref())?;
+    let mut reasons = Vec::new();
+    for (host, port) in &whereabouts.hosts {
+        let addresses = match tcp::resolve(host, *port, terms.deadline) {
+            Ok(addresses) => addresses,
+            Err(reason) => {
+                reasons.push(reason);
+                continue;
+            }
+        };
+        for address in addresses {
+            match introduce(address, terms, &key) {
+                Err(Obstacle::Passing(reason)) => reasons.push(format!("{address}: {reason}")),
+                other => return other,
+            }
+        }
+    }
+    Err(Obstacle::Passing(reasons.join("; ")))
+}
+
+/// Says hello at an address, and believes an answer only from one who knows the key.
+fn introduce(address: SocketAddr, terms: &Terms<'_>, key: &Key) -> Result<(Line, String), Obstacle> {
+    let mut line = tcp::connect(address, terms.deadline)?;
+    let until = tcp::attempt_until(terms.deadline);
+    let challenge = match line.receive(LONGEST_OF_STRANGER, until)? {
+        Message::Greeting { protocol, challenge } if protocol == PROTOCOL => challenge,
+        _ => return Err(Obstacle::Passing("the one who answers is no rank 0 of this version".to_owned())),
+    };
+    let claim = Claim { world_size: terms.world_size, rank: terms.rank, challenge: random()? };
+    let proof = key.prove(&Statement::Claim(&challenge, &claim))?;
+    line.send(&frame(&Message::Hello { protocol: PROTOCOL.to_owned(), claim, proof })?, until)?;
+    match line.receive(LONGEST_OF_STRANGER, until)? {
+        Message::Answer { answer, proof }
+            if key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof)? =>
+        {
+            match answer {
+                Answer::Welcome { nonce } => Ok((line, nonce)),
+                Answer::Refused { reason } => Err(error!(Disagreement, "rank 0 refuses this rank: {reason}").into()),
+            }
+        }
+        _ => Err(Obstacle::Passing("the one who answers has another secret or means another job".to_owned())),
+    }
+}

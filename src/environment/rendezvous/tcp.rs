@@ -1,0 +1,103 @@
+//! Where rank 0 listens, and how the others connect to it.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use super::line::Line;
+use crate::environment::discovery::is_loopback;
+use crate::error::{Result, error};
+
+/// How long one attempt to find or to reach a host may take.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+
+/// Listens at the host's own address where it is one of this machine; else, for names of services and for machines behind
+/// others, at every address of this machine of the same family. A name that means this machine's loopback to itself only, as
+/// `/etc/hosts` often has it, counts as such a name.
+pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
+    let found = resolve(host, port, deadline).unwrap_or_default();
+    let own = found.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback() || is_loopback(host));
+    let only_v4 = !found.is_empty() && found.iter().all(SocketAddr::is_ipv4);
+    let any = ANY.into_iter().filter(|ip| ip.is_ipv4() || !only_v4);
+    listen_at_first(own.chain(any), port)
+}
+
+/// Listens at every address of this machine, on a port that the system chooses.
+pub(super) fn listen_anywhere() -> Result<TcpListener> {
+    listen_at_first(ANY, 0)
+}
+
+fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Result<TcpListener> {
+    let mut last = None;
+    for address in addresses {
+        match TcpListener::bind((address, port)) {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == ErrorKind::AddrInUse => {
+                let error = error!(
+                    System,
+                    "port {port} of this machine is in use, and rank 0 has to listen there; DCL_RENDEZVOUS_PORT, the same \
+                     on every rank, names another one"
+                );
+                return Err(error.with_source(e));
+            }
+            Err(e) => last = Some((address, e)),
+        }
+    }
+    Err(match last {
+        Some((address, e)) => error!(System, "rank 0 cannot listen at {address}, port {port}: {e}").with_source(e),
+        None => error!(System, "rank 0 has no address to listen at"),
+    })
+}
+
+/// The addresses at which others may reach a port of this machine, the likeliest first.
+pub(super) fn own_addresses(port: u16) -> Vec<String> {
+    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // These two are for documentation, so they lie behind the way to everywhere.
+    let outgoing = [(ANY[1], "192.0.2.1"), (ANY[0], "2001:db8::1")].map(|(any, far)| outgoing_address(any, far));
+    let numbers = outgoing.into_iter().flatten().chain([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+    let numbers = numbers.map(|ip| SocketAddr::new(ip, port).to_string());
+    numbers.chain([format!("{own_name}:{port}")]).collect()
+}
+
+/// The address from which this machine would send to a far one. Nothing is sent to find out.
+fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((far, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The addresses of a host. The system may take its time for that, so it is asked on a thread of its own.
+pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
+    let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let (sender, addresses) = channel();
+    let asked = std::thread::Builder::new().name("dcl-resolve".to_owned()).spawn(move || {
+        // The asker may have given up.
+        let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
+    });
+    asked.map_err(|e| format!("no thread to look up {host}: {e}"))?;
+    match addresses.recv_timeout(attempt_until(deadline).saturating_duration_since(Instant::now())) {
+        Ok(Ok(addresses)) if addresses.is_empty() => Err(format!("{host} has no address")),
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(e)) => Err(format!("{host} has no address: {e}")),
+        Err(_) => Err(format!("the address of {host} did not come in time")),
+    }
+}
+
+pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Line> {
+    // No time at all would be an error of its own.
+    let left = attempt_until(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&address, left)?;
+    // Where nobody listens on a port that the system may give to callers, a caller can be given just that, and reach itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
+    Line::new(stream)
+}
+
+/// When an attempt that begins now has to be over.
+pub(super) fn attempt_until(deadline: Instant) -> Instant {
+    deadline.min(Instant::now() + ATTEMPT)
+}
