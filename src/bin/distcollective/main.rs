@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod env;
 mod launch;
 mod npy;
@@ -19,11 +20,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Starts ranks of a program on this machine, with torchrun's variables
     Launch(launch::Arguments),
-    /// Runs one layer on .npy files
     Run(run::Arguments),
-    /// Initializes the environment and tells what was found, and where
+    Bench(bench::Arguments),
     Env(env::Arguments),
 }
 
@@ -31,6 +30,7 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
     }
 }

@@ -1,0 +1,190 @@
+//! What one rank does: it runs each layer over the sizes, takes the time and checks what comes out.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use distcollective::{
+    BoundLayer, Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, InPlace, ReduceOperation,
+    Root, Stream,
+};
+
+use super::Result;
+use super::report::{Format, Measured, Report, Row, Settings};
+use super::values::Values;
+
+/// What is measured, the same on every rank.
+pub struct Bench {
+    pub layers: Vec<DistCollectiveLayer>,
+    pub data_type: DataType,
+    pub ranks: usize,
+    /// The sizes asked for, in bytes, from small to large.
+    pub sizes: Vec<usize>,
+    pub iterations: u32,
+    pub warmup: u32,
+    pub check: bool,
+    pub symmetric: bool,
+    pub format: Format,
+    pub settings: Settings,
+}
+
+impl Bench {
+    /// Does one rank's part; rank 0 prints. Gives the number of wrong elements on all ranks. Collective.
+    pub fn run(&self, communicator: &Communicator) -> Result<u64> {
+        let report = if communicator.rank().0 == 0 { Some(Report::begin(self.format, &self.settings)?) } else { None };
+        self.layers.iter().try_fold(0, |wrong, layer| Ok(wrong + self.run_layer(layer, communicator, report.as_ref())?))
+    }
+
+    /// The number of elements of a block for each size; sizes without any are left out.
+    pub fn counts(&self, operation: CollectiveOperation) -> Vec<usize> {
+        let bytes = self.blocks(operation) * self.data_type.byte_len();
+        self.sizes.iter().map(|size| size / bytes).filter(|count| *count > 0).collect()
+    }
+
+    /// The number of blocks in the larger of input and output.
+    fn blocks(&self, operation: CollectiveOperation) -> usize {
+        match operation {
+            CollectiveOperation::AllReduce | CollectiveOperation::Broadcast | CollectiveOperation::Reduce => 1,
+            _ => self.ranks,
+        }
+    }
+
+    fn run_layer(
+        &self,
+        layer: &DistCollectiveLayer,
+        communicator: &Communicator,
+        report: Option<&Report<'_>>,
+    ) -> Result<u64> {
+        let operation = layer.collective_operation();
+        let (counts, blocks) = (self.counts(operation), self.blocks(operation));
+        let rank = Rank {
+            bench: self,
+            communicator,
+            bound: layer.bind(communicator, self.data_type)?,
+            values: Values::new(layer, self.data_type, communicator.rank().index(), self.ranks),
+        };
+        let largest = counts.last().map_or(0, |count| count * blocks);
+        let mut buffers = [self.buffer(communicator, largest)?, self.buffer(communicator, largest)?];
+        if let Some(report) = report {
+            report.operation(operation)?;
+        }
+        let mut wrong = 0;
+        for count in counts {
+            let (apart, in_place) = rank.places(operation, count)?;
+            let mut measure = |places: Places| rank.measure(&mut buffers, &places);
+            let row = Row {
+                operation,
+                reduce_op: layer.reduce_op(),
+                root: layer.root().map(Root::number),
+                data_type: self.data_type,
+                ranks: self.ranks,
+                size: count * blocks * self.data_type.byte_len(),
+                count,
+                out_of_place: measure(apart)?,
+                in_place: in_place.map(measure).transpose()?,
+            };
+            wrong += row.wrong();
+            if let Some(report) = report {
+                report.row(&row)?;
+            }
+        }
+        Ok(wrong)
+    }
+
+    fn buffer(&self, communicator: &Communicator, elements: usize) -> Result<Buffer> {
+        let dims = [elements as i64];
+        let buffer = if self.symmetric {
+            communicator.allocate(self.data_type, dims)
+        } else {
+            Buffer::zeroed(self.data_type, dims)
+        };
+        Ok(buffer?)
+    }
+}
+
+/// Where a rank's input and output lie: the output in the second of two buffers.
+struct Places {
+    input_buffer: usize,
+    /// In bytes.
+    input: Range<usize>,
+    output: Range<usize>,
+    dims: [usize; 1],
+}
+
+/// What an output holds before the collective whose result is checked.
+const UNWRITTEN: u8 = 0xa5;
+
+/// One rank with one layer.
+struct Rank<'a> {
+    bench: &'a Bench,
+    communicator: &'a Communicator,
+    bound: BoundLayer,
+    values: Values,
+}
+
+impl Rank<'_> {
+    /// The places out of place, and in place if the operation can be; blocks have `count` elements.
+    fn places(&self, operation: CollectiveOperation, count: usize) -> Result<(Places, Option<Places>)> {
+        let dims = match operation {
+            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
+                [count * self.bench.ranks]
+            }
+            _ => [count],
+        };
+        let outputs = self.bound.output_shape(&dims)?.element_count();
+        let places = |input_buffer, input_offset: usize, output_offset: usize| {
+            let bytes = |offset, elements| {
+                let len = self.bench.data_type.byte_len();
+                offset * len..(offset + elements) * len
+            };
+            let (input, output) = (bytes(input_offset, dims[0]), bytes(output_offset, outputs));
+            Places { input_buffer, input, output, dims }
+        };
+        let in_place = match self.bound.in_place(&dims)? {
+            InPlace::SameAddress | InPlace::Unused => Some(places(1, 0, 0)),
+            InPlace::InputAt { element_offset } => Some(places(1, element_offset, 0)),
+            InPlace::OutputAt { element_offset } => Some(places(1, 0, element_offset)),
+            InPlace::Never => None,
+        };
+        Ok((places(0, 0, 0), in_place))
+    }
+
+    /// The time of a call, and the number of wrong elements after one more. Collective.
+    fn measure(&self, buffers: &mut [Buffer; 2], places: &Places) -> Result<Measured> {
+        self.prepare(buffers, places);
+        (0..self.bench.warmup).try_for_each(|_| self.call(buffers, places))?;
+        self.communicator.barrier()?;
+        let start = Instant::now();
+        (0..self.bench.iterations).try_for_each(|_| self.call(buffers, places))?;
+        let mut nanoseconds = [start.elapsed().as_nanos() as i64];
+        // The slowest rank's. No rank begins anything else before all have come here.
+        self.communicator.all_reduce(&mut nanoseconds, ReduceOperation::Max)?;
+        let mut wrong = None;
+        if self.bench.check {
+            // In place, every iteration has reduced what the one before had left.
+            self.prepare(buffers, places);
+            self.call(buffers, places)?;
+            let mut sum = [self.wrong(buffers, places) as i64];
+            self.communicator.all_reduce(&mut sum, ReduceOperation::Sum)?;
+            wrong = Some(sum[0].cast_unsigned());
+        }
+        Ok(Measured { nanoseconds: nanoseconds[0] as f64 / f64::from(self.bench.iterations), wrong })
+    }
+
+    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) {
+        buffers[1].as_mut_bytes()[places.output.clone()].fill(UNWRITTEN);
+        self.values.fill(&mut buffers[places.input_buffer].as_mut_bytes()[places.input.clone()]);
+    }
+
+    fn call(&self, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
+        let input = buffers[places.input_buffer].as_mut_ptr().wrapping_add(places.input.start);
+        let output = buffers[1].as_mut_ptr().wrapping_add(places.output.start);
+        // SAFETY: `prepare` has found both ranges, which have the lengths of the layer's tensors, within the buffers. These
+        // are borrowed until the call is done, which on the inline stream is before `enqueue` returns.
+        unsafe { self.bound.enqueue(input, output, &places.dims, &Stream::inline()) }?.wait()?;
+        Ok(())
+    }
+
+    fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> usize {
+        if self.bound.writes_output() { self.values.wrong(&buffers[1].as_bytes()[places.output.clone()]) } else { 0 }
+    }
+}

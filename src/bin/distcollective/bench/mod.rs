@@ -1,0 +1,257 @@
+//! `distcollective bench`: how long collectives take, and whether what they give is right.
+
+mod measure;
+mod report;
+mod values;
+
+use std::process::{Child, Command, ExitCode};
+use std::time::Duration;
+
+use distcollective::{
+    CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
+};
+use serde_json::Value;
+
+use measure::Bench;
+use report::Format;
+
+/// An error of this crate, of the output or of the options; all of them are a sentence for the user.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Measures collectives over a range of sizes, out of place and in place, and checks every result.
+///
+/// Ranks are threads of this process, or with --processes processes that it starts. Under a launcher this process is one of
+/// the launcher's ranks, and rank 0 prints.
+///
+/// The size is that of the whole tensor: of the larger of input and output, where one is a block of the other. The count is
+/// the elements of a rank's block: for all_reduce, broadcast and reduce all of them, for the others one n-th. Sizes are
+/// rounded down to whole blocks; those without an element for each rank are left out.
+///
+/// The time of a rank is the mean of its iterations, which begin after a barrier; the time shown is the largest of all ranks.
+/// algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for all_reduce; (n-1)/n for all_gather, reduce_scatter,
+/// all_to_all, gather and scatter; 1 for broadcast and reduce. The definitions are those of nccl-tests (PERFORMANCE.md; for
+/// gather and scatter its code). GB/s are 10^9 bytes a second.
+///
+/// #wrong is the number of elements, on all ranks, that are not what they must be, to the bit. If there are any, the exit code
+/// is not 0.
+///
+/// Example: distcollective bench --op all_gather -n 4 --max-bytes 64M
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter; or all
+    #[arg(long, default_value = "all_reduce", value_parser = operations)]
+    op: Operations,
+    /// The reduction, for operations that reduce: sum, prod, max, min, avg
+    #[arg(long, default_value = "sum")]
+    reduce_op: ReduceOperation,
+    /// The root, for operations that have one
+    #[arg(long, default_value_t = 0)]
+    root: u32,
+    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
+    #[arg(long, default_value = "float32")]
+    dtype: DataType,
+    /// The number of ranks: 2 unless given, and under a launcher what it says
+    #[arg(short, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    n: Option<u32>,
+    /// Makes the ranks processes instead of threads
+    #[arg(long)]
+    processes: bool,
+    /// The first size, in bytes or with K, M or G (powers of 1024)
+    #[arg(long, default_value = "8", value_parser = bytes)]
+    min_bytes: usize,
+    /// The size that no step exceeds, likewise
+    #[arg(long, default_value = "1M", value_parser = bytes)]
+    max_bytes: usize,
+    /// What each size is multiplied by to get the next one
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+    /// The iterations that are measured
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
+    /// The iterations before those
+    #[arg(long, default_value_t = 5)]
+    warmup: u32,
+    /// Whether results are checked: 0 or 1
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
+    /// The backend: host (gloo is another name of it) or auto
+    #[arg(long, default_value = "auto")]
+    backend: String,
+    /// Comma-separated values with a header, instead of the table
+    #[arg(long)]
+    csv: bool,
+    /// One object of JSON a line, instead of the table
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// How long each collective waits for other ranks, in seconds
+    #[arg(long, default_value_t = 60)]
+    timeout: u64,
+    /// Buffers from the communicator, instead of the process's own
+    #[arg(long)]
+    symmetric: bool,
+}
+
+/// What `--op` names. The alias keeps clap from taking a list for an option that is repeated.
+type Operations = Vec<CollectiveOperation>;
+
+fn operations(text: &str) -> distcollective::Result<Operations> {
+    if text.eq_ignore_ascii_case("all") {
+        return Ok(CollectiveOperation::ALL.to_vec());
+    }
+    Ok(vec![text.parse()?])
+}
+
+/// Reads a number of bytes: `8`, `64K`, `1M`.
+fn bytes(text: &str) -> std::result::Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: usize = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        other => return Err(format!("{other} is not a unit; they are K, M and G, powers of 1024")),
+    };
+    let number: usize = digits.parse().map_err(|_| "it is not a number of bytes".to_owned())?;
+    number
+        .checked_mul(unit)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "it is zero or more than memory can be".to_owned())
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let outcome = match Environment::detect_launcher() {
+        Some(_) => as_one_rank(arguments),
+        None => from_here(arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Started by a launcher, this process is one rank of the job. What every rank finds wrong, rank 0 tells.
+fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
+    let timeout = Duration::from_secs(arguments.timeout);
+    let environment = Environment::builder().backend(&arguments.backend).timeout(timeout).initialize()?;
+    let n = environment.world_size();
+    let bench = match prepare(arguments, n, "processes", environment.backend()) {
+        Err(_) if !environment.is_master() => return Ok(ExitCode::FAILURE),
+        bench => bench?,
+    };
+    let wrong = bench.run(environment.communicator())?;
+    let is_master = environment.is_master();
+    environment.finalize()?;
+    Ok(if is_master || wrong == 0 { verdict(wrong) } else { ExitCode::FAILURE })
+}
+
+/// Started by hand, this process starts the ranks.
+fn from_here(arguments: &Arguments) -> Result<ExitCode> {
+    match arguments.backend.to_ascii_lowercase().as_str() {
+        "host" | "gloo" | "auto" => {}
+        "nccl" => return Err("there is no NCCL backend yet; \"host\" does the same on one machine without GPUs".into()),
+        other => return Err(format!("{other:?} is not a backend; they are \"host\" (\"gloo\") and \"auto\"").into()),
+    }
+    let n = arguments.n.unwrap_or(2);
+    let bench = prepare(arguments, n, "threads", "host")?;
+    if arguments.processes { start_processes(n) } else { Ok(verdict(run_threads(&bench, n, arguments.timeout)?)) }
+}
+
+/// Finds what is wrong with the options before anything starts.
+fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Result<Bench> {
+    if let Some(asked) = arguments.n.filter(|asked| *asked != n) {
+        return Err(format!("-n is {asked}, and the launcher started {n}").into());
+    }
+    let layers = arguments.op.iter().map(|&operation| layer(arguments, operation, n)).collect::<Result<Vec<_>>>()?;
+    let sizes = std::iter::successors(Some(arguments.min_bytes), |size| size.checked_mul(arguments.factor as usize))
+        .take_while(|size| *size <= arguments.max_bytes)
+        .collect();
+    let bench = Bench {
+        layers,
+        sizes,
+        data_type: arguments.dtype,
+        ranks: n as usize,
+        iterations: arguments.iters,
+        warmup: arguments.warmup,
+        check: arguments.check == 1,
+        symmetric: arguments.symmetric,
+        format: match arguments {
+            Arguments { csv: true, .. } => Format::Csv,
+            Arguments { json: true, .. } => Format::Json,
+            _ => Format::Table,
+        },
+        settings: vec![
+            ("version", Value::from(env!("CARGO_PKG_VERSION"))),
+            ("ranks", Value::from(n)),
+            ("ranks_are", Value::from(ranks_are)),
+            ("backend", Value::from(backend)),
+            ("buffers", Value::from(if arguments.symmetric { "symmetric" } else { "own" })),
+            ("warmup", Value::from(arguments.warmup)),
+            ("iterations", Value::from(arguments.iters)),
+        ],
+    };
+    if arguments.op.iter().any(|operation| bench.counts(*operation).is_empty()) {
+        let (min, max, data_type) = (arguments.min_bytes, arguments.max_bytes, arguments.dtype);
+        return Err(format!("no size from {min} to {max} bytes has a {data_type} for each of {n} ranks").into());
+    }
+    Ok(bench)
+}
+
+fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Result<DistCollectiveLayer> {
+    let reduce_op = operation.reduces().then_some(arguments.reduce_op);
+    let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
+    let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &[])?;
+    layer.set_nb_rank(n)?;
+    layer.check_type(arguments.dtype)?;
+    layer.output_dims(&Dims::new(&[i64::from(n)])?)?;
+    Ok(layer)
+}
+
+/// Starts this program once for each rank, with the variables of a launcher.
+fn start_processes(ranks: u32) -> Result<ExitCode> {
+    let start = |rank: u32| {
+        Command::new(std::env::current_exe()?)
+            .args(std::env::args_os().skip(1))
+            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+            // The port is only a name here; this makes it the name of this run.
+            .env("DCL_JOB_ID", format!("bench-{}", std::process::id()))
+            .spawn()
+    };
+    let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
+    let mut passed = true;
+    for (rank, child) in children.into_iter().enumerate() {
+        // A rank that could not start shows in the others' deadlines too; one that failed has said why.
+        match child.and_then(|mut child| child.wait()) {
+            Ok(status) => passed &= status.success(),
+            Err(error) => {
+                eprintln!("error: rank {rank}: {error}");
+                passed = false;
+            }
+        }
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_threads(bench: &Bench, n: u32, timeout: u64) -> Result<u64> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = Communicator::in_process(n)?
+            .into_iter()
+            .map(|communicator| {
+                let communicator = communicator.with_timeout(Duration::from_secs(timeout));
+                std::thread::Builder::new().spawn_scoped(scope, move || bench.run(&communicator))
+            })
+            .collect();
+        let outcomes: Vec<Result<u64>> =
+            ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect();
+        // It is the same on every rank.
+        outcomes.into_iter().try_fold(0, |_, wrong| wrong)
+    })
+}
+
+fn verdict(wrong: u64) -> ExitCode {
+    if wrong == 0 {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("error: {wrong} elements are wrong");
+    ExitCode::FAILURE
+}
