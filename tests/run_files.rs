@@ -1,7 +1,7 @@
 //! `distcollective run`, with files that numpy writes and reads.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// A folder of its own, removed at the end.
 struct Folder(PathBuf);
@@ -143,4 +143,42 @@ fn what_is_wrong_is_one_line() {
     );
     python(&folder.0, "import os\nos.mkdir('out1.npy')");
     fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "out1.npy: Is a directory");
+}
+
+#[test]
+fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
+    let folder = Folder::new("progress");
+    let write = |rows| {
+        for rank in 0..2 {
+            let zeros = ndarray::Array2::<f32>::zeros((rows, 1 << 18));
+            ndarray_npy::write_npy(folder.0.join(format!("in{rank}.npy")), &zeros).expect("a file");
+        }
+    };
+    let arguments = ["--op", "all_gather", "-n", "2"];
+    write(20);
+    let output = run(&folder.0, &arguments);
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+
+    let in_terminal = || {
+        let command = format!(
+            "timeout 9 {} run --input 'in{{rank}}.npy' --output 'out{{rank}}.npy' {}",
+            env!("CARGO_BIN_EXE_distcollective"),
+            arguments.join(" ")
+        );
+        let mut script = Command::new("script");
+        let output = script.args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).current_dir(&folder.0).output();
+        let output = output.expect("script");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: script (util-linux) is not installed");
+        return;
+    }
+    let shown = in_terminal();
+    assert!(shown.contains("reading [") && shown.contains(" of 40.00 MiB"), "{shown}");
+    assert!(shown.contains("writing [") && shown.contains(" of 80.00 MiB"), "{shown}");
+    // 2 x 4 MiB read and 2 x 8 MiB written are not worth a bar.
+    write(4);
+    assert_eq!(in_terminal(), "");
 }

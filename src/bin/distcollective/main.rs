@@ -4,6 +4,7 @@ mod bench;
 mod env;
 mod launch;
 mod npy;
+mod progress;
 mod run;
 
 use std::process::ExitCode;

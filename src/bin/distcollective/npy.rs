@@ -5,11 +5,14 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
 use distcollective::{Buffer, DataType, Dims};
+use indicatif::ProgressBar;
 use ndarray::{ArrayD, IxDyn};
 use ndarray_npy::{
     ReadDataError, ReadNpyError, ReadNpyExt, ReadableElement, WritableElement, WriteDataError, WriteNpyExt,
 };
 use py_literal::Value;
+
+use crate::progress::Counted;
 
 /// An element of a file as its bits, little endian.
 trait Stored: ReadableElement + WritableElement + Copy {
@@ -99,8 +102,8 @@ impl WritableElement for Half {
     }
 }
 
-/// Reads a file as a type; without one, as the type that the file has.
-pub fn read(path: &Path, wanted: Option<DataType>) -> Result<Buffer, String> {
+/// Reads a file as a type; without one, as the type that the file has. The bar counts its bytes.
+pub fn read(path: &Path, wanted: Option<DataType>, bar: &ProgressBar) -> Result<Buffer, String> {
     let types: Vec<DataType> = match wanted {
         Some(data_type) => vec![data_type],
         // An integer file without a type is what it says.
@@ -108,14 +111,14 @@ pub fn read(path: &Path, wanted: Option<DataType>) -> Result<Buffer, String> {
     };
     for data_type in &types {
         let found = match data_type {
-            DataType::Float32 => read_as::<f32>(path, *data_type),
-            DataType::Float16 => read_as::<Half>(path, *data_type),
-            DataType::Bfloat16 => read_as::<u16>(path, *data_type),
-            DataType::Int64 => read_as::<i64>(path, *data_type),
-            DataType::Int32 => read_as::<i32>(path, *data_type),
-            DataType::Int8 => read_as::<i8>(path, *data_type),
-            DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => read_as::<u8>(path, *data_type),
-            DataType::Bool => read_as::<bool>(path, *data_type),
+            DataType::Float32 => read_as::<f32>(path, *data_type, bar),
+            DataType::Float16 => read_as::<Half>(path, *data_type, bar),
+            DataType::Bfloat16 => read_as::<u16>(path, *data_type, bar),
+            DataType::Int64 => read_as::<i64>(path, *data_type, bar),
+            DataType::Int32 => read_as::<i32>(path, *data_type, bar),
+            DataType::Int8 => read_as::<i8>(path, *data_type, bar),
+            DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => read_as::<u8>(path, *data_type, bar),
+            DataType::Bool => read_as::<bool>(path, *data_type, bar),
         };
         if let Some(buffer) = found.map_err(|e| format!("{}: {e}", path.display()))? {
             return Ok(buffer);
@@ -147,11 +150,15 @@ fn kept_as(data_type: DataType) -> &'static str {
 }
 
 /// `None` where the file is of another type.
-fn read_as<T: Stored>(path: &Path, data_type: DataType) -> Result<Option<Buffer>, String> {
+fn read_as<T: Stored>(path: &Path, data_type: DataType, bar: &ProgressBar) -> Result<Option<Buffer>, String> {
     let file = File::open(path).map_err(|e| e.to_string())?;
-    let array = match ArrayD::<T>::read_npy(BufReader::new(file)) {
+    let before = bar.position();
+    let array = match ArrayD::<T>::read_npy(BufReader::new(Counted { file, bar })) {
         Ok(array) => array,
-        Err(ReadNpyError::WrongDescriptor(_)) => return Ok(None),
+        Err(ReadNpyError::WrongDescriptor(_)) => {
+            bar.set_position(before);
+            return Ok(None);
+        }
         Err(error) => return Err(error.to_string()),
     };
     let dims: Vec<i64> = array.shape().iter().map(|&d| d as i64).collect();
@@ -164,25 +171,26 @@ fn read_as<T: Stored>(path: &Path, data_type: DataType) -> Result<Option<Buffer>
     Ok(Some(buffer))
 }
 
-/// Writes a file.
-pub fn write(path: &Path, buffer: &Buffer) -> Result<(), String> {
+/// Writes a file. The bar counts its bytes.
+pub fn write(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), String> {
     let written = match buffer.data_type() {
-        DataType::Float32 => write_as::<f32>(path, buffer),
-        DataType::Float16 => write_as::<Half>(path, buffer),
-        DataType::Bfloat16 => write_as::<u16>(path, buffer),
-        DataType::Int64 => write_as::<i64>(path, buffer),
-        DataType::Int32 => write_as::<i32>(path, buffer),
-        DataType::Int8 => write_as::<i8>(path, buffer),
-        DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => write_as::<u8>(path, buffer),
-        DataType::Bool => write_as::<bool>(path, buffer),
+        DataType::Float32 => write_as::<f32>(path, buffer, bar),
+        DataType::Float16 => write_as::<Half>(path, buffer, bar),
+        DataType::Bfloat16 => write_as::<u16>(path, buffer, bar),
+        DataType::Int64 => write_as::<i64>(path, buffer, bar),
+        DataType::Int32 => write_as::<i32>(path, buffer, bar),
+        DataType::Int8 => write_as::<i8>(path, buffer, bar),
+        DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => write_as::<u8>(path, buffer, bar),
+        DataType::Bool => write_as::<bool>(path, buffer, bar),
     };
     written.map_err(|e| format!("{}: {e}", path.display()))
 }
 
-fn write_as<T: Stored>(path: &Path, buffer: &Buffer) -> Result<(), String> {
+fn write_as<T: Stored>(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), String> {
     let elements = buffer.as_bytes().chunks(buffer.data_type().byte_len()).map(T::from_bytes).collect();
     let array = ArrayD::from_shape_vec(IxDyn(buffer.shape().as_slice()), elements).map_err(|e| e.to_string())?;
-    let mut writer = BufWriter::new(File::create(path).map_err(|e| e.to_string())?);
+    let file = File::create(path).map_err(|e| e.to_string())?;
+    let mut writer = BufWriter::new(Counted { file, bar });
     array.write_npy(&mut writer).map_err(|e| e.to_string())?;
     writer.flush().map_err(|e| e.to_string())
 }

@@ -9,7 +9,7 @@ use distcollective::{
     TensorViewMut,
 };
 
-use crate::npy;
+use crate::{npy, progress};
 
 /// Runs one DistCollective layer on `.npy` files, each rank a thread.
 ///
@@ -60,46 +60,61 @@ fn run_ranks(arguments: &Arguments) -> Result<(), String> {
             return Err(format!("{option} {pattern:?} names one file for {} ranks; put {{rank}} into it", arguments.n));
         }
     }
-    let file = |pattern: &str, rank: u32| PathBuf::from(pattern.replace("{rank}", &rank.to_string()));
     let root = arguments.root.map_or(-1, i64::from);
     let mut layer = DistCollectiveLayer::new(arguments.op, arguments.reduce_op, root, &arguments.groups)
         .map_err(|e| e.to_string())?;
     if arguments.groups.is_empty() {
         layer.set_nb_rank(arguments.n).map_err(|e| e.to_string())?;
     }
-    // All inputs before anything runs: what is wrong with a file is told in one line.
-    let inputs: Vec<Buffer> = (0..arguments.n)
-        .map(|rank| npy::read(&file(&arguments.input, rank), arguments.dtype))
-        .collect::<Result<_, String>>()?;
-    for (rank, input) in inputs.iter().enumerate().skip(1) {
-        let (first, other) = (&inputs[0], input);
+    let threads: Vec<_> = Communicator::in_process(arguments.n)
+        .map_err(|e| e.to_string())?
+        .into_iter()
+        .zip(read_inputs(arguments)?)
+        .map(|(communicator, input)| {
+            let layer = layer.clone();
+            std::thread::spawn(move || run_rank(&layer, &communicator, &input).map_err(|e| e.to_string()))
+        })
+        .collect();
+    let outputs: Vec<Result<Option<Buffer>, String>> =
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()))).collect();
+    write_outputs(arguments, &outputs.into_iter().collect::<Result<Vec<_>, String>>()?)
+}
+
+/// The file of each rank.
+fn files(arguments: &Arguments, pattern: &str) -> Vec<PathBuf> {
+    (0..arguments.n).map(|rank| PathBuf::from(pattern.replace("{rank}", &rank.to_string()))).collect()
+}
+
+/// Reads all inputs before anything runs: what is wrong with a file is told in one line.
+fn read_inputs(arguments: &Arguments) -> Result<Vec<Buffer>, String> {
+    let files = files(arguments, &arguments.input);
+    let bytes = files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum();
+    let bar = progress::bar("reading", bytes);
+    let inputs: Vec<Buffer> =
+        files.iter().map(|file| npy::read(file, arguments.dtype, &bar)).collect::<Result<_, String>>()?;
+    for (file, other) in files.iter().zip(&inputs).skip(1) {
+        let first = &inputs[0];
         if (first.data_type(), first.shape()) != (other.data_type(), other.shape()) {
             return Err(format!(
                 "{} is {} {}, and {} is {} {}",
-                file(&arguments.input, rank as u32).display(),
+                file.display(),
                 other.data_type(),
                 other.shape(),
-                file(&arguments.input, 0).display(),
+                files[0].display(),
                 first.data_type(),
                 first.shape()
             ));
         }
     }
-    let threads: Vec<_> = Communicator::in_process(arguments.n)
-        .map_err(|e| e.to_string())?
-        .into_iter()
-        .zip(inputs)
-        .map(|(communicator, input)| {
-            let (layer, path) = (layer.clone(), file(&arguments.output, communicator.rank().0));
-            std::thread::spawn(move || {
-                let output = run_rank(&layer, &communicator, &input).map_err(|e| e.to_string())?;
-                output.map_or(Ok(()), |output| npy::write(&path, &output))
-            })
-        })
-        .collect();
-    let results: Vec<Result<(), String>> =
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()))).collect();
-    results.into_iter().collect()
+    Ok(inputs)
+}
+
+/// Writes the outputs of the ranks that have one, after all ranks have succeeded.
+fn write_outputs(arguments: &Arguments, outputs: &[Option<Buffer>]) -> Result<(), String> {
+    let bytes = outputs.iter().flatten().map(|output| output.byte_len() as u64).sum();
+    let bar = progress::bar("writing", bytes);
+    let mut files = files(arguments, &arguments.output).into_iter().zip(outputs);
+    files.try_for_each(|(file, output)| output.as_ref().map_or(Ok(()), |output| npy::write(&file, output, &bar)))
 }
 
 fn run_rank(
