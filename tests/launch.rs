@@ -1,8 +1,11 @@
 //! The launcher and the launchers of others, with the demo and `distcollective env` as programs.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, ToSocketAddrs};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 const DEMO: &str = env!("CARGO_BIN_EXE_sample_dist_collective");
@@ -94,6 +97,104 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     let (output, text) = launch(2, &["/no/such/program"]);
     assert_eq!(output.status.code(), Some(127), "{text}");
     assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
+}
+
+#[test]
+fn the_rank_that_fails_first_is_blamed() {
+    // Rank 0 fails as soon as it sees that rank 1 has ended.
+    let file = format!("/tmp/{}", unique("dcl-test-first"));
+    let script = format!(
+        "if [ $RANK = 1 ]; then echo $$ > {file}.new; mv {file}.new {file}; exit 7; fi
+        until [ -e {file} ]; do sleep 0.01; done; read pid < {file}; rm {file}
+        while grep -q '^State:[[:space:]]*[^ZX[:space:]]' /proc/$pid/status; do :; done; exit 3"
+    );
+    let (output, text) = launch(2, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    assert!(text.contains("error: rank 1 exited with code 7"), "{text}");
+}
+
+/// Starts the launcher in a shell that does `before`, with no signal ignored, and leaves it running.
+fn start(before: &str, n: u32, script: &str) -> Child {
+    timed("env")
+        .args(["--default-signal", "sh", "-c", &format!("{before} exec \"$@\""), "sh"])
+        .args([DISTCOLLECTIVE, "launch", "-n", &n.to_string(), "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the launcher starts")
+}
+
+/// `timeout` passes a signal on to the launcher.
+fn send(signal: Signal, child: &Child) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+}
+
+#[test]
+fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
+    for (signal, number) in [(Signal::HUP, 1), (Signal::INT, 2), (Signal::TERM, 15)] {
+        let mut child = start("", 2, "echo $$; sleep 60");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let pids: Vec<String> = lines.take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
+        send(signal, &child);
+        let output = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(128 + number), "{text}");
+        assert_eq!(text, format!("error: interrupted by signal {number}; the ranks were ended\n"));
+        for pid in pids {
+            // Whoever inherits it may not have reaped it yet.
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            assert!(status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX"), "{status}");
+        }
+    }
+}
+
+#[test]
+fn a_hangup_that_is_ignored_stays_ignored() {
+    let mut child = start("trap '' HUP;", 1, "echo up; sleep 0.5; echo done");
+    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut text = String::new();
+    stdout.read_line(&mut text).expect("a line");
+    send(Signal::HUP, &child);
+    stdout.read_to_string(&mut text).expect("the rest");
+    assert!(child.wait().expect("it ends").success(), "{text}");
+    assert_eq!(text, "[0] up\n[0] done\n");
+}
+
+#[test]
+fn more_ranks_than_the_system_allows_are_one_line() {
+    let limited = format!("ulimit -n 64; exec {DISTCOLLECTIVE} launch -n 100 -- sleep 60");
+    let (output, text) = run(timed("sh").args(["-c", &limited]));
+    assert_eq!(output.status.code(), Some(127), "{text}");
+    assert!(text.starts_with("error: rank ") && text.contains("Too many open files"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// More than fits into one pipe, and less than fits into the two on the way: the rank ends while the launcher still writes.
+const MUCH: &str = "yes 12345678901234567890123456789012345678901234567890 | head -n 2000; echo last";
+
+#[test]
+fn the_last_output_waits_for_a_slow_reader() {
+    let mut child = start("", 1, MUCH);
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut text = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!(text.lines().count(), 2001);
+    assert!(text.ends_with("\n[0] last\n"));
+
+    // Nobody reads at all; a signal still ends it.
+    let mut child = start("", 1, MUCH);
+    std::thread::sleep(Duration::from_millis(500));
+    send(Signal::TERM, &child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(128 + 15));
+}
+
+#[test]
+fn what_a_rank_leaves_behind_is_heard_while_it_speaks() {
+    let script = "(for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo more $i; done; sleep 20) & echo bye";
+    let (output, text) = launch(1, &["sh", "-c", script]);
+    assert!(output.status.success(), "{text}");
+    assert!(text.starts_with("[0] bye\n") && text.ends_with("[0] more 8\n"), "{text}");
 }
 
 /// The demo's ranks, each with variables set by hand.

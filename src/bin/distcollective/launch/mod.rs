@@ -1,0 +1,229 @@
+//! `distcollective launch`: one process a rank.
+
+mod events;
+mod output;
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, pidfd_open, waitid,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use events::{Event, Events};
+use output::Output;
+
+/// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+///
+/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended, and the exit code is the
+/// failed rank's (128 and the signal's number where a signal ended it). SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
+/// is then 128 and the signal's number.
+///
+/// Example: distcollective launch -n 4 -- sample_dist_collective --op all
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The number of ranks
+    #[arg(short, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    n: u32,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<String>,
+}
+
+/// How long the other ranks have to end by themselves when one has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    match launch(arguments) {
+        Ok(Outcome::Success) => ExitCode::SUCCESS,
+        Ok(Outcome::Interrupted(signal)) => {
+            eprintln!("error: interrupted by signal {signal}; the ranks were ended");
+            exit_code(128 + signal)
+        }
+        Ok(Outcome::Failed(number, status)) => {
+            let others = if arguments.n > 1 { "; the other ranks were ended" } else { "" };
+            eprintln!("error: rank {number} {}{others}", describe(status));
+            exit_code(status.exit_status().unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0)))
+        }
+        Err(text) => {
+            eprintln!("error: {text}");
+            ExitCode::from(127)
+        }
+    }
+}
+
+enum Outcome {
+    Success,
+    /// The first rank that failed.
+    Failed(usize, WaitIdStatus),
+    /// The first signal.
+    Interrupted(i32),
+}
+
+fn launch(arguments: &Arguments) -> Result<Outcome, String> {
+    let mut launch = Launch {
+        ranks: Vec::new(),
+        events: Events::new().map_err(|e| format!("events cannot be watched: {e}"))?,
+        output: Output::default(),
+    };
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        launch.events.add_signal(signal).map_err(|e| format!("signal {signal} cannot be watched: {e}"))?;
+    }
+    let mut outcome = launch.start(arguments).and_then(|()| launch.watch());
+    if !matches!(outcome, Ok(Outcome::Success)) {
+        launch.end_all();
+    }
+    launch.output.drain(|interval| match launch.next_signal(interval) {
+        Some(signal) => {
+            launch.end_all();
+            outcome = Ok(Outcome::Interrupted(signal));
+            true
+        }
+        None => false,
+    });
+    outcome
+}
+
+/// A rank's process. It is not reaped while the launcher lives, so that its number is nobody else's.
+struct Rank {
+    pid: Pid,
+    status: Option<WaitIdStatus>,
+}
+
+impl Rank {
+    /// How the rank has ended, if it has.
+    fn look(&mut self) -> rustix::io::Result<Option<WaitIdStatus>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        self.status = waitid(WaitId::Pid(self.pid), options)?;
+        Ok(self.status)
+    }
+
+    /// Sends a signal to a rank and all its children: each rank is a process group.
+    fn end(&self, signal: Signal) {
+        // All its processes may have ended.
+        let _ = kill_process_group(self.pid, signal);
+    }
+}
+
+struct Launch {
+    ranks: Vec<Rank>,
+    events: Events,
+    output: Output,
+}
+
+impl Launch {
+    fn start(&mut self, arguments: &Arguments) -> Result<(), String> {
+        // A port that nobody uses now. The host backend takes it as a name only; what crosses machines will listen on it.
+        let port = TcpListener::bind(("127.0.0.1", 0))
+            .and_then(|listener| listener.local_addr())
+            .map_err(|e| format!("no free port: {e}"))?
+            .port();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let job = format!("{}-{}", std::process::id(), now.as_nanos());
+        let (program, rest) = arguments.program.split_first().ok_or("there is no program")?;
+        for number in 0..arguments.n {
+            let mut command = Command::new(program);
+            command
+                .args(rest)
+                .env("RANK", number.to_string())
+                .env("WORLD_SIZE", arguments.n.to_string())
+                .env("LOCAL_RANK", number.to_string())
+                .env("LOCAL_WORLD_SIZE", arguments.n.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("DCL_JOB_ID", &job)
+                .process_group(0)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let end_with_parent = || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                Ok(())
+            };
+            // SAFETY: between fork and exec the child makes one system call, which allocates nothing and takes no lock.
+            unsafe { command.pre_exec(end_with_parent) };
+            let child = command.spawn().map_err(|e| format!("rank {number}: {program:?} cannot be started: {e}"))?;
+            self.take_in(number, child).map_err(|e| format!("rank {number} cannot be watched: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Watches a rank that was started just now, and its output.
+    fn take_in(&mut self, number: u32, mut child: Child) -> std::io::Result<()> {
+        let pid = Pid::from_child(&child);
+        self.ranks.push(Rank { pid, status: None });
+        self.events.add_rank(number as usize, pidfd_open(pid, PidfdFlags::empty())?)?;
+        if let Some(pipe) = child.stdout.take() {
+            self.output.forward(number, pipe, std::io::stdout)?;
+        }
+        if let Some(pipe) = child.stderr.take() {
+            self.output.forward(number, pipe, std::io::stderr)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all ranks. When one fails or somebody interrupts, the others are ended.
+    fn watch(&mut self) -> Result<Outcome, String> {
+        let mut outcome = Outcome::Success;
+        let mut ending_since = None;
+        // What is sent to the ranks that are left, and when; the last one first.
+        let mut steps: Vec<(Instant, Signal)> = Vec::new();
+        while self.ranks.iter().any(|rank| rank.status.is_none()) {
+            let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            let event = self.events.next(timeout).map_err(|e| format!("events cannot be waited for: {e}"))?;
+            let now = Instant::now();
+            match event {
+                Some(Event::Ended(number)) => {
+                    let status = self.ranks[number].look().map_err(|e| format!("rank {number}: {e}"))?;
+                    if let Some(status) = status.filter(|status| status.exit_status() != Some(0))
+                        && matches!(outcome, Outcome::Success)
+                    {
+                        outcome = Outcome::Failed(number, status);
+                        // Ranks that wait for the one that failed end by themselves and say why; the others are told, then
+                        // ended.
+                        ending_since = Some(now);
+                        steps = vec![(now + 2 * GRACE, Signal::KILL), (now + GRACE, Signal::TERM)];
+                    }
+                }
+                Some(Event::Signal(signal)) if !matches!(outcome, Outcome::Interrupted(_)) => {
+                    outcome = Outcome::Interrupted(signal);
+                    let since = ending_since.unwrap_or(now);
+                    steps = vec![(since + 2 * GRACE, Signal::KILL), (now, Signal::TERM)];
+                }
+                _ => {}
+            }
+            while let Some((_, signal)) = steps.pop_if(|(at, _)| *at <= now) {
+                self.ranks.iter().filter(|rank| rank.status.is_none()).for_each(|rank| rank.end(signal));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Ends what is left, and what the ranks had started.
+    fn end_all(&self) {
+        self.ranks.iter().for_each(|rank| rank.end(Signal::KILL));
+    }
+
+    /// Waits so long for a signal.
+    fn next_signal(&self, timeout: Duration) -> Option<i32> {
+        match self.events.next(Some(timeout)) {
+            Ok(Some(Event::Signal(signal))) => Some(signal),
+            _ => None,
+        }
+    }
+}
+
+fn describe(status: WaitIdStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

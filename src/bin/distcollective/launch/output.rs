@@ -1,0 +1,85 @@
+//! What the ranks write, on its way to where the launcher writes.
+
+use std::io::{BufRead, BufReader, Read, Result, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long nothing has to come before a pipe counts as held open by a rank's own child.
+const QUIET: Duration = Duration::from_secs(1);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The threads that copy the ranks' output.
+#[derive(Default)]
+pub struct Output {
+    threads: Vec<JoinHandle<()>>,
+    traffic: Arc<Traffic>,
+}
+
+#[derive(Default)]
+struct Traffic {
+    bytes_read: AtomicU64,
+    /// How many threads are writing: they wait for whoever reads the launcher's output, and not for a rank.
+    writing: AtomicUsize,
+}
+
+impl Output {
+    /// Copies a rank's lines, each with its number in front, whole.
+    pub fn forward<W: Write + 'static>(
+        &mut self,
+        rank: u32,
+        pipe: impl Read + Send + 'static,
+        to: fn() -> W,
+    ) -> Result<()> {
+        let traffic = Arc::clone(&self.traffic);
+        let thread = std::thread::Builder::new().spawn(move || {
+            let mut lines = BufReader::new(Counted { pipe, traffic: &traffic });
+            let mut line = Vec::new();
+            while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+                if !line.ends_with(b"\n") {
+                    line.push(b'\n');
+                }
+                let mut text = format!("[{rank}] ").into_bytes();
+                text.append(&mut line);
+                traffic.writing.fetch_add(1, Ordering::Relaxed);
+                // Whoever reads us may have gone; the rank goes on.
+                let _ = to().write_all(&text);
+                traffic.writing.fetch_sub(1, Ordering::Relaxed);
+            }
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits until everything that the ranks wrote is where it belongs, or until `interrupted`. The pipes end with the ranks,
+    /// unless a rank's own child still holds one.
+    pub fn drain(&self, mut interrupted: impl FnMut(Duration) -> bool) {
+        let mut before = 0;
+        let mut quiet_since = Instant::now();
+        while self.threads.iter().any(|thread| !thread.is_finished()) && quiet_since.elapsed() < QUIET {
+            if interrupted(POLL_INTERVAL) {
+                return;
+            }
+            let bytes_read = self.traffic.bytes_read.load(Ordering::Relaxed);
+            if bytes_read != before || self.traffic.writing.load(Ordering::Relaxed) > 0 {
+                before = bytes_read;
+                quiet_since = Instant::now();
+            }
+        }
+    }
+}
+
+struct Counted<'a, R> {
+    pipe: R,
+    traffic: &'a Traffic,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let count = self.pipe.read(bytes)?;
+        self.traffic.bytes_read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
