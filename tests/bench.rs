@@ -155,7 +155,7 @@ fn under_a_launcher_it_is_one_rank_and_rank_0_prints() {
 
     for (arguments, says) in [
         (["-n", "2"], "[0] error: -n is 2, and the launcher started 3\n"),
-        (["--backend", "nccl"], "error: there is no NCCL backend yet"),
+        (["--backend", "nccl"], "there is no NCCL backend yet"),
     ] {
         let (output, stdout, stderr) = under(&arguments);
         assert!(output.status.code() == Some(1) && stdout.is_empty() && stderr.contains(says), "{stdout}{stderr}");
