@@ -74,7 +74,7 @@ fn ranks_that_disagree_all_get_all_calls_and_nothing_is_written() {
         let mut x = [1.0f32, 2.0];
         let error = match c.rank().0 {
             1 => c.all_reduce(&mut x, ReduceOperation::Max),
-            2 => c.broadcast(&mut x[..1], Rank(0)),
+            2 => c.all_gather(&[0u8], &mut [0u8; 3]),
             _ => c.all_reduce(&mut x, ReduceOperation::Sum),
         };
         assert_eq!(x, [1.0, 2.0]);
@@ -83,13 +83,48 @@ fn ranks_that_disagree_all_get_all_calls_and_nothing_is_written() {
     });
     for (rank, (error, again)) in errors.into_iter().enumerate() {
         let text = "ranks disagree on collective 1: rank 0 calls all_reduce(sum) of 2 float32; rank 1 calls all_reduce(max) of \
-                    2 float32; rank 2 calls broadcast from group rank 0 of 1 float32";
+                    2 float32; rank 2 calls all_gather of 1 uint8";
         for error in [error, again] {
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             assert_eq!(error.to_string(), format!("rank {rank}: {text}"));
             assert_eq!(error.rank(), Some(Rank(rank as u32)));
         }
     }
+}
+
+/// Who waits for one rank only compares with that one, whoever else has come.
+#[test]
+fn a_rank_that_takes_from_a_root_compares_with_the_root() {
+    let errors = on_ranks(3, |c| {
+        let result = match c.rank().0 {
+            2 => c.broadcast(&mut [0u8], Rank(0)),
+            _ => c.all_reduce(&mut [0f32], ReduceOperation::Sum),
+        };
+        result.expect_err("they disagree")
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        let text = error.to_string();
+        assert!(text.contains("rank 2 calls broadcast from group rank 0 of 1 uint8"), "{text}");
+        assert!(
+            text.contains("call all_reduce(sum) of 1 float32") || text.contains("rank 0 calls all_reduce(sum)"),
+            "{text}"
+        );
+    }
+}
+
+/// The root has returned when the others find that they want something else; it is told by its next call.
+#[test]
+fn a_root_that_gave_learns_of_a_disagreement_from_its_next_call() {
+    let errors = on_ranks(2, |c| {
+        if c.rank() == Rank(0) {
+            c.broadcast(&mut [1u8], Rank(0)).expect("it waits for nobody");
+            c.finalize().expect_err("rank 1 wanted something else").kind()
+        } else {
+            c.reduce(&mut [1u8], ReduceOperation::Sum, Rank(1)).expect_err("rank 0 does not reduce").kind()
+        }
+    });
+    assert_eq!(errors, [ErrorKind::Disagreement; 2]);
 }
 
 #[test]

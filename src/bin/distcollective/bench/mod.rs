@@ -149,7 +149,11 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     match arguments.backend.to_ascii_lowercase().as_str() {
         "host" | "gloo" | "auto" => {}
         "nccl" => return Err("there is no NCCL backend yet; \"host\" does the same on one machine without GPUs".into()),
-        other => return Err(format!("{other:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"").into()),
+        other => {
+            return Err(
+                format!("{other:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"").into()
+            );
+        }
     }
     let n = arguments.n.unwrap_or(2);
     let bench = prepare(arguments, n, "threads", "host")?;
