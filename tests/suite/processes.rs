@@ -120,6 +120,7 @@ fn child() {
                 "sum until told" | "sum until told, soon" => sum_until_told(&communicator),
                 "sum, then rank 1 exits" => sum_then_rank_1(&communicator, || std::process::exit(0)),
                 "sum, then rank 1 panics" => sum_then_rank_1(&communicator, || panic!("on purpose")),
+                "allocate and free" => allocate_and_free(&communicator),
                 "lose a stopped peer" => lose_a_stopped_peer(&communicator.with_timeout(Duration::from_millis(300))),
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
                 other => panic!("no role {other}"),
@@ -145,6 +146,52 @@ fn leftovers() -> [usize; 3] {
         std::thread::sleep(Duration::from_millis(1));
     }
     [entries("/proc/self/fd"), mappings, entries("/proc/self/task")]
+}
+
+/// The shared memory that this process has at hand, in KiB.
+fn shared_kib() -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("the mappings");
+    let mut is_shared = false;
+    let mut sum = 0;
+    for line in maps.lines() {
+        match line.strip_prefix("Rss:") {
+            Some(rss) if is_shared => sum += rss.trim().trim_end_matches(" kB").parse::<u64>().expect("a number"),
+            Some(_) => {}
+            None if line.contains("-") && line.split_whitespace().count() >= 5 => is_shared = line.contains("memfd:"),
+            None => {}
+        }
+    }
+    sum
+}
+
+/// Symmetric memory is there for all while they have it, whichever of them frees his first, and comes back without an end of the
+/// communicator.
+fn allocate_and_free(communicator: &Communicator) {
+    const LEN: usize = 4 << 20;
+    let before = shared_kib();
+    for first in 0..3 {
+        let mut kept = communicator.allocate(DataType::Int32, [LEN as i64]).expect("memory");
+        let freed = communicator.allocate(DataType::Uint8, [LEN as i64]).expect("memory");
+        if communicator.rank() == Rank(first) {
+            drop(freed);
+            communicator.all_reduce(&mut kept, ReduceOperation::Sum).expect("a sum");
+        } else {
+            kept.as_mut_slice::<i32>().expect("int32").fill(1);
+            communicator.all_reduce(&mut kept, ReduceOperation::Sum).expect("a sum");
+            drop(freed);
+        }
+        assert!(kept.as_slice::<i32>().expect("int32").iter().all(|x| *x == 2));
+        assert!(shared_kib() - before >= LEN as u64 * 4 / 1024, "{} {before}", shared_kib());
+        communicator.barrier().expect("a barrier");
+        drop(kept);
+        communicator.barrier().expect("a barrier");
+        // What the meeting and its stages need is there; what was allocated is not.
+        assert!(shared_kib() < before + 2 * 1024, "{} KiB, and {before} before", shared_kib());
+    }
+    // Memory outlives the communicator.
+    let mut last = communicator.allocate(DataType::Int32, [1000]).expect("memory");
+    communicator.barrier().expect("a barrier");
+    last.as_mut_slice::<i32>().expect("int32").fill(3);
 }
 
 /// Sums for a while; then rank 1 does something, and the others are told of it.
@@ -365,6 +412,13 @@ fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
     signal(&stopped, "CONT");
     let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
     assert!(success && text.contains("ended the communicator"), "{text}");
+}
+
+#[test]
+fn symmetric_memory_comes_back_when_it_is_freed() {
+    for (rank, (success, text)) in wait_all(three("allocate and free", &new_job()), DEADLINE).into_iter().enumerate() {
+        assert!(success, "rank {rank}: {text}");
+    }
 }
 
 #[test]
