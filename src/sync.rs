@@ -62,7 +62,7 @@ mod real {
     /// Plain memory that is written by one rank and then read by others. The model checks that nobody reads while somebody
     /// writes; here there is nothing to it.
     #[derive(Default)]
-    pub(crate) struct Tracked;
+    pub(crate) struct Tracked(());
 
     impl Tracked {
         #[inline]

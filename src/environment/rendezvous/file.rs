@@ -86,7 +86,6 @@ impl Drop for Announcement {
 
 /// Reads where rank 0 is. The file may be absent or empty until rank 0 has come, and may be what a crashed job has left.
 pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
-    let cannot = |e: std::io::Error| error!(System, "file {path:?} cannot be read: {e}").with_source(e);
     // Without NONBLOCK, opening a pipe would wait for a writer.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -95,9 +94,10 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
             return Err(Obstacle::Passing("the file was not there".to_owned()));
         }
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(not_regular(path).into()),
-        Err(e) => return Err(cannot(e).into()),
+        Err(e) => return Err(error!(System, "file {path:?} cannot be read: {e}").with_source(e).into()),
     };
-    let metadata = file.metadata().map_err(cannot)?;
+    // From here on a failure may come of rank 0's changing the file, on a network file system.
+    let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(not_regular(path).into());
     }
@@ -115,7 +115,7 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
         .into());
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST_FILE).read_to_end(&mut bytes).map_err(cannot)?;
+    file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
     let whereabouts = std::str::from_utf8(&bytes).ok().and_then(parse);
     whereabouts.ok_or_else(|| {
         error!(

@@ -9,7 +9,7 @@ use super::protocol::{
     Answer, Claim, Key, LONGEST_OF_MEMBER, LONGEST_OF_STRANGER, Message, PROTOCOL, Statement, random,
 };
 use super::{Place, Terms, ended_by_rank_0, file, tcp};
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result, bail, error};
 
 /// How long to wait before the second attempt; each further wait is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -43,22 +43,23 @@ pub(super) struct Whereabouts {
 /// Comes to the meeting, and waits until it is complete. Gives the connection to rank 0 and the meeting's nonce.
 pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> {
     let mut pause = FIRST_PAUSE;
+    let mut reason = String::new();
     let (mut line, nonce) = loop {
-        let reason = match attempt(place, terms) {
+        match attempt(place, terms) {
             Ok(found) => break found,
             Err(Obstacle::Final(error)) => return Err(error),
-            Err(Obstacle::Passing(reason)) => reason,
-        };
-        let left = terms.deadline.saturating_duration_since(Instant::now());
-        // An attempt that has no time would say less than the one before it.
-        if left <= pause {
-            return Err(error!(
+            Err(Obstacle::Passing(now)) if reason.is_empty() || Instant::now() < terms.deadline => reason = now,
+            // An attempt that the deadline has cut short says less than the one before.
+            Err(Obstacle::Passing(_)) => {}
+        }
+        std::thread::sleep(pause.min(terms.deadline.saturating_duration_since(Instant::now())));
+        pause = LONGEST_PAUSE.min(pause * 2);
+        if Instant::now() >= terms.deadline {
+            bail!(
                 DeadlineExceeded,
                 "rank 0 was not found at {place} before the deadline; at the last attempt: {reason}"
-            ));
+            );
         }
-        std::thread::sleep(pause);
-        pause = LONGEST_PAUSE.min(pause * 2);
     };
     match line.receive(LONGEST_OF_MEMBER, terms.deadline) {
         Ok(Message::Complete) => Ok((line, nonce)),

@@ -12,7 +12,7 @@ use super::protocol::{
     Answer, Challenge, Claim, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Proof, Statement, random,
 };
 use super::{Place, Terms};
-use crate::error::{Result, error};
+use crate::error::{Error, Result, bail, error};
 use crate::rank::list_ranks;
 
 /// How long a connection may take to say hello.
@@ -62,7 +62,7 @@ pub(super) fn gather(
     }
 }
 
-fn failed(e: std::io::Error) -> crate::error::Error {
+fn failed(e: std::io::Error) -> Error {
     error!(System, "rank 0 cannot wait for the others: {e}").with_source(e)
 }
 
@@ -75,12 +75,12 @@ impl Gathering<'_> {
                 return Ok(());
             }
             if Instant::now() >= self.terms.deadline {
-                return Err(error!(
+                let world_size = self.terms.world_size;
+                bail!(
                     DeadlineExceeded,
-                    "{} of {} did not come to {place} before the deadline",
-                    list_ranks(missing),
-                    self.terms.world_size
-                ));
+                    "{} of {world_size} did not come to {place} before the deadline",
+                    list_ranks(missing)
+                );
             }
             self.turn(listener)?;
         }

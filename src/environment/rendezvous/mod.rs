@@ -5,9 +5,9 @@
 //! file. The others connect to it. Both ends prove that they know the job's text, the secret where there is one, and the
 //! file's nonce where there is a file; whoever cannot is sent away, and the meeting goes on.
 //!
-//! The proofs keep other jobs and strangers out; they do not hide or protect what is said after them. Without a secret, whoever
-//! reaches the port and guesses the job's text can take part. With one, whoever listens to the network can try guesses of the
-//! secret, so it has to be a long random one where the network is not trusted.
+//! The proofs keep other jobs and strangers out. Nothing is encrypted, and what is said after the proofs is not protected.
+//! Without a secret, whoever reaches the port and guesses the job's text can take part; so a network that is not trusted needs
+//! one (`DCL_SECRET`), and a long random one, for whoever listens there can try guesses at leisure.
 
 mod file;
 mod guest;
@@ -15,6 +15,8 @@ mod host;
 mod line;
 mod protocol;
 mod tcp;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
@@ -40,8 +42,9 @@ const NONCE_BYTES: usize = 16;
 pub(crate) enum Place {
     /// Rank 0 listens at this host and port.
     Tcp { host: String, port: u16 },
-    /// Rank 0 writes into this file where it listens. The file has to be absent or empty before, and is gone afterwards; all
-    /// ranks have to be the same user. One file is for one job: rank 0 of a second one fails while it is there.
+    /// Rank 0 listens at every address of its machine, on a port that the system chooses, and writes into this file where. The
+    /// file has to be absent or empty before, and is gone afterwards; all ranks have to be the same user. One file is for one
+    /// job: rank 0 of a second one fails while it is there.
     File(PathBuf),
 }
 
@@ -68,6 +71,7 @@ pub(crate) struct Terms<'a> {
 
 /// All ranks of a job, connected in a star around rank 0.
 pub(crate) struct Meeting {
+    rank: u32,
     nonce: String,
     star: Star,
     /// What ended the meeting; nothing can be exchanged after that.
@@ -106,7 +110,7 @@ pub(crate) fn meet(place: &Place, terms: &Terms<'_>) -> Result<Meeting> {
         let (line, nonce) = guest::visit(place, terms)?;
         (Star::Ray { line, world_size: terms.world_size }, nonce)
     };
-    Ok(Meeting { nonce, star, end: None })
+    Ok(Meeting { rank: terms.rank, nonce, star, end: None })
 }
 
 /// Rank 0's part. A world of one opens no socket.
@@ -153,7 +157,11 @@ impl Meeting {
             return Err(end.clone());
         }
         let parts = if part.len() > LONGEST_PART {
-            Err(error!(InvalidArgument, "a part has {} bytes, and at most {LONGEST_PART} are allowed", part.len()))
+            let (rank, len) = (self.rank, part.len());
+            Err(error!(
+                InvalidArgument,
+                "rank {rank} gave a part of {len} bytes, and at most {LONGEST_PART} are allowed"
+            ))
         } else {
             match &mut self.star {
                 Star::Center(lines) => collect(lines, part, deadline),
@@ -179,9 +187,7 @@ fn collect(lines: &mut [Line], part: &[u8], deadline: Instant) -> Result<Vec<Vec
             match line.pull(LONGEST_OF_MEMBER) {
                 Ok(None) => {}
                 Ok(Some(Message::Part(bytes))) if part.is_none() => *part = Some(bytes),
-                Ok(Some(_)) => {
-                    bail!(PeerLost, "rank {rank} was lost during the exchange: it says what nobody asked for")
-                }
+                Ok(Some(_)) => return Err(lost(rank, out_of_turn())),
                 Err(e) => return Err(lost(rank, e)),
             }
         }
@@ -247,11 +253,15 @@ fn ended_by_rank_0(came: io::Result<Message>) -> Error {
     match came {
         Ok(Message::Late(reason)) => error!(DeadlineExceeded, "{reason}"),
         Ok(Message::Lost(reason)) => error!(PeerLost, "{reason}"),
-        Ok(_) => error!(PeerLost, "rank 0 was lost: it says what nobody asked for"),
+        Ok(_) => lost(0, out_of_turn()),
         Err(e) => lost(0, e),
     }
 }
 
 fn lost(rank: u32, e: io::Error) -> Error {
     error!(PeerLost, "rank {rank} was lost: {e}").with_source(e)
+}
+
+fn out_of_turn() -> io::Error {
+    io::Error::other("it sent a message out of turn")
 }

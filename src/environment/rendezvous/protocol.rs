@@ -76,6 +76,7 @@ impl Key {
         Ok(Key(key))
     }
 
+    /// What only one who knows the key can say about a statement.
     pub(super) fn prove(&self, statement: &Statement<'_>) -> Result<Proof> {
         Ok(self.over(statement)?.finalize().into_bytes().into())
     }

@@ -18,7 +18,10 @@ const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr
 /// others, at every address of this machine of the same family. A name that means this machine's loopback to itself only, as
 /// `/etc/hosts` often has it, counts as such a name.
 pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
-    let found = resolve(host, port, deadline).unwrap_or_default();
+    let found = resolve(host, port, deadline).unwrap_or_else(|reason| {
+        tracing::warn!("{reason}; rank 0 listens at every address of this machine");
+        Vec::new()
+    });
     let own = found.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback() || is_loopback(host));
     let only_v4 = !found.is_empty() && found.iter().all(SocketAddr::is_ipv4);
     let any = ANY.into_iter().filter(|ip| ip.is_ipv4() || !only_v4);
@@ -31,7 +34,7 @@ pub(super) fn listen_anywhere() -> Result<TcpListener> {
 }
 
 fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Result<TcpListener> {
-    let mut last = None;
+    let mut refusal = error!(System, "rank 0 has no address to listen at");
     for address in addresses {
         match TcpListener::bind((address, port)) {
             Ok(listener) => return Ok(listener),
@@ -43,13 +46,10 @@ fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Re
                 );
                 return Err(error.with_source(e));
             }
-            Err(e) => last = Some((address, e)),
+            Err(e) => refusal = error!(System, "rank 0 cannot listen at {address}, port {port}: {e}").with_source(e),
         }
     }
-    Err(match last {
-        Some((address, e)) => error!(System, "rank 0 cannot listen at {address}, port {port}: {e}").with_source(e),
-        None => error!(System, "rank 0 has no address to listen at"),
-    })
+    Err(refusal)
 }
 
 /// The addresses at which others may reach a port of this machine, the likeliest first.
@@ -69,9 +69,12 @@ fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The addresses of a host. The system may take its time for that, so it is asked on a thread of its own.
+/// The addresses of a host. The system may take its time to look up a name, so it is asked on a thread of its own.
 pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
     let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    if let Ok(ip) = name.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
     let (sender, addresses) = channel();
     let asked = std::thread::Builder::new().name("dcl-resolve".to_owned()).spawn(move || {
         // The asker may have given up.
@@ -86,6 +89,7 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::
     }
 }
 
+/// Connects to an address of a host.
 pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Line> {
     // No time at all would be an error of its own.
     let left = attempt_until(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
