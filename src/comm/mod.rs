@@ -45,7 +45,8 @@ use signature::Signature;
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
-///   told at once.
+///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
+///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
 #[derive(Clone)]
 pub struct Communicator {
     backend: Arc<dyn Backend>,

@@ -1,4 +1,4 @@
-//! Which backend the ranks use: what each wants and can, compared among all of them.
+//! What the ranks say of themselves when they have met, and what follows: the backend, and rank 0's seed.
 
 use std::net::{ToSocketAddrs, UdpSocket};
 use std::str::FromStr;
@@ -49,15 +49,17 @@ pub(super) struct Statement {
     /// What tells machines apart, as far as the host backend cares.
     machine: String,
     hostname: String,
+    seed: u64,
 }
 
 impl Statement {
-    pub(super) fn new(wanted: Wanted) -> Self {
+    pub(super) fn new(wanted: Wanted, seed: u64) -> Self {
         // Abstract sockets are found within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         Statement {
             wanted,
+            seed,
             machine: format!("{} {}", boot.trim(), network.display()),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
@@ -68,8 +70,8 @@ impl Statement {
     }
 }
 
-/// Lets all ranks come to the same end: the host backend, or an error with everybody who stands in its way.
-pub(super) fn agree_on_host(statements: &[Vec<u8>]) -> Result<()> {
+/// Lets all ranks come to the same end: the host backend, with rank 0's seed, or an error with everybody who stands in its way.
+pub(super) fn agree_on_host(statements: &[Vec<u8>]) -> Result<u64> {
     let statements: Vec<Statement> = statements
         .iter()
         .enumerate()
@@ -109,7 +111,7 @@ pub(super) fn agree_on_host(statements: &[Vec<u8>]) -> Result<()> {
             statements[other as usize].hostname
         );
     }
-    Ok(())
+    Ok(first.seed)
 }
 
 /// Whether a host is this machine: its loopback, its own name, or one of its addresses.
@@ -128,13 +130,13 @@ mod tests {
 
     fn verdict(statements: &[Statement]) -> String {
         let bytes: Vec<_> = statements.iter().map(|statement| statement.to_bytes().expect("bytes")).collect();
-        agree_on_host(&bytes).map_or_else(|error| error.to_string(), |()| "host".to_owned())
+        agree_on_host(&bytes).map_or_else(|error| error.to_string(), |seed| format!("host, {seed}"))
     }
 
     #[test]
     fn all_come_to_the_same_end() {
-        let of = Statement::new;
-        assert_eq!(verdict(&[of(Wanted::Auto), of(Wanted::Auto)]), "host");
+        let of = |wanted| Statement::new(wanted, 5);
+        assert_eq!(verdict(&[of(Wanted::Auto), Statement::new(Wanted::Auto, 6)]), "host, 5");
         assert_eq!(
             verdict(&[of(Wanted::Nccl), of(Wanted::Auto), of(Wanted::Nccl)]),
             "ranks want different backends: ranks 0 and 2 ask for \"nccl\"; rank 1 asks for \"auto\""
@@ -155,7 +157,7 @@ mod tests {
     #[test]
     fn this_machine_is_known_by_its_names() {
         assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
-        assert!(is_this_machine(&Statement::new(Wanted::Auto).hostname));
+        assert!(is_this_machine(&Statement::new(Wanted::Auto, 0).hostname));
         // A documentation address, which no machine has.
         assert!(!is_this_machine("192.0.2.1"));
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use super::rendezvous;
@@ -260,8 +261,8 @@ impl Search<'_> {
 
     fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
         let text = (self.variable)(name).filter(|text| !text.is_empty());
-        given.or_else(|| match text?.trim().parse() {
-            Ok(port) => Some(port),
+        given.or_else(|| match text?.trim().parse::<NonZeroU16>() {
+            Ok(port) => Some(port.get()),
             Err(_) => {
                 let text = (self.variable)(name).unwrap_or_default();
                 self.mistakes.push(format!("{name} is {text:?}, which is not a port"));

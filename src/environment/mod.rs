@@ -185,7 +185,7 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// How long to wait for other ranks, now and in each call.
+    /// How long to wait for the other ranks, altogether now and then in each call.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -210,12 +210,11 @@ impl EnvironmentBuilder {
         let discovery = discovery::discover(&self.given, &|name| std::env::var(name).ok())?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
-        let communicator = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank))?;
+        let met = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank));
+        let (communicator, seed) = met?;
         GENERATION.store(generation + 1, Ordering::Relaxed);
-        let mut seed = [self.seed.cast_signed()];
-        communicator.broadcast(&mut seed, Rank(0))?;
         let environment = Environment {
-            seed: seed[0].cast_unsigned(),
+            seed,
             groups: Mutex::new(BTreeMap::from([(DEFAULT_GROUP.to_owned(), Some(communicator.clone()))])),
             communicator,
             discovery,
@@ -227,15 +226,18 @@ impl EnvironmentBuilder {
         Ok(environment)
     }
 
-    /// Meets the other ranks, finds that all want the same backend and can have it, and makes the communicator.
-    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<Communicator> {
-        let statement = Statement::new(wanted).to_bytes()?;
+    /// Meets the other ranks, finds that all want the same backend and can have it, and makes the communicator. Gives rank 0's
+    /// seed with it.
+    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, u64)> {
+        let now = Instant::now();
+        let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
+        let statement = Statement::new(wanted, self.seed).to_bytes()?;
         let job = format!("environment {generation} of {}", discovery.job);
         let place = match &discovery.meeting {
             MeetingPoint::Machine => {
-                let communicator = self.meet_on_machine(job, discovery)?;
-                let all = communicator.exchange(Purpose::Initialize, &statement, communicator.deadline())?;
-                return agree_on_host(&all).map(|()| communicator);
+                let communicator = self.meet_on_machine(job, discovery, deadline)?;
+                let seed = agree_on_host(&communicator.exchange(Purpose::Initialize, &statement, deadline)?)?;
+                return Ok((communicator, seed));
             }
             MeetingPoint::Address { host, .. } if wanted == Wanted::Host && !is_this_machine(host) => bail!(
                 Unsupported,
@@ -246,8 +248,6 @@ impl EnvironmentBuilder {
             MeetingPoint::File(path) => Place::File(path.clone()),
         };
         let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok());
-        let now = Instant::now();
-        let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
         let terms = Terms {
             job: &job,
             secret: secret.as_deref(),
@@ -256,14 +256,18 @@ impl EnvironmentBuilder {
             deadline,
         };
         let mut meeting = rendezvous::meet(&place, &terms)?;
-        agree_on_host(&meeting.exchange(&statement, deadline)?)?;
-        self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery)
+        let seed = agree_on_host(&meeting.exchange(&statement, deadline)?)?;
+        let communicator = self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery, deadline)?;
+        Ok((communicator, seed))
     }
 
-    fn meet_on_machine(&self, job: String, discovery: &Discovery) -> Result<Communicator> {
+    fn meet_on_machine(&self, job: String, discovery: &Discovery, deadline: Instant) -> Result<Communicator> {
+        let left = deadline.saturating_duration_since(Instant::now());
         let builder = Communicator::builder().job(job).world_size(discovery.world_size).rank(discovery.rank);
-        let communicator = builder.timeout(self.timeout).meet()?.pop();
-        communicator.ok_or_else(|| error!(System, "the meeting gave no communicator"))
+        match builder.timeout(left).meet()?.pop() {
+            Some(communicator) => Ok(communicator.with_timeout(self.timeout)),
+            None => bail!(System, "the meeting gave no communicator"),
+        }
     }
 }
 

@@ -33,6 +33,10 @@ enum Memory {
 pub(crate) trait Lease: Send + Sync {
     /// Where it is: always at the same address.
     fn address(&self) -> NonNull<u8>;
+
+    /// Says whether a slice of it, which can be written, may be alive while a collective writes it. Peers that a failed
+    /// collective has left behind may write what they reach, so they must not reach that.
+    fn set_sliced(&self, is_sliced: bool);
 }
 
 // SAFETY: a buffer is plain memory that its one owner reads and writes.
@@ -79,6 +83,13 @@ impl Buffer {
             Memory::Heap { address, .. } => *address,
             Memory::Leased(lease) => lease.address(),
         }
+    }
+
+    fn address_for_writing(&mut self, is_sliced: bool) -> *mut u8 {
+        if let Memory::Leased(lease) = &self.memory {
+            lease.set_sliced(is_sliced);
+        }
+        self.address().as_ptr()
     }
 
     /// A buffer with a copy of `elements`.
@@ -135,7 +146,7 @@ impl Buffer {
     /// The bytes, for writing.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
-        unsafe { slice::from_raw_parts_mut(self.address().as_ptr(), self.byte_len()) }
+        unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) }
     }
 
     /// The address of the first byte.
@@ -145,7 +156,8 @@ impl Buffer {
 
     /// The address of the first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.address().as_ptr()
+        // Nobody has a slice: this borrows the buffer.
+        self.address_for_writing(false)
     }
 
     fn check_type<T: Element>(&self) -> Result<()> {
@@ -174,7 +186,7 @@ impl Buffer {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_type::<T>()?;
         // SAFETY: as above, and `self` is borrowed mutably.
-        Ok(unsafe { slice::from_raw_parts_mut(self.address().as_ptr().cast(), self.shape.element_count()) })
+        Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true).cast(), self.shape.element_count()) })
     }
 }
 

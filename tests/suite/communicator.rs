@@ -1,5 +1,6 @@
 //! The communicator's contract: eager calls, agreement, failure, handles.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use distcollective::{
@@ -113,18 +114,80 @@ fn a_rank_that_takes_from_a_root_compares_with_the_root() {
     }
 }
 
-/// The root has returned when the others find that they want something else; it is told by its next call.
+/// The root may have returned when the others find that they want something else; it is told by its next call.
 #[test]
 fn a_root_that_gave_learns_of_a_disagreement_from_its_next_call() {
     let errors = on_ranks(2, |c| {
         if c.rank() == Rank(0) {
-            c.broadcast(&mut [1u8], Rank(0)).expect("it waits for nobody");
-            c.finalize().expect_err("rank 1 wanted something else").kind()
+            let given = c.broadcast(&mut [1u8], Rank(0));
+            given.and_then(|()| c.finalize()).expect_err("rank 1 wanted something else").kind()
         } else {
             c.reduce(&mut [1u8], ReduceOperation::Sum, Rank(1)).expect_err("rank 0 does not reduce").kind()
         }
     });
     assert_eq!(errors, [ErrorKind::Disagreement; 2]);
+}
+
+/// A rank that is late hides no disagreement that is there to see: else the others would touch each other's buffers while their
+/// ideas of where they are differ.
+#[test]
+fn a_late_rank_hides_no_disagreement() {
+    let meet = Arc::new(std::sync::Barrier::new(2));
+    let errors = on_ranks(3, move |c| {
+        if c.rank() == Rank(2) {
+            // It comes when the others know.
+            while c.check().is_ok() {
+                std::thread::yield_now();
+            }
+            return c.check().expect_err("the others disagree");
+        }
+        // Both give; the second may see already what the first gave.
+        let given = c.broadcast(&mut [1u8], c.rank());
+        meet.wait();
+        given.and_then(|()| c.broadcast(&mut vec![1u8; 1 << 20], Rank(0))).expect_err("each was the root")
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        assert!(
+            error.to_string().contains("ranks disagree on collective 1: rank 0 calls broadcast from group rank 0"),
+            "{error}"
+        );
+    }
+}
+
+/// Ranks that give run ahead until there is no room; then the one that is late is named, and nobody else.
+#[test]
+fn a_giver_that_has_run_ahead_names_who_is_late() {
+    let errors = on_ranks(3, |c| {
+        if c.rank() == Rank(2) {
+            while c.check().is_ok() {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let c = c.with_timeout(Duration::from_millis(100));
+        (0..100).find_map(|_| c.broadcast(&mut [1u8], Rank(0)).err())
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(error.to_string().contains("rank 2 did not arrive before the deadline"), "{error}");
+    }
+}
+
+/// A disagreement is told even when the other rank has left.
+#[test]
+fn whoever_disagreed_and_left_has_disagreed() {
+    let left = Arc::new(std::sync::Barrier::new(2));
+    let kinds = on_ranks(2, move |c| {
+        let given = c.broadcast(&mut [1u8], c.rank());
+        if c.rank() == Rank(1) {
+            drop(c);
+            left.wait();
+            return None;
+        }
+        left.wait();
+        Some(given.and_then(|()| c.finalize()).expect_err("rank 1 was another root").kind())
+    });
+    assert_eq!(kinds[0], Some(ErrorKind::Disagreement));
 }
 
 #[test]

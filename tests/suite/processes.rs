@@ -122,6 +122,9 @@ fn child() {
                 "sum, then rank 1 panics" => sum_then_rank_1(&communicator, || panic!("on purpose")),
                 "allocate and free" => allocate_and_free(&communicator),
                 "lose a stopped peer" => lose_a_stopped_peer(&communicator.with_timeout(Duration::from_millis(300))),
+                "lose a stopped peer with a slice" => {
+                    lose_a_stopped_peer_with_a_slice(&communicator.with_timeout(Duration::from_millis(300)));
+                }
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
                 other => panic!("no role {other}"),
             })
@@ -229,6 +232,22 @@ fn lose_a_stopped_peer(communicator: &Communicator) {
     std::io::stdin().read_line(&mut String::new()).expect("a line");
     assert!(kept.as_slice::<i32>().expect("int32").iter().chain(&other).all(|x| *x == 7), "somebody wrote");
     other.clear();
+}
+
+/// As before, but the sums are of a slice that is alive all the time.
+fn lose_a_stopped_peer_with_a_slice(communicator: &Communicator) {
+    let mut memory = communicator.allocate(DataType::Int32, [4 << 20]).expect("memory");
+    let slice = memory.as_mut_slice::<i32>().expect("int32");
+    println!("ready");
+    let error = loop {
+        if let Err(error) = communicator.all_reduce(&mut *slice, ReduceOperation::Max) {
+            break error;
+        }
+    };
+    slice.fill(7);
+    println!("{error:?}");
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+    assert!(slice.iter().all(|x| *x == 7), "somebody wrote");
 }
 
 /// Sums until something happens, and says what.
@@ -456,8 +475,8 @@ fn a_process_may_be_killed_at_any_time() {
 
 #[test]
 fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
-    for _ in 0..3 {
-        let mut children = three_that_are_ready("lose a stopped peer");
+    for role in ["lose a stopped peer", "lose a stopped peer with a slice"].into_iter().cycle().take(4) {
+        let mut children = three_that_are_ready(role);
         std::thread::sleep(Duration::from_millis(20));
         signal(&children[1], "STOP");
         let stopped = children.remove(1);

@@ -1,6 +1,7 @@
 //! Symmetric memory between processes: blocks that every rank of a communicator sees, with a part for each rank.
 
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::family::Family;
@@ -31,6 +32,8 @@ pub(super) struct Block {
     family: Arc<Family>,
     /// Set when this rank's part has been replaced by private memory.
     detached: OnceLock<()>,
+    /// Whether somebody may have a slice of this rank's part while a collective writes it.
+    is_sliced: AtomicBool,
 }
 
 #[cfg_attr(loom, derive(Default))]
@@ -71,6 +74,7 @@ impl Arena {
             memory,
             family: Arc::clone(&segment.family),
             detached: OnceLock::new(),
+            is_sliced: AtomicBool::new(false),
         });
         let mut blocks = lock(&self.blocks);
         blocks.retain(|block| !block.is_free());
@@ -78,9 +82,14 @@ impl Arena {
         Part { arena: Arc::clone(self), block }
     }
 
-    /// Where peers find bytes of this rank; only those in blocks of the communicators with these ids.
-    pub(super) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64]) -> Place {
-        let place = lock(&self.blocks).iter().filter(|block| lineage.contains(&block.segment)).find_map(|block| {
+    /// Where peers find bytes of this rank, to read them or to write them; only those in blocks of the communicators with these
+    /// ids.
+    pub(super) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64], is_written: bool) -> Place {
+        let blocks = lock(&self.blocks);
+        let reachable = blocks.iter().filter(|block| {
+            lineage.contains(&block.segment) && !(is_written && block.is_sliced.load(Ordering::Relaxed))
+        });
+        let place = reachable.into_iter().find_map(|block| {
             let offset = address.addr().checked_sub(block.part(block.own).addr())?;
             let inside = offset.checked_add(byte_len)? <= block.part_bytes;
             inside.then_some(Place::Block { id: block.id, offset })
@@ -139,6 +148,10 @@ impl Lease for Part {
         }
         // SAFETY: an address inside a mapping is not null.
         unsafe { NonNull::new_unchecked(part) }
+    }
+
+    fn set_sliced(&self, is_sliced: bool) {
+        self.block.is_sliced.store(is_sliced, Ordering::Relaxed);
     }
 }
 

@@ -225,13 +225,18 @@ impl HostBackend {
     }
 
     /// This rank's part of new memory that every rank reaches.
-    fn symmetric_part(&self, byte_len: usize, progress: &Progress, deadline: Instant) -> Result<Buffer> {
+    fn symmetric_part(
+        &self,
+        byte_len: usize,
+        block_len: usize,
+        progress: &Progress,
+        deadline: Instant,
+    ) -> Result<Buffer> {
         let segment = &*self.segment;
         if !segment.spans_processes {
             // Threads reach everything.
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
-        let block_len = Arena::block_len(byte_len, segment.len())?;
         let ticket = Ticket { segment: segment.id, sequence: progress.sequence, color: 0 };
         let (memory, id) = self.common_memory(ticket, segment.members(), block_len, progress, deadline)?;
         let part = self.arena.adopt(segment, self.rank, id, byte_len, memory);
@@ -315,8 +320,9 @@ impl Backend for HostBackend {
                 all[other][0]
             );
         }
+        let block_len = Arena::block_len(byte_len, self.segment.len())?;
         // The other ranks may have theirs: they must not wait for this one.
-        let buffer = self.symmetric_part(byte_len, progress, deadline);
+        let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
         self.leave_together(progress, Purpose::Allocate, deadline)?;
         Ok(buffer)
@@ -380,7 +386,7 @@ impl Run<'_> {
         let body = if inline::fits(&call, n) {
             Body::Payload(self.payload(given))
         } else {
-            places = [self.place_of(request.input, given), self.output_place()];
+            places = [self.place_of(request.input, given, false), self.output_place()];
             Body::Places { input: places[0], output: places[1] }
         };
         host.segment.notify(host.rank, self.progress.sequence, request.signature.to_words(), body);
@@ -397,9 +403,9 @@ impl Run<'_> {
     }
 
     /// Where peers find bytes of this rank.
-    fn place_of(&self, address: *const u8, byte_len: usize) -> Place {
+    fn place_of(&self, address: *const u8, byte_len: usize, is_written: bool) -> Place {
         match self.host.segment.spans_processes {
-            true => self.host.arena.place_of(address, byte_len, &self.host.lineage),
+            true => self.host.arena.place_of(address, byte_len, &self.host.lineage, is_written),
             false => Place::Address(address.expose_provenance()),
         }
     }
@@ -408,7 +414,7 @@ impl Run<'_> {
     fn output_place(&self) -> Place {
         let call = self.request.signature.call;
         match call.collective {
-            Collective::AllReduce { .. } => self.place_of(self.request.output, call.block_bytes()),
+            Collective::AllReduce { .. } => self.place_of(self.request.output, call.block_bytes(), true),
             _ => Place::Own,
         }
     }
@@ -447,9 +453,12 @@ impl Run<'_> {
     fn make_room(&mut self) -> Result<()> {
         let (host, sequence) = (self.host, self.progress.sequence);
         let segment = &*host.segment;
-        if segment.lacks_departed(Mark::Noticed(sequence)) {
+        // Whoever disagreed may have left meanwhile.
+        self.catch_up()?;
+        let this = Mark::Noticed(sequence);
+        if segment.lacks_departed(this) {
             host.family().check()?;
-            return Err(self.describe(Trouble::Gone, Mark::Noticed(sequence)));
+            return Err(self.describe(Trouble::Gone, this));
         }
         if sequence > self.progress.room {
             let replaced = sequence - RING;
@@ -463,10 +472,13 @@ impl Run<'_> {
                     agreement = self.catch_up();
                     slowest >= replaced || agreement.is_err()
                 },
-                || false,
+                || segment.lacks_departed(this),
             );
             agreement?;
-            waited.map_err(|trouble| self.describe(trouble, Mark::Done(replaced)))?;
+            waited.map_err(|trouble| {
+                let mark = if matches!(trouble, Trouble::Gone) { this } else { Mark::Done(replaced) };
+                self.describe(trouble, mark)
+            })?;
             self.progress.room = slowest.saturating_add(RING);
         }
         self.catch_up()
@@ -485,41 +497,29 @@ impl Run<'_> {
 
     /// Waits for the notices of some peers, and compares them with this rank's.
     fn await_notices(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
-        let segment = &*self.host.segment;
         let sequence = self.progress.sequence;
-        let mark = Mark::Noticed(sequence);
-        let mut all = true;
-        for peer in segment.ranks() {
-            if !wanted(self, peer) {
-                all = false;
-                continue;
-            }
-            self.wait_for(peer, mark)?;
+        for peer in self.host.segment.ranks().filter(|peer| wanted(self, *peer)) {
+            self.wait_for(peer, Mark::Noticed(sequence))?;
         }
-        if all {
-            return self.compare_until(sequence);
-        }
-        let agrees = |peer| self.agrees(peer, sequence).unwrap_or(true);
-        if segment.ranks().filter(|peer| wanted(self, *peer)).all(agrees) {
-            Ok(())
-        } else {
-            Err(self.disagreement(sequence))
-        }
+        self.compare_until(sequence)
     }
 
-    /// Compares the notices of the collectives up to `last`, as far as everybody's are there.
+    /// Compares the notices of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
+    /// what is: whoever touches a peer's buffers or stage has compared all of that peer's calls with its own.
     fn compare_until(&mut self, last: u64) -> Result<()> {
         let segment = &*self.host.segment;
-        while self.progress.agreed < last {
-            let sequence = self.progress.agreed + 1;
-            let Some(agree) = segment.ranks().try_fold(true, |all, peer| Some(all & self.agrees(peer, sequence)?))
-            else {
-                break;
-            };
-            if !agree {
-                return Err(self.disagreement(sequence));
+        for sequence in self.progress.agreed + 1..=last {
+            let mut is_complete = true;
+            for peer in segment.ranks() {
+                match self.agrees(peer, sequence) {
+                    Some(true) => {}
+                    Some(false) => return Err(self.disagreement(sequence)),
+                    None => is_complete = false,
+                }
             }
-            self.progress.agreed = sequence;
+            if is_complete && self.progress.agreed + 1 == sequence {
+                self.progress.agreed = sequence;
+            }
         }
         Ok(())
     }
@@ -576,7 +576,15 @@ impl Run<'_> {
         let segment = &*self.host.segment;
         let sequence = self.progress.sequence;
         let what = format!("{} (collective {sequence})", self.request.signature);
-        let is_missing = |peer: &GroupRank| !segment.slot(*peer).reached(mark);
+        let has_noticed = |peer, sequence| segment.slot(peer).reached(Mark::Noticed(sequence));
+        let is_missing = |peer: &GroupRank| match mark {
+            // Nobody has finished what somebody has not begun.
+            Mark::Done(sequence) if !segment.ranks().all(|peer| has_noticed(peer, sequence)) => {
+                !has_noticed(*peer, sequence)
+            }
+            Mark::Done(_) if *peer == self.host.rank => false,
+            _ => !segment.slot(*peer).reached(mark),
+        };
         let list = |peers: &mut dyn Iterator<Item = GroupRank>| list_ranks(peers.map(|peer| segment.member(peer).0));
         match trouble {
             Trouble::Dead(error) => error,

@@ -63,8 +63,8 @@ struct Shared {
     processes: Vec<Process>,
     own: usize,
     /// To each other process on the hub, to the hub alone elsewhere; `None` where there is no connection, or no longer.
-    links: Mutex<Vec<Option<UnixStream>>>,
-    arrivals: Mutex<HashMap<Ticket, Arrival>>,
+    links: Mutex<Vec<Option<Arc<UnixStream>>>>,
+    arrivals: Mutex<HashMap<Ticket, Result<Arrival>>>,
     arrived: Condvar,
     /// Every segment of this process, to tell its members of a death.
     segments: Mutex<Vec<Weak<Segment>>>,
@@ -128,11 +128,8 @@ impl Office {
             }
         }
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?);
-        let readers: Vec<Option<UnixStream>> = links
-            .iter()
-            .map(|link| link.as_ref().map(UnixStream::try_clone).transpose())
-            .collect::<std::io::Result<_>>()
-            .map_err(|e| error!(System, "no second handle on a connection").with_source(e))?;
+        let links: Vec<Option<Arc<UnixStream>>> = links.into_iter().map(|link| link.map(Arc::new)).collect();
+        let readers = links.clone();
         for link in links.iter().flatten() {
             let bounded =
                 link.set_write_timeout(Some(MESSAGE_TIMEOUT)).and(link.set_read_timeout(Some(MESSAGE_TIMEOUT)));
@@ -174,9 +171,12 @@ impl Office {
                 byte_len: byte_len as u64,
             };
             let Some(file) = &file else { bail!(System, "shared memory has no file") };
-            shared.send(&parcel, file.as_fd())?;
+            shared.send(&parcel, Some(file.as_fd()))?;
         }
-        shared.deliver(ticket, Arrival { memory: Arc::new(memory), id, takers: takers[shared.own] });
+        let takers = takers[shared.own];
+        if takers > 0 {
+            shared.deliver(ticket, Ok(Arrival { memory: Arc::new(memory), id, takers }));
+        }
         Ok(())
     }
 
@@ -193,6 +193,7 @@ impl Office {
         let mut arrivals = lock(&self.shared.arrivals);
         loop {
             if let Some(arrival) = arrivals.get_mut(&ticket) {
+                let arrival = arrival.as_mut().map_err(|error| error.clone())?;
                 let taken = (Arc::clone(&arrival.memory), arrival.id);
                 arrival.takers -= 1;
                 if arrival.takers == 0 {
@@ -235,7 +236,7 @@ impl Drop for Office {
 }
 
 impl Shared {
-    fn new(processes: Vec<Process>, own: usize, links: Vec<Option<UnixStream>>, root: &Arc<Segment>) -> Self {
+    fn new(processes: Vec<Process>, own: usize, links: Vec<Option<Arc<UnixStream>>>, root: &Arc<Segment>) -> Self {
         Shared {
             processes,
             own,
@@ -248,16 +249,14 @@ impl Shared {
         }
     }
 
-    /// Lays memory out for its users in this process.
-    fn deliver(&self, ticket: Ticket, arrival: Arrival) {
-        if arrival.takers > 0 {
-            lock(&self.arrivals).insert(ticket, arrival);
-            self.arrived.notify_all();
-        }
+    /// Lays memory out for its users in this process, or the reason why there is none.
+    fn deliver(&self, ticket: Ticket, arrival: Result<Arrival>) {
+        lock(&self.arrivals).insert(ticket, arrival);
+        self.arrived.notify_all();
     }
 
     /// Sends a parcel to its destination, or to the hub, which forwards it.
-    fn send(&self, parcel: &Parcel, file: BorrowedFd<'_>) -> Result<()> {
+    fn send(&self, parcel: &Parcel, file: Option<BorrowedFd<'_>>) -> Result<()> {
         let link = if self.own == 0 { parcel.destination as usize } else { 0 };
         let lost = || {
             let ranks = list_ranks(self.processes.get(link).into_iter().flat_map(Process::ranks));
@@ -265,7 +264,7 @@ impl Shared {
         };
         let mut links = lock(&self.links);
         let Some(Some(stream)) = links.get(link) else { return Err(lost()) };
-        let sent = wire::send(stream, parcel, Some(file));
+        let sent = wire::send(stream, parcel, file);
         if sent.is_err() {
             // A message may have gone in part: nothing that follows would be understood.
             let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -274,18 +273,23 @@ impl Shared {
         sent.map_err(|e| lost().with_source(e))
     }
 
-    fn accept(&self, parcel: Parcel, file: OwnedFd) -> Result<()> {
+    /// Takes in what came for this process, and sends on what came for another. A file is missing where a process on the way had
+    /// no descriptor left for it.
+    fn accept(&self, parcel: Parcel, file: Option<OwnedFd>) -> Result<()> {
         if parcel.destination as usize != self.own {
-            return self.send(&parcel, file.as_fd());
+            return self.send(&parcel, file.as_ref().map(AsFd::as_fd));
         }
-        let Ok(byte_len) = usize::try_from(parcel.byte_len) else { bail!(System, "memory longer than there can be") };
-        let memory = Arc::new(SharedMemory::open(file, byte_len)?);
-        self.deliver(parcel.ticket, Arrival { memory, id: parcel.id, takers: parcel.takers });
+        let memory = match (file, usize::try_from(parcel.byte_len)) {
+            (Some(file), Ok(byte_len)) => SharedMemory::open(file, byte_len),
+            _ => Err(error!(System, "shared memory came without its file; perhaps there is no descriptor left for it")),
+        };
+        let arrival = memory.map(|memory| Arrival { memory: Arc::new(memory), id: parcel.id, takers: parcel.takers });
+        self.deliver(parcel.ticket, arrival);
         Ok(())
     }
 
     /// The thread: until told to stop, notices processes that end and takes parcels in.
-    fn watch(&self, stop: &OwnedFd, mut pidfds: Vec<(usize, OwnedFd)>, mut streams: Vec<Option<UnixStream>>) {
+    fn watch(&self, stop: &OwnedFd, mut pidfds: Vec<(usize, OwnedFd)>, mut streams: Vec<Option<Arc<UnixStream>>>) {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
             fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)));
@@ -307,13 +311,12 @@ impl Shared {
             for (&index, _) in open.iter().zip(talking).filter(|(_, ready)| **ready) {
                 let Some(stream) = &streams[index] else { continue };
                 match wire::receive(stream) {
-                    Ok(Some((parcel, Some(file)))) => {
+                    Ok(Some((parcel, file))) => {
                         if let Err(error) = self.accept(parcel, file) {
                             tracing::warn!("{error}");
                         }
                         continue;
                     }
-                    Ok(Some((_, None))) => tracing::warn!("a message about memory came without it"),
                     Ok(None) => {}
                     Err(error) => tracing::warn!("a message from another process is broken: {error}"),
                 }
