@@ -446,7 +446,7 @@ fn new_group_wants_one_list() {
 #[test]
 fn a_rank_that_leaves_is_noticed_by_one_that_waits_for_another() {
     let (sender, told) = std::sync::mpsc::channel();
-    let told = std::sync::Arc::new(std::sync::Mutex::new(told));
+    let told = Arc::new(std::sync::Mutex::new(told));
     let kinds = on_ranks(3, move |c| match c.rank().0 {
         // Late: it comes when rank 1 has been told that rank 2 is gone.
         0 => {
