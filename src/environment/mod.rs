@@ -31,7 +31,8 @@ pub const DEFAULT_SEED: u64 = 1024;
 const DEFAULT_GROUP: &str = "default";
 
 /// The distributed environment: this process's rank, the communicator of all ranks, named groups, seeds. There is one at a
-/// time in a process; it ends with [`finalize`](Self::finalize) or when it is dropped, and then there can be another.
+/// time in a process; it ends with [`finalize`](Self::finalize), which waits for the others, or when it is dropped, which lets go of
+/// everything at once, and then there can be another.
 ///
 /// ```no_run
 /// use distcollective::{Environment, ReduceOperation};
