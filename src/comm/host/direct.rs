@@ -2,7 +2,7 @@
 //! it is, and in all_reduce writes its share of the result to everybody. An all_reduce so costs each rank one read of its
 //! share of every input and one write of its share of every output.
 
-use super::Run;
+use super::run::Run;
 use super::segment::{Mark, Notice, Place};
 use crate::collective::{Collective, ReduceOperation};
 use crate::compute;

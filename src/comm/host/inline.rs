@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+use super::run::{MAX_STACK_RANKS, Run};
 use super::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
-use super::{MAX_STACK_RANKS, Run};
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::compute;
 use crate::error::Result;

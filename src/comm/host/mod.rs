@@ -23,6 +23,7 @@ mod meeting;
 #[cfg(all(test, loom))]
 mod model;
 mod office;
+mod run;
 mod segment;
 #[cfg(not(loom))]
 mod shared_memory;
@@ -36,10 +37,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use arena::Arena;
-use family::{Family, Patience, Trouble};
+use family::Family;
 pub(crate) use meeting::Guest;
 use office::{Office, Ticket};
-use segment::{Body, LEFT, Mark, Notice, Place, RING, Segment};
+use run::Run;
+use segment::{LEFT, Mark, RING, Segment};
 use shared_memory::SharedMemory;
 
 use super::backend::{Backend, Request};
@@ -48,7 +50,7 @@ use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::Buffer;
-use crate::rank::{GroupRank, Rank, list_ranks};
+use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 
 /// How often a thread looks whether another thread of its rank has finished its call.
@@ -342,293 +344,6 @@ impl Drop for HostBackend {
         self.segment.depart(self.rank, LEFT);
     }
 }
-
-/// One collective on one rank.
-struct Run<'a> {
-    host: &'a HostBackend,
-    progress: &'a mut Progress,
-    request: &'a Request<'a>,
-    finished: bool,
-}
-
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        if self.finished {
-            return;
-        }
-        // Only a panic comes here without an abort set.
-        let host = self.host;
-        host.family().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
-        host.segment.wait_for_windows(host.rank);
-    }
-}
-
-impl Run<'_> {
-    fn collective(&mut self) -> Result<()> {
-        self.make_room()?;
-        let places = self.notify();
-        self.await_notices(|run, peer| run.takes_from(peer))?;
-        let call = self.request.signature.call;
-        match call.block_elements {
-            0 => Ok(()),
-            _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
-            _ if self.is_direct(places)? => self.direct(),
-            _ => self.staged(),
-        }
-    }
-
-    /// Says what this rank calls, and gives what peers know of its buffers.
-    fn notify(&self) -> [Place; 2] {
-        let Run { host, request, .. } = self;
-        let (call, n) = (request.signature.call, host.segment.len());
-        let given = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
-        let mut places = [Place::Own; 2];
-        let body = if inline::fits(&call, n) {
-            Body::Payload(self.payload(given))
-        } else {
-            places = [self.place_of(request.input, given, false), self.output_place()];
-            Body::Places { input: places[0], output: places[1] }
-        };
-        host.segment.notify(host.rank, self.progress.sequence, request.signature.to_words(), body);
-        places
-    }
-
-    /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
-    fn takes_from(&self, peer: GroupRank) -> bool {
-        match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
-            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
-            _ => true,
-        }
-    }
-
-    /// Where peers find bytes of this rank.
-    fn place_of(&self, address: *const u8, byte_len: usize, is_written: bool) -> Place {
-        match self.host.segment.spans_processes {
-            true => self.host.arena.place_of(address, byte_len, &self.host.lineage, is_written),
-            false => Place::Address(address.expose_provenance()),
-        }
-    }
-
-    /// Where peers find this rank's output, if they write it.
-    fn output_place(&self) -> Place {
-        let call = self.request.signature.call;
-        match call.collective {
-            Collective::AllReduce { .. } => self.place_of(self.request.output, call.block_bytes(), true),
-            _ => Place::Own,
-        }
-    }
-
-    /// Whether peers reach every buffer that they would touch. Every rank finds the same.
-    fn is_direct(&mut self, [input, output]: [Place; 2]) -> Result<bool> {
-        let segment = Arc::clone(&self.host.segment);
-        if !segment.spans_processes {
-            return Ok(true);
-        }
-        let sequence = self.progress.sequence;
-        let reaches = |peer, place: fn(&Notice) -> Place| {
-            segment.slot(peer).notice(sequence).is_some_and(|notice| place(notice) != Place::Own)
-        };
-        match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(reaches(root, Notice::input)),
-            Collective::AllReduce { .. } if output == Place::Own => Ok(false),
-            _ if input == Place::Own => Ok(false),
-            collective => {
-                // Those who only give have not waited for each other yet.
-                self.await_notices(|_, _| true)?;
-                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
-                Ok(segment
-                    .ranks()
-                    .all(|peer| reaches(peer, Notice::input) && (!writes_outputs || reaches(peer, Notice::output))))
-            }
-        }
-    }
-
-    fn patience(&self) -> Patience<'_> {
-        Patience::new(self.host.family(), self.host.segment.member(self.host.rank), self.request.deadline)
-    }
-
-    /// Waits until there is room for this rank's notice: until every rank has finished the collective whose notice this one
-    /// replaces. Meanwhile it goes on comparing, since others may wait for that.
-    fn make_room(&mut self) -> Result<()> {
-        let (host, sequence) = (self.host, self.progress.sequence);
-        let segment = &*host.segment;
-        // Whoever disagreed may have left meanwhile.
-        self.catch_up()?;
-        let this = Mark::Noticed(sequence);
-        if segment.lacks_departed(this) {
-            host.family().check()?;
-            return Err(self.describe(Trouble::Gone, this));
-        }
-        if sequence > self.progress.room {
-            let replaced = sequence - RING;
-            let mut slowest = 0;
-            let mut agreement = Ok(());
-            let mut patience = Patience::new(host.family(), segment.member(host.rank), self.request.deadline);
-            let waited = patience.wait_until(
-                || {
-                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
-                    slowest = peers.map(|peer| segment.slot(peer).done()).min().unwrap_or(u64::MAX);
-                    agreement = self.catch_up();
-                    slowest >= replaced || agreement.is_err()
-                },
-                || segment.lacks_departed(this),
-            );
-            agreement?;
-            waited.map_err(|trouble| {
-                let mark = if matches!(trouble, Trouble::Gone) { this } else { Mark::Done(replaced) };
-                self.describe(trouble, mark)
-            })?;
-            self.progress.room = slowest.saturating_add(RING);
-        }
-        self.catch_up()
-    }
-
-    /// Compares the notices of earlier collectives as far as everybody's are there, and says how far that is.
-    fn catch_up(&mut self) -> Result<()> {
-        self.compare_until(self.progress.sequence - 1)?;
-        let Progress { agreed, done, .. } = self.progress;
-        if *agreed > *done {
-            *done = *agreed;
-            self.host.segment.set_done(self.host.rank, *done);
-        }
-        Ok(())
-    }
-
-    /// Waits for the notices of some peers, and compares them with this rank's.
-    fn await_notices(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
-        let sequence = self.progress.sequence;
-        for peer in self.host.segment.ranks().filter(|peer| wanted(self, *peer)) {
-            self.wait_for(peer, Mark::Noticed(sequence))?;
-        }
-        self.compare_until(sequence)
-    }
-
-    /// Compares the notices of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
-    /// what is: whoever touches a peer's buffers or stage has compared all of that peer's calls with its own.
-    fn compare_until(&mut self, last: u64) -> Result<()> {
-        let segment = &*self.host.segment;
-        for sequence in self.progress.agreed + 1..=last {
-            let mut is_complete = true;
-            for peer in segment.ranks() {
-                match self.agrees(peer, sequence) {
-                    Some(true) => {}
-                    Some(false) => return Err(self.disagreement(sequence)),
-                    None => is_complete = false,
-                }
-            }
-            if is_complete && self.progress.agreed + 1 == sequence {
-                self.progress.agreed = sequence;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a peer called the same as this rank; `None` while it has not said.
-    fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
-        let signature = |rank| self.host.segment.slot(rank).notice(sequence).map(Notice::signature);
-        Some(signature(peer)? == signature(self.host.rank)?)
-    }
-
-    /// Who calls what, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-    fn disagreement(&self, sequence: u64) -> Error {
-        let segment = &self.host.segment;
-        let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
-        for peer in segment.ranks() {
-            let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
-            let member = segment.member(peer).0;
-            match calls.iter_mut().find(|(w, _)| *w == words) {
-                Some((_, ranks)) => ranks.push(member),
-                None => calls.push((words, vec![member])),
-            }
-        }
-        let sides: Vec<String> = calls
-            .into_iter()
-            .map(|(words, ranks)| {
-                let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), |s| s.to_string());
-                let verb = if ranks.len() == 1 { "calls" } else { "call" };
-                format!("{} {verb} {call}", list_ranks(ranks))
-            })
-            .collect();
-        error!(Disagreement, "ranks disagree on collective {sequence}: {}", sides.join("; "))
-    }
-
-    /// Begins a round: this rank has written what it gives, and read all that it took before.
-    fn raise_round(&mut self) {
-        self.host.segment.raise_round(self.host.rank, self.progress.round);
-    }
-
-    fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
-        let segment = &*self.host.segment;
-        let slot = segment.slot(peer);
-        if slot.reached(mark) {
-            return Ok(());
-        }
-        let waited = self.patience().wait_until(|| slot.reached(mark), || segment.lacks_departed(mark));
-        waited.map_err(|trouble| self.describe(trouble, mark))
-    }
-
-    fn wait_for_all(&self, mark: Mark) -> Result<()> {
-        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, mark))
-    }
-
-    fn describe(&self, trouble: Trouble, mark: Mark) -> Error {
-        let segment = &*self.host.segment;
-        let sequence = self.progress.sequence;
-        let what = format!("{} (collective {sequence})", self.request.signature);
-        let has_noticed = |peer, sequence| segment.slot(peer).reached(Mark::Noticed(sequence));
-        let is_missing = |peer: &GroupRank| match mark {
-            // Nobody has finished what somebody has not begun.
-            Mark::Done(sequence) if !segment.ranks().all(|peer| has_noticed(peer, sequence)) => {
-                !has_noticed(*peer, sequence)
-            }
-            Mark::Done(_) if *peer == self.host.rank => false,
-            _ => !segment.slot(*peer).reached(mark),
-        };
-        let list = |peers: &mut dyn Iterator<Item = GroupRank>| list_ranks(peers.map(|peer| segment.member(peer).0));
-        match trouble {
-            Trouble::Dead(error) => error,
-            // Whoever is missing may be so because another one called something else.
-            _ if segment.ranks().any(|peer| self.agrees(peer, sequence) == Some(false)) => self.disagreement(sequence),
-            Trouble::Late => {
-                let late = list(&mut segment.ranks().filter(is_missing));
-                error!(DeadlineExceeded, "{what}: {late} did not arrive before the deadline")
-            }
-            Trouble::Gone => {
-                let gone = || segment.ranks().filter(is_missing).filter(|peer| segment.slot(*peer).has_departed());
-                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
-                    true => "died",
-                    false => "left the communicator",
-                };
-                error!(PeerLost, "{what}: {} {how} while this rank waited", list(&mut gone()))
-            }
-        }
-    }
-
-    /// Makes the list of one address for each rank, in rank order.
-    fn with_addresses<T>(
-        &self,
-        address_of: impl Fn(GroupRank) -> Result<*const u8>,
-        work: impl FnOnce(&mut [*const u8]) -> Result<T>,
-    ) -> Result<T> {
-        let n = self.host.segment.len();
-        let mut few = [std::ptr::null(); MAX_STACK_RANKS];
-        let mut many;
-        let addresses = if n <= MAX_STACK_RANKS {
-            &mut few[..n]
-        } else {
-            many = vec![std::ptr::null(); n];
-            &mut many[..]
-        };
-        for (peer, address) in self.host.segment.ranks().zip(addresses.iter_mut()) {
-            *address = address_of(peer)?;
-        }
-        work(addresses)
-    }
-}
-
-/// Up to so many ranks, a collective keeps its lists on the stack.
-const MAX_STACK_RANKS: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
+use super::family::Patience;
 use super::office::Office;
 use super::segment::{PAYLOAD_BYTES, STAGE_BYTES};
 use super::shared_memory::SharedMemory;

@@ -5,7 +5,7 @@
 //! round k + 1 has read all of round k; so a half is free again when everybody has come to the round after the one that used
 //! it last. Nobody waits at the end.
 
-use super::Run;
+use super::run::Run;
 use super::segment::{Mark, STAGE_BYTES};
 use crate::collective::{Collective, ReduceOperation};
 use crate::compute;
