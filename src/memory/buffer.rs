@@ -85,8 +85,16 @@ impl Buffer {
         }
     }
 
+    /// Who lends the memory, if somebody does.
+    pub(super) fn lease(&self) -> Option<&dyn Lease> {
+        match &self.memory {
+            Memory::Heap { .. } => None,
+            Memory::Leased(lease) => Some(&**lease),
+        }
+    }
+
     fn address_for_writing(&mut self, is_sliced: bool) -> *mut u8 {
-        if let Memory::Leased(lease) = &self.memory {
+        if let Some(lease) = self.lease() {
             lease.set_sliced(is_sliced);
         }
         self.address().as_ptr()

@@ -5,7 +5,7 @@ use std::slice;
 
 use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
 
-use super::Buffer;
+use super::{Buffer, Lease};
 use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Error, Result, bail};
@@ -70,6 +70,8 @@ unsafe impl Sync for TensorView<'_> {}
 /// A borrowed tensor to write: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
 pub struct TensorViewMut<'a> {
     raw: RawTensor,
+    /// Who lends the memory of a [`Buffer`], to be told when a slice is made.
+    lease: Option<&'a dyn Lease>,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -134,7 +136,7 @@ impl<'a> TensorViewMut<'a> {
     /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody else uses it
     /// during `'a`.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
-        TensorViewMut { raw, borrow: PhantomData }
+        TensorViewMut { raw, lease: None, borrow: PhantomData }
     }
 
     pub(crate) fn raw(&mut self) -> RawTensor {
@@ -163,6 +165,9 @@ impl<'a> TensorViewMut<'a> {
     /// `T` is not the type of the elements.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.raw.check_type::<T>()?;
+        if let Some(lease) = self.lease {
+            lease.set_sliced(true);
+        }
         // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and `self` is borrowed mutably.
         Ok(unsafe { slice::from_raw_parts_mut(self.raw.slice_ptr(), self.element_count()) })
     }
@@ -187,7 +192,7 @@ impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
 
 impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
     fn from(slice: &'a mut [T]) -> Self {
-        TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), None), borrow: PhantomData }
+        TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), None), lease: None, borrow: PhantomData }
     }
 }
 
@@ -235,7 +240,7 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
             byte_len: buffer.byte_len(),
             shape: Some(buffer.shape()),
         };
-        TensorViewMut { raw, borrow: PhantomData }
+        TensorViewMut { raw, lease: buffer.lease(), borrow: PhantomData }
     }
 }
 
@@ -261,7 +266,11 @@ impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBa
     fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
         let Some(slice) = array.as_slice_mut() else { return Err(not_contiguous(&shape)) };
-        Ok(TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), Some(shape)), borrow: PhantomData })
+        Ok(TensorViewMut {
+            raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), Some(shape)),
+            lease: None,
+            borrow: PhantomData,
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use distcollective::{
     Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
+    TensorViewMut,
 };
 
 use crate::conformance::{deadline, quarters, run_quarter};
@@ -237,7 +238,8 @@ fn lose_a_stopped_peer(communicator: &Communicator) {
 /// As before, but the sums are of a slice that is alive all the time.
 fn lose_a_stopped_peer_with_a_slice(communicator: &Communicator) {
     let mut memory = communicator.allocate(DataType::Int32, [4 << 20]).expect("memory");
-    let slice = memory.as_mut_slice::<i32>().expect("int32");
+    let mut view = TensorViewMut::from(&mut memory);
+    let slice = view.as_mut_slice::<i32>().expect("int32");
     println!("ready");
     let error = loop {
         if let Err(error) = communicator.all_reduce(&mut *slice, ReduceOperation::Max) {

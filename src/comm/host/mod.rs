@@ -50,7 +50,7 @@ use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::Buffer;
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::shape::Shape;
 
 /// How often a thread looks whether another thread of its rank has finished its call.
@@ -191,9 +191,18 @@ impl HostBackend {
             self.office.publish(ticket, users, byte_len)?;
         }
         // Whoever dies now would be missed at the barrier that follows; it is missed here.
-        let alive = || match self.segment.lacks_departed(Mark::Noticed(progress.sequence + 1)) {
-            true => Err(error!(PeerLost, "a rank died or left before the memory was there")),
-            false => self.check(),
+        let barrier = Mark::Noticed(progress.sequence + 1);
+        let alive = || {
+            self.check()?;
+            if !self.segment.lacks_departed(barrier) {
+                return Ok(());
+            }
+            let is_gone = |peer: &GroupRank| {
+                let slot = self.segment.slot(*peer);
+                slot.has_departed() && !slot.reached(barrier)
+            };
+            let gone = self.segment.ranks().filter(is_gone).map(|peer| self.segment.member(peer).0);
+            Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(gone)))
         };
         let (memory, id) = self.office.take(ticket, publisher, deadline, alive)?;
         if memory.len() != byte_len {
