@@ -43,6 +43,9 @@ struct Arguments {
     /// The root, for operations that have one
     #[arg(long, default_value_t = 0)]
     root: u32,
+    /// The backend: nccl, with a GPU for each rank; host (gloo is another name of it); auto, which is NCCL where it can be
+    #[arg(long, default_value = "auto")]
+    backend: String,
 }
 
 const ROWS: usize = 3;
@@ -64,14 +67,22 @@ fn main() -> ExitCode {
             }
         }
     };
-    let rows = match Environment::detect_launcher() {
+    let launcher = Environment::detect_launcher();
+    if launcher.is_none()
+        && let Err(error) = Communicator::check_backend(&arguments.backend, arguments.ranks)
+    {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
+    let rows = match launcher {
         None if arguments.processes => return start_processes(arguments.ranks),
-        None => {
-            let rows: Vec<Row> = operations.into_iter().map(|operation| demonstrate(&arguments, operation)).collect();
-            let threads = if arguments.ranks == 1 { "thread" } else { "threads" };
-            print_summary(&arguments, threads, &rows);
-            rows
-        }
+        None => match in_threads(&arguments, &operations) {
+            Ok(rows) => rows,
+            Err(error) => {
+                eprintln!("error: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
         Some(launcher) => match as_one_rank(&mut arguments, &operations) {
             Ok(rows) => rows,
             Err(error) => {
@@ -111,7 +122,8 @@ fn start_processes(ranks: u32) -> ExitCode {
 
 /// Started by a launcher, this process is one rank of the job.
 fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
-    let environment = Environment::builder().timeout(Duration::from_secs(60)).initialize()?;
+    let builder = Environment::builder().backend(&arguments.backend);
+    let environment = builder.timeout(Duration::from_secs(60)).initialize()?;
     arguments.ranks = environment.world_size();
     let mut rows = Vec::new();
     for &operation in operations {
@@ -129,7 +141,7 @@ fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) ->
     }
     environment.communicator().barrier()?;
     if environment.is_master() {
-        print_summary(arguments, "processes", &rows);
+        print_summary(arguments, "processes", environment.backend(), &rows);
     }
     environment.finalize()?;
     Ok(rows)
@@ -178,8 +190,22 @@ impl Row {
     }
 }
 
-/// Builds one operation's network and runs it on ranks that are threads of this process.
-fn demonstrate(arguments: &Arguments, operation: CollectiveOperation) -> Row {
+/// Runs every operation on ranks that are threads of this process.
+fn in_threads(arguments: &Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
+    let mut backend = "none";
+    let mut rows = Vec::new();
+    for &operation in operations {
+        let communicators = Communicator::in_process_on(&arguments.backend, arguments.ranks, Duration::from_secs(30))?;
+        backend = communicators[0].backend();
+        rows.push(demonstrate(arguments, operation, communicators));
+    }
+    let threads = if arguments.ranks == 1 { "thread" } else { "threads" };
+    print_summary(arguments, threads, backend, &rows);
+    Ok(rows)
+}
+
+/// Builds one operation's network and runs it, each rank on a thread of its own.
+fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicators: Vec<Communicator>) -> Row {
     let mut row = Row::new(operation);
     let plan = match build(arguments, operation) {
         Ok(plan) => plan,
@@ -188,19 +214,11 @@ fn demonstrate(arguments: &Arguments, operation: CollectiveOperation) -> Row {
             return row;
         }
     };
-    let communicators = match Communicator::in_process(arguments.ranks) {
-        Ok(communicators) => communicators,
-        Err(error) => {
-            eprintln!("error: {}: {error}", row.name);
-            return row;
-        }
-    };
     let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = communicators
             .into_iter()
             .map(|communicator| {
                 let plan = &plan;
-                let communicator = communicator.with_timeout(Duration::from_secs(30));
                 scope.spawn(move || run_rank(arguments, operation, plan, &communicator))
             })
             .collect();
@@ -256,10 +274,10 @@ fn run_rank(
     for io in engine.io_tensors() {
         let mut buffer = Buffer::zeroed(data_type, context.tensor_shape(&io.name)?)?;
         if io.name == "input" {
-            write(&mut buffer, &input_values(rank));
+            buffer.write(0, &encode(data_type, &input_values(rank)))?;
             bindings.bind_input(&io.name, buffer)?;
         } else {
-            buffer.as_mut_bytes().fill(PATTERN);
+            buffer.as_mut_bytes()?.fill(PATTERN);
             bindings.bind_output(&io.name, buffer)?;
         }
     }
@@ -354,26 +372,22 @@ fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&x| one(x)).collect()
 }
 
-fn write(buffer: &mut Buffer, values: &[f32]) {
-    let bytes = encode(buffer.data_type(), values);
-    buffer.as_mut_bytes().copy_from_slice(&bytes);
-}
-
 fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
-    if got.as_bytes() == expected {
+    let bytes = got.as_bytes()?;
+    if bytes == expected {
         return Ok(());
     }
     let element = got.data_type().byte_len();
-    let wrong = got.as_bytes().chunks(element).zip(expected.chunks(element)).filter(|(a, b)| a != b).count();
+    let wrong = bytes.chunks(element).zip(expected.chunks(element)).filter(|(a, b)| a != b).count();
     let total = got.shape().element_count();
     Err(Error::new(
         ErrorKind::System,
-        format!("{wrong} of {total} elements of {name:?} are wrong: {:02x?}, not {expected:02x?}", got.as_bytes()),
+        format!("{wrong} of {total} elements of {name:?} are wrong: {bytes:02x?}, not {expected:02x?}"),
     ))
 }
 
-fn print_summary(arguments: &Arguments, ranks_are: &str, rows: &[Row]) {
-    println!("\nranks: {} {ranks_are}; type: {}; backend: host", arguments.ranks, arguments.dtype);
+fn print_summary(arguments: &Arguments, ranks_are: &str, backend: &str, rows: &[Row]) {
+    println!("\nranks: {} {ranks_are}; type: {}; backend: {backend}", arguments.ranks, arguments.dtype);
     println!("{:<15} {:<10} {:<10} {:>12}  result", "operation", "input", "output", "enqueue");
     for row in rows {
         let (input, output) =

@@ -36,12 +36,14 @@ mod collective;
 mod comm;
 mod compute;
 mod context;
+mod cuda;
 mod data_type;
 mod dist_collective;
 mod element;
 mod engine;
 mod environment;
 mod error;
+mod lane;
 mod memory;
 mod network;
 mod rank;
@@ -53,15 +55,15 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, Operands};
-pub use context::{Bindings, ExecutionContext, InputBuffer};
+pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, Operands};
+pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
 pub use error::{Error, ErrorKind, Result};
-pub use memory::{Buffer, TensorView, TensorViewMut};
+pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
 pub use network::{
     CastLayer, ConstantLayer, Layer, LayerBody, LayerId, Network, Plugin, PluginCall, PluginLayer, PluginRegistry,
     Shuffle, ShuffleLayer, TensorId,

@@ -1,28 +1,81 @@
 //! Where enqueued work runs, and the handle on it: [`Stream`], [`Work`].
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use crate::cuda::{CudaStream, Device, Event};
 use crate::error::{Error, Result, error};
+
+/// How long [`Stream::synchronize`] waits for a GPU.
+const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long aborted work may take to come to its end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where enqueued work runs.
 ///
 /// The inline stream runs it on the caller's thread, and the [`Work`] it gives is finished. A worker stream is one thread
 /// that runs what it is given in order; it lets a rank compute while a collective goes on, and costs a wake-up for each
-/// piece of work. Clones are the same stream.
+/// piece of work. A CUDA stream, for communicators on GPUs, takes work without waiting for anything; tensors are then in the
+/// GPU's memory. Clones are the same stream.
 ///
-/// Dropping a worker stream does not wait: its thread does what was enqueued, then ends.
+/// Dropping a worker stream does not wait: its thread does what was enqueued, then ends. Nor does dropping a CUDA stream.
 #[derive(Clone, Default)]
 pub struct Stream {
-    worker: Option<Arc<WorkerHandle>>,
+    kind: Kind,
+}
+
+#[derive(Clone, Default)]
+enum Kind {
+    #[default]
+    Inline,
+    Worker(Arc<WorkerHandle>),
+    Cuda(Arc<CudaStream>),
 }
 
 impl Stream {
     /// The caller's thread.
     pub const fn inline() -> Self {
-        Stream { worker: None }
+        Stream { kind: Kind::Inline }
+    }
+
+    /// A new CUDA stream of the GPU with this number among those that the process sees. It does not wait for the default stream.
+    ///
+    /// # Errors
+    ///
+    /// No CUDA, or no such GPU.
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        let stream = CudaStream::new(&Device::open(ordinal)?)?;
+        Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
+    }
+
+    /// The caller's CUDA stream: a `CUstream` or `cudaStream_t`; null is the default stream. What is enqueued while it is being
+    /// captured is recorded into the caller's graph; the [`Work`] of that is finished at once.
+    ///
+    /// # Safety
+    ///
+    /// It is a stream of that GPU's primary context, the one that the CUDA runtime uses, and it is destroyed only when all clones of
+    /// this and all work enqueued through them are gone.
+    ///
+    /// # Errors
+    ///
+    /// No CUDA, no such GPU, a stream of another one.
+    pub unsafe fn from_raw_cuda(stream: *mut c_void, ordinal: u32) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream)? };
+        Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
+    }
+
+    /// The `CUstream`, where it is a CUDA stream.
+    pub fn as_raw_cuda(&self) -> Option<*mut c_void> {
+        match &self.kind {
+            Kind::Cuda(stream) => Some(stream.as_ptr()),
+            _ => None,
+        }
     }
 
     /// A thread of its own.
@@ -37,24 +90,44 @@ impl Stream {
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        Ok(Stream { worker: Some(Arc::new(WorkerHandle { queue })) })
+        Ok(Stream { kind: Kind::Worker(Arc::new(WorkerHandle { queue })) })
     }
 
-    /// Blocks until everything enqueued so far is done.
-    pub fn synchronize(&self) {
-        if let Some(worker) = &self.worker {
-            worker.queue.wait_for_enqueued();
+    /// Blocks until everything enqueued so far is done. On a CUDA stream that is whatever anybody has enqueued, and the wait is
+    /// bounded: see [`Work::wait`] for how a collective that fails is found.
+    ///
+    /// # Errors
+    ///
+    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Inline => Ok(()),
+            Kind::Worker(worker) => {
+                worker.queue.wait_for_enqueued();
+                Ok(())
+            }
+            Kind::Cuda(stream) => stream.synchronize(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(())),
         }
     }
 
-    /// Runs a task, here or on the stream's thread. `cell` is where a worker puts it, if it has been on one before.
+    /// Runs a task, here or on the stream's thread, or enqueues what it does. `cell` is where a worker puts it, if it has been on
+    /// one before.
     pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<Cell<T>>>) -> Work<T> {
-        let Some(worker) = &self.worker else {
-            let result = task.run();
-            if let Some(cell) = cell {
-                task.keep_cell(cell);
+        let worker = match &self.kind {
+            Kind::Worker(worker) => worker,
+            kind => {
+                let state = match kind {
+                    Kind::Cuda(stream) => launch(task, stream),
+                    _ => {
+                        let result = task.run(None);
+                        if let Some(cell) = cell {
+                            task.keep_cell(cell);
+                        }
+                        WorkState::Done(task, result)
+                    }
+                };
+                return Work { state };
             }
-            return Work { state: WorkState::Done(task, result) };
         };
         let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);
@@ -65,16 +138,106 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.worker.is_some() { "Stream::worker" } else { "Stream::inline" })
+        match &self.kind {
+            Kind::Inline => f.write_str("Stream::inline"),
+            Kind::Worker(_) => f.write_str("Stream::worker"),
+            Kind::Cuda(stream) => stream.fmt(f),
+        }
     }
 }
 
 /// Work for a stream. It owns everything it touches, so that leaking its handle is sound.
 pub(crate) trait Task: Send + Sized + 'static {
-    fn run(&mut self) -> Result<()>;
+    /// Does it, or enqueues it on a CUDA stream.
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
+
+    /// Who finds out that enqueued work will not be done, and when it has to be.
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        None
+    }
 
     /// Takes the cell back when the task is handed back, for a task that is enqueued again and again.
     fn keep_cell(&mut self, _cell: Arc<Cell<Self>>) {}
+}
+
+/// Who knows whether work that goes on elsewhere can still be done: a communicator.
+pub(crate) trait Watch: Send + Sync {
+    /// The error after which it cannot.
+    fn check(&self) -> Result<()>;
+
+    /// Gives up, because of an error of this rank's own, which every further call returns. Gives the error as calls return it.
+    fn give_up(&self, error: Error) -> Error;
+}
+
+/// Enqueues a task on a CUDA stream.
+fn launch<T: Task>(mut task: T, stream: &Arc<CudaStream>) -> WorkState<T> {
+    stream.sweep();
+    let watch = task.watch();
+    let result = task.run(Some(stream)).and_then(|()| stream.is_capturing());
+    match result {
+        // What is recorded is not done; it may never be, or a hundred times.
+        Ok(true) => WorkState::Done(task, Ok(())),
+        Ok(false) => match stream.record() {
+            Ok(event) => WorkState::Launched(Launched { work: Some((task, event)), stream: Arc::clone(stream), watch }),
+            Err(error) => WorkState::Done(task, Err(error)),
+        },
+        Err(error) => {
+            // A part of it may have been enqueued.
+            if let Ok(false) = stream.is_capturing() {
+                drain(stream);
+            }
+            WorkState::Done(task, Err(error))
+        }
+    }
+}
+
+/// Work that has been enqueued on a CUDA stream.
+struct Launched<T: Send + 'static> {
+    /// Until it is waited for.
+    work: Option<(T, Event)>,
+    stream: Arc<CudaStream>,
+    watch: Option<(Arc<dyn Watch>, Instant)>,
+}
+
+impl<T: Send + 'static> Launched<T> {
+    fn is_done(&self) -> bool {
+        // What cannot be asked is found out by waiting for it.
+        self.work.as_ref().is_none_or(|(_, event)| event.is_done().unwrap_or(true))
+    }
+
+    fn wait(mut self) -> (T, Result<()>) {
+        let result = self.work.as_ref().map_or(Ok(()), |(_, event)| self.wait_for(event));
+        match self.work.take() {
+            Some((task, _)) => (task, result),
+            None => unreachable!("work is taken when it is waited for, or dropped"),
+        }
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<()> {
+        let Some((watch, deadline)) = &self.watch else {
+            return event.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
+        };
+        event.wait(*deadline, || watch.check()).map_err(|error| {
+            let error = watch.give_up(error);
+            drain(&self.stream);
+            error
+        })
+    }
+}
+
+/// After a failure: waits until what was aborted has come to its end, so that nobody uses the caller's memory any more.
+pub(crate) fn drain(stream: &CudaStream) {
+    if stream.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
+        tracing::warn!("work on the GPU goes on after its communicator was aborted");
+    }
+}
+
+impl<T: Send + 'static> Drop for Launched<T> {
+    fn drop(&mut self) {
+        if let Some((task, event)) = self.work.take() {
+            self.stream.keep(event, Box::new(task));
+        }
+    }
 }
 
 /// A place for one task on its way through a worker.
@@ -116,7 +279,7 @@ impl<T: Task> Runnable for Cell<T> {
     fn run(&self) {
         let state = std::mem::replace(&mut *lock(&self.state), CellState::Empty);
         let CellState::Queued(mut task) = state else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| task.run()))
+        let result = catch_unwind(AssertUnwindSafe(|| task.run(None)))
             .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
         *lock(&self.state) = CellState::Done(task, result);
         self.done.notify_all();
@@ -204,20 +367,22 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// Dropping or leaking a `Work` is sound and does not stop the work; what it owns is then freed when it is done, or never.
 #[must_use = "`wait` says whether the work succeeded, and hands the buffers back"]
-pub struct Work<T> {
+pub struct Work<T: Send + 'static> {
     state: WorkState<T>,
 }
 
-enum WorkState<T> {
+enum WorkState<T: Send + 'static> {
     Done(T, Result<()>),
+    Launched(Launched<T>),
     Pending { cell: Arc<Cell<T>>, keep: fn(&mut T, Arc<Cell<T>>) },
 }
 
-impl<T> Work<T> {
+impl<T: Send + 'static> Work<T> {
     /// Whether the work is finished, well or not. Does not block.
     pub fn is_done(&self) -> bool {
         match &self.state {
             WorkState::Done(..) => true,
+            WorkState::Launched(launched) => launched.is_done(),
             WorkState::Pending { cell, .. } => matches!(*lock(&cell.state), CellState::Done(..)),
         }
     }
@@ -231,6 +396,7 @@ impl<T> Work<T> {
     pub fn wait(self) -> Result<T, Failed<T>> {
         let (operands, result) = match self.state {
             WorkState::Done(operands, result) => (operands, result),
+            WorkState::Launched(launched) => launched.wait(),
             WorkState::Pending { cell, keep } => {
                 let (mut operands, result) = cell.wait();
                 keep(&mut operands, cell);
@@ -244,7 +410,7 @@ impl<T> Work<T> {
     }
 }
 
-impl<T> fmt::Debug for Work<T> {
+impl<T: Send + 'static> fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Work(done: {})", self.is_done())
     }

@@ -155,7 +155,7 @@ fn under_a_launcher_it_is_one_rank_and_rank_0_prints() {
 
     for (arguments, says) in [
         (["-n", "2"], "[0] error: -n is 2, and the launcher started 3\n"),
-        (["--backend", "nccl"], "there is no NCCL backend yet"),
+        (["--backend", "nccl"], "NCCL cannot be used"),
     ] {
         let (output, stdout, stderr) = under(&arguments);
         assert!(output.status.code() == Some(1) && stdout.is_empty() && stderr.contains(says), "{stdout}{stderr}");
@@ -179,8 +179,8 @@ fn the_help_says_what_the_columns_mean() {
 #[test]
 fn what_is_wrong_is_one_line() {
     for (arguments, says) in [
-        (&["--backend", "nccl"][..], "there is no NCCL backend yet; \"host\" does the same"),
-        (&["--backend", "nccl", "--processes"], "there is no NCCL backend yet"),
+        (&["--backend", "nccl", "-n", "65"][..], "NCCL"),
+        (&["--backend", "nccl", "-n", "65", "--processes"], "NCCL"),
         (&["--backend", "mpi"], "\"mpi\" is not a backend"),
         (&["--op", "reduce", "--root", "2"], "root 2 is not one of 2 ranks"),
         (&["--op", "reduce", "--root", "2", "--processes"], "root 2 is not one of 2 ranks"),

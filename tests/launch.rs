@@ -304,7 +304,7 @@ fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "1")];
     let (output, text) = run(timed(DISTCOLLECTIVE).args(["env", "--backend", "host"]).envs(remote));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("NCCL and MPI"), "{text}");
+    assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("beyond it there is NCCL"), "{text}");
 }
 
 /// Ranks that do not ask for the same all say so, instead of waiting for each other.

@@ -1,19 +1,23 @@
 //! What a backend does for a communicator.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::nccl::NcclBackend;
 use super::signature::{Purpose, Signature};
 use crate::collective::{Call, Collective, ReduceOperation};
+use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Buffer;
+use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::Rank;
+use crate::stream::Watch;
 
 /// One rank's end of a communicator. Everything that comes here has passed the rules; a backend moves and reduces.
 ///
 /// Calls that take a deadline are collective: every rank makes the same ones in the same order. They return by the deadline.
 /// After an error the backend is dead: each further call returns that error at once, and no peer touches this rank's memory.
-pub(crate) trait Backend: Send + Sync {
+pub(crate) trait Backend: Watch {
     /// This rank's number.
     fn rank(&self) -> Rank;
 
@@ -24,11 +28,22 @@ pub(crate) trait Backend: Send + Sync {
     /// numbers, so that a rank has one name everywhere.
     fn origin(&self, rank: Rank) -> Rank;
 
-    /// Runs one collective over all ranks of this communicator, whose numbers are the group ranks of the call.
+    /// The memory that buffers are in by default, and have to be in where a call does not wait.
+    fn space(&self) -> MemorySpace {
+        MemorySpace::Host
+    }
+
+    /// The NCCL backend, where it is that.
+    fn as_nccl(&self) -> Option<&NcclBackend> {
+        None
+    }
+
+    /// Runs one collective over all ranks of this communicator, whose numbers are the group ranks of the call; with a CUDA stream
+    /// it is only enqueued.
     ///
     /// # Safety
     ///
-    /// Until it returns, the buffers that the call uses on this rank are valid for the lengths that the call says,
+    /// Until it returns, or what is enqueued is done, the buffers that the call uses on this rank are valid for the lengths that the call says,
     /// aligned, disjoint but for the in-place rules, and used by nobody else.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
@@ -39,11 +54,13 @@ pub(crate) trait Backend: Send + Sync {
     /// Memory of `byte_len` zeros that the communicator owns, as a tensor of bytes. Every rank asks for the same length.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;
 
+    /// The error of a dead communicator, or of one with a dead peer.
+    fn check_peers(&self) -> Result<()> {
+        self.check()
+    }
+
     /// Makes every rank's call, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
-
-    /// The error of a dead communicator.
-    fn check(&self) -> Result<()>;
 }
 
 /// One rank's part in one collective.
@@ -51,9 +68,11 @@ pub(crate) struct Request<'a> {
     pub(crate) signature: Signature,
     /// What errors are about: `layer "grad_sync" (all_reduce)`.
     pub(crate) label: Option<&'a str>,
-    pub(crate) input: *const u8,
-    pub(crate) output: *mut u8,
+    pub(crate) input: Address,
+    pub(crate) output: Address,
     pub(crate) deadline: Instant,
+    /// Where the call is enqueued; without one it is done when it returns.
+    pub(crate) stream: Option<&'a Arc<CudaStream>>,
 }
 
 impl Request<'_> {
@@ -64,9 +83,10 @@ impl Request<'_> {
         Request {
             signature: Signature { purpose, call },
             label: None,
-            input: std::ptr::null(),
-            output: std::ptr::null_mut(),
+            input: Address::host(std::ptr::null()),
+            output: Address::host(std::ptr::null()),
             deadline,
+            stream: None,
         }
     }
 

@@ -1,12 +1,16 @@
 //! Collectives called directly, in the manner of torch.distributed.
 
-use super::{Communicator, Purpose};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Communicator, Purpose, Request, Signature};
 use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, check_type};
+use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, TensorView, TensorViewMut};
+use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
-use crate::stream::{Failed, Stream, Task, Work};
+use crate::stream::{Failed, Stream, Task, Watch, Work};
 
 /// The collectives. Lengths are in elements; `n` is the number of ranks. A buffer of any shape will do, 0-d too: only its
 /// length counts. All of them block, and all follow the contract above; beyond it each is in error when a buffer's type or
@@ -126,12 +130,16 @@ impl Communicator {
     ) -> Result<()> {
         let input = input.map(|view| view.raw());
         let output = output.map(|mut view| view.raw());
-        let side = |raw: Option<crate::memory::RawTensor>| raw.map(|raw| (raw.data_type, raw.element_count()));
+        let side = |raw: Option<RawTensor>| raw.map(|raw| (raw.data_type, raw.element_count()));
         let call = self.call(collective, side(input), side(output))?;
-        let input = input.map_or(std::ptr::null(), |raw| raw.address.cast_const());
-        let output = output.map_or(std::ptr::null_mut(), |raw| raw.address);
+        let [input, output] = [input, output].map(|raw| raw.as_ref().map_or(self.nowhere(), RawTensor::located));
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { self.run_call(&call, input, output) }
+        unsafe { self.run_call(&call, [input, output], self.deadline(), None) }
+    }
+
+    /// The address of a buffer that there is not.
+    fn nowhere(&self) -> Address {
+        Address { pointer: std::ptr::null_mut(), space: self.space() }
     }
 
     /// [`collective`](Self::collective) on a stream, with buffers that the work owns and hands back.
@@ -164,7 +172,7 @@ impl Communicator {
         let input = side(&operands.input).or(if is_in_place(&collective) { output } else { None });
         match self.call(collective, input, output) {
             Ok(call) => {
-                operands.task = Some((self.clone(), call));
+                operands.task = Some((self.clone(), call, self.deadline()));
                 Ok(stream.submit(operands, None))
             }
             Err(error) => Err(Failed::new(error, operands)),
@@ -176,7 +184,7 @@ impl Communicator {
         let side = Some((raw.data_type, raw.element_count()));
         let call = self.call(collective, side, side)?;
         // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
-        unsafe { self.run_call(&call, raw.address, raw.address) }
+        unsafe { self.run_call(&call, [raw.located(); 2], self.deadline(), None) }
     }
 
     /// The call for buffers of these types and lengths.
@@ -250,9 +258,16 @@ impl Communicator {
     /// # Safety
     ///
     /// The buffers that the call uses on this rank are valid for the lengths that it says, and used by nobody else.
-    unsafe fn run_call(&self, call: &Call, input: *const u8, output: *mut u8) -> Result<()> {
+    unsafe fn run_call(
+        &self,
+        call: &Call,
+        [input, output]: [Address; 2],
+        deadline: Instant,
+        stream: Option<&Arc<CudaStream>>,
+    ) -> Result<()> {
+        let signature = Signature { purpose: Purpose::Collective, call: *call };
         // SAFETY: the caller's promise.
-        unsafe { self.run(Purpose::Collective, call, None, input, output, self.deadline()) }
+        unsafe { self.run(&Request { signature, label: None, input, output, deadline, stream }) }
             .map_err(|e| e.on_rank(self.origin_rank()))
     }
 }
@@ -269,7 +284,7 @@ pub struct Operands {
     pub input: Option<Buffer>,
     /// What is written; absent on a rank whose output is not written.
     pub output: Option<Buffer>,
-    task: Option<(Communicator, Call)>,
+    task: Option<(Communicator, Call, Instant)>,
 }
 
 impl Operands {
@@ -285,15 +300,22 @@ impl Operands {
 }
 
 impl Task for Operands {
-    fn run(&mut self) -> Result<()> {
-        let Some((communicator, call)) = self.task.take() else { return Ok(()) };
-        let output = self.output.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        let Some((communicator, call, deadline)) = &self.task else { return Ok(()) };
+        // A worker may come to it late.
+        let deadline = if stream.is_some() { *deadline } else { communicator.deadline() };
+        let output = self.output.as_mut().map(|buffer| TensorViewMut::from(buffer).raw().located());
         let input = match &self.input {
-            Some(buffer) => buffer.as_ptr(),
-            None if is_in_place(&call.collective) => output.cast_const(),
-            None => std::ptr::null(),
+            Some(buffer) => Some(TensorView::from(buffer).raw().located()),
+            None if is_in_place(&call.collective) => output,
+            None => None,
         };
+        let sides = [input, output].map(|side| side.unwrap_or(communicator.nowhere()));
         // SAFETY: `call` has compared the lengths of the buffers, which this task owns.
-        unsafe { communicator.run_call(&call, input, output) }
+        unsafe { communicator.run_call(call, sides, deadline, stream) }
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        self.task.as_ref().map(|(communicator, _, deadline)| (communicator.watch(), *deadline))
     }
 }

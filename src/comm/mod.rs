@@ -4,8 +4,12 @@ mod backend;
 mod builder;
 mod eager;
 mod host;
+pub(crate) mod nccl;
 mod signature;
+mod turn;
+mod wanted;
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +20,17 @@ pub use eager::Operands;
 use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::memory::Buffer;
+use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Dims;
-use backend::{Backend, Request};
+use crate::stream::Watch;
+use backend::Backend;
+pub(crate) use backend::Request;
+pub(crate) use nccl::NcclBackend;
+pub use nccl::NcclId;
 pub(crate) use signature::Purpose;
-use signature::Signature;
+pub(crate) use signature::Signature;
+pub(crate) use wanted::Wanted;
 
 /// One rank's end of a set of ranks that do collectives together.
 ///
@@ -95,6 +104,107 @@ impl Communicator {
         CommunicatorBuilder::default()
     }
 
+    /// The ranks of a new communicator that are threads of this process, on a backend by name: "host" ("gloo" is another name of it),
+    /// "nccl", or "auto", which is NCCL where there is a GPU for each rank, and else the host.
+    ///
+    /// # Errors
+    ///
+    /// A name of no backend; as [`in_process`](Self::in_process) and [`nccl_in_process`](Self::nccl_in_process).
+    pub fn in_process_on(backend: &str, world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
+        let on_host = || {
+            let communicators = Self::in_process(world_size)?;
+            Ok(communicators.into_iter().map(|communicator| communicator.with_timeout(timeout)).collect())
+        };
+        match backend.parse()? {
+            Wanted::Host => on_host(),
+            Wanted::Nccl => Self::nccl_in_process(world_size, timeout),
+            Wanted::Auto if nccl::check_gpus(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
+            Wanted::Auto => on_host(),
+        }
+    }
+
+    /// Whether so many ranks of this machine can be on a backend, by name; see [`in_process_on`](Self::in_process_on).
+    ///
+    /// # Errors
+    ///
+    /// What stands in the way.
+    pub fn check_backend(backend: &str, world_size: u32) -> Result<()> {
+        match backend.parse()? {
+            Wanted::Host | Wanted::Auto => Ok(()),
+            Wanted::Nccl => nccl::check_gpus(world_size).map(|_| ()),
+        }
+    }
+
+    /// The name of the backend: "host" or "nccl".
+    pub fn backend(&self) -> &'static str {
+        if self.as_nccl().is_some() { "nccl" } else { "host" }
+    }
+
+    /// The ranks of a new communicator on GPUs that are threads of this process: rank `r` has GPU `r`. (Where NCCL lets ranks share a
+    /// GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`, there may be more ranks than GPUs.)
+    ///
+    /// # Errors
+    ///
+    /// As [`nccl`](Self::nccl); not enough GPUs.
+    pub fn nccl_in_process(world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
+        if world_size == 0 {
+            bail!(InvalidArgument, "a communicator has at least one rank");
+        }
+        let backends = nccl::in_process(world_size, deadline_after(timeout))?;
+        Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
+    }
+
+    /// A communicator on GPUs: meets the other ranks that have the same id, each with the GPU of this number among those that its
+    /// process sees. Ranks may be processes, of several machines, or threads. Collective.
+    ///
+    /// [`Environment`](crate::Environment) does the same with what the launcher says.
+    ///
+    /// ```no_run
+    /// use distcollective::{Communicator, DEFAULT_TIMEOUT, NcclId, Rank, ReduceOperation};
+    ///
+    /// let id = NcclId::new()?; // and bring it to the other ranks
+    /// let communicator = Communicator::nccl(&id, Rank(0), 8, 0, DEFAULT_TIMEOUT)?;
+    /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// No NCCL from 2.19 on, no CUDA, no such GPU; ranks that do not come before the deadline; what NCCL says.
+    pub fn nccl(id: &NcclId, rank: Rank, world_size: u32, ordinal: u32, timeout: Duration) -> Result<Self> {
+        Self::nccl_beside(id, rank, world_size, ordinal, None, timeout)
+    }
+
+    /// [`nccl`](Self::nccl) beside a communicator of the same ranks on the host, which tells them who fails.
+    pub(crate) fn nccl_beside(
+        id: &NcclId,
+        rank: Rank,
+        world_size: u32,
+        ordinal: u32,
+        sidecar: Option<Communicator>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let backend = nccl::meet(id, rank, world_size, ordinal, sidecar, deadline_after(timeout));
+        Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
+    }
+
+    /// A communicator on the caller's `ncclComm_t`, as TensorRT's `setCommunicator` takes it. It is never aborted or destroyed here;
+    /// what is split from it is our own. Collective: ranks tell each other what their NCCL and GPU can do.
+    ///
+    /// # Safety
+    ///
+    /// It is a communicator of the NCCL that `libnccl.so.2` is in this process. Until all clones of this, and everything made with
+    /// them, are gone, it is not destroyed, and nobody else uses it during a call.
+    ///
+    /// # Errors
+    ///
+    /// As [`nccl`](Self::nccl); a null pointer.
+    pub unsafe fn from_raw_nccl(communicator: *mut c_void, timeout: Duration) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };
+        Ok(Self::new(Arc::new(backend), timeout))
+    }
+
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
         Communicator { backend, timeout }
     }
@@ -131,9 +241,7 @@ impl Communicator {
     }
 
     pub(crate) fn deadline(&self) -> Instant {
-        let now = Instant::now();
-        const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
-        now.checked_add(self.timeout).unwrap_or(now + FAR)
+        deadline_after(self.timeout)
     }
 
     /// Whether the communicator still works.
@@ -258,26 +366,62 @@ impl Communicator {
         self.backend.allocate(byte_len, deadline)
     }
 
-    /// Runs a call whose rules of types and shapes have been checked. Alignment and overlap are checked here.
+    /// The memory that the communicator's buffers are in, and raw addresses are taken to be in.
+    pub fn space(&self) -> MemorySpace {
+        self.backend.space()
+    }
+
+    /// The NCCL backend, where the communicator is on GPUs.
+    pub(crate) fn as_nccl(&self) -> Option<&NcclBackend> {
+        self.backend.as_nccl()
+    }
+
+    /// Who finds out that what is enqueued will not be done.
+    pub(crate) fn watch(&self) -> Arc<dyn Watch> {
+        Arc::clone(&self.backend) as Arc<dyn Watch>
+    }
+
+    /// Runs a call whose rules of types and shapes have been checked. Memory, alignment and overlap are checked here.
     ///
     /// # Safety
     ///
-    /// Until this returns, the buffers that the call uses on this rank are valid for the lengths that the call says, and
-    /// used by nobody else.
-    pub(crate) unsafe fn run(
-        &self,
-        purpose: Purpose,
-        call: &Call,
-        label: Option<&str>,
-        input: *const u8,
-        output: *mut u8,
-        deadline: Instant,
-    ) -> Result<()> {
-        let request = Request { signature: Signature { purpose, call: *call }, label, input, output, deadline };
+    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that
+    /// the call says, and used by nobody else.
+    pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
+        let call = &request.signature.call;
         let (rank, world_size) = (GroupRank(self.rank().0), self.world_size() as usize);
-        check_buffers(call, rank, world_size, input.addr(), output.addr()).map_err(|e| request.label(e))?;
+        self.check_spaces(request, rank)
+            .and_then(|()| check_buffers(call, rank, world_size, request.input.addr(), request.output.addr()))
+            .map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.backend.run(&request) }
+        unsafe { self.backend.run(request) }
+    }
+
+    /// Checks that the buffers are in memory that the backend reaches.
+    fn check_spaces(&self, request: &Request<'_>, rank: GroupRank) -> Result<()> {
+        let call = &request.signature.call;
+        let own = self.space();
+        if request.stream.is_some() && own == MemorySpace::Host {
+            bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host");
+        }
+        let uses =
+            [("input", request.input, call.reads_input(rank)), ("output", request.output, call.writes_output(rank))];
+        for (name, address, used) in uses {
+            if !used || address.space == own || call.block_elements == 0 {
+                continue;
+            }
+            match address.space {
+                // It is copied to the GPU and back.
+                MemorySpace::Host if request.stream.is_none() => {}
+                MemorySpace::Host => bail!(
+                    InvalidBuffer,
+                    "the {name} is in host memory; what is enqueued on a CUDA stream has its tensors in {own}, such as \
+                     `Communicator::allocate` gives"
+                ),
+                other => bail!(InvalidBuffer, "the {name} is in {other}, and the communicator on {own}"),
+            }
+        }
+        Ok(())
     }
 
     /// Gives every rank the bytes of every rank. Collective; the lengths may differ.
@@ -308,14 +452,34 @@ impl Communicator {
         if output.len() != input.len() * self.world_size() as usize {
             return Err(error!(System, "an exchange with a wrong length"));
         }
+        let request = Request {
+            signature: Signature { purpose, call },
+            label: None,
+            input: Address::host(input.as_ptr().cast()),
+            output: Address::host(output.as_mut_ptr().cast()),
+            deadline,
+            stream: None,
+        };
         // SAFETY: both slices are as long as the call says, and borrowed during it.
-        unsafe { self.run(purpose, &call, None, input.as_ptr().cast(), output.as_mut_ptr().cast(), deadline) }
+        unsafe { self.run(&request) }
+    }
+
+    /// [`check`](Self::check), and whether a peer has died, which else is found out by who waits for it.
+    fn check_peers(&self) -> Result<()> {
+        self.backend.check_peers()
     }
 
     /// Ends the communicator because of this rank's own error.
     pub(crate) fn abort_with(&self, error: &crate::Error) {
         self.backend.abort(error.kind(), &error.to_string());
     }
+}
+
+/// When a wait that begins now ends.
+fn deadline_after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+    now.checked_add(timeout).unwrap_or(now + FAR)
 }
 
 impl fmt::Debug for Communicator {

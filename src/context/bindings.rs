@@ -2,13 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::run::{Attached, RunIo, Shapes, run};
+use super::attached::Attached;
+use super::run::{RunIo, run};
+use super::shapes::Shapes;
+use crate::cuda::CudaStream;
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
-use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, Failed, Stream, Task, Work};
+use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
+use crate::stream::{Cell, Failed, Stream, Task, Watch, Work};
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
 /// takes it and [`Work::wait`] hands it back, with the buffers in it.
@@ -44,6 +47,7 @@ struct Job {
     attached: Arc<Attached>,
     shapes: Arc<Shapes>,
     timeout: Option<Duration>,
+    deadline: Instant,
 }
 
 /// A buffer to bind as an input: owned, or shared with other runs.
@@ -115,7 +119,8 @@ impl Bindings {
         self.bind(name, IoMode::Output, Bound::Owned(buffer))
     }
 
-    /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. A null address unbinds.
+    /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in the memory that the context runs
+    /// in: the host's, or with a communicator on GPUs that GPU's. A null address unbinds.
     ///
     /// # Safety
     ///
@@ -179,17 +184,19 @@ impl Bindings {
         timeout: Option<Duration>,
         stream: &Stream,
     ) -> Result<Work<Bindings>, Failed<Bindings>> {
-        let checked = self.fill(engine).and_then(|()| attached.check(shapes, &self.inner.io));
+        let filled = self.fill(engine, attached.space());
+        let checked = filled.and_then(|()| attached.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
             return Err(Failed::new(attached.on_rank(error), self));
         }
-        self.inner.job = Some(Job { attached: Arc::clone(attached), shapes: Arc::clone(shapes), timeout });
+        let (attached, shapes, deadline) = (Arc::clone(attached), Arc::clone(shapes), attached.deadline(timeout));
+        self.inner.job = Some(Job { attached, shapes, timeout, deadline });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, cell))
     }
 
     /// Writes the addresses of what is bound to where a run looks for them.
-    fn fill(&mut self, engine: &Arc<EngineInner>) -> Result<()> {
+    fn fill(&mut self, engine: &Arc<EngineInner>, space: MemorySpace) -> Result<()> {
         let Inner { engine: own, bound, io, .. } = &mut *self.inner;
         if !Arc::ptr_eq(engine, own) {
             return Err(error!(InvalidArgument, "the bindings are for another engine"));
@@ -203,6 +210,7 @@ impl Bindings {
                 Some(Bound::Raw { address, byte_len }) => RawTensor {
                     data_type: own.io[index].data_type,
                     address: *address,
+                    space,
                     byte_len: *byte_len,
                     shape: None,
                 },
@@ -214,11 +222,17 @@ impl Bindings {
 }
 
 impl Task for Bindings {
-    fn run(&mut self) -> Result<()> {
-        let Some(Job { attached, shapes, timeout }) = self.inner.job.take() else { return Ok(()) };
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        // What is enqueued needs the job until it is done.
+        let Some(Job { attached, shapes, timeout, .. }) = &self.inner.job else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
-        let result = unsafe { run(&attached, &shapes, &self.inner.io, timeout) };
+        let result = unsafe { run(attached, shapes, &self.inner.io, *timeout, stream) };
         result.map_err(|e: Error| attached.on_rank(e))
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        let Job { attached, deadline, .. } = self.inner.job.as_ref()?;
+        Some((attached.communicator.as_ref()?.watch(), *deadline))
     }
 
     fn keep_cell(&mut self, cell: Arc<Cell<Self>>) {

@@ -1,21 +1,28 @@
 //! The execution context: shapes, a communicator, and running an engine on bound tensors.
 
+mod attached;
 mod bindings;
+mod gpu;
+mod regions;
+mod replay;
 mod run;
+mod shapes;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use attached::Attached;
 pub use bindings::{Bindings, InputBuffer};
-use run::{Attached, RunIo, Shapes, run};
+use run::{RunIo, run};
+use shapes::Shapes;
 
 use crate::comm::Communicator;
 use crate::engine::{EngineInner, IoMode, IoTensor};
 use crate::error::{Result, error};
 use crate::memory::{TensorView, TensorViewMut};
-use crate::network::Source;
-use crate::shape::{Dims, Shape};
+use crate::shape::Dims;
+use crate::shape::Shape;
 use crate::stream::{Failed, Stream, Work};
 
 /// An engine on its way through runs: TensorRT's `IExecutionContext`.
@@ -31,16 +38,34 @@ pub struct ExecutionContext {
     attached: Arc<Attached>,
     shapes: Arc<Shapes>,
     timeout: Option<Duration>,
+    options: ContextOptions,
     /// What `execute` binds, kept so that it allocates nothing.
     scratch: RunIo,
 }
 
+/// How a context runs; see [`Engine::create_execution_context_with`](crate::Engine::create_execution_context_with).
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct ContextOptions {
+    /// On GPUs, runs with the same shapes and addresses are recorded into a CUDA graph, the second time, and replayed from then on.
+    /// Plugins then have to enqueue the same work every time. On the host it changes nothing.
+    pub cuda_graph: bool,
+}
+
+impl ContextOptions {
+    /// Sets [`cuda_graph`](Self::cuda_graph).
+    pub fn cuda_graph(mut self, cuda_graph: bool) -> Self {
+        self.cuda_graph = cuda_graph;
+        self
+    }
+}
+
 impl ExecutionContext {
-    pub(crate) fn new(engine: Arc<EngineInner>) -> Result<Self> {
-        let attached = Arc::new(Attached::without_communicator(Arc::clone(&engine))?);
+    pub(crate) fn new(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
+        let attached = Arc::new(Attached::without_communicator(Arc::clone(&engine), options)?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
         let scratch = RunIo::for_engine(&engine);
-        Ok(ExecutionContext { engine, attached, shapes, timeout: None, scratch })
+        Ok(ExecutionContext { engine, attached, shapes, timeout: None, options, scratch })
     }
 
     /// The inputs, then the outputs.
@@ -58,7 +83,7 @@ impl ExecutionContext {
     /// another rank; [`Disagreement`](crate::ErrorKind::Disagreement): the plans differ, with the first differing layer and
     /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
-        let attached = Attached::to(Arc::clone(&self.engine), communicator);
+        let attached = Attached::to(Arc::clone(&self.engine), communicator, self.options);
         self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.origin_rank()))?);
         Ok(())
     }
@@ -166,9 +191,9 @@ impl ExecutionContext {
         // A call before may have panicked in one of its iterators.
         self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
-            self.attached.check(&self.shapes, &self.scratch)?;
+            self.attached.check(&self.shapes, &self.scratch, &Stream::inline())?;
             // SAFETY: just checked, and the views borrow their memory until this function returns.
-            unsafe { run(&self.attached, &self.shapes, &self.scratch, self.timeout) }
+            unsafe { run(&self.attached, &self.shapes, &self.scratch, self.timeout, None) }
         });
         self.scratch.clear();
         result.map_err(|e| self.attached.on_rank(e))
@@ -207,17 +232,6 @@ impl ExecutionContext {
 impl fmt::Debug for ExecutionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.attached.communicator)
-    }
-}
-
-impl Shapes {
-    /// The shapes of the inputs that have only one.
-    fn of_static_inputs(engine: &EngineInner) -> Result<Self> {
-        let fixed = engine.network.inputs.iter().map(|input| match engine.network.tensors[input.index()].source {
-            Source::Input { dims, .. } if !dims.is_dynamic() => dims.to_shape().ok(),
-            _ => None,
-        });
-        Shapes::infer(engine, fixed.collect())
     }
 }
 

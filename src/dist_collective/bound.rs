@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 use super::agreement::{PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
 use crate::collective::{Call, Groups, InPlace, check_buffers};
-use crate::comm::{Communicator, Purpose};
-use crate::compute;
+use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
-use crate::memory::{TensorView, TensorViewMut};
+use crate::lane::Lane;
+use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Shape;
-use crate::stream::{Stream, Task, Work};
+use crate::stream::{Stream, Task, Watch, Work};
 
 /// What one rank does in one layer.
 #[derive(Clone, Debug)]
@@ -62,31 +63,35 @@ impl Role {
         }
     }
 
-    /// Runs the layer's call.
+    /// Runs the layer's call, or enqueues it.
     ///
     /// # Safety
     ///
-    /// Until this returns, the buffers that the call uses on this rank are valid for the lengths that it says, and used by
-    /// nobody else.
+    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that it
+    /// says, and used by nobody else.
     pub(crate) unsafe fn run(
         &self,
         call: &Call,
         subject: &str,
-        input: *const u8,
-        output: *mut u8,
+        [input, output]: [Address; 2],
         deadline: Instant,
+        lane: Lane<'_>,
     ) -> Result<()> {
         match self {
             Role::Skip => Ok(()),
             Role::Identity => {
-                self.check_buffers(call, input.addr(), output.addr()).map_err(|e| e.about(|| subject.to_owned()))?;
                 // SAFETY: the caller's promise.
-                unsafe { compute::copy(input, output, call.block_bytes()) };
-                Ok(())
+                self.check_buffers(call, input.addr(), output.addr())
+                    .and_then(|()| unsafe { lane.copy(input, output, call.block_bytes(), deadline) })
+                    .map_err(|e| e.about(|| subject.to_owned()))
             }
             Role::Member(communicator) => {
+                let signature = Signature { purpose: Purpose::Collective, call: *call };
+                let stream = lane.stream();
                 // SAFETY: the caller's promise.
-                unsafe { communicator.run(Purpose::Collective, call, Some(subject), input, output, deadline) }
+                unsafe {
+                    communicator.run(&Request { signature, label: Some(subject), input, output, deadline, stream })
+                }
             }
         }
     }
@@ -124,6 +129,10 @@ impl<'a> Roles<'a> {
             }
             None => Ok(()),
         };
+        let result = result.and_then(|()| match communicator.as_nccl() {
+            Some(nccl) if layer.nb_rank > 1 => nccl.check_device(),
+            _ => Ok(()),
+        });
         result.map_err(|e| e.about(|| layer.subject.clone()))
     }
 
@@ -267,7 +276,7 @@ impl BoundLayer {
         let about = |e: crate::Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
         let shape = Shape::new(dims).map_err(about)?;
         let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
-        let check = |name: &str, raw: Option<crate::memory::RawTensor>, shape: &Shape, used: bool| match raw {
+        let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
             None if used => bail!(NotReady, "this rank needs an {name}"),
             Some(raw) if raw.data_type != self.data_type => {
                 bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.data_type)
@@ -281,15 +290,15 @@ impl BoundLayer {
         let output = output.map(|mut view| view.raw());
         check("input", input, &shape, self.reads_input()).map_err(about)?;
         check("output", output, &out_shape, self.writes_output()).map_err(about)?;
-        let input = input.map_or(std::ptr::null(), |raw| raw.address.cast_const());
-        let output = output.map_or(std::ptr::null_mut(), |raw| raw.address);
+        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.communicator.space() };
+        let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.communicator.deadline();
         // SAFETY: the lengths were compared just now, and the views borrow the buffers.
-        unsafe { self.role.run(&self.call(&shape), &self.layer.subject, input, output, deadline) }.map_err(about)
+        unsafe { self.role.run(&self.call(&shape), &self.layer.subject, sides, deadline, Lane::Caller) }.map_err(about)
     }
 
-    /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. An address that this rank does not use may
-    /// be null. Collective.
+    /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. They are in the memory of the communicator,
+    /// [`Communicator::space`]. An address that this rank does not use may be null. Collective.
     ///
     /// # Safety
     ///
@@ -314,7 +323,9 @@ impl BoundLayer {
         self.role
             .check_buffers(&call, input.addr(), output.addr())
             .map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))?;
-        let task = RawCall { bound: self.clone(), call, input, output };
+        let space = self.communicator.space();
+        let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
+        let task = RawCall { bound: self.clone(), call, sides, deadline: self.communicator.deadline() };
         Ok(stream.submit(task, None))
     }
 }
@@ -324,18 +335,24 @@ impl BoundLayer {
 pub struct RawCall {
     bound: BoundLayer,
     call: Call,
-    input: *const u8,
-    output: *mut u8,
+    sides: [Address; 2],
+    deadline: Instant,
 }
 
 // SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
 unsafe impl Send for RawCall {}
 
 impl Task for RawCall {
-    fn run(&mut self) -> Result<()> {
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
+        // A worker may come to it late.
+        let deadline = if stream.is_some() { self.deadline } else { communicator.deadline() };
         // SAFETY: the promise of `enqueue`.
-        unsafe { role.run(&self.call, &layer.subject, self.input, self.output, communicator.deadline()) }
+        unsafe { role.run(&self.call, &layer.subject, self.sides, deadline, Lane::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        Some((self.bound.communicator.watch(), self.deadline))
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use analysis::{Analysis, infer_shapes};
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 
-use crate::context::ExecutionContext;
+use crate::context::{ContextOptions, ExecutionContext};
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
 use crate::error::Result;
@@ -158,7 +158,16 @@ impl Engine {
     ///
     /// More memory than there is.
     pub fn create_execution_context(&self) -> Result<ExecutionContext> {
-        ExecutionContext::new(Arc::clone(&self.inner))
+        self.create_execution_context_with(ContextOptions::default())
+    }
+
+    /// [`create_execution_context`](Self::create_execution_context) with options.
+    ///
+    /// # Errors
+    ///
+    /// More memory than there is.
+    pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
+        ExecutionContext::new(Arc::clone(&self.inner), options)
     }
 }
 

@@ -162,7 +162,7 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
             info: layer.info.clone(),
             data_type: layer.value.data_type(),
             dims: layer.value.shape().to_dims(),
-            bytes: layer.value.as_bytes().to_vec(),
+            bytes: layer.value.as_bytes()?.to_vec(),
         },
         LayerBody::Plugin(plugin) => BodyRecord::Plugin {
             info: plugin.info.clone(),
@@ -259,7 +259,7 @@ fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> 
                 );
             }
             let mut value = Buffer::with_shape(*data_type, shape)?;
-            value.as_mut_bytes().copy_from_slice(bytes);
+            value.as_mut_bytes()?.copy_from_slice(bytes);
             LayerBody::Constant(ConstantLayer { info: info.clone(), value: Arc::new(value) })
         }
         BodyRecord::Plugin { info, type_name, version, bytes } => {

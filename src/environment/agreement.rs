@@ -1,46 +1,14 @@
 //! What the ranks say of themselves when they have met, and what follows: the backend, and rank 0's seed.
 
 use std::net::{ToSocketAddrs, UdpSocket};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::discovery::is_loopback;
-use crate::error::{Error, Result, bail, error};
+use crate::comm::{Wanted, nccl};
+use crate::cuda::Device;
+use crate::error::{Result, bail, error};
 use crate::rank::list_ranks;
-
-/// The backend that a process asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Wanted {
-    Auto,
-    Host,
-    Nccl,
-}
-
-impl Wanted {
-    const fn name(self) -> &'static str {
-        match self {
-            Wanted::Auto => "auto",
-            Wanted::Host => "host",
-            Wanted::Nccl => "nccl",
-        }
-    }
-}
-
-impl FromStr for Wanted {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Ok(match name.to_ascii_lowercase().as_str() {
-            "auto" => Wanted::Auto,
-            "host" | "gloo" => Wanted::Host,
-            "nccl" => Wanted::Nccl,
-            _ => {
-                bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"")
-            }
-        })
-    }
-}
 
 /// What a rank says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,16 +18,58 @@ pub(super) struct Statement {
     machine: String,
     hostname: String,
     seed: u64,
+    /// Its GPU, or why it cannot use NCCL.
+    gpu: std::result::Result<Gpu, String>,
+}
+
+/// The GPU that a rank would use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Gpu {
+    /// What tells GPUs of a machine apart.
+    bus_id: String,
+    /// Whether its NCCL lets several ranks share one.
+    is_shareable: bool,
+}
+
+impl Gpu {
+    /// Looks whether NCCL can be used with this GPU.
+    fn find(ordinal: u32) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        Ok(Gpu { bus_id: device.bus_id.clone(), is_shareable: nccl::can_share_gpus()? })
+    }
+}
+
+/// What all ranks come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) backend: Backend,
+    pub(super) is_one_machine: bool,
+    /// Rank 0's.
+    pub(super) seed: u64,
+}
+
+/// The backend of an environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backend {
+    Host,
+    Nccl,
 }
 
 impl Statement {
-    pub(super) fn new(wanted: Wanted, seed: u64) -> Self {
+    /// What this process says, whose GPU would be the one of this number.
+    pub(super) fn new(wanted: Wanted, seed: u64, ordinal: u32) -> Self {
         // Abstract sockets are found within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let gpu = match wanted {
+            // Nothing of CUDA is touched.
+            Wanted::Host => Err("it asks for the host backend".to_owned()),
+            Wanted::Auto | Wanted::Nccl => Gpu::find(ordinal).map_err(|error| error.to_string()),
+        };
         Statement {
             wanted,
             seed,
+            gpu,
             machine: format!("{} {}", boot.trim(), network.display()),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
@@ -70,8 +80,8 @@ impl Statement {
     }
 }
 
-/// Lets all ranks come to the same end: the host backend, with rank 0's seed, or an error with everybody who stands in its way.
-pub(super) fn agree_on_host(statements: &[Vec<u8>]) -> Result<u64> {
+/// Lets all ranks come to the same end: a backend and rank 0's seed, or an error with everybody who stands in its way.
+pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     let statements: Vec<Statement> = statements
         .iter()
         .enumerate()
@@ -97,21 +107,65 @@ pub(super) fn agree_on_host(statements: &[Vec<u8>]) -> Result<u64> {
         bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
     }
     let first = &statements[0];
-    if first.wanted == Wanted::Nccl {
-        bail!(Unsupported, "there is no NCCL backend yet; \"host\" does the same on one machine without GPUs");
-    }
     let elsewhere = ranks_that(&|statement| statement.machine != first.machine);
-    if let Some(&other) = elsewhere.first() {
-        bail!(
+    let is_one_machine = elsewhere.is_empty();
+    let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
+    let obstacle = obstacle_to_nccl(&statements);
+    match (first.wanted, obstacle) {
+        (Wanted::Nccl | Wanted::Auto, None) => return Ok(agreement(Backend::Nccl)),
+        (Wanted::Nccl, Some(obstacle)) => bail!(
             Unsupported,
-            "the host backend is for one machine: rank 0 is on {}, {} elsewhere (rank {other} on {}); beyond one machine there \
-             will be NCCL and MPI",
-            first.hostname,
-            list_ranks(elsewhere),
-            statements[other as usize].hostname
-        );
+            "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
+        ),
+        (Wanted::Auto, Some(obstacle)) if !is_one_machine => {
+            bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(&statements, &elsewhere))
+        }
+        (Wanted::Host, _) if !is_one_machine => {
+            bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&statements, &elsewhere))
+        }
+        (Wanted::Auto, Some(obstacle)) => tracing::debug!("the host backend is used; NCCL cannot be: {obstacle}"),
+        (Wanted::Host, _) => {}
     }
-    Ok(first.seed)
+    Ok(agreement(Backend::Host))
+}
+
+/// The beginning of a sentence that says what else there is.
+fn beyond_one_machine(statements: &[Statement], elsewhere: &[u32]) -> String {
+    let other = elsewhere[0];
+    format!(
+        "the host backend is for one machine: rank 0 is on {}, {} elsewhere (rank {other} on {}); beyond one machine",
+        statements[0].hostname,
+        list_ranks(elsewhere.iter().copied()),
+        statements[other as usize].hostname
+    )
+}
+
+/// Why these ranks cannot use NCCL.
+fn obstacle_to_nccl(statements: &[Statement]) -> Option<String> {
+    let mut reasons: Vec<(&str, Vec<u32>)> = Vec::new();
+    for (rank, statement) in statements.iter().enumerate() {
+        let Err(reason) = &statement.gpu else { continue };
+        match reasons.iter_mut().find(|(other, _)| other == reason) {
+            Some((_, ranks)) => ranks.push(rank as u32),
+            None => reasons.push((reason, vec![rank as u32])),
+        }
+    }
+    if !reasons.is_empty() {
+        let reasons = reasons.into_iter().map(|(reason, ranks)| format!("{}: {reason}", list_ranks(ranks)));
+        return Some(reasons.collect::<Vec<_>>().join("; "));
+    }
+    statements.iter().enumerate().find_map(|(rank, statement)| {
+        let gpu = statement.gpu.as_ref().ok()?;
+        let is_same = |other: &&Statement| other.machine == statement.machine && other.gpu == statement.gpu;
+        let first = statements[..rank].iter().position(|other| is_same(&other))?;
+        (!gpu.is_shareable).then(|| {
+            format!(
+                "ranks {first} and {rank} are both on GPU {}, and NCCL has one rank a GPU; from 2.30 on several share it with \
+                 NCCL_MULTI_RANK_GPU_ENABLE=1",
+                gpu.bus_id
+            )
+        })
+    })
 }
 
 /// Whether a host is this machine: its loopback, its own name, or one of its addresses.
@@ -130,34 +184,65 @@ mod tests {
 
     fn verdict(statements: &[Statement]) -> String {
         let bytes: Vec<_> = statements.iter().map(|statement| statement.to_bytes().expect("bytes")).collect();
-        agree_on_host(&bytes).map_or_else(|error| error.to_string(), |seed| format!("host, {seed}"))
+        agree(&bytes)
+            .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
+    }
+
+    fn of(wanted: Wanted) -> Statement {
+        let gpu = Err("there is no GPU".to_owned());
+        Statement { wanted, machine: "one".to_owned(), hostname: "a".to_owned(), seed: 5, gpu }
+    }
+
+    fn with_gpu(wanted: Wanted, bus_id: &str) -> Statement {
+        Statement { gpu: Ok(Gpu { bus_id: bus_id.to_owned(), is_shareable: false }), ..of(wanted) }
     }
 
     #[test]
     fn all_come_to_the_same_end() {
-        let of = |wanted| Statement::new(wanted, 5);
-        assert_eq!(verdict(&[of(Wanted::Auto), Statement::new(Wanted::Auto, 6)]), "host, 5");
+        assert_eq!(verdict(&[of(Wanted::Auto), Statement { seed: 6, ..of(Wanted::Auto) }]), "Host, 5");
         assert_eq!(
             verdict(&[of(Wanted::Nccl), of(Wanted::Auto), of(Wanted::Nccl)]),
             "ranks want different backends: ranks 0 and 2 ask for \"nccl\"; rank 1 asks for \"auto\""
         );
-        assert_eq!(
-            verdict(&[of(Wanted::Nccl)]),
-            "there is no NCCL backend yet; \"host\" does the same on one machine without GPUs"
-        );
-        let here = Statement { hostname: "a".to_owned(), ..of(Wanted::Host) };
         let there = Statement { hostname: "b".to_owned(), machine: "another".to_owned(), ..of(Wanted::Host) };
         assert_eq!(
-            verdict(&[here, there.clone(), there]),
+            verdict(&[of(Wanted::Host), there.clone(), there]),
             "the host backend is for one machine: rank 0 is on a, ranks 1 and 2 elsewhere (rank 1 on b); beyond one machine \
-             there will be NCCL and MPI"
+             there will be MPI"
         );
+    }
+
+    #[test]
+    fn nccl_is_used_where_every_rank_has_a_gpu_of_its_own() {
+        let [one, two] = ["01", "02"].map(|gpu| with_gpu(Wanted::Auto, gpu));
+        assert_eq!(verdict(&[one.clone(), two.clone()]), "Nccl, 5");
+        assert_eq!(verdict(&[one.clone(), one.clone()]), "Host, 5");
+        assert_eq!(verdict(&[one.clone(), of(Wanted::Auto)]), "Host, 5");
+        let elsewhere = |statement| Statement { machine: "another".to_owned(), ..statement };
+        assert_eq!(verdict(&[one.clone(), elsewhere(one.clone())]), "Nccl, 5");
+        assert_eq!(
+            verdict(&[one, two, elsewhere(of(Wanted::Auto))]),
+            "the host backend is for one machine: rank 0 is on a, rank 2 elsewhere (rank 2 on a); beyond one machine NCCL \
+             cannot be used: rank 2: there is no GPU"
+        );
+        let one = with_gpu(Wanted::Nccl, "01");
+        assert_eq!(
+            verdict(&[of(Wanted::Nccl), one.clone(), of(Wanted::Nccl)]),
+            "NCCL cannot be used: ranks 0 and 2: there is no GPU; the backend \"host\" does the same on one machine without GPUs"
+        );
+        assert_eq!(
+            verdict(&[one.clone(), one]),
+            "NCCL cannot be used: ranks 0 and 1 are both on GPU 01, and NCCL has one rank a GPU; from 2.30 on several share it \
+             with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same on one machine without GPUs"
+        );
+        let shared = Statement { gpu: Ok(Gpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(Wanted::Nccl) };
+        assert_eq!(verdict(&[shared.clone(), shared]), "Nccl, 5");
     }
 
     #[test]
     fn this_machine_is_known_by_its_names() {
         assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
-        assert!(is_this_machine(&Statement::new(Wanted::Auto, 0).hostname));
+        assert!(is_this_machine(&Statement::new(Wanted::Host, 0, 0).hostname));
         // A documentation address, which no machine has.
         assert!(!is_this_machine("192.0.2.1"));
     }

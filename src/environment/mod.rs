@@ -13,14 +13,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use agreement::{Statement, Wanted, agree_on_host, is_this_machine};
+use agreement::{Agreement, Backend, Statement, agree, is_this_machine};
 pub use discovery::Launcher;
 use discovery::{Discovery, Given, MeetingPoint};
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::cuda;
 use crate::error::{Result, bail, error};
+use crate::memory::MemorySpace;
 use crate::rank::Rank;
 use crate::stream::lock;
 
@@ -70,9 +72,12 @@ const DEFAULT_GROUP: &str = "default";
 ///
 /// # Backend
 ///
-/// The host backend, for ranks on one machine. Ranks compare what they ask for, and where they are.
+/// NCCL where every rank has a GPU of its own, CUDA's driver and NCCL, else the host backend, for ranks on one machine; or what
+/// [`EnvironmentBuilder::backend`] asks for. Ranks compare what they ask for, what they have, and where they are, and all come to the
+/// same end. A rank's GPU is the one whose number is its local rank, or the only one that its process sees.
 pub struct Environment {
     communicator: Communicator,
+    backend: Backend,
     discovery: Discovery,
     seed: u64,
     groups: Mutex<BTreeMap<String, Option<Communicator>>>,
@@ -85,6 +90,7 @@ pub struct Environment {
 pub struct EnvironmentBuilder {
     given: Given,
     backend: String,
+    device: Option<u32>,
     secret: Option<String>,
     seed: u64,
     timeout: Duration,
@@ -123,6 +129,7 @@ impl Default for EnvironmentBuilder {
         EnvironmentBuilder {
             given: Given::default(),
             backend: "auto".to_owned(),
+            device: None,
             secret: None,
             seed: DEFAULT_SEED,
             timeout: DEFAULT_TIMEOUT,
@@ -174,7 +181,13 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// The backend: "host", "gloo" (another name of it) or "auto", the default.
+    /// The number of this rank's GPU among those that the process sees.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// The backend: "nccl", "host" ("gloo" is another name of it) or "auto", the default.
     pub fn backend(mut self, name: impl Into<String>) -> Self {
         self.backend = name.into();
         self
@@ -212,12 +225,13 @@ impl EnvironmentBuilder {
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
         let met = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank));
-        let (communicator, seed) = met?;
+        let (communicator, Agreement { backend, seed, .. }) = met?;
         GENERATION.store(generation + 1, Ordering::Relaxed);
         let environment = Environment {
             seed,
             groups: Mutex::new(BTreeMap::from([(DEFAULT_GROUP.to_owned(), Some(communicator.clone()))])),
             communicator,
+            backend,
             discovery,
             _only: only,
         };
@@ -227,23 +241,31 @@ impl EnvironmentBuilder {
         Ok(environment)
     }
 
-    /// Meets the other ranks, finds that all want the same backend and can have it, and makes the communicator. Gives rank 0's
-    /// seed with it.
-    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, u64)> {
+    /// Meets the other ranks, finds what backend all of them want and can have, and makes the communicator.
+    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, Agreement)> {
         let now = Instant::now();
         let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
-        let statement = Statement::new(wanted, self.seed).to_bytes()?;
+        let ordinal = self.device.unwrap_or_else(|| default_device(discovery.local_rank));
+        let statement = Statement::new(wanted, self.seed, ordinal).to_bytes()?;
         let job = format!("environment {generation} of {}", discovery.job);
         let place = match &discovery.meeting {
             MeetingPoint::Machine => {
-                let communicator = self.meet_on_machine(job, discovery, deadline)?;
-                let seed = agree_on_host(&communicator.exchange(Purpose::Initialize, &statement, deadline)?)?;
-                return Ok((communicator, seed));
+                let host = self.meet_on_machine(job, discovery, deadline)?;
+                let exchange = |bytes: &[u8]| host.exchange(Purpose::Initialize, bytes, deadline);
+                let agreement = agree(&exchange(&statement)?)?;
+                let communicator = match agreement.backend {
+                    Backend::Host => host,
+                    Backend::Nccl => {
+                        let id = share_id(discovery.rank, exchange)?;
+                        self.meet_on_gpus(&id, discovery, ordinal, Some(host), deadline)?
+                    }
+                };
+                return Ok((communicator, agreement));
             }
             MeetingPoint::Address { host, .. } if wanted == Wanted::Host && !is_this_machine(host) => bail!(
                 Unsupported,
-                "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it there \
-                 will be NCCL and MPI"
+                "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it there is \
+                 NCCL"
             ),
             MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
             MeetingPoint::File(path) => Place::File(path.clone()),
@@ -257,9 +279,34 @@ impl EnvironmentBuilder {
             deadline,
         };
         let mut meeting = rendezvous::meet(&place, &terms)?;
-        let seed = agree_on_host(&meeting.exchange(&statement, deadline)?)?;
-        let communicator = self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery, deadline)?;
-        Ok((communicator, seed))
+        let agreement = agree(&meeting.exchange(&statement, deadline)?)?;
+        let host = match agreement.is_one_machine {
+            true => Some(self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery, deadline)?),
+            false => None,
+        };
+        let communicator = match (agreement.backend, host) {
+            (Backend::Host, Some(host)) => host,
+            (Backend::Host, None) => bail!(System, "ranks of several machines agreed on the host backend"),
+            (Backend::Nccl, host) => {
+                let id = share_id(discovery.rank, |bytes| meeting.exchange(bytes, deadline))?;
+                self.meet_on_gpus(&id, discovery, ordinal, host, deadline)?
+            }
+        };
+        Ok((communicator, agreement))
+    }
+
+    /// Makes the communicator on GPUs; one on the host, if there is one, tells ranks who fails.
+    fn meet_on_gpus(
+        &self,
+        id: &NcclId,
+        discovery: &Discovery,
+        ordinal: u32,
+        host: Option<Communicator>,
+        deadline: Instant,
+    ) -> Result<Communicator> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let communicator = Communicator::nccl_beside(id, discovery.rank, discovery.world_size, ordinal, host, left)?;
+        Ok(communicator.with_timeout(self.timeout))
     }
 
     fn meet_on_machine(&self, job: String, discovery: &Discovery, deadline: Instant) -> Result<Communicator> {
@@ -270,6 +317,24 @@ impl EnvironmentBuilder {
             None => bail!(System, "the meeting gave no communicator"),
         }
     }
+}
+
+/// The GPU of a local rank: the one of the same number, or the only one.
+fn default_device(local_rank: u32) -> u32 {
+    match cuda::device_count() {
+        Ok(1) => 0,
+        _ => local_rank,
+    }
+}
+
+/// Brings an id that rank 0 makes to every rank.
+fn share_id(rank: Rank, exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<NcclId> {
+    let id = if rank == Rank(0) { NcclId::new().map(Some) } else { Ok(None) };
+    // An empty text is rank 0's failure; everybody learns of it.
+    let own = id.as_ref().map_or(&[][..], |id| id.as_ref().map_or(&[][..], NcclId::as_bytes));
+    let all = exchange(own)?;
+    id?;
+    NcclId::from_bytes(&all[0]).map_err(|e| error!(System, "rank 0 could not make an id").with_source(e))
 }
 
 impl Environment {
@@ -363,9 +428,17 @@ impl Environment {
         self.discovery.launcher
     }
 
-    /// The backend: "host".
+    /// The backend: "host" or "nccl".
     pub fn backend(&self) -> &'static str {
-        "host"
+        match self.backend {
+            Backend::Host => "host",
+            Backend::Nccl => "nccl",
+        }
+    }
+
+    /// Where this rank's tensors are: with NCCL, on which GPU.
+    pub fn device(&self) -> MemorySpace {
+        self.communicator.space()
     }
 
     /// Where each value came from, by the value's name.

@@ -4,14 +4,21 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::MemorySpace;
+use crate::cuda::{CudaStream, Device, DeviceMemory};
 use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Result, bail};
 use crate::shape::{Dims, Shape};
 
-/// The alignment of every buffer, in bytes: pages for the copy, and more than any vector instruction wants.
+/// The alignment of every buffer in host memory, in bytes: pages for the copy, and more than any vector instruction wants.
 const ALIGN: usize = 4096;
+
+/// How long a GPU may take to write zeros.
+const ZEROING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A tensor that owns its memory: a type, a shape and zeroed bytes to begin with.
 ///
@@ -37,6 +44,23 @@ pub(crate) trait Lease: Send + Sync {
     /// Says whether a slice of it, which can be written, may be alive while a collective writes it. Peers that a failed
     /// collective has left behind may write what they reach, so they must not reach that.
     fn set_sliced(&self, is_sliced: bool);
+
+    /// The GPU whose memory it is, if it is not the host's.
+    fn device(&self) -> Option<&Arc<Device>> {
+        None
+    }
+}
+
+impl Lease for DeviceMemory {
+    fn address(&self) -> NonNull<u8> {
+        self.start()
+    }
+
+    fn set_sliced(&self, _is_sliced: bool) {}
+
+    fn device(&self) -> Option<&Arc<Device>> {
+        Some(DeviceMemory::device(self))
+    }
 }
 
 // SAFETY: a buffer is plain memory that its one owner reads and writes.
@@ -53,6 +77,33 @@ impl Buffer {
     pub fn zeroed(data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Self> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         Self::with_shape(data_type, shape)
+    }
+
+    /// A buffer of zeros in this memory. What [`Communicator::allocate`](crate::Communicator::allocate) gives is faster where
+    /// collectives use it.
+    ///
+    /// # Errors
+    ///
+    /// As [`zeroed`](Self::zeroed); no such GPU, or none that works.
+    pub fn zeroed_in(
+        space: MemorySpace,
+        data_type: DataType,
+        dims: impl TryInto<Dims, Error: Into<crate::Error>>,
+    ) -> Result<Self> {
+        let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
+        let ordinal = match space {
+            MemorySpace::Host => return Self::with_shape(data_type, shape),
+            MemorySpace::Cuda(ordinal) => ordinal,
+        };
+        let byte_len = shape.byte_len(data_type);
+        let memory = DeviceMemory::new(&Device::open(ordinal)?, byte_len)?;
+        let stream = CudaStream::new(memory.device())?;
+        // SAFETY: the memory is as long, aligned as CUDA aligns it (256 bytes), and nobody else has it.
+        unsafe {
+            stream.zero(memory.address(), byte_len)?;
+            stream.synchronize(Instant::now() + ZEROING_TIMEOUT, || Ok(()))?;
+            Self::leased(Box::new(memory), byte_len)?.reshaped(data_type, shape)
+        }
     }
 
     pub(crate) fn with_shape(data_type: DataType, shape: Shape) -> Result<Self> {
@@ -72,8 +123,8 @@ impl Buffer {
     ///
     /// # Safety
     ///
-    /// Until the lease is dropped, so many bytes at its address are valid, initialized, aligned to every element type, and used
-    /// by nobody but the buffer's owner.
+    /// Until the lease is dropped, so many bytes at its address are valid in the memory that it says, initialized, aligned to every
+    /// element type, and used by nobody but the buffer's owner.
     pub(crate) unsafe fn leased(lease: Box<dyn Lease>, byte_len: usize) -> Result<Self> {
         Ok(Buffer { memory: Memory::Leased(lease), data_type: DataType::Uint8, shape: Shape::new(&[byte_len])? })
     }
@@ -145,19 +196,90 @@ impl Buffer {
         self.shape.byte_len(self.data_type)
     }
 
+    /// Which memory the buffer is in.
+    pub fn space(&self) -> MemorySpace {
+        self.device().map_or(MemorySpace::Host, |device| MemorySpace::Cuda(device.ordinal()))
+    }
+
+    fn device(&self) -> Option<&Arc<Device>> {
+        self.lease().and_then(Lease::device)
+    }
+
+    fn check_host(&self) -> Result<()> {
+        match self.space() {
+            MemorySpace::Host => Ok(()),
+            space => bail!(
+                InvalidBuffer,
+                "the buffer is in {space}, which the processor cannot touch; `read` and `write` copy from and to it"
+            ),
+        }
+    }
+
     /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
+    ///
+    /// # Errors
+    ///
+    /// The buffer is not in host memory; see [`read`](Self::read).
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        self.check_host()?;
         // SAFETY: the memory holds that many initialized bytes.
-        unsafe { slice::from_raw_parts(self.address().as_ptr(), self.byte_len()) }
+        Ok(unsafe { slice::from_raw_parts(self.address().as_ptr(), self.byte_len()) })
     }
 
     /// The bytes, for writing.
-    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+    ///
+    /// # Errors
+    ///
+    /// The buffer is not in host memory; see [`write`](Self::write).
+    pub fn as_mut_bytes(&mut self) -> Result<&mut [u8]> {
+        self.check_host()?;
         // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
-        unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) }
+        Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) })
     }
 
-    /// The address of the first byte.
+    fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
+        if offset.checked_add(byte_len).is_none_or(|end| end > self.byte_len()) {
+            bail!(InvalidBuffer, "the buffer has {} bytes, not {byte_len} from byte {offset} on", self.byte_len());
+        }
+        Ok(())
+    }
+
+    /// Copies bytes out, from this offset on, from whichever memory the buffer is in, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// More bytes than there are; a GPU that fails.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.check_range(offset, bytes.len())?;
+        match self.device() {
+            // SAFETY: the buffer holds that many bytes, and nobody writes them while it is borrowed.
+            Some(device) => unsafe { device.read(self.as_ptr().add(offset), bytes) },
+            None => {
+                bytes.copy_from_slice(&self.as_bytes()?[offset..offset + bytes.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies bytes in, from this offset on, to whichever memory the buffer is in, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// More bytes than there is room for; a GPU that fails.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.check_range(offset, bytes.len())?;
+        let address = self.as_mut_ptr();
+        match self.device() {
+            // SAFETY: the buffer holds that many bytes, and is borrowed mutably.
+            Some(device) => unsafe { device.write(bytes, address.add(offset)) },
+            None => {
+                self.as_mut_bytes()?[offset..offset + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// The address of the first byte, in the memory that [`space`](Self::space) says.
     pub fn as_ptr(&self) -> *const u8 {
         self.address().as_ptr()
     }
@@ -169,6 +291,7 @@ impl Buffer {
     }
 
     fn check_type<T: Element>(&self) -> Result<()> {
+        self.check_host()?;
         if T::DATA_TYPE != self.data_type {
             bail!(InvalidBuffer, "the buffer is {}, not {}", self.data_type, T::DATA_TYPE);
         }
@@ -179,7 +302,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the buffer is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
         // SAFETY: the memory holds that many initialized elements of `T`, for which every bit pattern is valid.
@@ -190,7 +313,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the buffer is not in host memory.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check_type::<T>()?;
         // SAFETY: as above, and `self` is borrowed mutably.

@@ -5,7 +5,7 @@ use std::slice;
 
 use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
 
-use super::{Buffer, Lease};
+use super::{Address, Buffer, Lease, MemorySpace};
 use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Error, Result, bail};
@@ -16,6 +16,7 @@ use crate::shape::Shape;
 pub(crate) struct RawTensor {
     pub(crate) data_type: DataType,
     pub(crate) address: *mut u8,
+    pub(crate) space: MemorySpace,
     pub(crate) byte_len: usize,
     /// A slice has a length but no shape.
     pub(crate) shape: Option<Shape>,
@@ -26,6 +27,7 @@ impl RawTensor {
         RawTensor {
             data_type: T::DATA_TYPE,
             address: address.cast_mut().cast(),
+            space: MemorySpace::Host,
             byte_len: element_count * size_of::<T>(),
             shape,
         }
@@ -35,7 +37,14 @@ impl RawTensor {
         self.byte_len / self.data_type.byte_len()
     }
 
+    pub(crate) fn located(&self) -> Address {
+        Address { pointer: self.address, space: self.space }
+    }
+
     fn check_type<T: Element>(&self) -> Result<()> {
+        if self.space != MemorySpace::Host {
+            bail!(InvalidBuffer, "the tensor is in {}, which the processor cannot touch", self.space);
+        }
         if T::DATA_TYPE != self.data_type {
             bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
         }
@@ -108,11 +117,21 @@ impl<'a> TensorView<'a> {
         self.raw.shape
     }
 
+    /// Which memory the tensor is in.
+    pub fn space(&self) -> MemorySpace {
+        self.raw.space
+    }
+
+    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.raw.address
+    }
+
     /// The elements.
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the tensor is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.raw.check_type::<T>()?;
         // SAFETY: the view borrows that many initialized, aligned elements of `T` for `'a`.
@@ -123,7 +142,7 @@ impl<'a> TensorView<'a> {
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the tensor is not in host memory.
     pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'a, T>> {
         ArrayViewD::from_shape(self.raw.dims(), self.as_slice()?)
             .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
@@ -158,11 +177,21 @@ impl<'a> TensorViewMut<'a> {
         self.raw.shape
     }
 
+    /// Which memory the tensor is in.
+    pub fn space(&self) -> MemorySpace {
+        self.raw.space
+    }
+
+    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.raw.address
+    }
+
     /// The elements.
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the tensor is not in host memory.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.raw.check_type::<T>()?;
         if let Some(lease) = self.lease {
@@ -176,7 +205,7 @@ impl<'a> TensorViewMut<'a> {
     ///
     /// # Errors
     ///
-    /// `T` is not the type of the elements.
+    /// `T` is not the type of the elements; the tensor is not in host memory.
     pub fn as_array_mut<T: Element>(&mut self) -> Result<ArrayViewMutD<'_, T>> {
         let dims = self.raw.dims();
         ArrayViewMutD::from_shape(dims, self.as_mut_slice()?)
@@ -225,6 +254,7 @@ impl<'a> From<&'a Buffer> for TensorView<'a> {
         let raw = RawTensor {
             data_type: buffer.data_type(),
             address: buffer.as_ptr().cast_mut(),
+            space: buffer.space(),
             byte_len: buffer.byte_len(),
             shape: Some(buffer.shape()),
         };
@@ -237,6 +267,7 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
         let raw = RawTensor {
             data_type: buffer.data_type(),
             address: buffer.as_mut_ptr(),
+            space: buffer.space(),
             byte_len: buffer.byte_len(),
             shape: Some(buffer.shape()),
         };

@@ -1,6 +1,7 @@
 //! Layers that a user implements.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
@@ -39,12 +40,18 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
     /// Inputs that the plugin does not take.
     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
 
-    /// Computes the outputs.
+    /// Computes the outputs. On a GPU it enqueues what computes them, and waits for nothing.
     ///
     /// # Errors
     ///
     /// Whatever the plugin cannot do. It ends the communicator: the other ranks get an error that names this layer.
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()>;
+
+    /// Whether [`enqueue`](Self::enqueue) can compute on a GPU: on the stream of [`PluginCall::cuda_stream`], with tensors in the
+    /// GPU's memory. Others cannot stand in a network that runs on GPUs.
+    fn runs_on_cuda(&self) -> bool {
+        false
+    }
 
     /// What a plan keeps of the plugin, for [`PluginRegistry`] to make it again.
     ///
@@ -60,18 +67,25 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
 pub struct PluginCall<'a> {
     inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
     outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
+    stream: Option<*mut c_void>,
 }
 
 impl<'a> PluginCall<'a> {
     /// # Safety
     ///
-    /// During `'a` the inputs are initialized memory that nobody writes; the outputs are initialized memory that nobody else
-    /// uses, apart from each other and from the inputs; all are aligned to their element size.
+    /// During `'a`, or when the stream comes to it, the inputs are initialized memory that nobody writes; the outputs are initialized
+    /// memory that nobody else uses, apart from each other and from the inputs; all are aligned to their element size.
     pub(crate) unsafe fn new(
         inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
         outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
+        stream: Option<*mut c_void>,
     ) -> Self {
-        PluginCall { inputs, outputs }
+        PluginCall { inputs, outputs, stream }
+    }
+
+    /// The CUDA stream, a `CUstream`, on which to compute; none on the host.
+    pub fn cuda_stream(&self) -> Option<*mut c_void> {
+        self.stream
     }
 
     /// An input.

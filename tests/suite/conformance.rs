@@ -54,7 +54,7 @@ pub fn run_case(communicator: &Communicator, case: &Case, memory: &mut Buffer) -
         _ => (GUARD, (2 * GUARD + input.len()).next_multiple_of(8), 2 * GUARD + input.len() + out_len),
     };
     let bytes = len + 2 * GUARD;
-    memory.as_mut_bytes()[..bytes].fill(0xa5);
+    memory.as_mut_bytes()?[..bytes].fill(0xa5);
     let address = memory.as_mut_ptr();
     // SAFETY: the buffer's own bytes, and no other reference to them is alive.
     let view = |address: *mut u8| unsafe { std::slice::from_raw_parts_mut(address, bytes) };

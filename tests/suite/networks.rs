@@ -267,7 +267,7 @@ impl Plan {
                     let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
                     let mut buffer = Buffer::zeroed(*data_type, dims)?;
                     let count = buffer.shape().element_count();
-                    buffer.as_mut_bytes().copy_from_slice(&to_bytes(*data_type, elements(*data_type, count, *seed)));
+                    buffer.as_mut_bytes()?.copy_from_slice(&to_bytes(*data_type, elements(*data_type, count, *seed)));
                     network.add_constant_buffer(buffer)?
                 }
             });
@@ -350,10 +350,10 @@ impl Plan {
             let mut buffers = Vec::new();
             for io in engine.io_tensors() {
                 let mut buffer = Buffer::zeroed(io.data_type, context.tensor_shape(&io.name)?)?;
-                buffer.as_mut_bytes().fill(PATTERN);
+                buffer.as_mut_bytes()?.fill(PATTERN);
                 if let Some(i) = io.name.strip_prefix("in") {
                     let input = self.input(i.parse().expect("a number"), rank.0, scale);
-                    buffer.as_mut_bytes().copy_from_slice(&to_bytes(io.data_type, input));
+                    buffer.as_mut_bytes()?.copy_from_slice(&to_bytes(io.data_type, input));
                 }
                 buffers.push((io.name.clone(), buffer));
             }
@@ -388,9 +388,9 @@ impl Plan {
                     None => vec![PATTERN; buffer.byte_len()],
                 };
                 assert!(
-                    buffer.as_bytes() == want,
+                    buffer.as_bytes()? == want,
                     "rank {rank}, run {run}, {name} ({buffer:?})\n got {:x?}\nwant {want:x?}\n{self:#?}\n{}",
-                    buffer.as_bytes(),
+                    buffer.as_bytes()?,
                     engine.inspect()
                 );
             }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use distcollective::{Environment, Result};
+use distcollective::{Environment, MemorySpace, Result};
 use serde_json::{Map, Value, json};
 
 /// Initializes the environment as any program would, and tells what was found, and where each value came from.
@@ -35,6 +35,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
+/// `cpu`, or `cuda:0` as PyTorch has it.
+fn device(environment: &Environment) -> String {
+    match environment.device() {
+        MemorySpace::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        _ => "cpu".to_owned(),
+    }
+}
+
 fn tell(arguments: &Arguments) -> Result<()> {
     let environment = Environment::builder()
         .timeout(Duration::from_secs(arguments.timeout))
@@ -50,7 +58,7 @@ fn tell(arguments: &Arguments) -> Result<()> {
         "local_world_size": environment.local_world_size(),
         "launcher": environment.launcher().name(),
         "backend": environment.backend(),
-        "device": "cpu",
+        "device": device(&environment),
         "seed": environment.seed(),
         "first_common_draw": environment.first_draws().0,
         "first_own_draw": environment.first_draws().1,

@@ -165,7 +165,8 @@ fn read_as<T: Stored>(path: &Path, data_type: DataType, bar: &ProgressBar) -> Re
     let dims = Dims::new(&dims).map_err(|e| e.to_string())?;
     let mut buffer = Buffer::zeroed(data_type, dims).map_err(|e| e.to_string())?;
     // In the order of the dimensions, whichever order the file has.
-    for (to, byte) in buffer.as_mut_bytes().iter_mut().zip(array.iter().flat_map(|element| element.bytes())) {
+    let bytes = buffer.as_mut_bytes().map_err(|e| e.to_string())?;
+    for (to, byte) in bytes.iter_mut().zip(array.iter().flat_map(|element| element.bytes())) {
         *to = byte;
     }
     Ok(Some(buffer))
@@ -187,7 +188,8 @@ pub fn write(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), Stri
 }
 
 fn write_as<T: Stored>(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), String> {
-    let elements = buffer.as_bytes().chunks(buffer.data_type().byte_len()).map(T::from_bytes).collect();
+    let bytes = buffer.as_bytes().map_err(|e| e.to_string())?;
+    let elements = bytes.chunks(buffer.data_type().byte_len()).map(T::from_bytes).collect();
     let array = ArrayD::from_shape_vec(IxDyn(buffer.shape().as_slice()), elements).map_err(|e| e.to_string())?;
     let file = File::create(path).map_err(|e| e.to_string())?;
     let mut writer = BufWriter::new(Counted { file, bar });

@@ -58,7 +58,7 @@ impl Run<'_> {
 
     /// Copies `len` bytes from a peer's memory into this rank's output, window by window.
     fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
-        let target = self.request.output.wrapping_add(target_offset);
+        let target = self.request.output.pointer.wrapping_add(target_offset);
         if source == target.cast_const() {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
         let n = self.host.segment.len();
-        let target = self.request.output.wrapping_add(target_start);
+        let target = self.request.output.pointer.wrapping_add(target_start);
         // Whole elements, and whole cache lines where there are as many.
         let element = data_type.byte_len();
         let fair = WINDOW_BYTES / (n + copies.len());

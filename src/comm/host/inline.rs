@@ -23,7 +23,7 @@ impl Run<'_> {
         match byte_len {
             0 => &[],
             // SAFETY: the input holds these bytes until the call returns, by the contract of `run`.
-            _ => unsafe { std::slice::from_raw_parts(self.request.input, byte_len) },
+            _ => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
         }
     }
 
@@ -62,7 +62,7 @@ impl Run<'_> {
     fn take_payload(&self, peer: GroupRank, source_offset: usize, target_offset: usize) {
         let payload = self.payload_of(peer);
         let source = payload.as_ptr().cast::<u8>().wrapping_add(source_offset);
-        let target = self.request.output.wrapping_add(target_offset);
+        let target = self.request.output.pointer.wrapping_add(target_offset);
         // SAFETY: the payload holds what a peer gives, and the output the block, by the contract of `run`.
         unsafe { compute::copy(source, target, self.request.signature.call.block_bytes()) };
     }
@@ -90,7 +90,9 @@ impl Run<'_> {
         let block_of = |peer: GroupRank| Ok(payloads[peer.index()].as_ptr().cast::<u8>().wrapping_add(source_offset));
         self.with_addresses(block_of, |sources| {
             // SAFETY: every payload was written just now and holds the block; the output holds it by the contract of `run`.
-            unsafe { compute::reduce(reduce_op, call.data_type, sources, self.request.output, call.block_elements) };
+            unsafe {
+                compute::reduce(reduce_op, call.data_type, sources, self.request.output.pointer, call.block_elements)
+            };
             Ok(())
         })
     }

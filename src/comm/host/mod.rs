@@ -33,8 +33,8 @@ mod shared_memory;
 mod staged;
 mod wire;
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use arena::Arena;
 use family::Family;
@@ -46,15 +46,14 @@ use shared_memory::SharedMemory;
 
 use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
+use super::turn;
 use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::memory::Buffer;
+use crate::memory::{Address, Buffer};
 use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::shape::Shape;
-
-/// How often a thread looks whether another thread of its rank has finished its call.
-const TURN_INTERVAL: Duration = Duration::from_micros(100);
+use crate::stream::Watch;
 
 /// One rank of a host communicator.
 pub(crate) struct HostBackend {
@@ -127,19 +126,8 @@ impl HostBackend {
 
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
-        loop {
-            match self.progress.try_lock() {
-                Ok(guard) => return Ok(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
-                    // This rank has left a collective out, so its peers would wait for nothing.
-                    let text = "another thread of this rank was in a call until the deadline";
-                    return Err(self.end(error!(DeadlineExceeded, "{text}")));
-                }
-                // Rare, and never on the way to a peer: no need for more than looking again.
-                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_INTERVAL),
-            }
-        }
+        // A rank that leaves a collective out lets its peers wait for nothing.
+        turn::take(&self.progress, deadline).ok_or_else(|| self.end(turn::missed()))
     }
 
     /// Ends the communicator because of this rank's own error, which every further call of this rank returns.
@@ -276,9 +264,10 @@ impl HostBackend {
         let request = Request {
             signature: Signature { purpose, call },
             label: None,
-            input: words.as_ptr().cast(),
-            output: all.as_mut_ptr().cast(),
+            input: Address::host(words.as_ptr().cast()),
+            output: Address::host(all.as_mut_ptr().cast()),
             deadline,
+            stream: None,
         };
         // SAFETY: the input holds two elements, and the output two for each rank; both are local and apart.
         unsafe { self.run_in_turn(progress, &request)? };
@@ -339,12 +328,27 @@ impl Backend for HostBackend {
         Ok(buffer)
     }
 
+    fn check_peers(&self) -> Result<()> {
+        self.check()?;
+        let segment = &*self.segment;
+        match segment.ranks().find(|peer| segment.slot(*peer).has_died()) {
+            Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
+            None => Ok(()),
+        }
+    }
+
     fn abort(&self, kind: ErrorKind, reason: &str) {
         self.family().abort(kind, self.segment.member(self.rank), reason);
     }
+}
 
+impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
         self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
+    }
+
+    fn give_up(&self, error: Error) -> Error {
+        self.end(error)
     }
 }
 
@@ -357,6 +361,7 @@ impl Drop for HostBackend {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use super::*;
 

@@ -60,9 +60,10 @@ fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], outp
     let request = Request {
         signature: Signature { purpose: Purpose::Collective, call },
         label: None,
-        input: input.as_ptr(),
-        output: output.as_mut_ptr(),
+        input: Address::host(input.as_ptr()),
+        output: Address::host(output.as_mut_ptr()),
         deadline: Instant::now() + Duration::from_secs(3600),
+        stream: None,
     };
     // SAFETY: every caller gives buffers of the right lengths.
     unsafe { rank.run(&request) }

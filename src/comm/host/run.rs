@@ -53,7 +53,7 @@ impl<'a> Run<'a> {
         let body = if inline::fits(&call, n) {
             Body::Payload(self.payload(given))
         } else {
-            places = [self.place_of(request.input, given, false), self.output_place()];
+            places = [self.place_of(request.input.pointer, given, false), self.output_place()];
             Body::Places { input: places[0], output: places[1] }
         };
         host.segment.notify(host.rank, self.progress.sequence, request.signature.to_words(), body);
@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
     fn output_place(&self) -> Place {
         let call = self.request.signature.call;
         match call.collective {
-            Collective::AllReduce { .. } => self.place_of(self.request.output, call.block_bytes(), true),
+            Collective::AllReduce { .. } => self.place_of(self.request.output.pointer, call.block_bytes(), true),
             _ => Place::Own,
         }
     }

@@ -82,7 +82,7 @@ impl Run<'_> {
 
     /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of its stage.
     fn give(&self, part: usize, offset: usize, piece: Piece) {
-        let source = self.request.input.wrapping_add(offset + piece.start);
+        let source = self.request.input.pointer.wrapping_add(offset + piece.start);
         self.host.segment.write_stage(self.host.rank, self.progress.round, |stage| {
             // SAFETY: the input holds the block by the contract of `run`; the part lies in this rank's half of its stage,
             // which nobody reads in this round before this rank says that it has come to it.
@@ -92,7 +92,7 @@ impl Run<'_> {
 
     /// Copies a part of a peer's stage into this rank's output, into the block that begins at `offset`.
     fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
-        let target = self.request.output.wrapping_add(offset + piece.start);
+        let target = self.request.output.pointer.wrapping_add(offset + piece.start);
         self.host.segment.read_stage(peer, self.progress.round, |stage| {
             // SAFETY: the output holds the block by the contract of `run`; the peer has written its part before it said that
             // it has come to this round, and writes this half again only when this rank has come to the next.
@@ -103,7 +103,7 @@ impl Run<'_> {
     /// Reduces a part of all stages, in rank order, into this rank's output.
     fn reduce_stages(&self, reduce_op: ReduceOperation, part: usize, piece: Piece) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
-        let target = self.request.output.wrapping_add(piece.start);
+        let target = self.request.output.pointer.wrapping_add(piece.start);
         let part_of = |peer| {
             let part = part * piece.len;
             Ok(self.host.segment.read_stage(peer, self.progress.round, |stage| stage.wrapping_add(part)))

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use distcollective::{
-    BoundLayer, Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, InPlace, ReduceOperation,
-    Root, Stream,
+    BoundLayer, Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace,
+    ReduceOperation, Root, Stream,
 };
 
 use super::Result;
@@ -60,6 +60,10 @@ impl Bench {
             bench: self,
             communicator,
             bound: layer.bind(communicator, self.data_type)?,
+            stream: match communicator.space() {
+                MemorySpace::Cuda(ordinal) => Stream::cuda(ordinal)?,
+                _ => Stream::inline(),
+            },
             values: Values::new(layer, self.data_type, communicator.rank().index(), self.ranks),
         };
         let largest = counts.last().map_or(0, |count| count * blocks);
@@ -95,7 +99,7 @@ impl Bench {
         let buffer = if self.symmetric {
             communicator.allocate(self.data_type, dims)
         } else {
-            Buffer::zeroed(self.data_type, dims)
+            Buffer::zeroed_in(communicator.space(), self.data_type, dims)
         };
         Ok(buffer?)
     }
@@ -118,6 +122,7 @@ struct Rank<'a> {
     bench: &'a Bench,
     communicator: &'a Communicator,
     bound: BoundLayer,
+    stream: Stream,
     values: Values,
 }
 
@@ -150,41 +155,53 @@ impl Rank<'_> {
 
     /// The time of a call, and the number of wrong elements after one more. Collective.
     fn measure(&self, buffers: &mut [Buffer; 2], places: &Places) -> Result<Measured> {
-        self.prepare(buffers, places);
-        (0..self.bench.warmup).try_for_each(|_| self.call(buffers, places))?;
+        self.prepare(buffers, places)?;
+        self.calls(self.bench.warmup, buffers, places)?;
         self.communicator.barrier()?;
         let start = Instant::now();
-        (0..self.bench.iterations).try_for_each(|_| self.call(buffers, places))?;
+        self.calls(self.bench.iterations, buffers, places)?;
         let mut nanoseconds = [start.elapsed().as_nanos() as i64];
         // The slowest rank's. No rank begins anything else before all have come here.
         self.communicator.all_reduce(&mut nanoseconds, ReduceOperation::Max)?;
         let mut wrong = None;
         if self.bench.check {
             // In place, every iteration has reduced what the one before had left.
-            self.prepare(buffers, places);
-            self.call(buffers, places)?;
-            let mut sum = [self.wrong(buffers, places) as i64];
+            self.prepare(buffers, places)?;
+            self.calls(1, buffers, places)?;
+            let mut sum = [self.wrong(buffers, places)? as i64];
             self.communicator.all_reduce(&mut sum, ReduceOperation::Sum)?;
             wrong = Some(sum[0].cast_unsigned());
         }
         Ok(Measured { nanoseconds: nanoseconds[0] as f64 / f64::from(self.bench.iterations), wrong })
     }
 
-    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) {
-        buffers[1].as_mut_bytes()[places.output.clone()].fill(UNWRITTEN);
-        self.values.fill(&mut buffers[places.input_buffer].as_mut_bytes()[places.input.clone()]);
+    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
+        buffers[1].write(places.output.start, &vec![UNWRITTEN; places.output.len()])?;
+        let mut input = vec![0; places.input.len()];
+        self.values.fill(&mut input);
+        buffers[places.input_buffer].write(places.input.start, &input)
     }
 
-    fn call(&self, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
+    /// Enqueues so many calls, and waits for them.
+    fn calls(&self, count: u32, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
         let input = buffers[places.input_buffer].as_mut_ptr().wrapping_add(places.input.start);
         let output = buffers[1].as_mut_ptr().wrapping_add(places.output.start);
-        // SAFETY: `prepare` has found both ranges, which have the lengths of the layer's tensors, within the buffers. These
-        // are borrowed until the call is done, which on the inline stream is before `enqueue` returns.
-        unsafe { self.bound.enqueue(input, output, &places.dims, &Stream::inline()) }?.wait()?;
-        Ok(())
+        // On the host each call is done when it returns.
+        let mut under_way = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            // SAFETY: `prepare` has found both ranges, which have the lengths of the layer's tensors, within the buffers. These
+            // are borrowed until the calls are done; work that is not waited for has failed, and the buffers outlive it.
+            under_way.push(unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?);
+        }
+        under_way.into_iter().try_for_each(|work| work.wait().map(|_| ()).map_err(|failed| failed.error))
     }
 
-    fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> usize {
-        if self.bound.writes_output() { self.values.wrong(&buffers[1].as_bytes()[places.output.clone()]) } else { 0 }
+    fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> distcollective::Result<usize> {
+        if !self.bound.writes_output() {
+            return Ok(0);
+        }
+        let mut output = vec![0; places.output.len()];
+        buffers[1].read(places.output.start, &mut output)?;
+        Ok(self.values.wrong(&output))
     }
 }

@@ -74,7 +74,7 @@ pub struct Arguments {
     /// Whether results are checked: 0 or 1
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
-    /// The backend: host (gloo is another name of it) or auto
+    /// The backend: nccl, host (gloo is another name of it) or auto
     #[arg(long, default_value = "auto")]
     backend: String,
     /// Comma-separated values with a header, instead of the table
@@ -146,18 +146,17 @@ fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Started by hand, this process starts the ranks.
 fn from_here(arguments: &Arguments) -> Result<ExitCode> {
-    match arguments.backend.to_ascii_lowercase().as_str() {
-        "host" | "gloo" | "auto" => {}
-        "nccl" => return Err("there is no NCCL backend yet; \"host\" does the same on one machine without GPUs".into()),
-        other => {
-            return Err(
-                format!("{other:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"").into()
-            );
-        }
-    }
     let n = arguments.n.unwrap_or(2);
-    let bench = prepare(arguments, n, "threads", "host")?;
-    if arguments.processes { start_processes(n) } else { Ok(verdict(run_threads(&bench, n, arguments.timeout)?)) }
+    // What is wrong with the options is found before anything starts.
+    prepare(arguments, n, "threads", "")?;
+    Communicator::check_backend(&arguments.backend, n)?;
+    if arguments.processes {
+        return start_processes(n);
+    }
+    let timeout = Duration::from_secs(arguments.timeout);
+    let communicators = Communicator::in_process_on(&arguments.backend, n, timeout)?;
+    let bench = prepare(arguments, n, "threads", communicators[0].backend())?;
+    Ok(verdict(run_threads(&bench, communicators)?))
 }
 
 /// Finds what is wrong with the options before anything starts.
@@ -236,15 +235,12 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_threads(bench: &Bench, n: u32, timeout: u64) -> Result<u64> {
+fn run_threads(bench: &Bench, communicators: Vec<Communicator>) -> Result<u64> {
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = Communicator::in_process(n)?
-            .into_iter()
-            .map(|communicator| {
-                let communicator = communicator.with_timeout(Duration::from_secs(timeout));
-                std::thread::Builder::new().spawn_scoped(scope, move || bench.run(&communicator))
-            })
-            .collect();
+        let run = |communicator: Communicator| {
+            std::thread::Builder::new().spawn_scoped(scope, move || bench.run(&communicator))
+        };
+        let ranks: Vec<_> = communicators.into_iter().map(run).collect();
         let outcomes: Vec<Result<u64>> =
             ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect();
         // It is the same on every rank.

@@ -1,0 +1,296 @@
+//! NCCL's communicator, and the rules by which it is used: one thread at a time, nothing else while a call is in progress, nobody
+//! inside when it is aborted, and no wait without a deadline.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::bindings::*;
+use super::library::{Library, function};
+use crate::comm::turn;
+use crate::cuda::helper::{self, Sent};
+use crate::cuda::{Device, Pause};
+use crate::error::{Error, Result, bail, error};
+use crate::stream::lock;
+
+/// How long an abort may take. NCCL's has been seen hanging (pytorch #119215, nccl #829 and #1013).
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a communicator that is not needed any more may take to go, since its peers have to let go of theirs too.
+const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What is asked, while a call is in progress, whether it still makes sense.
+pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;
+
+/// A communicator of NCCL's: our own, or the caller's, which is never aborted or destroyed.
+pub(super) struct Handle {
+    pub(super) library: &'static Library,
+    pub(super) device: Arc<Device>,
+    raw: ncclComm_t,
+    is_own: bool,
+    /// Held while a thread is inside NCCL. Says whether the communicator is still there.
+    is_open: Mutex<bool>,
+}
+
+// SAFETY: NCCL's communicators may be used from any thread, one at a time, which the mutex sees to.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Meets the other ranks that have this id.
+    pub(super) fn initialize(
+        library: &'static Library,
+        device: &Arc<Device>,
+        id: ncclUniqueId,
+        [rank, world_size]: [u32; 2],
+        deadline: Instant,
+    ) -> Result<Self> {
+        let initialize = function!(library, ncclCommInitRankConfig)?;
+        let handle = Self::make(library, device, "ncclCommInitRankConfig", deadline, &|| Ok(()), move |raw| {
+            let mut config = library.config();
+            // SAFETY: pointers to a place for the communicator and to a configuration, both good during the call.
+            unsafe { initialize(raw, world_size as i32, id, rank as i32, &mut config) }
+        })?;
+        handle.ok_or_else(|| error!(System, "ncclCommInitRankConfig gave no communicator"))
+    }
+
+    /// Makes a communicator of the ranks with this color; none where there is no color.
+    pub(super) fn split(
+        &self,
+        color: Option<u32>,
+        key: u32,
+        deadline: Instant,
+        alive: Alive<'_>,
+    ) -> Result<Option<Self>> {
+        let split = function!(self.library, ncclCommSplit)?;
+        let is_open = lock(&self.is_open);
+        self.check_open(*is_open)?;
+        let library = self.library;
+        let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
+        let parent = Sent(self.raw);
+        let made = Self::make(library, &self.device, "ncclCommSplit", deadline, alive, move |raw| {
+            let mut config = library.config();
+            // SAFETY: the parent is there while it is locked; the other pointers are good during the call.
+            unsafe { split(parent.into_inner(), color, key as i32, raw, &mut config) }
+        })?;
+        // The parent is in progress too.
+        self.settle("ncclCommSplit", ncclInProgress, deadline, alive)?;
+        Ok(made)
+    }
+
+    /// Calls what makes a communicator on a helper thread, since it may never return, and waits until the communicator is ready.
+    fn make(
+        library: &'static Library,
+        device: &Arc<Device>,
+        what: &'static str,
+        deadline: Instant,
+        alive: Alive<'_>,
+        call: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send + 'static,
+    ) -> Result<Option<Self>> {
+        let current = Arc::clone(device);
+        let (result, raw) = helper::bounded(what, deadline, move || {
+            let _current = current.enter()?;
+            let mut raw = std::ptr::null_mut();
+            let result = call(&mut raw);
+            Ok::<_, Error>((result, Sent(raw)))
+        })??;
+        let raw = raw.into_inner();
+        if raw.is_null() {
+            // A rank without a color, or one whose call failed at once.
+            let is_well = result == ncclSuccess || result == ncclInProgress;
+            return if is_well { Ok(None) } else { Err(library.error(what, result, raw)) };
+        }
+        let handle = Handle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) };
+        match handle.settle(what, result, deadline, alive) {
+            Ok(()) => Ok(Some(handle)),
+            Err(error) => {
+                handle.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// The caller's communicator.
+    ///
+    /// # Safety
+    ///
+    /// It is one of NCCL's, of the library that is loaded here, and stays so as long as the handle; nobody else uses it while a
+    /// call of the handle does.
+    pub(super) unsafe fn borrowed(
+        library: &'static Library,
+        raw: ncclComm_t,
+        device: impl FnOnce(u32) -> Result<Arc<Device>>,
+    ) -> Result<Self> {
+        let mut ordinal = 0;
+        // SAFETY: the caller's promise; writes one number.
+        let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
+        library.check("ncclCommCuDevice", result)?;
+        let device = device(ordinal.max(0) as u32)?;
+        Ok(Handle { library, device, raw, is_own: false, is_open: Mutex::new(true) })
+    }
+
+    /// This rank's number and the number of ranks.
+    pub(super) fn place(&self) -> Result<[u32; 2]> {
+        let (mut rank, mut count) = (0, 0);
+        let is_open = lock(&self.is_open);
+        self.check_open(*is_open)?;
+        // SAFETY: the communicator is there; each call writes one number.
+        unsafe {
+            let result = function!(self.library, ncclCommUserRank)?(self.raw, &mut rank);
+            self.library.check("ncclCommUserRank", result)?;
+            let result = function!(self.library, ncclCommCount)?(self.raw, &mut count);
+            self.library.check("ncclCommCount", result)?;
+        }
+        Ok([rank.max(0) as u32, count.max(0) as u32])
+    }
+
+    fn check_open(&self, is_open: bool) -> Result<()> {
+        if !is_open {
+            bail!(Aborted, "NCCL's communicator has been aborted");
+        }
+        Ok(())
+    }
+
+    /// Makes one call, or several that belong together, and waits until NCCL has taken it in. Gives NCCL's error, and whether the
+    /// communicator still works after it.
+    pub(super) fn call(
+        &self,
+        what: &str,
+        deadline: Instant,
+        alive: Alive<'_>,
+        call: impl FnOnce(ncclComm_t) -> Result<ncclResult_t>,
+    ) -> Result<(), Failure> {
+        let is_open = lock(&self.is_open);
+        self.check_open(*is_open).map_err(Failure::fatal)?;
+        let _current = self.device.enter().map_err(Failure::fatal)?;
+        let result = call(self.raw).map_err(Failure::harmless)?;
+        if result == ncclInvalidArgument {
+            return Err(Failure::harmless(self.library.error(what, result, self.raw)));
+        }
+        self.settle(what, result, deadline, alive).map_err(Failure::fatal)
+    }
+
+    /// Waits until a call is not in progress any more. The caller holds the lock, or is the only one who has the handle.
+    fn settle(&self, what: &str, mut result: ncclResult_t, deadline: Instant, alive: Alive<'_>) -> Result<()> {
+        let mut pause = Pause::begin();
+        while result != ncclSuccess {
+            if result != ncclInProgress {
+                return Err(self.library.error(what, result, self.raw));
+            }
+            alive()?;
+            if Instant::now() >= deadline {
+                bail!(DeadlineExceeded, "{what} was still in progress at the deadline");
+            }
+            pause.pause();
+            result = self.state()?;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Result<ncclResult_t> {
+        let mut state = ncclSuccess;
+        // SAFETY: the communicator is there; writes one number.
+        let result = unsafe { function!(self.library, ncclCommGetAsyncError)?(self.raw, &mut state) };
+        self.library.check("ncclCommGetAsyncError", result)?;
+        Ok(state)
+    }
+
+    /// The error that NCCL has met since, if it has.
+    pub(super) fn asynchronous_error(&self) -> Result<()> {
+        let is_open = lock(&self.is_open);
+        self.check_open(*is_open)?;
+        let state = self.state()?;
+        let is_well = state == ncclSuccess || state == ncclInProgress;
+        if is_well { Ok(()) } else { Err(self.library.error("a collective on the GPU", state, self.raw)) }
+    }
+
+    /// Takes a window back. One of a communicator that is gone went with it.
+    pub(super) fn deregister(&self, window: Sent<NonNull<ncclWindow_vidmem>>) -> Result<()> {
+        let deregister = function!(self.library, ncclCommWindowDeregister)?;
+        let is_open = lock(&self.is_open);
+        if !*is_open {
+            return Ok(());
+        }
+        let _current = self.device.enter()?;
+        // SAFETY: the communicator is there, and the window is one of its own.
+        let result = unsafe { deregister(self.raw, window.into_inner().as_ptr()) };
+        self.settle("ncclCommWindowDeregister", result, Instant::now() + ABORT_TIMEOUT, &|| Ok(()))
+    }
+
+    /// Ends what goes on, and the communicator. A thread that is inside NCCL has to come out first; if it does not, the
+    /// communicator is left as it is.
+    pub(super) fn abort(&self) {
+        if !self.is_own {
+            return;
+        }
+        let Some(mut is_open) = turn::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
+            tracing::warn!("a call of NCCL does not return; its communicator is left behind");
+            return;
+        };
+        if !std::mem::replace(&mut *is_open, false) {
+            return;
+        }
+        let Ok(abort) = function!(self.library, ncclCommAbort) else { return };
+        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        let done = helper::bounded("ncclCommAbort", Instant::now() + ABORT_TIMEOUT, move || {
+            let Ok(_current) = device.enter() else { return ncclSuccess };
+            // SAFETY: nobody is inside, and nobody comes in any more.
+            unsafe { abort(raw.into_inner()) }
+        });
+        if let Err(error) = done.and_then(|result| self.library.check("ncclCommAbort", result)) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let is_open = std::mem::replace(self.is_open.get_mut().unwrap_or_else(|e| e.into_inner()), false);
+        if !self.is_own || !is_open {
+            return;
+        }
+        let (Ok(finalize), Ok(destroy), Ok(state)) = (
+            function!(self.library, ncclCommFinalize),
+            function!(self.library, ncclCommDestroy),
+            function!(self.library, ncclCommGetAsyncError),
+        ) else {
+            return;
+        };
+        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        helper::release("ncclCommDestroy", move || {
+            let Ok(_current) = device.enter() else { return };
+            let raw = raw.into_inner();
+            let deadline = Instant::now() + DESTROY_TIMEOUT;
+            // SAFETY: nobody else has the communicator any more; the state is written to a place of our own.
+            unsafe {
+                let mut result = finalize(raw);
+                while result == ncclInProgress && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                    if state(raw, &mut result) != ncclSuccess {
+                        return;
+                    }
+                }
+                if result == ncclSuccess {
+                    destroy(raw);
+                }
+            }
+        });
+    }
+}
+
+/// What became of a call, and whether the communicator still works.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    pub(super) is_fatal: bool,
+}
+
+impl Failure {
+    pub(super) fn fatal(error: Error) -> Self {
+        Failure { error, is_fatal: true }
+    }
+
+    pub(super) fn harmless(error: Error) -> Self {
+        Failure { error, is_fatal: false }
+    }
+}

@@ -1,0 +1,51 @@
+//! The name under which ranks meet.
+
+use std::fmt;
+use std::os::raw::c_char;
+
+use super::bindings::ncclUniqueId;
+use super::library::library;
+use crate::error::{Result, error};
+
+/// The name under which the ranks of a communicator on GPUs meet: an `ncclUniqueId`. One rank makes it, and brings it to the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct NcclId([u8; Self::BYTE_LEN]);
+
+impl NcclId {
+    /// Its length in bytes.
+    pub const BYTE_LEN: usize = 128;
+
+    /// A new one.
+    ///
+    /// # Errors
+    ///
+    /// There is no NCCL, or it finds no network interface.
+    pub fn new() -> Result<Self> {
+        Ok(NcclId(library()?.unique_id()?.internal.map(|byte| byte as u8)))
+    }
+
+    /// The bytes, to be sent to the other ranks.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// One that another rank has made.
+    ///
+    /// # Errors
+    ///
+    /// A wrong number of bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let wrong = || error!(InvalidArgument, "an id has {} bytes, not {}", Self::BYTE_LEN, bytes.len());
+        Ok(NcclId(bytes.try_into().map_err(|_| wrong())?))
+    }
+
+    pub(super) fn to_raw(self) -> ncclUniqueId {
+        ncclUniqueId { internal: self.0.map(|byte| byte as c_char) }
+    }
+}
+
+impl fmt::Debug for NcclId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NcclId(..)")
+    }
+}

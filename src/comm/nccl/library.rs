@@ -1,0 +1,199 @@
+//! The NCCL library, loaded when it is first used. Every symbol may be absent.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::OnceLock;
+
+use super::bindings::*;
+use crate::error::{Error, ErrorKind, Result, bail};
+
+/// The names under which it is looked for, in TensorRT's order.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// TensorRT's oldest.
+const OLDEST: Version = Version { major: 2, minor: 19, patch: 0 };
+
+/// A version of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    pub(crate) major: i32,
+    pub(crate) minor: i32,
+    pub(crate) patch: i32,
+}
+
+impl Version {
+    /// From NCCL's number: 23007 is 2.30.7. (Up to 2.8 it was written with one digit less; those are too old anyway.)
+    const fn from_code(code: i32) -> Self {
+        Version { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }
+    }
+
+    const fn code(self) -> i32 {
+        self.major * 10_000 + self.minor * 100 + self.patch
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// NCCL as it was found.
+pub(crate) struct Library {
+    raw: Nccl,
+    pub(crate) name: &'static str,
+    pub(crate) version: Version,
+}
+
+/// Loads NCCL, once.
+pub(crate) fn library() -> Result<&'static Library> {
+    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::find).as_ref().map_err(Clone::clone)
+}
+
+/// Calls a function of the library, or says which symbol is missing.
+macro_rules! function {
+    ($library:expr, $function:ident) => {
+        $library.require(stringify!($function), &$library.raw().$function)
+    };
+}
+
+pub(super) use function;
+
+impl Library {
+    fn find() -> Result<Self> {
+        let mut reasons = Vec::new();
+        for name in NAMES {
+            // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's documented type.
+            match unsafe { Nccl::new(name) } {
+                Ok(raw) => return Self::check_version(raw, name),
+                Err(e) => reasons.push(format!("{name} ({e})")),
+            }
+        }
+        bail!(
+            Unsupported,
+            "NCCL is not to be found; tried {}. It is in the package libnccl2 and in the PyPI package nvidia-nccl-cu13, whose \
+             lib folder then has to be in LD_LIBRARY_PATH",
+            reasons.join(" and ")
+        )
+    }
+
+    fn check_version(raw: Nccl, name: &'static str) -> Result<Self> {
+        let mut library = Library { raw, name, version: OLDEST };
+        let mut code = 0;
+        // SAFETY: writes one number.
+        let result = unsafe { function!(library, ncclGetVersion)?(&mut code) };
+        library.check("ncclGetVersion", result)?;
+        library.version = Version::from_code(code);
+        if library.version < OLDEST {
+            bail!(Unsupported, "{name} is NCCL {}; {OLDEST} or newer is needed", library.version);
+        }
+        Ok(library)
+    }
+
+    pub(super) fn raw(&self) -> &Nccl {
+        &self.raw
+    }
+
+    pub(super) fn require<F: Copy>(&self, name: &str, function: &Result<F, libloading::Error>) -> Result<F> {
+        match function {
+            Ok(function) => Ok(*function),
+            Err(_) => bail!(Unsupported, "{} (NCCL {}) has no {name}", self.name, self.version),
+        }
+    }
+
+    /// AlltoAll, Gather and Scatter, which are there since 2.28.
+    pub(crate) fn has_all_to_all(&self) -> bool {
+        self.raw.ncclAlltoAll.is_ok() && self.raw.ncclGather.is_ok() && self.raw.ncclScatter.is_ok()
+    }
+
+    /// Symmetric windows, which are there since 2.27.
+    pub(crate) fn has_windows(&self) -> bool {
+        self.raw.ncclCommWindowRegister.is_ok() && self.raw.ncclCommWindowDeregister.is_ok()
+    }
+
+    /// A fresh name for a communicator.
+    pub(crate) fn unique_id(&self) -> Result<ncclUniqueId> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: writes one id.
+        let result = unsafe { function!(self, ncclGetUniqueId)?(&mut id) };
+        self.check("ncclGetUniqueId", result)?;
+        Ok(id)
+    }
+
+    /// What a call without a communicator says, as an error of this crate.
+    pub(super) fn check(&self, what: &str, result: ncclResult_t) -> Result<()> {
+        if result == ncclSuccess { Ok(()) } else { Err(self.error(what, result, std::ptr::null_mut())) }
+    }
+
+    /// The error for a result, with NCCL's last message as a hint.
+    pub(super) fn error(&self, what: &str, result: ncclResult_t, communicator: ncclComm_t) -> Error {
+        let text = |pointer: *const std::os::raw::c_char| match pointer.is_null() {
+            true => String::new(),
+            // SAFETY: both functions below give a text that lives long enough to be copied.
+            false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned(),
+        };
+        // SAFETY: gives a text for any number.
+        let meaning = function!(self, ncclGetErrorString).map_or(String::new(), |get| text(unsafe { get(result) }));
+        // SAFETY: a null communicator is allowed.
+        let hint = function!(self, ncclGetLastError).map_or(String::new(), |get| text(unsafe { get(communicator) }));
+        let kind = if result == ncclRemoteError {
+            ErrorKind::PeerLost
+        } else if result == ncclTimeout {
+            ErrorKind::DeadlineExceeded
+        } else {
+            ErrorKind::System
+        };
+        let error = Error::new(kind, format!("{what}: NCCL says {} ({meaning})", result_name(result)));
+        if hint.is_empty() {
+            return error;
+        }
+        error.followed_by(&format!("; NCCL's last message, which may be about something else: {hint:?}"))
+    }
+
+    /// The configuration of a new communicator: calls do not block. It has the length of the oldest version's, which every
+    /// newer one takes; what lies behind is set to "undefined" all the same, because that length has padding.
+    pub(super) fn config(&self) -> ncclConfig_t {
+        let undefined = i32::MIN;
+        ncclConfig_t {
+            size: std::mem::offset_of!(ncclConfig_t, trafficClass).next_multiple_of(align_of::<ncclConfig_t>()),
+            magic: NCCL_API_MAGIC,
+            version: OLDEST.code() as u32,
+            blocking: 0,
+            cgaClusterSize: undefined,
+            minCTAs: undefined,
+            maxCTAs: undefined,
+            netName: std::ptr::null(),
+            splitShare: undefined,
+            trafficClass: undefined,
+            commName: std::ptr::null(),
+            collnetEnable: undefined,
+            CTAPolicy: undefined,
+            shrinkShare: undefined,
+            nvlsCTAs: undefined,
+            nChannelsPerNetPeer: undefined,
+            nvlinkCentricSched: undefined,
+            graphUsageMode: undefined,
+            numRmaCtx: undefined,
+            maxP2pPeers: undefined,
+            graphStreamOrdering: undefined,
+        }
+    }
+}
+
+/// NCCL's names of its results, by number.
+const RESULT_NAMES: [&str; 9] = [
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+    "ncclInProgress",
+    "ncclTimeout",
+];
+
+fn result_name(result: ncclResult_t) -> String {
+    RESULT_NAMES.get(result as usize).map_or_else(|| format!("result {result}"), |name| (*name).to_owned())
+}

@@ -1,0 +1,490 @@
+//! The NCCL backend: ranks with a GPU each.
+//!
+//! A call either is enqueued on the caller's CUDA stream, or runs on the communicator's own stream until it is done; then its tensors
+//! may be in host memory too, and are copied to the GPU and back (`staging`). How a call maps to NCCL's is decided in `route`;
+//! `calls` makes them. `handle` keeps NCCL's rules: who may call what when, and that no wait is without an end.
+
+#[rustfmt::skip]
+mod bindings;
+mod calls;
+mod handle;
+mod id;
+mod library;
+mod route;
+mod scratch;
+mod staging;
+mod window;
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Instant;
+
+use handle::{Failure, Handle};
+pub use id::NcclId;
+pub(crate) use library::library;
+use route::{Features, Route};
+use scratch::Scratch;
+use staging::Staging;
+
+use super::Communicator;
+use super::backend::{Backend, Request};
+use super::signature::{Purpose, Signature};
+use super::turn;
+use crate::collective::{Call, Collective};
+use crate::cuda::{CudaStream, Device, DeviceMemory, device_count};
+use crate::data_type::DataType;
+use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::memory::{Address, Buffer, MemorySpace};
+use crate::rank::{GroupRank, Rank, count_of};
+use crate::stream::{Watch, drain, lock};
+
+/// The compute capability from which TensorRT's layer takes part among several ranks.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// The bytes that stand in for a buffer which a rank does not use, since NCCL wants a valid address everywhere.
+const STAND_IN_BYTES: usize = 256;
+
+/// One rank of a communicator on GPUs.
+pub(crate) struct NcclBackend {
+    handle: Arc<Handle>,
+    rank: GroupRank,
+    /// This communicator's ranks, as numbers in the one from which it was split.
+    origins: Box<[Rank]>,
+    features: Features,
+    family: Arc<Family>,
+    /// For calls that are done when they return.
+    stream: Arc<CudaStream>,
+    stand_in: DeviceMemory,
+    /// Held during a call, so that two threads of one rank take turns.
+    progress: Mutex<Progress>,
+}
+
+/// What a rank keeps from call to call.
+#[derive(Default)]
+struct Progress {
+    /// The number of collectives so far.
+    sequence: u64,
+    scratch: Scratch,
+    staging: Staging,
+}
+
+/// A communicator and everything that was split from it: what ends one ends all.
+struct Family {
+    ended: OnceLock<Error>,
+    handles: Mutex<Vec<Weak<Handle>>>,
+    /// A communicator of the same ranks on the host, where they are on one machine: NCCL tells nobody that a rank has failed or
+    /// died; it does, at once.
+    sidecar: Option<Communicator>,
+}
+
+impl Family {
+    fn new(sidecar: Option<Communicator>) -> Self {
+        Family { ended: OnceLock::new(), handles: Mutex::default(), sidecar }
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(error) = self.ended.get() {
+            return Err(error.clone());
+        }
+        self.sidecar.as_ref().map_or(Ok(()), |sidecar| sidecar.check_peers())
+    }
+
+    fn add(&self, handle: &Arc<Handle>) {
+        lock(&self.handles).push(Arc::downgrade(handle));
+    }
+
+    /// Ends all communicators, because of this error or an earlier one.
+    fn end(&self, error: Error) {
+        if let Some(sidecar) = &self.sidecar {
+            sidecar.abort_with(&error);
+        }
+        if self.ended.set(error).is_ok() {
+            let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
+            handles.iter().for_each(|handle| handle.abort());
+        }
+    }
+}
+
+/// Whether several ranks may share one GPU: from NCCL 2.30 on, where the environment asks for it.
+pub(crate) fn can_share_gpus() -> Result<bool> {
+    let version = library()?.version;
+    Ok((version.major, version.minor) >= (2, 30)
+        && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
+}
+
+/// Looks whether there are NCCL and GPUs for so many ranks of one process, and gives the number of GPUs.
+pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
+    library()?;
+    let gpus = device_count()?;
+    if gpus < world_size && !(gpus > 0 && can_share_gpus()?) {
+        let (ranks, gpus) = (count_of(world_size as usize, "rank"), count_of(gpus as usize, "GPU"));
+        bail!(
+            Unsupported,
+            "{ranks} on {gpus}: NCCL has one rank a GPU; from 2.30 on several share it with NCCL_MULTI_RANK_GPU_ENABLE=1"
+        );
+    }
+    Ok(gpus)
+}
+
+/// The communicators of ranks that are threads of this process: rank `r` on GPU `r`, or shared among those there are.
+pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclBackend>> {
+    let gpus = check_gpus(world_size)?;
+    let id = NcclId::new()?;
+    // All ranks meet at the same time, each on a thread; the communicators can then go anywhere.
+    std::thread::scope(|scope| {
+        let meet = |(rank, sidecar): (u32, Communicator)| {
+            let id = &id;
+            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(sidecar), deadline);
+            std::thread::Builder::new().spawn_scoped(scope, meet)
+        };
+        let threads: Vec<_> = (0..world_size).zip(Communicator::in_process(world_size)?).map(meet).collect();
+        let joined = threads.into_iter().map(|thread| {
+            let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
+            thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
+        });
+        joined.collect::<Vec<Result<_>>>().into_iter().collect()
+    })
+}
+
+/// Meets the other ranks that have this id, each with a GPU of its own. Collective.
+pub(crate) fn meet(
+    id: &NcclId,
+    rank: Rank,
+    world_size: u32,
+    ordinal: u32,
+    sidecar: Option<Communicator>,
+    deadline: Instant,
+) -> Result<NcclBackend> {
+    if rank.0 >= world_size {
+        bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
+    }
+    let library = library()?;
+    let device = Device::open(ordinal)?;
+    let handle = Handle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline)?;
+    NcclBackend::begin(handle, sidecar, deadline)
+}
+
+/// A rank on the caller's communicator. Collective.
+///
+/// # Safety
+///
+/// As [`Handle::borrowed`].
+pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Result<NcclBackend> {
+    if communicator.is_null() {
+        bail!(InvalidArgument, "the communicator is null");
+    }
+    // SAFETY: the caller's promise.
+    let handle = unsafe { Handle::borrowed(library()?, communicator.cast(), Device::open)? };
+    NcclBackend::begin(handle, None, deadline)
+}
+
+impl NcclBackend {
+    /// The first communicator of a family: its ranks tell each other what they can do.
+    fn begin(handle: Handle, sidecar: Option<Communicator>, deadline: Instant) -> Result<Self> {
+        let features = Features::of(&handle);
+        let [_, world_size] = handle.place()?;
+        let origins = (0..world_size).map(Rank).collect();
+        let mut backend = Self::with(handle, origins, features, Arc::new(Family::new(sidecar)))?;
+        let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
+        backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
+        Ok(backend)
+    }
+
+    fn with(handle: Handle, origins: Box<[Rank]>, features: Features, family: Arc<Family>) -> Result<Self> {
+        let [rank, world_size] = handle.place()?;
+        if world_size as usize != origins.len() {
+            bail!(System, "NCCL's communicator has {world_size} ranks instead of {}", origins.len());
+        }
+        let handle = Arc::new(handle);
+        family.add(&handle);
+        Ok(NcclBackend {
+            stream: Arc::new(CudaStream::new(&handle.device)?),
+            stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,
+            rank: GroupRank(rank),
+            origins,
+            features,
+            family,
+            handle,
+            progress: Mutex::default(),
+        })
+    }
+
+    /// The GPU.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.handle.device
+    }
+
+    /// The stream for calls that are done when they return.
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Whether layers of several ranks may run on this GPU: TensorRT's page on DistCollective wants compute capability 8.0.
+    pub(crate) fn check_device(&self) -> Result<()> {
+        let (major, minor) = self.device().capability;
+        let (oldest_major, oldest_minor) = OLDEST_CAPABILITY;
+        if (major, minor) < OLDEST_CAPABILITY {
+            bail!(
+                Unsupported,
+                "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
+                self.device()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes everything that a call needs, so that enqueueing it allocates and compiles nothing.
+    pub(crate) fn reserve(&self, call: &Call, deadline: Instant) -> Result<()> {
+        let route = Route::of(call, self.origins.len(), &self.features);
+        self.device().prepare(route.kernels(call))?;
+        let bytes = route.scratch_bytes(call, self.origins.len());
+        self.turn(deadline)?.scratch.reserve(self.device(), bytes)
+    }
+
+    /// Enqueues a copy from the host's memory, which is not needed any more when this returns. An error ends the communicator.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for reads, and `to` on the GPU for writes when the stream comes to it, of `byte_len` bytes.
+    pub(crate) unsafe fn copy_in(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        byte_len: usize,
+        stream: &CudaStream,
+        deadline: Instant,
+    ) -> Result<()> {
+        let alive = &mut || self.check();
+        // SAFETY: the caller's promise.
+        self.device()
+            .transfer(|transfer| unsafe { transfer.to_device(from, to, byte_len, stream, deadline, alive) })
+            .map_err(|error| self.give_up_on(stream, error))
+    }
+
+    /// Copies to the host's memory what has been enqueued so far, and waits for it. An error ends the communicator.
+    ///
+    /// # Safety
+    ///
+    /// `from` on the GPU is valid for reads when the stream comes to it, and `to` for writes, of `byte_len` bytes.
+    pub(crate) unsafe fn copy_out(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        byte_len: usize,
+        stream: &CudaStream,
+        deadline: Instant,
+    ) -> Result<()> {
+        let alive = &mut || self.check();
+        // SAFETY: the caller's promise.
+        self.device()
+            .transfer(|transfer| unsafe { transfer.to_host(from, to, byte_len, stream, deadline, alive) })
+            .map_err(|error| self.give_up_on(stream, error))
+    }
+
+    /// Waits for what has been enqueued on a stream, with an eye on the communicator. An error ends it.
+    pub(crate) fn wait(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
+        stream.synchronize(deadline, || self.check()).map_err(|error| self.give_up_on(stream, error))
+    }
+
+    /// Gives up, and waits until what was aborted on a stream has come to its end; only then is memory the caller's again.
+    fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
+        let error = self.give_up(error);
+        drain(stream);
+        error
+    }
+
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
+        // A rank that leaves a collective out lets its peers wait for nothing.
+        turn::take(&self.progress, deadline).ok_or_else(|| self.give_up(turn::missed()))
+    }
+
+    /// Runs one collective in this rank's turn.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
+        self.family.check().map_err(|e| request.label(e))?;
+        progress.sequence += 1;
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            match request.stream {
+                Some(stream) => self.enqueue(progress, request, stream),
+                None => self.complete(progress, request),
+            }
+        };
+        result.map_err(|Failure { error, is_fatal }| {
+            let error = request
+                .label(Error::new(error.kind(), format!("{}: {error}", self.describe(request, progress.sequence))));
+            if !is_fatal {
+                return error;
+            }
+            match request.stream {
+                Some(_) => self.give_up(error),
+                None => self.give_up_on(&self.stream, error),
+            }
+        })
+    }
+
+    /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
+    fn describe(&self, request: &Request<'_>, sequence: u64) -> String {
+        let ranks = crate::rank::list_ranks(self.origins.iter().map(|rank| rank.0));
+        format!("{} (collective {sequence} of {ranks})", request.signature)
+    }
+
+    /// Enqueues a collective.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn enqueue(
+        &self,
+        progress: &mut Progress,
+        request: &Request<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), Failure> {
+        if stream.device().ordinal() != self.device().ordinal() {
+            return Err(Failure::harmless(error!(InvalidArgument, "{stream:?} is not one of {:?}", self.device())));
+        }
+        let sides = [request.input.pointer, request.output.pointer];
+        // SAFETY: the caller's promise.
+        unsafe { self.issue(&mut progress.scratch, &with_something_to_do(request), sides, stream, request.deadline) }
+    }
+
+    /// Does a collective on this communicator's own stream: tensors in host memory are copied to the GPU and back.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn complete(&self, progress: &mut Progress, request: &Request<'_>) -> Result<(), Failure> {
+        let (call, n, deadline) = (request.signature.call, self.origins.len(), request.deadline);
+        let on_host = |side: Address, byte_len: usize, used: bool| {
+            if used && side.space == MemorySpace::Host { byte_len } else { 0 }
+        };
+        let given = on_host(request.input, call.input_bytes(n), call.reads_input(self.rank));
+        let wanted = on_host(request.output, call.output_bytes(n), call.writes_output(self.rank));
+        let [mut input, mut output] = [request.input.pointer, request.output.pointer];
+        if wanted > 0 {
+            output = progress.staging.output(self.device(), wanted).map_err(Failure::harmless)?;
+        }
+        // SAFETY: the caller's promise; the staging is as long as was asked for, and is used in this turn only.
+        unsafe {
+            if given > 0 {
+                input = progress.staging.input(self.device(), given).map_err(Failure::harmless)?;
+                self.copy_in(request.input.pointer, input, given, &self.stream, deadline).map_err(Failure::fatal)?;
+            }
+            let call = with_something_to_do(request);
+            self.issue(&mut progress.scratch, &call, [input, output], &self.stream, deadline)?;
+            if wanted > 0 {
+                self.copy_out(output, request.output.pointer, wanted, &self.stream, deadline)
+                    .map_err(Failure::fatal)?;
+            }
+        }
+        self.wait(&self.stream, deadline).map_err(Failure::fatal)
+    }
+
+    /// Gathers the same number of words from every rank.
+    fn gather<const N: usize>(&self, words: &[i64; N], purpose: Purpose, deadline: Instant) -> Result<Vec<[i64; N]>> {
+        let mut all = vec![[0i64; N]; self.origins.len()];
+        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: N };
+        let request = Request {
+            signature: Signature { purpose, call },
+            label: None,
+            input: Address::host(words.as_ptr().cast()),
+            output: Address::host(all.as_mut_ptr().cast()),
+            deadline,
+            stream: None,
+        };
+        // SAFETY: the input holds N elements, and the output N for each rank; both are local and apart.
+        unsafe { self.run(&request)? };
+        Ok(all)
+    }
+}
+
+/// The call; a barrier, which has no elements, as an all_reduce of one byte.
+fn with_something_to_do(request: &Request<'_>) -> Call {
+    match request.signature {
+        Signature { purpose: Purpose::Collective, call } => call,
+        Signature { call, .. } => Call { block_elements: call.block_elements.max(1), ..call },
+    }
+}
+
+impl Watch for NcclBackend {
+    fn check(&self) -> Result<()> {
+        self.family.check()?;
+        self.handle.asynchronous_error()
+    }
+
+    fn give_up(&self, error: Error) -> Error {
+        self.family.end(error);
+        // The first error is the one that counts.
+        self.family.ended.get().cloned().unwrap_or_else(|| error!(Aborted, "the communicator has ended"))
+    }
+}
+
+impl Backend for NcclBackend {
+    fn rank(&self) -> Rank {
+        Rank(self.rank.0)
+    }
+
+    fn world_size(&self) -> u32 {
+        self.origins.len() as u32
+    }
+
+    fn origin(&self, rank: Rank) -> Rank {
+        self.origins[rank.index()]
+    }
+
+    fn space(&self) -> MemorySpace {
+        MemorySpace::Cuda(self.device().ordinal())
+    }
+
+    fn as_nccl(&self) -> Option<&NcclBackend> {
+        Some(self)
+    }
+
+    unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
+        let mut progress = self.turn(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_in_turn(&mut progress, request) }
+    }
+
+    fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        let mine = [color.map_or(-1, i64::from), i64::from(key)];
+        let all = self.gather(&mine, Purpose::Split, deadline)?;
+        let alive = || self.family.check();
+        let handle = {
+            let _turn = self.turn(deadline)?;
+            // NCCL orders by key and then by rank, as `members` below.
+            let handle = self.handle.split(color, key, deadline, &alive);
+            handle.map_err(|error| self.give_up(error.about(|| "split".to_owned())))?
+        };
+        let Some(color) = color else { return Ok(None) };
+        let Some(handle) = handle else {
+            return Err(self.give_up(error!(System, "ncclCommSplit gave no communicator")));
+        };
+        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == i64::from(color)).collect();
+        members.sort_by_key(|&rank| all[rank][1]);
+        let origins = members.iter().map(|&rank| self.origins[rank]).collect();
+        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.family));
+        descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
+    }
+
+    fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        let all = self.gather(&[byte_len as i64], Purpose::Allocate, deadline)?;
+        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
+            // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
+            bail!(
+                Disagreement,
+                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
+                self.origins[other],
+                all[other][0]
+            );
+        }
+        self.symmetric_buffer(byte_len, deadline)
+    }
+
+    fn abort(&self, kind: ErrorKind, reason: &str) {
+        self.family.end(Error::new(kind, reason));
+    }
+}

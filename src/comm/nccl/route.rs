@@ -1,0 +1,112 @@
+//! Which way a call goes: NCCL's own collective, or one of the detours where NCCL lacks something or does something else.
+
+use super::handle::Handle;
+use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
+use crate::cuda::Kernel;
+use crate::data_type::DataType;
+
+/// What all ranks of a communicator can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Features {
+    /// float8 is reduced from compute capability 9.0 on (NCCL's `enqueue.cc`).
+    pub(super) reduces_float8: bool,
+    /// AlltoAll, Gather and Scatter are there.
+    pub(super) has_all_to_all: bool,
+    /// Memory can be registered as a symmetric window.
+    pub(super) has_windows: bool,
+}
+
+impl Features {
+    pub(super) fn of(handle: &Handle) -> Self {
+        Features {
+            reduces_float8: handle.device.capability >= (9, 0),
+            has_all_to_all: handle.library.has_all_to_all(),
+            has_windows: handle.library.has_windows(),
+        }
+    }
+
+    /// What both of two ranks can do.
+    pub(super) fn common(self, other: Self) -> Self {
+        Features {
+            reduces_float8: self.reduces_float8 && other.reduces_float8,
+            has_all_to_all: self.has_all_to_all && other.has_all_to_all,
+            has_windows: self.has_windows && other.has_windows,
+        }
+    }
+
+    pub(super) fn to_words(self) -> [i64; 3] {
+        [self.reduces_float8.into(), self.has_all_to_all.into(), self.has_windows.into()]
+    }
+
+    pub(super) fn from_words([reduces_float8, has_all_to_all, has_windows]: [i64; 3]) -> Self {
+        Features {
+            reduces_float8: reduces_float8 != 0,
+            has_all_to_all: has_all_to_all != 0,
+            has_windows: has_windows != 0,
+        }
+    }
+}
+
+/// The way of a call. It follows from the call and from what all ranks can do, so every rank finds the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// One rank: a copy.
+    Copy,
+    /// NCCL's collective.
+    Direct,
+    /// The average of floats: the sum in float32, then one division and one rounding. NCCL's own rounds 1/n to the element type
+    /// first, gives other numbers where buffers are registered (nccl #1950 has more), and overflows in float16.
+    Average,
+    /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
+    Truth,
+    /// A reduction of float8 where NCCL has none: ranks get all contributions, and a kernel reduces them as the host does.
+    Exchange,
+}
+
+impl Route {
+    pub(super) fn of(call: &Call, rank_count: usize, features: &Features) -> Self {
+        let is_float8 = matches!(call.data_type, DataType::Float8E4M3 | DataType::Float8E5M2);
+        match call.collective.reduce_op() {
+            _ if rank_count == 1 => Route::Copy,
+            None => Route::Direct,
+            Some(_) if call.data_type == DataType::Bool => Route::Truth,
+            Some(_) if is_float8 && !features.reduces_float8 => Route::Exchange,
+            Some(ReduceOperation::Avg) if call.data_type.is_float() => Route::Average,
+            Some(_) => Route::Direct,
+        }
+    }
+
+    /// The memory that it needs between its steps.
+    pub(super) fn scratch_bytes(self, call: &Call, rank_count: usize) -> usize {
+        let input_elements = call.input_bytes(rank_count) / call.data_type.byte_len();
+        match self {
+            Route::Copy | Route::Direct => 0,
+            // float32 is summed into the output and divided there.
+            Route::Average if call.data_type == DataType::Float32 => 0,
+            Route::Average => input_elements * DataType::Float32.byte_len(),
+            Route::Truth => input_elements,
+            Route::Exchange => call.block_bytes() * rank_count,
+        }
+    }
+
+    /// The kernels that it launches.
+    pub(super) fn kernels(self, call: &Call) -> Vec<Kernel> {
+        let data_type = call.data_type;
+        match (self, call.collective.reduce_op()) {
+            (Route::Average, _) if data_type == DataType::Float32 => vec![Kernel::Divide(data_type)],
+            (Route::Average, _) => vec![Kernel::Cast(data_type, DataType::Float32), Kernel::Divide(data_type)],
+            (Route::Truth, _) => vec![Kernel::NormalizeBool],
+            (Route::Exchange, Some(reduce_op)) => vec![Kernel::Reduce(data_type, reduce_op)],
+            _ => vec![],
+        }
+    }
+}
+
+/// The collective that brings to each rank what it reduces itself.
+pub(super) fn exchange(call: &Call) -> Collective {
+    match call.collective {
+        Collective::Reduce { root, .. } => Collective::Gather { root },
+        _ if call.collective.operation() == CollectiveOperation::ReduceScatter => Collective::AllToAll,
+        _ => Collective::AllGather,
+    }
+}

@@ -1,0 +1,34 @@
+//! Memory on the GPU for tensors that are in host memory.
+
+use std::sync::Arc;
+
+use crate::cuda::{Device, DeviceMemory};
+use crate::error::Result;
+
+/// Room for one input and one output, which grows with need.
+#[derive(Default)]
+pub(super) struct Staging {
+    input: Option<DeviceMemory>,
+    output: Option<DeviceMemory>,
+}
+
+impl Staging {
+    /// Room for an input.
+    pub(super) fn input(&mut self, device: &Arc<Device>, byte_len: usize) -> Result<*mut u8> {
+        at_least(&mut self.input, device, byte_len)
+    }
+
+    /// Room for an output.
+    pub(super) fn output(&mut self, device: &Arc<Device>, byte_len: usize) -> Result<*mut u8> {
+        at_least(&mut self.output, device, byte_len)
+    }
+}
+
+fn at_least(memory: &mut Option<DeviceMemory>, device: &Arc<Device>, byte_len: usize) -> Result<*mut u8> {
+    if let Some(memory) = memory.as_ref().filter(|memory| memory.byte_len() >= byte_len) {
+        return Ok(memory.address());
+    }
+    // Nothing is under way between calls, so what there was can go first.
+    *memory = None;
+    Ok(memory.insert(DeviceMemory::new(device, byte_len)?).address())
+}

@@ -1,0 +1,137 @@
+//! Memory that all ranks register with NCCL, so that its collectives reach it directly.
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Instant;
+
+use super::NcclBackend;
+use super::bindings::*;
+use super::handle::{Alive, Failure, Handle};
+use super::library::function;
+use crate::comm::signature::Purpose;
+use crate::cuda::Device;
+use crate::cuda::helper::{self, Sent};
+use crate::error::{Result, bail, error};
+use crate::memory::{Buffer, Lease};
+use crate::rank::list_ranks;
+use crate::stream::Watch;
+
+/// A buffer of a communicator: NCCL's memory, and the window over it where there is one.
+struct SymmetricMemory {
+    handle: Arc<Handle>,
+    address: NonNull<u8>,
+    window: Option<Sent<NonNull<ncclWindow_vidmem>>>,
+}
+
+// SAFETY: an address and a handle, which are used only when the memory is let go of.
+unsafe impl Send for SymmetricMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SymmetricMemory {}
+
+impl NcclBackend {
+    /// Memory of so many zeros on this rank's GPU, registered where all ranks can.
+    pub(super) fn symmetric_buffer(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        let memory = SymmetricMemory::new(&self.handle, byte_len).and_then(|memory| {
+            // SAFETY: the memory is as long, and nobody else has it.
+            unsafe { self.stream.zero(memory.address.as_ptr(), byte_len)? };
+            self.stream.synchronize(deadline, || self.check())?;
+            Ok(memory)
+        });
+        // Every rank registers, or none: one that has no memory must not let the others wait.
+        let all = self.gather(&[i64::from(memory.is_ok())], Purpose::Allocate, deadline)?;
+        let mut memory = memory?;
+        let without = (0..all.len()).filter(|&rank| all[rank] == [0]).map(|rank| self.origins[rank].0);
+        if without.clone().next().is_some() {
+            bail!(System, "{} had no memory for {byte_len} bytes", list_ranks(without));
+        }
+        if self.features.has_windows && byte_len > 0 {
+            {
+                let _turn = self.turn(deadline)?;
+                let registered = memory.register(byte_len, deadline, &|| self.family.check());
+                registered.map_err(|Failure { error, .. }| self.give_up(error.about(|| "allocate".to_owned())))?;
+            }
+            // NCCL gives a null window where it supports none (nccl #1963).
+            let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
+            if all.contains(&[0]) {
+                memory.deregister();
+            }
+        }
+        // SAFETY: NCCL's memory is aligned to its granularity, holds so many zeros as long as the lease lives, and nobody else has it.
+        unsafe { Buffer::leased(Box::new(memory), byte_len) }
+    }
+}
+
+impl SymmetricMemory {
+    fn new(handle: &Arc<Handle>, byte_len: usize) -> Result<Self> {
+        let allocate = function!(handle.library, ncclMemAlloc)?;
+        let _current = handle.device.enter()?;
+        let mut address = ptr::null_mut();
+        // SAFETY: writes one address.
+        let result = unsafe { allocate(&mut address, byte_len.max(1)) };
+        handle.library.check("ncclMemAlloc", result)?;
+        let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
+        Ok(SymmetricMemory { handle: Arc::clone(handle), address, window: None })
+    }
+
+    /// Registers the memory. Collective; it may never return, so a helper thread does it.
+    fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<(), Failure> {
+        let register = function!(self.handle.library, ncclCommWindowRegister).map_err(Failure::harmless)?;
+        let what = "ncclCommWindowRegister";
+        let granularity = NCCL_WIN_REQUIRED_ALIGNMENT as usize;
+        let (device, address) = (Arc::clone(&self.handle.device), Sent(self.address));
+        // NCCL writes the window when the call is not in progress any more, maybe after nobody waits: so it is never freed.
+        let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
+        self.handle.call(what, deadline, alive, |raw| {
+            let raw = Sent(raw);
+            helper::bounded(what, deadline, move || {
+                let _current = device.enter()?;
+                let (raw, address) = (raw.into_inner(), address.into_inner().as_ptr().cast());
+                let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
+                // SAFETY: the communicator is there while the call lasts; the memory is NCCL's, and at least as long.
+                Ok(unsafe { register(raw, address, byte_len.next_multiple_of(granularity), window.as_ptr(), flags) })
+            })?
+        })?;
+        self.window = NonNull::new(window.load(Ordering::Acquire)).map(Sent);
+        Ok(())
+    }
+
+    fn deregister(&mut self) {
+        let Some(window) = self.window.take() else { return };
+        if let Err(error) = self.handle.deregister(window) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Lease for SymmetricMemory {
+    fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    fn set_sliced(&self, _is_sliced: bool) {}
+
+    fn device(&self) -> Option<&Arc<Device>> {
+        Some(&self.handle.device)
+    }
+}
+
+impl Drop for SymmetricMemory {
+    fn drop(&mut self) {
+        let Ok(free) = function!(self.handle.library, ncclMemFree) else { return };
+        let window = self.window.take();
+        let (handle, address) = (Arc::clone(&self.handle), Sent(self.address));
+        // Both wait for what runs on the GPU.
+        helper::release("ncclMemFree", move || {
+            if let Some(Err(error)) = window.map(|window| handle.deregister(window)) {
+                tracing::warn!("{error}");
+            }
+            let Ok(_current) = handle.device.enter() else { return };
+            // SAFETY: allocated by `new`, and freed once.
+            let result = unsafe { free(address.into_inner().as_ptr().cast()) };
+            if let Err(error) = handle.library.check("ncclMemFree", result) {
+                tracing::warn!("{error}");
+            }
+        });
+    }
+}

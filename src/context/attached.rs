@@ -1,0 +1,298 @@
+//! An engine on a communicator: who does what on this rank, the memory, and everything that has to hold before a run.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::ContextOptions;
+use super::regions::Regions;
+use super::run::RunIo;
+use super::shapes::Shapes;
+use crate::collective::{Call, overlap};
+use crate::comm::{Communicator, NcclBackend};
+use crate::cuda::{Kernel, Transposition};
+use crate::data_type::DataType;
+use crate::dist_collective::{Role, Roles, agree};
+use crate::engine::{EngineInner, IoMode};
+use crate::error::{Error, Result, bail, error};
+use crate::memory::{MemorySpace, RawTensor};
+use crate::network::{LayerBody, LayerId, Source, TensorId};
+use crate::shape::Shape;
+use crate::stream::Stream;
+
+/// An engine on a communicator, or on none: what every run of a context shares.
+pub(super) struct Attached {
+    /// Locked during a run, so that runs of one context follow one another. The graphs in it go before the communicator.
+    pub(super) regions: Mutex<Regions>,
+    pub(super) engine: Arc<EngineInner>,
+    pub(super) communicator: Option<Communicator>,
+    pub(super) options: ContextOptions,
+    /// This rank's role in each DistCollective layer; empty without a communicator.
+    roles: Vec<Option<Role>>,
+    /// Whether each input is read and each output written on this rank.
+    pub(super) used: Vec<bool>,
+}
+
+impl Attached {
+    /// Before a communicator is set: enough for a network whose layers all are the identity.
+    pub(super) fn without_communicator(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
+        let is_usable = engine.first_collective().is_none();
+        let regions = if is_usable { Regions::new(&engine, MemorySpace::Host)? } else { Regions::none(&engine) };
+        let used = vec![true; engine.io.len()];
+        Ok(Attached { engine, communicator: None, options, roles: Vec::new(), used, regions: Mutex::new(regions) })
+    }
+
+    /// On a communicator. Collective.
+    pub(super) fn to(engine: Arc<EngineInner>, communicator: &Communicator, options: ContextOptions) -> Result<Self> {
+        let collectives = &engine.analysis.collectives;
+        let in_schedule = || engine.analysis.schedule.iter().filter_map(|id| collectives[id.index()].as_ref());
+        // What can fail on this rank alone comes first, so that the other ranks learn of it.
+        let regions = in_schedule()
+            .try_for_each(|layer| Roles::check(communicator, layer))
+            .and_then(|()| communicator.as_nccl().map_or(Ok(()), |nccl| prepare(&engine, nccl)))
+            .and_then(|()| Regions::new(&engine, communicator.space()));
+        let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
+        let deadline = communicator.deadline();
+        let own_bytes = engine.memory.communicator_bytes;
+        let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
+        let mut regions = regions?;
+        let mut roles_of = Roles::new(communicator, deadline);
+        let mut roles = vec![None; collectives.len()];
+        for id in &engine.analysis.schedule {
+            if let Some(layer) = &collectives[id.index()] {
+                roles[id.index()] = Some(roles_of.role(layer)?);
+            }
+        }
+        if region_bytes > 0 {
+            regions.memory.communicator = Some(communicator.allocate_bytes(region_bytes, deadline)?);
+        }
+        let mut attached = Attached {
+            used: Vec::new(),
+            engine: Arc::clone(&engine),
+            communicator: Some(communicator.clone()),
+            options,
+            roles,
+            regions: Mutex::new(regions),
+        };
+        attached.used = engine.io.iter().map(|io| attached.is_used(io.tensor)).collect();
+        attached.reserve(deadline).inspect_err(|error| communicator.abort_with(error))?;
+        Ok(attached)
+    }
+
+    /// Makes what the largest calls need on a GPU, so that enqueueing allocates nothing.
+    fn reserve(&self, deadline: Instant) -> Result<()> {
+        let EngineInner { network, analysis, .. } = &*self.engine;
+        for &id in &analysis.schedule {
+            let Some(resolved) = &analysis.collectives[id.index()] else { continue };
+            let Role::Member(communicator) = self.role(id) else { continue };
+            let Some(nccl) = communicator.as_nccl() else { continue };
+            let input = network.layers[id.index()].inputs[0].index();
+            for shapes in &analysis.shapes {
+                let elements = shapes[input].element_count();
+                let n = resolved.nb_rank as usize;
+                nccl.reserve(&Call::new(resolved.collective, analysis.types[input], elements, n), deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of the tensors inside the network.
+    pub(super) fn space(&self) -> MemorySpace {
+        self.communicator.as_ref().map_or(MemorySpace::Host, Communicator::space)
+    }
+
+    /// When a collective that begins now has to be done.
+    pub(super) fn deadline(&self, timeout: Option<Duration>) -> Instant {
+        match (&self.communicator, timeout) {
+            (Some(communicator), Some(timeout)) => communicator.with_timeout(timeout).deadline(),
+            (Some(communicator), None) => communicator.deadline(),
+            // Only the identity runs without a communicator, and it waits for nobody.
+            (None, _) => Instant::now(),
+        }
+    }
+
+    pub(super) fn role(&self, layer: LayerId) -> &Role {
+        // Without a communicator there are only layers that are the identity.
+        self.roles.get(layer.index()).and_then(Option::as_ref).unwrap_or(&Role::Identity)
+    }
+
+    /// Whether an input is read, or an output written, on this rank.
+    fn is_used(&self, tensor: TensorId) -> bool {
+        let EngineInner { network, analysis, .. } = &*self.engine;
+        // Which sides a call uses depends on its root, not on its shape.
+        let call = |layer: LayerId| {
+            analysis.collectives[layer.index()].as_ref().map(|c| Call::new(c.collective, DataType::Uint8, 0, 1))
+        };
+        match network.tensors[tensor.index()].source {
+            Source::Input { .. } => analysis.readers[tensor.index()]
+                .iter()
+                .any(|&reader| call(reader).is_none_or(|call| self.role(reader).reads_input(&call))),
+            Source::Layer { layer, .. } => call(layer).is_none_or(|call| self.role(layer).writes_output(&call)),
+        }
+    }
+
+    pub(super) fn on_rank(&self, error: Error) -> Error {
+        match &self.communicator {
+            Some(communicator) => error.on_rank(communicator.origin_rank()),
+            None => error,
+        }
+    }
+
+    /// Everything that has to hold before anything moves.
+    pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
+        let engine = &*self.engine;
+        let tensor_shapes = shapes.tensors(engine)?;
+        if self.communicator.is_none()
+            && let Some(layer) = engine.first_collective()
+        {
+            return Err(error!(NotReady, "no communicator is set, and the layer needs one").about(|| layer.to_owned()));
+        }
+        if let Some(communicator) = &self.communicator {
+            communicator.check()?;
+        }
+        let space = self.space();
+        let is_enqueued = stream.as_raw_cuda().is_some();
+        if is_enqueued && space == MemorySpace::Host {
+            bail!(
+                Unsupported,
+                "a CUDA stream is for contexts whose communicator is on GPUs; this one runs on the host"
+            );
+        }
+        for (index, tensor) in engine.io.iter().enumerate() {
+            let shape = tensor_shapes[tensor.tensor.index()];
+            let checked = self.check_tensor(index, &shape, &io.tensors[index]);
+            let checked = checked.and_then(|()| self.check_space(index, &io.tensors[index], space, is_enqueued));
+            checked.map_err(|e| {
+                e.about(|| {
+                    format!("{} {:?}", if tensor.mode == IoMode::Input { "input" } else { "output" }, tensor.name)
+                })
+            })?;
+        }
+        self.check_overlap(shapes, io)
+    }
+
+    fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
+        let data_type = self.engine.io[index].data_type;
+        let Some(raw) = bound else {
+            if self.used[index] && shape.element_count() > 0 {
+                bail!(NotReady, "nothing is bound to it; it is {data_type} {shape}");
+            }
+            return Ok(());
+        };
+        if raw.data_type != data_type {
+            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {}", raw.data_type);
+        }
+        if let Some(bound) = raw.shape.filter(|bound| bound != shape) {
+            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {data_type} {bound}");
+        }
+        let byte_len = shape.byte_len(data_type);
+        if raw.byte_len != byte_len {
+            let (want, have) = (shape.element_count(), raw.byte_len / data_type.byte_len());
+            bail!(
+                InvalidBuffer,
+                "it is {data_type} {shape}, {want} elements or {byte_len} bytes; what is bound to it has {have} elements or {} \
+                 bytes",
+                raw.byte_len
+            );
+        }
+        if byte_len > 0 && raw.address.is_null() {
+            bail!(InvalidBuffer, "it is bound to a null address, and has {byte_len} bytes");
+        }
+        if byte_len > 0 && raw.address.addr() % data_type.byte_len() != 0 {
+            bail!(
+                InvalidBuffer,
+                "{:p} is not aligned to the {} bytes of a {data_type}",
+                raw.address,
+                data_type.byte_len()
+            );
+        }
+        Ok(())
+    }
+
+    fn check_space(
+        &self,
+        index: usize,
+        bound: &Option<RawTensor>,
+        space: MemorySpace,
+        is_enqueued: bool,
+    ) -> Result<()> {
+        let Some(raw) = bound.as_ref().filter(|raw| self.used[index] && raw.byte_len > 0) else { return Ok(()) };
+        match raw.space {
+            bound if bound == space => Ok(()),
+            // It is copied to the GPU and back.
+            MemorySpace::Host if !is_enqueued => Ok(()),
+            MemorySpace::Host => bail!(
+                InvalidBuffer,
+                "it is bound to host memory; on a CUDA stream tensors are in {space}, such as `Communicator::allocate` gives"
+            ),
+            bound => bail!(InvalidBuffer, "it is bound to {bound}, and the context runs on {space}"),
+        }
+    }
+
+    /// Outputs share memory with nothing, but for the in-place rules of the collective between an input and an output.
+    fn check_overlap(&self, shapes: &Shapes, io: &RunIo) -> Result<()> {
+        let engine = &*self.engine;
+        let range = |index: usize| {
+            let raw = io.tensors[index].as_ref().filter(|raw| self.used[index] && raw.byte_len > 0)?;
+            Some(raw.address.addr()..raw.address.addr() + raw.byte_len)
+        };
+        for output in engine.input_count()..engine.io.len() {
+            let Some(out_range) = range(output) else { continue };
+            for other in 0..output {
+                let Some(other_range) = range(other).filter(|other| overlap(other, &out_range)) else { continue };
+                let (a, b) = (&engine.io[other], &engine.io[output]);
+                if other >= engine.input_count() {
+                    bail!(InvalidBuffer, "outputs {:?} and {:?} are bound to memory that overlaps", a.name, b.name);
+                }
+                let about = |e: Error| e.about(|| format!("input {:?} and output {:?}", a.name, b.name));
+                let Some((layer, call)) = self.collective_between(shapes, a.tensor, b.tensor) else {
+                    return Err(about(error!(
+                        InvalidBuffer,
+                        "they are bound to memory that overlaps; only a collective that reads the one, as its only reader, \
+                         and writes the other works in place"
+                    )));
+                };
+                let (start, end) = (other_range.start, out_range.start);
+                self.role(layer).check_buffers(call, start, end).map_err(about)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The collective that reads an input, as its only reader, and writes an output.
+    fn collective_between<'a>(
+        &self,
+        shapes: &'a Shapes,
+        input: TensorId,
+        output: TensorId,
+    ) -> Option<(LayerId, &'a Call)> {
+        let EngineInner { network, analysis, .. } = &*self.engine;
+        let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
+        let only_reader = analysis.readers[input.index()] == [layer];
+        let call = shapes.calls[layer.index()].as_ref()?;
+        only_reader.then_some((layer, call))
+    }
+}
+
+/// Looks whether every layer can run on a GPU, and compiles the kernels for those that move and cast.
+fn prepare(engine: &EngineInner, nccl: &NcclBackend) -> Result<()> {
+    let EngineInner { network, analysis, .. } = engine;
+    let mut kernels = Vec::new();
+    for layer in &network.layers {
+        let input_type = || analysis.types[layer.inputs[0].index()];
+        match &layer.body {
+            LayerBody::Cast(cast) => kernels.extend(Kernel::of_cast(input_type(), cast.to)),
+            LayerBody::Shuffle(shuffle) if !shuffle.shuffle.only_reshapes() => {
+                kernels.extend(Transposition::kernels(input_type().byte_len()));
+            }
+            LayerBody::Plugin(plugin) if !plugin.plugin().runs_on_cuda() => {
+                let error = error!(
+                    Unsupported,
+                    "the plugin does not say that it runs on CUDA, and the communicator is on GPUs"
+                );
+                return Err(error.about(|| layer.subject()));
+            }
+            _ => {}
+        }
+    }
+    nccl.device().prepare(kernels)
+}

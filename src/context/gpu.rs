@@ -1,0 +1,81 @@
+//! A run on a GPU: enqueued on the caller's stream, or done on the communicator's own, with tensors in host memory copied to the
+//! GPU and back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::attached::Attached;
+use super::regions::Regions;
+use super::run::{Run, RunIo};
+use super::shapes::Shapes;
+use crate::comm::NcclBackend;
+use crate::cuda::CudaStream;
+use crate::engine::IoMode;
+use crate::error::Result;
+use crate::lane::Lane;
+use crate::memory::{MemorySpace, RawTensor};
+
+/// # Safety
+///
+/// As [`run`](super::run::run).
+pub(super) unsafe fn run(
+    attached: &Attached,
+    nccl: &NcclBackend,
+    regions: &mut Regions,
+    shapes: &Arc<Shapes>,
+    io: &RunIo,
+    timeout: Option<Duration>,
+    stream: Option<&Arc<CudaStream>>,
+) -> Result<()> {
+    let is_done_here = stream.is_none();
+    let stream = stream.unwrap_or(nccl.stream());
+    let is_capturing = stream.is_capturing()?;
+    let deadline = attached.deadline(timeout);
+    regions.follow(stream, is_capturing)?;
+    locate(attached, nccl, regions, io)?;
+    // What the caller bound in host memory, and this rank uses.
+    let on_host = |mode: IoMode| {
+        let tensors = io.tensors.iter().enumerate();
+        tensors.filter_map(move |(index, raw)| {
+            let raw = raw.as_ref().filter(|raw| raw.space == MemorySpace::Host && raw.byte_len > 0)?;
+            (attached.engine.io[index].mode == mode && attached.used[index]).then_some((index, raw))
+        })
+    };
+    let mirror = |located: &RunIo, index: usize| located.tensors[index].map_or(std::ptr::null_mut(), |raw| raw.address);
+    for (index, raw) in on_host(IoMode::Input) {
+        let to = mirror(&regions.located, index);
+        // SAFETY: the caller's promise; the mirror is as long.
+        unsafe { nccl.copy_in(raw.address, to, raw.byte_len, stream, deadline)? };
+    }
+    let Regions { recording, memory, located, .. } = regions;
+    let run = Run::new(attached, shapes, located, timeout, Lane::Cuda(stream), memory);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if attached.options.cuda_graph && !is_capturing {
+            recording.run(shapes, located, stream, || run.layers())?;
+        } else {
+            run.layers()?;
+        }
+        for (index, raw) in on_host(IoMode::Output) {
+            nccl.copy_out(mirror(located, index), raw.address, raw.byte_len, stream, deadline)?;
+        }
+    }
+    if is_done_here { nccl.wait(stream, deadline) } else { Ok(()) }
+}
+
+/// Finds where each tensor is on the GPU: where the caller bound it, or in a mirror.
+fn locate(attached: &Attached, nccl: &NcclBackend, regions: &mut Regions, io: &RunIo) -> Result<()> {
+    let space = MemorySpace::Cuda(nccl.device().ordinal());
+    for (index, raw) in io.tensors.iter().enumerate() {
+        let located = match *raw {
+            Some(raw) if raw.space == MemorySpace::Host && attached.used[index] => {
+                Some(RawTensor { address: regions.mirror(index, space, raw.byte_len)?, space, ..raw })
+            }
+            // What is not used is not there.
+            Some(raw) if raw.space == MemorySpace::Host => None,
+            raw => raw,
+        };
+        regions.located.tensors[index] = located;
+    }
+    Ok(())
+}

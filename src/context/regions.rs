@@ -1,0 +1,91 @@
+//! The memory of a context, on the host or on a GPU.
+
+use std::sync::Arc;
+
+use super::replay::Recording;
+use super::run::RunIo;
+use crate::cuda::CudaStream;
+use crate::data_type::DataType;
+use crate::engine::EngineInner;
+use crate::error::Result;
+use crate::memory::{Buffer, MemorySpace};
+use crate::network::LayerBody;
+
+/// What runs of a context use one after the other.
+pub(super) struct Regions {
+    /// What was recorded of a run.
+    pub(super) recording: Recording,
+    pub(super) memory: Memory,
+    /// Room on the GPU for what the caller binds in host memory, by input and output, made when it is first wanted.
+    pub(super) mirrors: Vec<Option<Buffer>>,
+    /// Where a run's tensors are on the GPU.
+    pub(super) located: RunIo,
+    /// The stream of the last run.
+    last: Option<Arc<CudaStream>>,
+}
+
+/// The memory of the tensors inside the network.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Operands of collectives.
+    pub(super) communicator: Option<Buffer>,
+    /// What only this rank uses.
+    pub(super) private: Option<Buffer>,
+    /// The constants on the GPU, by layer; on the host they are the engine's own.
+    pub(super) constants: Vec<Option<Buffer>>,
+}
+
+impl Regions {
+    /// Of a context that cannot run yet.
+    pub(super) fn none(engine: &EngineInner) -> Self {
+        Regions {
+            recording: Recording::default(),
+            memory: Memory::default(),
+            mirrors: engine.io.iter().map(|_| None).collect(),
+            located: RunIo::for_engine(engine),
+            last: None,
+        }
+    }
+
+    /// All but the communicator's.
+    pub(super) fn new(engine: &EngineInner, space: MemorySpace) -> Result<Self> {
+        let mut regions = Self::none(engine);
+        regions.memory.private = Some(Buffer::zeroed_in(space, DataType::Uint8, [engine.memory.private_bytes as i64])?);
+        if space != MemorySpace::Host {
+            let upload = |body: &LayerBody| match body {
+                LayerBody::Constant(constant) => {
+                    let value = constant.value();
+                    let mut copy = Buffer::zeroed_in(space, value.data_type(), value.shape())?;
+                    copy.write(0, value.as_bytes()?)?;
+                    Ok(Some(copy))
+                }
+                _ => Ok(None),
+            };
+            regions.memory.constants =
+                engine.network.layers.iter().map(|layer| upload(&layer.body)).collect::<Result<_>>()?;
+        }
+        Ok(regions)
+    }
+
+    /// Lets what is enqueued on this stream next come after the last run, which may have been on another one. A capture must not
+    /// wait for what is not captured: there the caller sees to the order.
+    pub(super) fn follow(&mut self, stream: &Arc<CudaStream>, is_capturing: bool) -> Result<()> {
+        if is_capturing {
+            return Ok(());
+        }
+        if let Some(last) = self.last.as_ref().filter(|last| !last.is_same(stream)) {
+            stream.wait_for(&last.record()?)?;
+        }
+        self.last = Some(Arc::clone(stream));
+        Ok(())
+    }
+
+    /// Room on the GPU for an input or output of so many bytes.
+    pub(super) fn mirror(&mut self, index: usize, space: MemorySpace, byte_len: usize) -> Result<*mut u8> {
+        let mirror = &mut self.mirrors[index];
+        if mirror.as_ref().is_none_or(|mirror| mirror.byte_len() < byte_len) {
+            *mirror = Some(Buffer::zeroed_in(space, DataType::Uint8, [byte_len as i64])?);
+        }
+        Ok(mirror.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr))
+    }
+}

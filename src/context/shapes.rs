@@ -1,0 +1,108 @@
+//! The shapes of one setting of the inputs, and what follows from them.
+
+use crate::collective::Call;
+use crate::data_type::DataType;
+use crate::engine::{EngineInner, Location, Place, infer_shapes};
+use crate::error::{Result, error};
+use crate::network::{Layer, LayerBody, ShuffleSteps, Source};
+use crate::shape::Shape;
+
+/// The shapes of one setting of the inputs, and what follows from them.
+pub(super) struct Shapes {
+    pub(super) inputs: Vec<Option<Shape>>,
+    /// Of every tensor; empty while an input has none.
+    pub(super) all: Vec<Shape>,
+    /// The call of each DistCollective layer.
+    pub(super) calls: Vec<Option<Call>>,
+    /// The steps of each Shuffle layer.
+    pub(super) shuffles: Vec<Option<ShuffleSteps>>,
+}
+
+impl Shapes {
+    /// The shapes of the inputs that have only one.
+    pub(super) fn of_static_inputs(engine: &EngineInner) -> Result<Self> {
+        let fixed = engine.network.inputs.iter().map(|input| match engine.network.tensors[input.index()].source {
+            Source::Input { dims, .. } if !dims.is_dynamic() => dims.to_shape().ok(),
+            _ => None,
+        });
+        Shapes::infer(engine, fixed.collect())
+    }
+
+    /// Works out every shape, once all inputs have theirs.
+    pub(super) fn infer(engine: &EngineInner, inputs: Vec<Option<Shape>>) -> Result<Self> {
+        let EngineInner { network, analysis, .. } = engine;
+        let mut shapes = Shapes { inputs, all: Vec::new(), calls: Vec::new(), shuffles: Vec::new() };
+        if shapes.inputs.iter().any(Option::is_none) {
+            return Ok(shapes);
+        }
+        let mut given = vec![None; network.tensors.len()];
+        for (tensor, shape) in network.inputs.iter().zip(&shapes.inputs) {
+            given[tensor.index()] = *shape;
+        }
+        let mut first_error = None;
+        let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
+        let inferred = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, error| {
+            first_error.get_or_insert(error);
+        });
+        if let Some(error) = first_error {
+            return Err(error);
+        }
+        shapes.all = inferred.into_iter().map(Option::unwrap_or_default).collect();
+        shapes.check_room(engine)?;
+        shapes.calls = (network.layers.iter().zip(&analysis.collectives))
+            .map(|(layer, resolved)| {
+                let resolved = resolved.as_ref()?;
+                let input = layer.inputs[0].index();
+                let elements = shapes.all[input].element_count();
+                Some(Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize))
+            })
+            .collect();
+        let steps = |layer: &Layer| match &layer.body {
+            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&shapes.all[layer.inputs[0].index()]).map(Some),
+            _ => Ok(None),
+        };
+        shapes.shuffles = network.layers.iter().map(steps).collect::<Result<_>>()?;
+        Ok(shapes)
+    }
+
+    /// Checks that every tensor fits the place that was planned for it. A plugin may make larger outputs between the points of
+    /// a profile than at any of them.
+    fn check_room(&self, engine: &EngineInner) -> Result<()> {
+        let EngineInner { network, analysis, memory, .. } = engine;
+        let check = |tensor: usize, place: &Place| {
+            let byte_len = self.all[tensor].byte_len(analysis.types[tensor]);
+            if byte_len <= place.byte_len {
+                return Ok(());
+            }
+            let error = error!(
+                InvalidShape,
+                "{} {} is larger than at any point of the profile ({byte_len} bytes, {} planned)",
+                analysis.types[tensor],
+                self.all[tensor],
+                place.byte_len
+            );
+            Err(error.about(|| format!("tensor {:?}", network.tensors[tensor].name)))
+        };
+        for (tensor, location) in memory.locations.iter().enumerate() {
+            if let Location::Region(place) = location {
+                check(tensor, place)?;
+            }
+        }
+        for (layer, place) in network.layers.iter().zip(&memory.scratch) {
+            if let Some(place) = place {
+                check(layer.outputs[0].index(), place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The shape of every tensor.
+    pub(super) fn tensors(&self, engine: &EngineInner) -> Result<&[Shape]> {
+        if let Some(missing) = self.inputs.iter().position(Option::is_none) {
+            let io = &engine.io[missing];
+            let error = error!(NotReady, "its shape is not set; it is {} {}", io.data_type, io.dims);
+            return Err(error.about(|| format!("input {:?}", io.name)));
+        }
+        Ok(&self.all)
+    }
+}

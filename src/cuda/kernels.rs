@@ -1,0 +1,397 @@
+//! The kernels of `cuda/`: compiled for the GPU at hand when they are first asked for, and launched.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule};
+
+use super::driver::check;
+use super::{CudaStream, Device, nvrtc};
+use crate::collective::ReduceOperation;
+use crate::data_type::DataType;
+use crate::error::Result;
+use crate::shape::{MAX_DIMS, Shape};
+use crate::stream::lock;
+
+/// The threads of a block, as `cuda/launch.h` has it.
+const BLOCK: u32 = 256;
+
+/// How many blocks there are at most for each multiprocessor; a kernel's threads take the rest in turns.
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
+
+/// The bytes that a thread takes at a time.
+const BYTES_PER_THREAD: u64 = 16;
+
+/// The longest element that is transposed in tiles. Longer ones fill a memory transaction by themselves.
+const MAX_TILED_BYTES: usize = 8;
+
+/// What the sources include by name.
+const HEADERS: &[(&str, &str)] = &[
+    ("arguments.h", include_str!("../../cuda/arguments.h")),
+    ("element.h", include_str!("../../cuda/element.h")),
+    ("launch.h", include_str!("../../cuda/launch.h")),
+    ("packet.h", include_str!("../../cuda/packet.h")),
+    ("cast.h", include_str!("../../cuda/cast.h")),
+    ("reduce.h", include_str!("../../cuda/reduce.h")),
+    ("transpose.h", include_str!("../../cuda/transpose.h")),
+    ("kernels.h", include_str!("../../cuda/kernels.h")),
+];
+
+/// A kernel of `cuda/kernels.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    Cast(DataType, DataType),
+    Divide(DataType),
+    Reduce(DataType, ReduceOperation),
+    NormalizeBool,
+    /// Of elements of so many bytes.
+    Transpose(usize),
+    TransposeTiled(usize),
+}
+
+impl Kernel {
+    /// The kernel of a cast, where one is needed.
+    pub(crate) fn of_cast(from: DataType, to: DataType) -> Option<Self> {
+        match (from, to) {
+            (DataType::Bool, DataType::Bool) => Some(Kernel::NormalizeBool),
+            _ => (from != to).then_some(Kernel::Cast(from, to)),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Kernel::Cast(from, to) => format!("dcl_cast_{from}_{to}"),
+            Kernel::Divide(to) => format!("dcl_divide_{to}"),
+            Kernel::Reduce(data_type, reduce_op) => format!("dcl_reduce_{data_type}_{reduce_op}"),
+            Kernel::NormalizeBool => "dcl_normalize_bool".to_owned(),
+            Kernel::Transpose(bytes) => format!("dcl_transpose_{bytes}"),
+            Kernel::TransposeTiled(bytes) => format!("dcl_transpose_tiled_{bytes}"),
+        }
+    }
+
+    /// The line of source that makes it.
+    fn definition(self) -> String {
+        match self {
+            Kernel::Cast(from, to) => format!("DCL_CAST({from}, {to})"),
+            Kernel::Divide(to) => format!("DCL_DIVIDE({to})"),
+            Kernel::Reduce(data_type, reduce_op) => format!("DCL_REDUCE({data_type}, {reduce_op})"),
+            Kernel::NormalizeBool => "DCL_NORMALIZE_BOOL()".to_owned(),
+            Kernel::Transpose(bytes) => format!("DCL_TRANSPOSE({bytes})"),
+            Kernel::TransposeTiled(bytes) => format!("DCL_TRANSPOSE_TILED({bytes})"),
+        }
+    }
+}
+
+/// The kernels of one GPU.
+#[derive(Default)]
+pub(super) struct Kernels {
+    loaded: Mutex<HashMap<Kernel, Function>>,
+}
+
+#[derive(Clone, Copy)]
+struct Function(CUfunction);
+
+// SAFETY: a function belongs to a module, which stays loaded, and may be launched from any thread.
+unsafe impl Send for Function {}
+
+impl Device {
+    /// Compiles those kernels that are not there yet, so that enqueueing does not.
+    pub(crate) fn prepare(&self, kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
+        let mut loaded = lock(&self.kernels.loaded);
+        let mut missing: Vec<Kernel> = kernels.into_iter().filter(|kernel| !loaded.contains_key(kernel)).collect();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut source = "#include \"kernels.h\"\n".to_owned();
+        for kernel in &missing {
+            // Writing to a text does not fail.
+            let _ = writeln!(source, "{}", kernel.definition());
+        }
+        let cubin = nvrtc::compile(&source, HEADERS, self.capability)?;
+        let _current = self.enter()?;
+        let mut module: CUmodule = std::ptr::null_mut();
+        // SAFETY: the image is whole; the module is never unloaded, since work that uses it may always be under way.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
+        for kernel in missing {
+            let name = std::ffi::CString::new(kernel.name()).unwrap_or_default();
+            let mut function: CUfunction = std::ptr::null_mut();
+            // SAFETY: writes one pointer; the name ends with a zero.
+            let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
+            check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.name()))?;
+            loaded.insert(kernel, Function(function));
+        }
+        Ok(())
+    }
+
+    fn function(&self, kernel: Kernel) -> Result<CUfunction> {
+        if let Some(function) = lock(&self.kernels.loaded).get(&kernel) {
+            return Ok(function.0);
+        }
+        self.prepare([kernel])?;
+        self.function(kernel)
+    }
+}
+
+/// What kernels are given: the structures of `cuda/arguments.h`.
+mod arguments {
+    use super::MAX_DIMS;
+
+    #[repr(C)]
+    pub(super) struct Cast {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+    }
+
+    #[repr(C)]
+    pub(super) struct Divide {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+        pub(super) divisor: f32,
+    }
+
+    #[repr(C)]
+    pub(super) struct Reduce {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+        pub(super) stride: u64,
+        pub(super) ranks: u64,
+    }
+
+    #[repr(C)]
+    pub(super) struct Transpose {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+        pub(super) dim_count: u64,
+        pub(super) dims: [u64; MAX_DIMS],
+        pub(super) strides: [u64; MAX_DIMS],
+    }
+
+    #[repr(C)]
+    pub(super) struct TransposeTiled {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) batch: u64,
+        pub(super) rows: u64,
+        pub(super) columns: u64,
+    }
+}
+
+/// Work on tensors of the stream's GPU. All of it is enqueued, and nothing is allocated once a kernel is there.
+///
+/// # Safety
+///
+/// For all of these: when the stream comes to it, inputs are valid for reads and outputs for writes of what the arguments say,
+/// aligned to the size of their elements, and used by nobody else; they overlap only where it is allowed.
+impl CudaStream {
+    /// Enqueues a copy; both may be the same address.
+    pub(crate) unsafe fn copy(&self, from: *const u8, to: *mut u8, byte_len: usize) -> Result<()> {
+        if byte_len == 0 || from == to.cast_const() {
+            return Ok(());
+        }
+        let _current = self.device().enter()?;
+        // SAFETY: the caller's promise.
+        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to as CUdeviceptr, from as CUdeviceptr, byte_len, self.raw()) };
+        check("cuMemcpyDtoDAsync", result)
+    }
+
+    /// Enqueues the writing of zeros.
+    pub(crate) unsafe fn zero(&self, to: *mut u8, byte_len: usize) -> Result<()> {
+        if byte_len == 0 {
+            return Ok(());
+        }
+        let _current = self.device().enter()?;
+        // SAFETY: the caller's promise.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to as CUdeviceptr, 0, byte_len, self.raw()) })
+    }
+
+    /// Enqueues a cast; in place between types of one size.
+    pub(crate) unsafe fn cast(
+        &self,
+        from: DataType,
+        input: *const u8,
+        to: DataType,
+        output: *mut u8,
+        count: usize,
+    ) -> Result<()> {
+        let arguments = arguments::Cast { input, output, count: count as u64 };
+        let byte_len = count * from.byte_len().max(to.byte_len());
+        // SAFETY: the caller's promise; the arguments are those of the kernel.
+        unsafe {
+            match Kernel::of_cast(from, to) {
+                Some(kernel) => self.launch(kernel, &arguments, byte_len),
+                None => self.copy(input, output, byte_len),
+            }
+        }
+    }
+
+    /// Enqueues the division of float32 by a number, rounded once to another type; in place to float32.
+    pub(crate) unsafe fn divide(
+        &self,
+        input: *const u8,
+        divisor: f32,
+        to: DataType,
+        output: *mut u8,
+        count: usize,
+    ) -> Result<()> {
+        let arguments = arguments::Divide { input, output, count: count as u64, divisor };
+        // SAFETY: as above.
+        unsafe { self.launch(Kernel::Divide(to), &arguments, count * DataType::Float32.byte_len()) }
+    }
+
+    /// Enqueues the reduction of `ranks` blocks of float8 elements that lie one after the other.
+    pub(crate) unsafe fn reduce(
+        &self,
+        (data_type, reduce_op): (DataType, ReduceOperation),
+        input: *const u8,
+        output: *mut u8,
+        count: usize,
+        ranks: usize,
+    ) -> Result<()> {
+        let (count, ranks) = (count as u64, ranks as u64);
+        let arguments = arguments::Reduce { input, output, count, stride: count, ranks };
+        // SAFETY: as above.
+        unsafe { self.launch(Kernel::Reduce(data_type, reduce_op), &arguments, count as usize) }
+    }
+
+    /// Enqueues the writing of each bool as 0 or 1; in place too.
+    pub(crate) unsafe fn normalize_bool(&self, input: *const u8, output: *mut u8, count: usize) -> Result<()> {
+        let arguments = arguments::Cast { input, output, count: count as u64 };
+        // SAFETY: as above.
+        unsafe { self.launch(Kernel::NormalizeBool, &arguments, count) }
+    }
+
+    /// Enqueues a transposition.
+    pub(crate) unsafe fn transpose(
+        &self,
+        transposition: &Transposition,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Result<()> {
+        let Transposition { dims, strides, dim_count, element_bytes, .. } = *transposition;
+        let count: u64 = dims[..dim_count].iter().product();
+        // SAFETY: as above; the plan's element is as long as the addresses are aligned.
+        unsafe {
+            match transposition.tiles {
+                Some([batch, rows, columns]) => {
+                    let arguments = arguments::TransposeTiled { input, output, batch, rows, columns };
+                    self.launch(Kernel::TransposeTiled(element_bytes), &arguments, count as usize * element_bytes)
+                }
+                None => {
+                    let dim_count = dim_count as u64;
+                    let arguments = arguments::Transpose { input, output, count, dim_count, dims, strides };
+                    self.launch(Kernel::Transpose(element_bytes), &arguments, count as usize * element_bytes)
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The arguments are those of the kernel; and as for all of these.
+    unsafe fn launch<A>(&self, kernel: Kernel, arguments: &A, byte_len: usize) -> Result<()> {
+        if byte_len == 0 {
+            return Ok(());
+        }
+        let function = self.device().function(kernel)?;
+        let threads = (byte_len as u64).div_ceil(BYTES_PER_THREAD);
+        let most = u64::from(self.device().multiprocessors) * BLOCKS_PER_MULTIPROCESSOR;
+        let grid = threads.div_ceil(u64::from(BLOCK)).clamp(1, most) as u32;
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
+        let _current = self.device().enter()?;
+        // SAFETY: the caller's promise; CUDA copies the arguments before it returns.
+        let result = unsafe {
+            let parameters = parameters.as_mut_ptr();
+            sys::cuLaunchKernel(function, grid, 1, 1, BLOCK, 1, 1, 0, self.raw(), parameters, std::ptr::null_mut())
+        };
+        check("cuLaunchKernel", result).map_err(|e| e.about(|| kernel.name()))
+    }
+}
+
+/// How a transposition is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transposition {
+    element_bytes: usize,
+    dim_count: usize,
+    /// The output's dimensions, and how far apart their elements are in the input.
+    dims: [u64; MAX_DIMS],
+    strides: [u64; MAX_DIMS],
+    /// Batch, rows and columns of the input, where it is a batch of matrices.
+    tiles: Option<[u64; 3]>,
+}
+
+impl Transposition {
+    /// The plan for an output whose dimension `i` is dimension `permutation[i]` of the input. `alignment` is what both
+    /// addresses are a multiple of.
+    pub(crate) fn new(shape: &Shape, permutation: &[u8], element_bytes: usize, alignment: usize) -> Self {
+        let dims = shape.as_slice();
+        let stride_of = |dim: usize| dims[dim + 1..].iter().product::<usize>() as u64;
+        let mut plan =
+            Transposition { element_bytes, dim_count: 0, dims: [1; MAX_DIMS], strides: [0; MAX_DIMS], tiles: None };
+        for dim in permutation.iter().map(|&dim| usize::from(dim)) {
+            let (len, stride) = (dims[dim] as u64, stride_of(dim));
+            match plan.dim_count.checked_sub(1) {
+                _ if len == 1 => {}
+                // Two dimensions that lie one inside the other are one.
+                Some(last) if plan.strides[last] == len * stride => {
+                    plan.dims[last] *= len;
+                    plan.strides[last] = stride;
+                }
+                _ => {
+                    plan.dims[plan.dim_count] = len;
+                    plan.strides[plan.dim_count] = stride;
+                    plan.dim_count += 1;
+                }
+            }
+        }
+        plan.widen(alignment);
+        plan.tiles = plan.find_tiles();
+        plan
+    }
+
+    /// Takes several elements as one, where runs of them stay together.
+    fn widen(&mut self, alignment: usize) {
+        let Some(last) = self.dim_count.checked_sub(1) else { return };
+        if self.strides[last] != 1 {
+            return;
+        }
+        let fits = |factor: &usize| {
+            let factor = *factor as u64;
+            self.dims[last].is_multiple_of(factor) && self.strides[..last].iter().all(|s| s.is_multiple_of(factor))
+        };
+        let factors = [16, 8, 4, 2].into_iter().filter(|bytes| alignment.is_multiple_of(*bytes));
+        let factors = factors.filter(|bytes| *bytes > self.element_bytes).map(|bytes| bytes / self.element_bytes);
+        if let Some(factor) = factors.into_iter().find(|factor| fits(factor)) {
+            self.element_bytes *= factor;
+            self.dims[last] /= factor as u64;
+            self.strides[..last].iter_mut().for_each(|stride| *stride /= factor as u64);
+        }
+    }
+
+    fn find_tiles(&self) -> Option<[u64; 3]> {
+        let (dims, strides) = (&self.dims[..self.dim_count], &self.strides[..self.dim_count]);
+        let matrix = match (dims, strides) {
+            // [columns, rows] of the output.
+            (&[columns, rows], &[1, stride]) if stride == columns => Some([1, rows, columns]),
+            (&[batch, columns, rows], &[outer, 1, stride]) if stride == columns && outer == rows * columns => {
+                Some([batch, rows, columns])
+            }
+            _ => None,
+        };
+        matrix.filter(|_| self.element_bytes <= MAX_TILED_BYTES)
+    }
+
+    /// The kernels that may be wanted for elements of so many bytes, whatever the shapes.
+    pub(crate) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
+        let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
+        widths.flat_map(|width| {
+            let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
+            std::iter::once(Kernel::Transpose(width)).chain(tiled)
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory of a GPU, and memory of the host that a GPU reaches.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+use super::Device;
+use super::driver::check;
+use super::helper::{self, Sent};
+use crate::error::{Result, error};
+
+/// Memory on a GPU.
+pub(crate) struct DeviceMemory {
+    device: Arc<Device>,
+    address: NonNull<u8>,
+    byte_len: usize,
+}
+
+// SAFETY: an address, used only through calls that are unsafe themselves.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemory {}
+
+impl DeviceMemory {
+    /// So many bytes, not initialized; at least one, so that there is an address.
+    pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
+        let _current = device.enter()?;
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: writes one address.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })
+            .map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
+        let address = NonNull::new(address as *mut u8).ok_or_else(|| error!(System, "cuMemAlloc gave no address"))?;
+        Ok(DeviceMemory { device: Arc::clone(device), address, byte_len })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// The address as one that is not null.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    pub(crate) fn byte_len(&self) -> usize {
+        self.byte_len
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // Freeing waits for what runs on the GPU, which may be for ever.
+        let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
+        helper::release("cuMemFree", move || {
+            let Ok(_current) = device.enter() else { return };
+            // SAFETY: allocated by `new`, and freed once.
+            if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
+                tracing::warn!("{error}");
+            }
+        });
+    }
+}
+
+/// Memory of the host that a GPU copies to and from by itself.
+pub(super) struct PinnedMemory {
+    device: Arc<Device>,
+    address: NonNull<u8>,
+}
+
+// SAFETY: as `DeviceMemory`.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    pub(super) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
+        let _current = device.enter()?;
+        let mut address = std::ptr::null_mut();
+        // SAFETY: writes one address.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len, 0) })?;
+        let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "cuMemHostAlloc gave no address"))?;
+        Ok(PinnedMemory { device: Arc::clone(device), address })
+    }
+
+    pub(super) fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        let (device, address) = (Arc::clone(&self.device), Sent(self.address));
+        helper::release("cuMemFreeHost", move || {
+            let Ok(_current) = device.enter() else { return };
+            // SAFETY: allocated by `new`, and freed once.
+            let _ = unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) };
+        });
+    }
+}

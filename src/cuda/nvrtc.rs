@@ -1,0 +1,111 @@
+//! CUDA's run-time compiler, loaded when it is first used.
+
+use std::ffi::{CStr, CString};
+use std::ptr;
+use std::sync::OnceLock;
+
+use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
+
+use super::driver::find_library;
+use crate::error::{Result, bail, error};
+
+/// The functions that are called here; see [`find_library`].
+const FUNCTIONS: &[&str] = &[
+    "nvrtcVersion",
+    "nvrtcGetErrorString",
+    "nvrtcCreateProgram",
+    "nvrtcCompileProgram",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetCUBIN",
+    "nvrtcGetProgramLogSize",
+    "nvrtcGetProgramLog",
+    "nvrtcDestroyProgram",
+];
+
+fn load() -> Result<()> {
+    static LOADED: OnceLock<Result<()>> = OnceLock::new();
+    let missing = "CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found; it is in the CUDA toolkit and in the PyPI package \
+                   nvidia-cuda-nvrtc, whose lib folder then has to be in LD_LIBRARY_PATH";
+    LOADED.get_or_init(|| find_library(&["nvrtc"], FUNCTIONS, missing)).clone()
+}
+
+/// The compiler's version: (13, 0).
+pub(crate) fn version() -> Result<(i32, i32)> {
+    load()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: writes two numbers.
+    check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
+    Ok((major, minor))
+}
+
+fn check(what: &str, result: nvrtcResult) -> Result<()> {
+    if result == nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: gives a text that lives for ever.
+    let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
+    bail!(System, "{what}: NVRTC says {}", text.to_string_lossy())
+}
+
+/// Destroys the program at the end.
+struct Program(nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created once, and destroyed once.
+        let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+/// Compiles a source, with the headers it includes by name, for one architecture. Arithmetic keeps the rules of IEEE 754: no
+/// product is fused into a sum, and nothing is flushed to zero.
+pub(super) fn compile(source: &str, headers: &[(&str, &str)], capability: (i32, i32)) -> Result<Vec<u8>> {
+    load()?;
+    let text = |text: &str| CString::new(text).map_err(|e| error!(System, "a source has a zero in it").with_source(e));
+    let source = text(source)?;
+    let names = headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
+    let contents = headers.iter().map(|(_, content)| text(content)).collect::<Result<Vec<_>>>()?;
+    let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+    let (name_pointers, content_pointers) = (pointers(&names), pointers(&contents));
+    let architecture = text(&format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))?;
+    let options =
+        [architecture.as_ptr(), c"--fmad=false".as_ptr(), c"--ftz=false".as_ptr(), c"--prec-div=true".as_ptr()];
+    let mut program = Program(ptr::null_mut());
+    // SAFETY: the texts and the lists of them outlive the calls, and the counts are those of the lists.
+    unsafe {
+        let created = sys::nvrtcCreateProgram(
+            &mut program.0,
+            source.as_ptr(),
+            c"distcollective.cu".as_ptr(),
+            headers.len() as i32,
+            content_pointers.as_ptr(),
+            name_pointers.as_ptr(),
+        );
+        check("nvrtcCreateProgram", created)?;
+        let compiled = sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr());
+        if let Err(error) = check("nvrtcCompileProgram", compiled) {
+            return Err(error.followed_by(&format!("\n{}", log(&program))));
+        }
+        let mut len = 0;
+        check("nvrtcGetCUBINSize", sys::nvrtcGetCUBINSize(program.0, &mut len))?;
+        let mut cubin = vec![0u8; len];
+        check("nvrtcGetCUBIN", sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()))?;
+        Ok(cubin)
+    }
+}
+
+/// What the compiler had to say.
+fn log(program: &Program) -> String {
+    let mut len = 0;
+    // SAFETY: the program is alive, and the text as long as it was said to be.
+    unsafe {
+        if sys::nvrtcGetProgramLogSize(program.0, &mut len) != nvrtcResult::NVRTC_SUCCESS {
+            return String::new();
+        }
+        let mut text = vec![0u8; len];
+        if sys::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()) != nvrtcResult::NVRTC_SUCCESS {
+            return String::new();
+        }
+        String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a run's layers compute: on the caller's thread, or on a CUDA stream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::compute;
+use crate::cuda::{CudaStream, Device, Transposition};
+use crate::data_type::DataType;
+use crate::error::{Result, bail};
+use crate::memory::{Address, MemorySpace};
+use crate::shape::Shape;
+
+/// Where something is computed.
+#[derive(Clone, Copy)]
+pub(crate) enum Lane<'a> {
+    /// On the caller's thread; it is done when the call returns.
+    Caller,
+    /// On a GPU; it is enqueued.
+    Cuda(&'a Arc<CudaStream>),
+}
+
+/// The arithmetic and the copies that backends do not do.
+///
+/// # Safety
+///
+/// For all of these: until it is done, inputs are valid for reads and outputs for writes of what the arguments say, in the lane's
+/// memory, aligned to the size of their elements, and used by nobody else; they overlap only where it is allowed.
+impl<'a> Lane<'a> {
+    pub(crate) fn of(stream: Option<&'a Arc<CudaStream>>) -> Self {
+        stream.map_or(Lane::Caller, Lane::Cuda)
+    }
+
+    /// The CUDA stream, if it is one.
+    pub(crate) fn stream(self) -> Option<&'a Arc<CudaStream>> {
+        match self {
+            Lane::Caller => None,
+            Lane::Cuda(stream) => Some(stream),
+        }
+    }
+
+    /// Copies between memories of any kind; both may be the same address.
+    pub(crate) unsafe fn copy(self, from: Address, to: Address, byte_len: usize, deadline: Instant) -> Result<()> {
+        let (source, target) = (from.pointer, to.pointer);
+        if byte_len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise; each address is in the memory that it says.
+        unsafe {
+            match (self, from.space, to.space) {
+                (Lane::Caller, MemorySpace::Host, MemorySpace::Host) => {
+                    compute::copy(source, target, byte_len);
+                    Ok(())
+                }
+                (Lane::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
+                    Device::open(to)?.write(std::slice::from_raw_parts(source, byte_len), target)
+                }
+                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
+                    Device::open(from)?.read(source, std::slice::from_raw_parts_mut(target, byte_len))
+                }
+                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                    let stream = CudaStream::new(&Device::open(from)?)?;
+                    stream.copy(source, target, byte_len)?;
+                    stream.synchronize(deadline, || Ok(()))
+                }
+                (Lane::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                    stream.copy(source, target, byte_len)
+                }
+                (_, from, to) => bail!(InvalidBuffer, "nothing copies from {from} to {to} here"),
+            }
+        }
+    }
+
+    /// Writes zeros.
+    pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
+        match self {
+            Lane::Caller => {
+                // SAFETY: the caller's promise.
+                unsafe { to.write_bytes(0, byte_len) };
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            Lane::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
+        }
+    }
+
+    /// Casts; in place between types of one size.
+    pub(crate) unsafe fn cast(
+        self,
+        (from, input): (DataType, *const u8),
+        (to, output): (DataType, *mut u8),
+        count: usize,
+    ) -> Result<()> {
+        match self {
+            Lane::Caller => {
+                // SAFETY: the caller's promise.
+                unsafe { compute::cast(from, input, to, output, count) };
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            Lane::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
+        }
+    }
+
+    /// Reorders dimensions: dimension `i` of the output is dimension `permutation[i]` of the input.
+    pub(crate) unsafe fn transpose(
+        self,
+        input: *const u8,
+        output: *mut u8,
+        shape: &Shape,
+        permutation: &[u8],
+        element_bytes: usize,
+    ) -> Result<()> {
+        match self {
+            Lane::Caller => {
+                // SAFETY: the caller's promise.
+                unsafe { compute::transpose(input, output, shape, permutation, element_bytes) };
+                Ok(())
+            }
+            Lane::Cuda(stream) => {
+                let alignment = 1 << (input.addr() | output.addr()).trailing_zeros().min(4);
+                let transposition = Transposition::new(shape, permutation, element_bytes, alignment);
+                // SAFETY: the caller's promise.
+                unsafe { stream.transpose(&transposition, input, output) }
+            }
+        }
+    }
+}
