@@ -137,14 +137,15 @@ DCL_INLINE unsigned long long dcl_loose(struct dcl_cut cut, unsigned elements, u
 enum { DCL_DEPTH = 4 };
 
 /* A kernel that makes output[i] of input[i]: WORK(arguments, input packet, elements) gives the output packet. The packets are
- * as large as 16 bytes of the wider type. A block takes the packets of DCL_DEPTH times its threads in one go, each thread
- * reading all of its own before it writes the first; so the kernel works in place where the sizes are equal. */
+ * as large as 16 bytes of the wider type; of those with 16 elements, which are much work, two at once will do. A thread reads
+ * all that it has at once before it writes the first, so the kernel works in place where the sizes are equal. */
 #define DCL_STREAM_KERNEL(NAME, ARGUMENTS, INPUT_BYTES, OUTPUT_BYTES, WORK) \
     DCL_KERNEL(NAME, ARGUMENTS) \
     { \
         enum { ELEMENTS = 16 / (INPUT_BYTES > OUTPUT_BYTES ? INPUT_BYTES : OUTPUT_BYTES) }; \
         const unsigned input_bytes = INPUT_BYTES * ELEMENTS, output_bytes = OUTPUT_BYTES * ELEMENTS; \
-        const unsigned long long in_one_go = DCL_DEPTH * DCL_BLOCK; \
+        enum { DEPTH = ELEMENTS == 16 ? 2 : DCL_DEPTH }; \
+        const unsigned long long in_one_go = DEPTH * DCL_BLOCK; \
         const struct dcl_cut cut = \
             dcl_cut(arguments.input, INPUT_BYTES, arguments.output, OUTPUT_BYTES, ELEMENTS, arguments.count); \
         DCL_THREADS(thread) \
@@ -153,11 +154,11 @@ enum { DCL_DEPTH = 4 };
             char *to = (char *)arguments.output + cut.head * OUTPUT_BYTES; \
             for (unsigned long long first = DCL_BLOCK_INDEX * in_one_go + thread; first < cut.packets; \
                  first += DCL_GRID * in_one_go) { \
-                struct dcl_packet packets[DCL_DEPTH]; \
-                DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) \
+                struct dcl_packet packets[DEPTH]; \
+                DCL_UNROLL for (unsigned i = 0; i < DEPTH; i++) \
                     if (first + i * DCL_BLOCK < cut.packets) \
                         packets[i] = dcl_load(from + (first + i * DCL_BLOCK) * input_bytes, input_bytes); \
-                DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) \
+                DCL_UNROLL for (unsigned i = 0; i < DEPTH; i++) \
                     if (first + i * DCL_BLOCK < cut.packets) \
                         dcl_store(to + (first + i * DCL_BLOCK) * output_bytes, WORK(&arguments, &packets[i], ELEMENTS), \
                                   output_bytes); \

@@ -5,6 +5,11 @@
 #include "arguments.h"
 #include "packet.h"
 
+/* Up to how many elements are counted in 32 bits. */
+#ifndef DCL_NARROW_COUNT
+#define DCL_NARROW_COUNT 0xffffffff
+#endif
+
 /* Where the elements first, first + DCL_BLOCK and so on of the output lie in the input. A division costs much more than a
  * load, and one of 64 bits several times as much as one of 32; so the numbers are as narrow as the tensor allows, and what
  * divisions by the same number share is done once for all the elements. */
@@ -40,7 +45,7 @@ DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
                  first += DCL_GRID * in_one_go) { \
                 unsigned long long sources[DCL_DEPTH]; \
                 struct dcl_packet packets[DCL_DEPTH]; \
-                if (arguments.count <= 0xffffffff) \
+                if (arguments.count <= DCL_NARROW_COUNT) \
                     dcl_transpose_sources_narrow(&arguments, (unsigned)first, sources); \
                 else \
                     dcl_transpose_sources_wide(&arguments, first, sources); \
