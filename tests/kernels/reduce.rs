@@ -94,7 +94,7 @@ fn any_number_of_ranks_wherever_they_lie() {
         for operation in OPERATIONS {
             for ranks in (1..=9).chain([17, 32]) {
                 for case in 0..12 {
-                    let count = [0, 1, 15, 16, 17, 100, 3000][random.below(7)];
+                    let count: usize = [0, 1, 15, 16, 17, 100, 3000][random.below(7)];
                     let stride = if case % 2 == 0 { count.next_multiple_of(16) } else { count + random.below(9) };
                     let offset = random.below(16);
                     let output_offset = [None, Some(offset), Some(random.below(16))][case % 3];
