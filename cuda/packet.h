@@ -9,6 +9,15 @@ struct dcl_packet {
     unsigned words[4];
 };
 
+#ifndef __CUDACC__
+/* A device stops at an address that is not a multiple of what is read or written there; so does the host. */
+static inline void dcl_check_alignment(const char *address, unsigned bytes)
+{
+    if ((unsigned long long)address % bytes != 0)
+        abort();
+}
+#endif
+
 /* Reads 1, 2, 4, 8 or 16 bytes, a constant, from an address that is a multiple of it. */
 DCL_INLINE struct dcl_packet dcl_load(const char *from, unsigned bytes)
 {
@@ -32,6 +41,7 @@ DCL_INLINE struct dcl_packet dcl_load(const char *from, unsigned bytes)
         packet.words[0] = *(const unsigned char *)from;
     }
 #else
+    dcl_check_alignment(from, bytes);
     memcpy(packet.words, from, bytes);
 #endif
     return packet;
@@ -51,6 +61,7 @@ DCL_INLINE void dcl_store(char *to, struct dcl_packet packet, unsigned bytes)
     else
         *(unsigned char *)to = (unsigned char)packet.words[0];
 #else
+    dcl_check_alignment(to, bytes);
     memcpy(to, packet.words, bytes);
 #endif
 }

@@ -1,8 +1,10 @@
 //! Memory for kernels, and their launch.
 
 use std::ffi::c_void;
+use std::{ptr, slice};
 
 use host_kernels::{BLOCK, kernel};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 /// A small generator of pseudo-random numbers (SplitMix64), so that every run sees the same values.
 pub struct Random(pub u64);
@@ -28,17 +30,31 @@ impl Random {
 /// What the bytes around a buffer are, and those of a buffer that nobody wrote.
 const UNTOUCHED: u8 = 0xa5;
 
-/// Bytes that begin so many bytes after a multiple of 16, with others around them that nobody may change.
+/// Bytes that begin so many bytes after a multiple of 16. Those around them nobody may write, and what is more than a few
+/// bytes behind them nobody can even read.
 pub struct Buffer {
-    lines: Vec<u128>,
+    pages: *mut c_void,
+    /// How many bytes of the pages can be read and written; one more page cannot.
+    usable: usize,
     start: usize,
     len: usize,
 }
 
 impl Buffer {
     pub fn new(len: usize, offset: usize) -> Self {
-        let start = 16 + offset;
-        Buffer { lines: vec![u128::from_ne_bytes([UNTOUCHED; 16]); (start + len).div_ceil(16) + 1], start, len }
+        let page = rustix::param::page_size();
+        let usable = (len + 16).next_multiple_of(page);
+        let start = (usable - len - offset % 16) / 16 * 16 + offset % 16;
+        // SAFETY: fresh pages, of which the last one is nobody's.
+        let pages = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let pages = mmap_anonymous(ptr::null_mut(), usable + page, access, MapFlags::PRIVATE).expect("pages");
+            mprotect(pages.byte_add(usable), page, MprotectFlags::empty()).expect("a page that nobody can read");
+            pages
+        };
+        let mut buffer = Buffer { pages, usable, start, len };
+        buffer.all().fill(UNTOUCHED);
+        buffer
     }
 
     pub fn of(bytes: &[u8], offset: usize) -> Self {
@@ -49,8 +65,7 @@ impl Buffer {
     }
 
     pub fn address(&mut self) -> *mut c_void {
-        let start = self.start;
-        self.all()[start..].as_mut_ptr().cast()
+        self.pages.wrapping_byte_add(self.start)
     }
 
     /// The bytes, once it is sure that those around them are what they were.
@@ -63,8 +78,15 @@ impl Buffer {
     }
 
     fn all(&mut self) -> &mut [u8] {
-        // SAFETY: every byte of an integer is initialized, and the borrow of the vector lasts as long as the slice.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), size_of_val(&*self.lines)) }
+        // SAFETY: so many bytes of the pages are there to be read and written, and they begin as zeros.
+        unsafe { slice::from_raw_parts_mut(self.pages.cast(), self.usable) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the pages are this buffer's, whose borrows have ended.
+        unsafe { munmap(self.pages, self.usable + rustix::param::page_size()).expect("pages of this buffer") };
     }
 }
 
