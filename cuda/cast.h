@@ -1,0 +1,41 @@
+/* dcl_cast_<from>_<to>, dcl_divide_<to> and dcl_normalize_bool. */
+#ifndef DCL_CAST_H
+#define DCL_CAST_H
+
+#include "arguments.h"
+#include "packet.h"
+
+/* The value of the element, as an element of the other type. */
+#define DCL_CAST(FROM, TO) \
+    DCL_CAST_KERNEL(dcl_cast_##FROM##_##TO, FROM, TO, DCL_BYTES_##FROM, DCL_BYTES_##TO, DCL_KIND_##FROM)
+#define DCL_NORMALIZE_BOOL() DCL_CAST_KERNEL(dcl_normalize_bool, bool, bool, 1, 1, integer)
+
+#define DCL_CAST_KERNEL(NAME, FROM, TO, FROM_BYTES, TO_BYTES, KIND) \
+    DCL_CAST_EXPANDED(NAME, FROM, TO, FROM_BYTES, TO_BYTES, KIND)
+#define DCL_CAST_EXPANDED(NAME, FROM, TO, FROM_BYTES, TO_BYTES, KIND) \
+    DCL_INLINE struct dcl_packet NAME##_packet(const struct dcl_cast_arguments *arguments, \
+                                               const struct dcl_packet *input, unsigned elements) \
+    { \
+        struct dcl_packet output = {{0, 0, 0, 0}}; \
+        (void)arguments; \
+        DCL_UNROLL for (unsigned i = 0; i < elements; i++) \
+            dcl_put_##TO_BYTES(&output, i, dcl_##TO##_of_##KIND(dcl_value_##FROM(dcl_get_##FROM_BYTES(input, i)))); \
+        return output; \
+    } \
+    DCL_STREAM_KERNEL(NAME, dcl_cast_arguments, FROM_BYTES, TO_BYTES, NAME##_packet)
+
+/* The float32 divided, rounded once more to the other type. */
+#define DCL_DIVIDE(TO) DCL_DIVIDE_KERNEL(dcl_divide_##TO, TO, DCL_BYTES_##TO)
+#define DCL_DIVIDE_KERNEL(NAME, TO, TO_BYTES) DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES)
+#define DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES) \
+    DCL_INLINE struct dcl_packet NAME##_packet(const struct dcl_divide_arguments *arguments, \
+                                               const struct dcl_packet *input, unsigned elements) \
+    { \
+        struct dcl_packet output = {{0, 0, 0, 0}}; \
+        DCL_UNROLL for (unsigned i = 0; i < elements; i++) \
+            dcl_put_##TO_BYTES(&output, i, dcl_##TO##_of_float(dcl_float_of(input->words[i]) / arguments->divisor)); \
+        return output; \
+    } \
+    DCL_STREAM_KERNEL(NAME, dcl_divide_arguments, 4, TO_BYTES, NAME##_packet)
+
+#endif

@@ -1,0 +1,325 @@
+/* The element types: their sizes, their values, and the elements that values become.
+ *
+ * An element travels as its bits, in an unsigned integer. Its value is a float for the floating-point types and a long long
+ * for the others, exactly. From a float to a narrower one is rounded once, to nearest even; float8 saturates, infinity too;
+ * a NaN becomes the positive quiet NaN of the type. */
+#ifndef DCL_ELEMENT_H
+#define DCL_ELEMENT_H
+
+#include "launch.h"
+
+/* What the names of the types stand for in other macros. */
+#define DCL_BYTES_float32 4
+#define DCL_BYTES_float16 2
+#define DCL_BYTES_bfloat16 2
+#define DCL_BYTES_float8_e4m3 1
+#define DCL_BYTES_float8_e5m2 1
+#define DCL_BYTES_int64 8
+#define DCL_BYTES_int32 4
+#define DCL_BYTES_int8 1
+#define DCL_BYTES_uint8 1
+#define DCL_BYTES_bool 1
+
+#define DCL_KIND_float32 float
+#define DCL_KIND_float16 float
+#define DCL_KIND_bfloat16 float
+#define DCL_KIND_float8_e4m3 float
+#define DCL_KIND_float8_e5m2 float
+#define DCL_KIND_int64 integer
+#define DCL_KIND_int32 integer
+#define DCL_KIND_int8 integer
+#define DCL_KIND_uint8 integer
+#define DCL_KIND_bool integer
+
+DCL_INLINE unsigned dcl_bits_of(float x)
+{
+#ifdef __CUDACC__
+    return __float_as_uint(x);
+#else
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+DCL_INLINE float dcl_float_of(unsigned bits)
+{
+#ifdef __CUDACC__
+    return __uint_as_float(bits);
+#else
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+DCL_INLINE unsigned dcl_smaller(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+DCL_INLINE unsigned dcl_larger(unsigned a, unsigned b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- The value of an element ---- */
+
+/* The value of a float with few exponent and mantissa bits, which lie at the top of `bits`. Moved to where float32 has
+ * them, they mean the value times a power of two, subnormal numbers too; the multiplication is exact. The largest exponent
+ * is left as if it were an ordinary one. */
+DCL_INLINE float dcl_widen(unsigned bits, unsigned exponent_bits)
+{
+    unsigned moved = (unsigned)((int)bits >> (8 - exponent_bits));
+    unsigned sign_and_value = 0x80000000 | (0x7fffffff >> (8 - exponent_bits));
+    /* 2 to the difference of the biases, 127 - (2 ^ (exponent_bits - 1) - 1). */
+    unsigned scale = (127 + 128 - (1u << (exponent_bits - 1))) << 23;
+    return dcl_float_of(moved & sign_and_value) * dcl_float_of(scale);
+}
+
+/* Infinity or NaN for a widened float of five exponent bits whose exponent was the largest one. */
+DCL_INLINE float dcl_with_infinity(float x)
+{
+    return fabsf(x) >= 65536.0f ? dcl_float_of(dcl_bits_of(x) | 0x7f800000) : x;
+}
+
+DCL_INLINE float dcl_value_float32(unsigned bits)
+{
+    return dcl_float_of(bits);
+}
+
+DCL_INLINE float dcl_value_float16(unsigned bits)
+{
+    return dcl_with_infinity(dcl_widen(bits << 16, 5));
+}
+
+DCL_INLINE float dcl_value_bfloat16(unsigned bits)
+{
+    return dcl_float_of(bits << 16);
+}
+
+/* NaN has the bits that would be 480. Times this number it overflows, while 448 does not; and infinity times zero is NaN,
+ * which costs a device less than a comparison. All else is added a zero of its own sign. */
+DCL_INLINE float dcl_value_float8_e4m3(unsigned bits)
+{
+    float x = dcl_widen(bits << 24, 4);
+    return x + x * 0x1.2p+119f * 0.0f;
+}
+
+DCL_INLINE float dcl_value_float8_e5m2(unsigned bits)
+{
+    return dcl_with_infinity(dcl_widen(bits << 24, 5));
+}
+
+DCL_INLINE long long dcl_value_int64(unsigned long long bits)
+{
+    return (long long)bits;
+}
+
+DCL_INLINE long long dcl_value_int32(unsigned bits)
+{
+    return (int)bits;
+}
+
+DCL_INLINE long long dcl_value_int8(unsigned bits)
+{
+    return (signed char)bits;
+}
+
+DCL_INLINE long long dcl_value_uint8(unsigned bits)
+{
+    return bits;
+}
+
+DCL_INLINE long long dcl_value_bool(unsigned bits)
+{
+    return bits != 0;
+}
+
+/* ---- The element that a float becomes ---- */
+
+/* The bits, without the sign, of the float with `mantissa_bits` and a smallest normal number that is nearest to the
+ * magnitude of x, or to `limit` if that is smaller or x is NaN.
+ *
+ * A float32 that is so much larger than the magnitude that its last place is worth what the target's last place is: adding
+ * it rounds, and leaves the mantissa of the target, with its leading one, in the lowest bits of the sum. The exponent is
+ * added to that; a carry out of the mantissa raises it, as does the leading one, which a subnormal number does not have. The
+ * large number brings the difference of the biases along; that is even, so that ties still go to even. */
+DCL_INLINE unsigned dcl_narrow(float x, unsigned mantissa_bits, unsigned smallest_normal, unsigned limit, unsigned mask)
+{
+    const unsigned dropped_bits = 23 - mantissa_bits;
+    const unsigned bias = (0 - (smallest_normal >> dropped_bits)) & mask;
+    unsigned magnitude = dcl_smaller(dcl_bits_of(x) & 0x7fffffff, limit);
+    unsigned exponent = dcl_larger(magnitude, smallest_normal) & 0x7f800000;
+    float large = dcl_float_of(exponent + (dropped_bits << 23) + bias);
+    return (dcl_bits_of(dcl_float_of(magnitude) + large) + (exponent >> dropped_bits)) & mask;
+}
+
+DCL_INLINE int dcl_is_nan(float x)
+{
+    return x != x;
+}
+
+/* One of two numbers that are both there, without a branch: compilers move what only one side needs behind one otherwise. */
+DCL_INLINE unsigned dcl_choose(int condition, unsigned yes, unsigned no)
+{
+    unsigned mask = 0 - (unsigned)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
+DCL_INLINE unsigned dcl_float32_of_float(float x)
+{
+    return dcl_choose(dcl_is_nan(x), 0x7fc00000, dcl_bits_of(x));
+}
+
+DCL_INLINE unsigned dcl_float16_of_float(float x)
+{
+    /* Limited to 2 to the 16, which has the bits of infinity; what is smaller rounds to infinity by carry. */
+    unsigned magnitude = dcl_narrow(x, 10, 0x38800000, 0x47800000, 0x7fff);
+    return dcl_choose(dcl_is_nan(x), 0x7e00, magnitude | (dcl_bits_of(x) >> 16 & 0x8000));
+}
+
+DCL_INLINE unsigned dcl_bfloat16_of_float(float x)
+{
+    unsigned bits = dcl_bits_of(x);
+    /* Half of the last place, less one where the kept part is even: it carries where the dropped part is above a half, or
+     * a half beside an odd kept part. */
+    return dcl_choose(dcl_is_nan(x), 0x7fc0, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+DCL_INLINE unsigned dcl_float8_e4m3_of_float(float x)
+{
+    unsigned magnitude = dcl_narrow(x, 3, 0x3c800000, 0x43e00000, 0x7f);
+    return dcl_choose(dcl_is_nan(x), 0x7f, magnitude | (dcl_bits_of(x) >> 24 & 0x80));
+}
+
+DCL_INLINE unsigned dcl_float8_e5m2_of_float(float x)
+{
+    unsigned magnitude = dcl_narrow(x, 2, 0x38800000, 0x47600000, 0x7f);
+    return dcl_choose(dcl_is_nan(x), 0x7e, magnitude | (dcl_bits_of(x) >> 24 & 0x80));
+}
+
+/* An integer is truncated and saturates; NaN is 0. The conversion itself is never given what C leaves undefined. */
+
+DCL_INLINE unsigned long long dcl_int64_of_float(float x)
+{
+    if (dcl_is_nan(x))
+        return 0;
+    if (x >= 9223372036854775808.0f)
+        return 0x7fffffffffffffff;
+    if (x < -9223372036854775808.0f)
+        return 0x8000000000000000;
+    return (unsigned long long)(long long)x;
+}
+
+DCL_INLINE unsigned dcl_int32_of_float(float x)
+{
+    if (dcl_is_nan(x))
+        return 0;
+    if (x >= 2147483648.0f)
+        return 0x7fffffff;
+    if (x < -2147483648.0f)
+        return 0x80000000;
+    return (unsigned)(int)x;
+}
+
+/* For integers of eight bits. */
+DCL_INLINE unsigned dcl_truncate(float x, float smallest, float largest)
+{
+    x = x < smallest ? smallest : x;
+    x = x > largest ? largest : x;
+    return dcl_is_nan(x) ? 0 : (unsigned)(int)x & 0xff;
+}
+
+DCL_INLINE unsigned dcl_int8_of_float(float x)
+{
+    return dcl_truncate(x, -128.0f, 127.0f);
+}
+
+DCL_INLINE unsigned dcl_uint8_of_float(float x)
+{
+    return dcl_truncate(x, 0.0f, 255.0f);
+}
+
+DCL_INLINE unsigned dcl_bool_of_float(float x)
+{
+    return x != 0.0f;
+}
+
+/* ---- The element that an integer becomes ---- */
+
+DCL_INLINE unsigned dcl_float32_of_integer(long long x)
+{
+    return dcl_bits_of((float)x);
+}
+
+/* An integer as a float for the types whose largest value is far below 2 to the 20: exact up to there, and larger ones
+ * overflow or saturate all the same. */
+DCL_INLINE float dcl_limited(long long x)
+{
+    const int limit = 1 << 20;
+    return (float)(x < -limit ? -limit : x > limit ? limit : (int)x);
+}
+
+DCL_INLINE unsigned dcl_float16_of_integer(long long x)
+{
+    return dcl_float16_of_float(dcl_limited(x));
+}
+
+DCL_INLINE unsigned dcl_float8_e4m3_of_integer(long long x)
+{
+    return dcl_float8_e4m3_of_float(dcl_limited(x));
+}
+
+DCL_INLINE unsigned dcl_float8_e5m2_of_integer(long long x)
+{
+    return dcl_float8_e5m2_of_float(dcl_limited(x));
+}
+
+DCL_INLINE unsigned dcl_leading_zeros(unsigned long long x)
+{
+#ifdef __CUDACC__
+    return (unsigned)__clzll((long long)x);
+#else
+    return x == 0 ? 64 : (unsigned)__builtin_clzll(x);
+#endif
+}
+
+/* bfloat16 has the range of float32, so the integer may be rounded on its way: to 24 bits and "to odd", which sets the last
+ * of them where anything was lost, so that no number falls on the middle between two bfloat16 that was not there before. */
+DCL_INLINE unsigned dcl_bfloat16_of_integer(long long x)
+{
+    unsigned long long magnitude = x < 0 ? 0 - (unsigned long long)x : (unsigned long long)x;
+    unsigned zeros = dcl_leading_zeros(magnitude);
+    unsigned lost_bits = zeros < 40 ? 40 - zeros : 0;
+    unsigned long long lost = magnitude & ((1ull << lost_bits) - 1);
+    unsigned long long odd = (magnitude >> lost_bits | (lost != 0)) << lost_bits;
+    return dcl_bfloat16_of_float((float)odd) | (x < 0 ? 0x8000 : 0);
+}
+
+DCL_INLINE unsigned long long dcl_int64_of_integer(long long x)
+{
+    return (unsigned long long)x;
+}
+
+DCL_INLINE unsigned dcl_int32_of_integer(long long x)
+{
+    return (unsigned)x;
+}
+
+DCL_INLINE unsigned dcl_int8_of_integer(long long x)
+{
+    return (unsigned char)x;
+}
+
+DCL_INLINE unsigned dcl_uint8_of_integer(long long x)
+{
+    return (unsigned char)x;
+}
+
+DCL_INLINE unsigned dcl_bool_of_integer(long long x)
+{
+    return x != 0;
+}
+
+#endif

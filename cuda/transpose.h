@@ -1,0 +1,126 @@
+/* dcl_transpose_<bytes> and dcl_transpose_tiled_<bytes>, by the bytes of an element. */
+#ifndef DCL_TRANSPOSE_H
+#define DCL_TRANSPOSE_H
+
+#include "arguments.h"
+#include "packet.h"
+
+/* Up to how many elements are counted in 32 bits. */
+#ifndef DCL_NARROW_COUNT
+#define DCL_NARROW_COUNT 0xffffffff
+#endif
+
+/* Where the elements first, first + DCL_BLOCK and so on of the output lie in the input. A division costs much more than a
+ * load, and one of 64 bits several times as much as one of 32; so the numbers are as narrow as the tensor allows, and what
+ * divisions by the same number share is done once for all the elements. */
+#define DCL_TRANSPOSE_SOURCES(NAME, NUMBER) \
+    DCL_INLINE void NAME(const struct dcl_transpose_arguments *arguments, NUMBER first, unsigned long long *sources) \
+    { \
+        NUMBER rest[DCL_DEPTH]; \
+        DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) { \
+            rest[i] = first + i * DCL_BLOCK; \
+            sources[i] = 0; \
+        } \
+        DCL_NO_UNROLL for (unsigned dim = (unsigned)arguments->dim_count; dim-- > 0;) { \
+            const NUMBER size = (NUMBER)arguments->dims[dim]; \
+            DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) { \
+                const NUMBER quotient = rest[i] / size; \
+                sources[i] += (rest[i] - quotient * size) * arguments->strides[dim]; \
+                rest[i] = quotient; \
+            } \
+        } \
+    }
+
+DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_narrow, unsigned)
+DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
+
+/* Neighbouring threads write neighbouring elements, from wherever they lie. */
+#define DCL_TRANSPOSE(BYTES) \
+    DCL_KERNEL(dcl_transpose_##BYTES, dcl_transpose_arguments) \
+    { \
+        const unsigned long long in_one_go = DCL_DEPTH * DCL_BLOCK; \
+        DCL_THREADS(thread) \
+        { \
+            for (unsigned long long first = DCL_BLOCK_INDEX * in_one_go + thread; first < arguments.count; \
+                 first += DCL_GRID * in_one_go) { \
+                unsigned long long sources[DCL_DEPTH]; \
+                struct dcl_packet packets[DCL_DEPTH]; \
+                if (arguments.count <= DCL_NARROW_COUNT) \
+                    dcl_transpose_sources_narrow(&arguments, (unsigned)first, sources); \
+                else \
+                    dcl_transpose_sources_wide(&arguments, first, sources); \
+                DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) \
+                    if (first + i * DCL_BLOCK < arguments.count) \
+                        packets[i] = dcl_load((const char *)arguments.input + sources[i] * BYTES, BYTES); \
+                DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) \
+                    if (first + i * DCL_BLOCK < arguments.count) \
+                        dcl_store((char *)arguments.output + (first + i * DCL_BLOCK) * BYTES, packets[i], BYTES); \
+            } \
+        } \
+    }
+
+/* The side of a tile: so many elements that a row of it fills whole sectors of the memory. */
+#define DCL_TILE_1 64
+#define DCL_TILE_2 64
+#define DCL_TILE_4 32
+#define DCL_TILE_8 32
+
+#define DCL_ELEMENT_1 unsigned char
+#define DCL_ELEMENT_2 unsigned short
+#define DCL_ELEMENT_4 unsigned
+#define DCL_ELEMENT_8 unsigned long long
+
+/* How many of a tile's rows or columns are in the matrix. */
+DCL_INLINE unsigned dcl_within(unsigned long long all, unsigned long long first, unsigned side)
+{
+    return all - first < side ? (unsigned)(all - first) : side;
+}
+
+/* A tile is read along the rows of the input and written along the rows of the output, all of a thread's elements before it
+ * keeps the first. Its own rows are padded by a bank's four bytes, or an element, so that walking down a column meets every
+ * bank. */
+#define DCL_TRANSPOSE_TILED(BYTES) \
+    DCL_TRANSPOSE_TILED_KERNEL(dcl_transpose_tiled_##BYTES, BYTES, DCL_ELEMENT_##BYTES, DCL_TILE_##BYTES)
+#define DCL_TRANSPOSE_TILED_KERNEL(NAME, BYTES, ELEMENT, SIDE) \
+    DCL_KERNEL(NAME, dcl_transpose_tiled_arguments) \
+    { \
+        enum { PADDING = BYTES < 4 ? 4 / BYTES : 1, STEP = DCL_BLOCK / SIDE, STEPS = SIDE / STEP }; \
+        DCL_SHARED(ELEMENT, tile, [SIDE][SIDE + PADDING]); \
+        const unsigned long long tile_rows = (arguments.rows + SIDE - 1) / SIDE; \
+        const unsigned long long tile_columns = (arguments.columns + SIDE - 1) / SIDE; \
+        const unsigned long long tiles = arguments.batch * tile_rows * tile_columns; \
+        for (unsigned long long i = DCL_BLOCK_INDEX; i < tiles; i += DCL_GRID) { \
+            const unsigned long long tile_row = i / tile_columns, matrix = tile_row / tile_rows; \
+            const unsigned long long first_row = (tile_row - matrix * tile_rows) * SIDE; \
+            const unsigned long long first_column = (i - tile_row * tile_columns) * SIDE; \
+            const unsigned rows = dcl_within(arguments.rows, first_row, SIDE); \
+            const unsigned columns = dcl_within(arguments.columns, first_column, SIDE); \
+            const unsigned long long start = matrix * arguments.rows * arguments.columns; \
+            DCL_PHASE(thread) \
+            { \
+                const unsigned row = thread / SIDE, column = thread % SIDE; \
+                const ELEMENT *from = (const ELEMENT *)arguments.input + start + \
+                                      (first_row + row) * arguments.columns + first_column + column; \
+                ELEMENT elements[STEPS]; \
+                DCL_UNROLL for (unsigned step = 0; step < STEPS; step++) { \
+                    elements[step] = row + step * STEP < rows && column < columns ? *from : 0; \
+                    from += STEP * arguments.columns; \
+                } \
+                DCL_UNROLL for (unsigned step = 0; step < STEPS; step++) \
+                    tile[row + step * STEP][column] = elements[step]; \
+            } \
+            DCL_PHASE(thread) \
+            { \
+                const unsigned column = thread / SIDE, row = thread % SIDE; \
+                ELEMENT *to = (ELEMENT *)arguments.output + start + \
+                              (first_column + column) * arguments.rows + first_row + row; \
+                DCL_UNROLL for (unsigned step = 0; step < STEPS; step++) { \
+                    if (column + step * STEP < columns && row < rows) \
+                        *to = tile[row][column + step * STEP]; \
+                    to += STEP * arguments.rows; \
+                } \
+            } \
+        } \
+    }
+
+#endif

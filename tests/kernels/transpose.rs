@@ -1,0 +1,139 @@
+//! Transposes: of any dimensions, and of matrices by tiles.
+
+use std::ffi::c_void;
+
+use crate::memory::{Buffer, Random, launch};
+
+#[repr(C)]
+struct TransposeArguments {
+    input: *const c_void,
+    output: *mut c_void,
+    count: u64,
+    dim_count: u64,
+    dims: [u64; 8],
+    strides: [u64; 8],
+}
+
+#[repr(C)]
+struct TiledArguments {
+    input: *const c_void,
+    output: *mut c_void,
+    batch: u64,
+    rows: u64,
+    columns: u64,
+}
+
+/// Gathers elements at the strides, and compares. The buffers begin so many elements after a multiple of 16 bytes.
+fn check(bytes: usize, dims: &[usize], strides: &[usize], offset: usize, grid: u32, random: &mut Random) {
+    let count: usize = dims.iter().product();
+    let last: usize = dims.iter().zip(strides).map(|(&dim, &stride)| dim.saturating_sub(1) * stride).sum();
+    let source = random.bytes((last + 1) * bytes);
+    let mut input = Buffer::of(&source, offset * bytes);
+    let mut output = Buffer::new(count * bytes, offset * bytes);
+    let (count64, dim_count) = (count as u64, dims.len() as u64);
+    // What is behind the last dimension is not looked at.
+    let (mut all_dims, mut all_strides) = ([0; 8], [u64::MAX; 8]);
+    for (i, (&dim, &stride)) in dims.iter().zip(strides).enumerate() {
+        (all_dims[i], all_strides[i]) = (dim as u64, stride as u64);
+    }
+    let arguments = TransposeArguments {
+        input: input.address(),
+        output: output.address(),
+        count: count64,
+        dim_count,
+        dims: all_dims,
+        strides: all_strides,
+    };
+    // SAFETY: the input reaches as far as the largest index, and the output has the product of the dimensions.
+    unsafe { launch(&format!("dcl_transpose_{bytes}"), &arguments, grid) };
+    let got = output.bytes();
+    let mut index = vec![0; dims.len()];
+    for i in 0..count {
+        let from: usize = index.iter().zip(strides).map(|(index, stride)| index * stride).sum();
+        assert!(
+            got[i * bytes..][..bytes] == source[from * bytes..][..bytes],
+            "element {i} of {dims:?} at strides {strides:?}, {bytes} bytes each"
+        );
+        for dim in (0..dims.len()).rev() {
+            index[dim] += 1;
+            if index[dim] < dims[dim] {
+                break;
+            }
+            index[dim] = 0;
+        }
+    }
+}
+
+#[test]
+fn any_permutation_of_up_to_eight_dimensions_with_gaps() {
+    let mut random = Random(8);
+    for case in 0..600 {
+        let rank = random.below(9);
+        let mut order: Vec<usize> = (0..rank).collect();
+        for i in (1..rank).rev() {
+            order.swap(i, random.below(i + 1));
+        }
+        let largest = [0, 3000, 100, 30, 12, 7, 5, 4, 3][rank] + 1;
+        let dims: Vec<usize> = (0..rank).map(|_| 1 + random.below(largest)).collect();
+        // The input's own order is another one, and between its rows may be elements that belong to nobody.
+        let (mut strides, mut next) = (vec![0; rank], 1);
+        for &dim in &order {
+            strides[dim] = next;
+            next = next * dims[dim] + if case % 2 == 0 { 0 } else { random.below(3) };
+        }
+        let bytes = [1, 2, 4, 8, 16][random.below(5)];
+        check(bytes, &dims, &strides, random.below(3), 1 + random.below(4) as u32, &mut random);
+    }
+}
+
+#[test]
+fn a_transpose_of_nothing_and_of_one() {
+    let mut random = Random(9);
+    for bytes in [1, 2, 4, 8, 16] {
+        check(bytes, &[], &[], 0, 2, &mut random);
+        check(bytes, &[0], &[1], 0, 2, &mut random);
+        check(bytes, &[3, 0, 2], &[2, 6, 1], 0, 2, &mut random);
+        check(bytes, &[1; 8], &[7; 8], 1, 1, &mut random);
+        check(bytes, &[4, 3], &[0, 1], 0, 1, &mut random);
+    }
+}
+
+/// Transposes matrices, and compares.
+fn check_tiled(bytes: usize, [batch, rows, columns]: [usize; 3], offset: usize, grid: u32, random: &mut Random) {
+    let source = random.bytes(batch * rows * columns * bytes);
+    let mut input = Buffer::of(&source, offset * bytes);
+    let mut output = Buffer::new(source.len(), offset * bytes);
+    let [batch64, rows64, columns64] = [batch, rows, columns].map(|n| n as u64);
+    let (from, to) = (input.address(), output.address());
+    let arguments = TiledArguments { input: from, output: to, batch: batch64, rows: rows64, columns: columns64 };
+    // SAFETY: the buffers have as many elements as the matrices.
+    unsafe { launch(&format!("dcl_transpose_tiled_{bytes}"), &arguments, grid) };
+    let got = output.bytes();
+    for matrix in 0..batch {
+        for row in 0..rows {
+            for column in 0..columns {
+                let from = ((matrix * rows + row) * columns + column) * bytes;
+                let to = ((matrix * columns + column) * rows + row) * bytes;
+                assert!(
+                    got[to..][..bytes] == source[from..][..bytes],
+                    "row {row}, column {column} of matrix {matrix} of {batch} {rows} x {columns}, {bytes} bytes each"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn matrices_of_any_size() {
+    let mut random = Random(10);
+    for bytes in [1, 2, 4, 8] {
+        for rows in [0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 129] {
+            for columns in [0, 1, 5, 32, 33, 64, 66, 127, 128] {
+                let batch = random.below(4);
+                for offset in [0, 1] {
+                    check_tiled(bytes, [batch, rows, columns], offset, 1 + random.below(9) as u32, &mut random);
+                }
+            }
+        }
+    }
+}

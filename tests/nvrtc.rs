@@ -1,0 +1,180 @@
+//! The kernels of `cuda/`, compiled by NVRTC for every device that they are meant for. That needs no device.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr;
+
+use libloading::{Library, Symbol};
+
+const KERNELS: &str = include_str!("../cuda/kernels.cu");
+const LIST: &str = include_str!("../cuda/list.h");
+
+/// What the kernels include, by the names that they include it by.
+const HEADERS: [(&str, &str); 9] = [
+    ("arguments.h", include_str!("../cuda/arguments.h")),
+    ("cast.h", include_str!("../cuda/cast.h")),
+    ("element.h", include_str!("../cuda/element.h")),
+    ("kernels.h", include_str!("../cuda/kernels.h")),
+    ("launch.h", include_str!("../cuda/launch.h")),
+    ("list.h", LIST),
+    ("packet.h", include_str!("../cuda/packet.h")),
+    ("reduce.h", include_str!("../cuda/reduce.h")),
+    ("transpose.h", include_str!("../cuda/transpose.h")),
+];
+
+/// NVRTC's `nvrtcResult`, which is 0 for success.
+type Status = c_int;
+
+type CreateProgram = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> Status;
+type CompileProgram = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> Status;
+type DestroyProgram = unsafe extern "C" fn(*mut *mut c_void) -> Status;
+type GetSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> Status;
+type GetBytes = unsafe extern "C" fn(*mut c_void, *mut c_char) -> Status;
+type GetNumber = unsafe extern "C" fn(*mut c_int) -> Status;
+
+struct Nvrtc(Library);
+
+impl Nvrtc {
+    /// `None` where there is no NVRTC, which in CI there must be.
+    fn load() -> Option<Self> {
+        for name in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
+            // SAFETY: loading NVRTC runs nothing but its own initialization.
+            if let Ok(library) = unsafe { Library::new(name) } {
+                return Some(Nvrtc(library));
+            }
+        }
+        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "libnvrtc is not installed");
+        println!("skipped: libnvrtc is not installed");
+        None
+    }
+
+    fn function<F>(&self, name: &str) -> Symbol<'_, F> {
+        // SAFETY: the callers name the type that nvrtc.h declares the function with.
+        unsafe { self.0.get(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// The architectures that it compiles for: 90 is Hopper.
+    fn architectures(&self) -> Vec<i32> {
+        let count: Symbol<GetNumber> = self.function("nvrtcGetNumSupportedArchs");
+        let list: Symbol<GetNumber> = self.function("nvrtcGetSupportedArchs");
+        let mut n = 0;
+        // SAFETY: the first writes a number, the second as many as the first said.
+        unsafe {
+            assert_eq!(count(&mut n), 0);
+            let mut architectures = vec![0; n as usize];
+            assert_eq!(list(architectures.as_mut_ptr()), 0);
+            architectures
+        }
+    }
+
+    /// Compiles a text, to the code of an architecture.
+    fn compile(&self, text: &str, architecture: i32) -> Vec<u8> {
+        let create: Symbol<CreateProgram> = self.function("nvrtcCreateProgram");
+        let compile: Symbol<CompileProgram> = self.function("nvrtcCompileProgram");
+        let destroy: Symbol<DestroyProgram> = self.function("nvrtcDestroyProgram");
+        let c = |text: &str| CString::new(text).expect("no zero in a text");
+        let (names, headers): (Vec<CString>, Vec<CString>) =
+            HEADERS.iter().map(|(name, header)| (c(name), c(header))).unzip();
+        let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
+        let options =
+            [c(&format!("--gpu-architecture=sm_{architecture}")), c("--fmad=false"), c("-Werror=all-warnings")];
+        let (text, file) = (c(text), c("kernels.cu"));
+        let mut program = ptr::null_mut();
+        // SAFETY: all strings end with a zero and outlive the calls; the counts are those of the arrays; what `bytes` reads
+        // is as long as NVRTC says, and the program is destroyed once, at the end.
+        unsafe {
+            let (names, headers) = (pointers(&names), pointers(&headers));
+            let count = HEADERS.len() as c_int;
+            let status = create(&mut program, text.as_ptr(), file.as_ptr(), count, headers.as_ptr(), names.as_ptr());
+            assert_eq!(status, 0);
+            let status = compile(program, options.len() as c_int, pointers(&options).as_ptr());
+            let log = self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
+            assert_eq!(status, 0, "sm_{architecture}: {}", String::from_utf8_lossy(&log));
+            let code = self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN");
+            assert_eq!(destroy(&mut program), 0);
+            code
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The program is one that was compiled, and the names are those of two functions that go together.
+    unsafe fn bytes(&self, program: *mut c_void, size: &str, get: &str) -> Vec<u8> {
+        let (size, get): (Symbol<GetSize>, Symbol<GetBytes>) = (self.function(size), self.function(get));
+        let mut len = 0;
+        // SAFETY: the second function writes as many bytes as the first one says.
+        unsafe {
+            assert_eq!(size(program, &mut len), 0);
+            let mut bytes = vec![0u8; len];
+            assert_eq!(get(program, bytes.as_mut_ptr().cast()), 0);
+            bytes
+        }
+    }
+}
+
+/// The names of the kernels that the list asks for: `DCL_CAST(float16, int8)` is `dcl_cast_float16_int8`.
+fn names() -> BTreeSet<String> {
+    LIST.split(')')
+        .filter_map(|entry| entry.trim().rsplit_once('('))
+        .map(|(family, arguments)| {
+            let family = &family[family.rfind("DCL_").expect("a macro")..];
+            [family.to_lowercase()].into_iter().chain(arguments.split(", ").map(str::to_owned)).collect::<Vec<_>>()
+        })
+        .map(|words| words.join("_").trim_end_matches('_').to_owned())
+        .collect()
+}
+
+/// The kernels in code: each is a section of its own.
+fn kernels_in(code: &[u8]) -> BTreeSet<String> {
+    let text = String::from_utf8_lossy(code);
+    text.split('\0').filter_map(|name| name.rsplit_once(".text.")).map(|(_, kernel)| kernel.to_owned()).collect()
+}
+
+fn compiles_for(architecture: i32) {
+    let Some(nvrtc) = Nvrtc::load() else { return };
+    if !nvrtc.architectures().contains(&architecture) {
+        println!("skipped: this NVRTC does not compile for sm_{architecture}");
+        return;
+    }
+    let names = names();
+    assert_eq!(names.len(), 115);
+    assert_eq!(kernels_in(&nvrtc.compile(KERNELS, architecture)), names);
+}
+
+/// One test for each, so that they run at the same time.
+macro_rules! architectures {
+    ($($test:ident: $architecture:literal),*) => { $(
+        #[test]
+        fn $test() {
+            compiles_for($architecture);
+        }
+    )* };
+}
+
+architectures!(sm_80: 80, sm_86: 86, sm_87: 87, sm_89: 89, sm_90: 90, sm_100: 100, sm_103: 103, sm_110: 110, sm_120: 120,
+    sm_121: 121);
+
+#[test]
+fn the_architectures_that_matter_most_are_among_them() {
+    let Some(nvrtc) = Nvrtc::load() else { return };
+    let supported = nvrtc.architectures();
+    for architecture in [80, 90, 100, 120] {
+        assert!(supported.contains(&architecture), "sm_{architecture} is not in {supported:?}");
+    }
+}
+
+/// As the library does at run time, which cannot wait for all of them.
+#[test]
+fn one_kernel_by_itself() {
+    let Some(nvrtc) = Nvrtc::load() else { return };
+    let code = nvrtc.compile("#include \"kernels.h\"\nDCL_CAST(float16, float32)\nDCL_TRANSPOSE(4)\n", 90);
+    let both = ["dcl_cast_float16_float32", "dcl_transpose_4"].map(str::to_owned);
+    assert_eq!(kernels_in(&code), BTreeSet::from(both));
+}
