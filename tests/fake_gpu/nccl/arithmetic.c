@@ -63,8 +63,8 @@ static unsigned encode(double value, const struct format *format) {
     if (magnitude < ldexp(1, bias + 2)) {
         int exponent;
         frexp(magnitude, &exponent);
-        /* The exponent with its bias; subnormal numbers have that of the smallest normal ones. */
-        int biased = exponent - 1 + bias < 1 ? 1 : exponent - 1 + bias;
+        /* The exponent with its bias; zero and subnormal numbers have that of the smallest normal ones. */
+        int biased = magnitude == 0 || exponent - 1 + bias < 1 ? 1 : exponent - 1 + bias;
         double units = nearbyint(ldexp(magnitude, bias + format->mantissa_bits - biased));
         bits = (unsigned)units + ((unsigned)(biased - 1) << format->mantissa_bits);
     }

@@ -69,9 +69,9 @@ test_in_child!(what_is_captured_runs_with_every_launch, Current, &[], || {
 
 test_in_child!(launches_of_one_graph_are_in_order, Current, &[], || {
     use_device(0);
-    let (first, second, gate) = (stream(), stream(), Gate::new());
+    let (first, second, gate, address) = (stream(), stream(), Gate::new(), allocate(1));
     begin(first);
-    ok((cuda().set_on)(allocate_before(), 1, 1, first));
+    ok((cuda().set_on)(address, 1, 1, first));
     let exec = instantiate(end(first));
     gate.close(first);
     ok((cuda().graph_launch)(exec, first));
@@ -81,16 +81,6 @@ test_in_child!(launches_of_one_graph_are_in_order, Current, &[], || {
     synchronize(second);
     synchronize(first);
 });
-
-/// Memory from a thread that may allocate while another captures.
-fn allocate_before() -> u64 {
-    std::thread::spawn(|| {
-        use_device(0);
-        allocate(1)
-    })
-    .join()
-    .expect("no panic")
-}
 
 test_in_child!(events_fork_and_join, Current, &[], || {
     use_device(0);

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use fake_gpu::{Variant, library_dir};
 
 const CHILD: &str = "FAKE_GPU_TEST_CHILD";
+/// What a child says when it has done the test, as opposed to none of that name.
+const DONE: &str = "the test was done";
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A test that runs in a child process, with a variant of the libraries in its path and a script in its environment. Where a
@@ -33,7 +35,8 @@ pub(crate) use test_in_child;
 /// Runs the body if this is the child, else the test again as a child.
 pub fn run(name: &str, variant: Variant, environment: &[(&str, &str)], aborts: Option<&str>, body: fn()) {
     if std::env::var_os(CHILD).is_some() {
-        return body();
+        body();
+        return eprintln!("{DONE}");
     }
     let (_, name) = name.split_once("::").expect("the crate is in front");
     let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.log", name.replace("::", "-"), std::process::id()));
@@ -46,7 +49,10 @@ pub fn run(name: &str, variant: Variant, environment: &[(&str, &str)], aborts: O
     let output = fs::read_to_string(&log).expect("the log can be read");
     fs::remove_file(&log).expect("the log can be removed");
     match aborts {
-        None => assert!(status.is_some_and(|status| status.success()), "the child ended with {status:?} (none is too late): {output}"),
+        None => assert!(
+            status.is_some_and(|status| status.success()) && output.contains(DONE),
+            "the child ended with {status:?} (none is too late): {output}"
+        ),
         Some(text) => assert!(
             status.is_some_and(|status| !status.success()) && output.contains(text),
             "the child ended with {status:?}, without the words {text:?}: {output}"

@@ -5,8 +5,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use libloading::Library;
-
 /// A structure of a library's functions. They are called as if they were safe: they check handles and addresses themselves,
 /// and the tests give them places for results that exist.
 macro_rules! library {
@@ -18,7 +16,7 @@ macro_rules! library {
         impl $name {
             pub fn load() -> Self {
                 // SAFETY: loading the library runs no code of its own.
-                let library = unsafe { Library::new($file) }.expect(concat!($file, " is in the path"));
+                let library = unsafe { libloading::Library::new($file) }.expect(concat!($file, " is in the path"));
                 let functions = $name {
                     // SAFETY: the signatures are those of the C sources.
                     $($function: *unsafe { library.get($symbol) }.expect($symbol),)*
