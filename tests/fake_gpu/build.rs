@@ -6,7 +6,16 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 const FLAGS: &[&str] = &[
-    "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fPIC", "-O1", "-g", "-pthread", "-ffp-contract=off",
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-O1",
+    "-g",
+    "-pthread",
+    "-ffp-contract=off",
 ];
 
 /// Threads of the libraries may run until the process ends, so they are never unloaded.
@@ -35,7 +44,14 @@ fn main() -> Result<()> {
 }
 
 /// Compiles a folder of sources, and objects, into a library, and gives where it is.
-fn library(out: &Path, name: &str, variant: &str, sources: &str, objects: &[PathBuf], flags: &[&str]) -> Result<PathBuf> {
+fn library(
+    out: &Path,
+    name: &str,
+    variant: &str,
+    sources: &str,
+    objects: &[PathBuf],
+    flags: &[&str],
+) -> Result<PathBuf> {
     println!("cargo::rerun-if-changed={sources}");
     let folder = out.join("built").join(variant);
     fs::create_dir_all(&folder)?;

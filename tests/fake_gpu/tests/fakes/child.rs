@@ -39,7 +39,8 @@ pub fn run(name: &str, variant: Variant, environment: &[(&str, &str)], aborts: O
         return eprintln!("{DONE}");
     }
     let (_, name) = name.split_once("::").expect("the crate is in front");
-    let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.log", name.replace("::", "-"), std::process::id()));
+    let log =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.log", name.replace("::", "-"), std::process::id()));
     let file = File::create(&log).expect("a log can be made");
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);

@@ -48,7 +48,10 @@ fn every_operation(rank: &Rank) {
 
         let output = allocate(bytes);
         rank.done((nccl().reduce)(input, output, COUNT, INT32, MAX, root, communicator, stream));
-        assert_eq!(download::<i32>(output, COUNT), if at_root { pattern(rank.size - 1, COUNT) } else { untouched.clone() });
+        assert_eq!(
+            download::<i32>(output, COUNT),
+            if at_root { pattern(rank.size - 1, COUNT) } else { untouched.clone() }
+        );
 
         let output = allocate(n * bytes);
         rank.done((newer().gather)(input, output, COUNT, INT32, root, communicator, stream));
@@ -131,10 +134,18 @@ test_in_child!(a_group_is_nested_and_mixed, Current, &[], || {
         ok((cuda().stream_query)(rank.stream));
         rank.done((nccl().group_end)());
         assert_eq!(download::<f32>(at, 1), [2.0]);
-        assert!(log().contains(&format!("rank {}: ncclAllReduce count 1 type 7 op 0 in group\n", rank.rank)), "{}", log());
+        assert!(
+            log().contains(&format!("rank {}: ncclAllReduce count 1 type 7 op 0 in group\n", rank.rank)),
+            "{}",
+            log()
+        );
         assert!((nccl().call_count)(c"ncclSend".as_ptr()) >= 1);
         assert_eq!((nccl().call_count)(c"ncclReduce".as_ptr()), 0);
-        assert!(log().contains(&format!("rank {}: ncclSend count 1 type 7 peer {other} in group\n", rank.rank)), "{}", log());
+        assert!(
+            log().contains(&format!("rank {}: ncclSend count 1 type 7 peer {other} in group\n", rank.rank)),
+            "{}",
+            log()
+        );
         rank.end();
     });
     no_violations();
@@ -215,7 +226,8 @@ test_in_child!(arguments_are_checked, Current, &[], || {
             cuda::use_device(rank.rank);
             foreign
         };
-        let all_reduce = |from, to, count, kind, op| (nccl().all_reduce)(from, to, count, kind, op, communicator, stream);
+        let all_reduce =
+            |from, to, count, kind, op| (nccl().all_reduce)(from, to, count, kind, op, communicator, stream);
         let mut results = vec![
             all_reduce(0, b, 4, FLOAT32, SUM),
             all_reduce(a, 0, 4, FLOAT32, SUM),

@@ -7,36 +7,46 @@ use crate::child::test_in_child;
 use crate::cuda::{self, Handle, NO_HANDLE, allocate, cuda, download, ok, upload};
 use crate::nccl::*;
 
-test_in_child!(the_drivers_nth_call, Current, &[("FAKE_CUDA_FAULTS", "cuMemAlloc_v2:2:2,cuStreamCreate:*:999")], || {
-    cuda::use_device(0);
-    let (mut address, mut stream) = (0, NO_HANDLE);
-    allocate(1);
-    assert_eq!((cuda().memory_allocate)(&mut address, 1), cuda::OUT_OF_MEMORY);
-    allocate(1);
-    for _ in 0..2 {
-        assert_eq!((cuda().stream_create)(&mut stream, 0), 999);
-    }
-    assert_eq!(cuda::live(c"device memory"), 2);
-});
-
-test_in_child!(nccls_nth_call_of_a_rank, Current, &[("FAKE_NCCL", "fail=ncclAllReduce:2:6:1,fail=ncclGroupStart:1:3")], || {
-    assert_eq!((nccl().group_start)(), INTERNAL_ERROR);
-    on_ranks(2, true, |rank| {
-        let at = upload(&[1.0f32]);
-        rank.done(rank.all_reduce(at, 1));
-        let result = rank.all_reduce(at, 1);
-        if rank.rank == 1 {
-            assert_eq!(result, REMOTE_ERROR);
-            // It lasts.
-            assert_eq!(async_error(rank.communicator), REMOTE_ERROR);
-            assert_eq!(rank.all_reduce(at, 1), REMOTE_ERROR);
-        } else {
-            ok(result);
+test_in_child!(
+    the_drivers_nth_call,
+    Current,
+    &[("FAKE_CUDA_FAULTS", "cuMemAlloc_v2:2:2,cuStreamCreate:*:999")],
+    || {
+        cuda::use_device(0);
+        let (mut address, mut stream) = (0, NO_HANDLE);
+        allocate(1);
+        assert_eq!((cuda().memory_allocate)(&mut address, 1), cuda::OUT_OF_MEMORY);
+        allocate(1);
+        for _ in 0..2 {
+            assert_eq!((cuda().stream_create)(&mut stream, 0), 999);
         }
-        rank.abort();
-    });
-    no_violations();
-});
+        assert_eq!(cuda::live(c"device memory"), 2);
+    }
+);
+
+test_in_child!(
+    nccls_nth_call_of_a_rank,
+    Current,
+    &[("FAKE_NCCL", "fail=ncclAllReduce:2:6:1,fail=ncclGroupStart:1:3")],
+    || {
+        assert_eq!((nccl().group_start)(), INTERNAL_ERROR);
+        on_ranks(2, true, |rank| {
+            let at = upload(&[1.0f32]);
+            rank.done(rank.all_reduce(at, 1));
+            let result = rank.all_reduce(at, 1);
+            if rank.rank == 1 {
+                assert_eq!(result, REMOTE_ERROR);
+                // It lasts.
+                assert_eq!(async_error(rank.communicator), REMOTE_ERROR);
+                assert_eq!(rank.all_reduce(at, 1), REMOTE_ERROR);
+            } else {
+                ok(result);
+            }
+            rank.abort();
+        });
+        no_violations();
+    }
+);
 
 test_in_child!(an_invalid_argument_is_forgiven, Current, &[("FAKE_NCCL", "fail=ncclAllReduce:1:4")], || {
     on_ranks(1, true, |rank| {
@@ -164,10 +174,15 @@ test_in_child!(faults_that_cannot_be_read, Current, &[("FAKE_CUDA_FAULTS", "cuIn
     (cuda().init)(0);
 });
 
-test_in_child!(the_drivers_faults_are_nccls, Current, &[("FAKE_CUDA_FAULTS", "cuLaunchHostFunc:1:2,cuMemAlloc_v2:2:2")], || {
-    on_ranks(1, true, |rank| {
-        let (at, mut memory) = (upload(&[1.0f32]), 0);
-        assert_eq!(rank.all_reduce(at, 1), UNHANDLED_CUDA_ERROR);
-        assert_eq!((newer().memory_allocate)(&mut memory, 1), UNHANDLED_CUDA_ERROR);
-    });
-});
+test_in_child!(
+    the_drivers_faults_are_nccls,
+    Current,
+    &[("FAKE_CUDA_FAULTS", "cuLaunchHostFunc:1:2,cuMemAlloc_v2:2:2")],
+    || {
+        on_ranks(1, true, |rank| {
+            let (at, mut memory) = (upload(&[1.0f32]), 0);
+            assert_eq!(rank.all_reduce(at, 1), UNHANDLED_CUDA_ERROR);
+            assert_eq!((newer().memory_allocate)(&mut memory, 1), UNHANDLED_CUDA_ERROR);
+        });
+    }
+);

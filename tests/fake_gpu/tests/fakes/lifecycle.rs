@@ -76,15 +76,20 @@ test_in_child!(a_device_has_one_rank, Current, &[], || {
     assert_eq!(last_error(), "Duplicate GPU detected");
 });
 
-test_in_child!(a_device_has_more_ranks_where_that_is_asked_for, Current, &[("NCCL_MULTI_RANK_GPU_ENABLE", "1")], || {
-    cuda::use_device(0);
-    let (id, mut communicators) = (unique_id(), [NO_HANDLE; 2]);
-    ok((nccl().group_start)());
-    for (rank, communicator) in communicators.iter_mut().enumerate() {
-        ok((nccl().init_plain)(communicator, 2, id, rank as i32));
+test_in_child!(
+    a_device_has_more_ranks_where_that_is_asked_for,
+    Current,
+    &[("NCCL_MULTI_RANK_GPU_ENABLE", "1")],
+    || {
+        cuda::use_device(0);
+        let (id, mut communicators) = (unique_id(), [NO_HANDLE; 2]);
+        ok((nccl().group_start)());
+        for (rank, communicator) in communicators.iter_mut().enumerate() {
+            ok((nccl().init_plain)(communicator, 2, id, rank as i32));
+        }
+        ok((nccl().group_end)());
     }
-    ok((nccl().group_end)());
-});
+);
 
 test_in_child!(making_and_using_do_not_go_into_one_group, Current, &[], || {
     on_ranks(1, true, |rank| {
@@ -105,7 +110,13 @@ test_in_child!(split_orders_by_key_and_rank, Current, &[], || {
         // Ranks 0, 2 and 3 are of one color, 3 comes first; rank 1 is of none.
         let color = if rank.rank == 1 { -1 } else { 5 };
         let mut child = rank.communicator;
-        let result = (nccl().split)(rank.communicator, color, if rank.rank == 3 { 0 } else { 1 }, &mut child, std::ptr::null_mut());
+        let result = (nccl().split)(
+            rank.communicator,
+            color,
+            if rank.rank == 3 { 0 } else { 1 },
+            &mut child,
+            std::ptr::null_mut(),
+        );
         assert_eq!(result, IN_PROGRESS);
         rank.called(result);
         if rank.rank == 1 {
@@ -301,18 +312,23 @@ test_in_child!(one_group_has_one_stream_for_a_communicator, Current, &[], || {
     });
 });
 
-test_in_child!(a_communicator_in_progress_is_left_alone, Current, &[("FAKE_NCCL", "in_progress=ncclAllReduce:50")], || {
-    on_ranks(1, false, |rank| {
-        let (at, mut size) = (upload(&[1.0f32]), 0);
-        let result = rank.all_reduce(at, 1);
-        assert_eq!(result, IN_PROGRESS);
-        assert_eq!((nccl().count)(rank.communicator, &mut size), INVALID_USAGE);
-        violation("rank 0: ncclCommCount: the communicator is in progress");
-        rank.done(result);
-        ok((nccl().count)(rank.communicator, &mut size));
-        rank.end();
-    });
-});
+test_in_child!(
+    a_communicator_in_progress_is_left_alone,
+    Current,
+    &[("FAKE_NCCL", "in_progress=ncclAllReduce:50")],
+    || {
+        on_ranks(1, false, |rank| {
+            let (at, mut size) = (upload(&[1.0f32]), 0);
+            let result = rank.all_reduce(at, 1);
+            assert_eq!(result, IN_PROGRESS);
+            assert_eq!((nccl().count)(rank.communicator, &mut size), INVALID_USAGE);
+            violation("rank 0: ncclCommCount: the communicator is in progress");
+            rank.done(result);
+            ok((nccl().count)(rank.communicator, &mut size));
+            rank.end();
+        });
+    }
+);
 
 test_in_child!(a_communicator_has_one_thread_at_a_time, Current, &[("FAKE_NCCL", "stall=ncclCommCount:1")], || {
     on_ranks(1, true, |rank| {

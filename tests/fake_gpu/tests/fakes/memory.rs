@@ -44,22 +44,27 @@ test_in_child!(a_context_ends_with_its_last_release, Current, &[], || {
     assert_eq!((cuda().event_query)(event), INVALID_HANDLE);
 });
 
-test_in_child!(devices_are_as_told, Current, &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SM", "86"), ("FAKE_CUDA_MEMORY", "1000")], || {
-    use_device(1);
-    let (mut count, mut major, mut minor, mut free, mut total) = (0, 0, 0, 0, 0);
-    ok((cuda().device_count)(&mut count));
-    ok((cuda().device_attribute)(&mut major, 75, 1));
-    ok((cuda().device_attribute)(&mut minor, 76, 1));
-    assert_eq!((count, major, minor), (2, 8, 6));
-    let address = allocate(600);
-    ok((cuda().memory_info)(&mut free, &mut total));
-    assert_eq!((free, total), (400, 1000));
-    let mut more = 0;
-    assert_eq!((cuda().memory_allocate)(&mut more, 401), OUT_OF_MEMORY);
-    ok((cuda().memory_free)(address));
-    allocate(1000);
-    assert_eq!((cuda().device_get)(&mut count, 2), 101);
-});
+test_in_child!(
+    devices_are_as_told,
+    Current,
+    &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SM", "86"), ("FAKE_CUDA_MEMORY", "1000")],
+    || {
+        use_device(1);
+        let (mut count, mut major, mut minor, mut free, mut total) = (0, 0, 0, 0, 0);
+        ok((cuda().device_count)(&mut count));
+        ok((cuda().device_attribute)(&mut major, 75, 1));
+        ok((cuda().device_attribute)(&mut minor, 76, 1));
+        assert_eq!((count, major, minor), (2, 8, 6));
+        let address = allocate(600);
+        ok((cuda().memory_info)(&mut free, &mut total));
+        assert_eq!((free, total), (400, 1000));
+        let mut more = 0;
+        assert_eq!((cuda().memory_allocate)(&mut more, 401), OUT_OF_MEMORY);
+        ok((cuda().memory_free)(address));
+        allocate(1000);
+        assert_eq!((cuda().device_get)(&mut count, 2), 101);
+    }
+);
 
 test_in_child!(memory_is_fresh_bounded_and_counted, Current, &[], || {
     use_device(0);
@@ -67,7 +72,9 @@ test_in_child!(memory_is_fresh_bounded_and_counted, Current, &[], || {
     assert_eq!(download::<u8>(address, 100), [0xcd; 100]);
     let mut host = [0u8; 101];
     let host = host.as_mut_ptr().cast::<c_void>();
-    for (at, bytes) in [(address, 101), (address + 99, 2), (address - 1, 1), (address + 100, 1), (16, 1), (host as u64, 1)] {
+    for (at, bytes) in
+        [(address, 101), (address + 99, 2), (address - 1, 1), (address + 100, 1), (16, 1), (host as u64, 1)]
+    {
         assert_eq!((cuda().copy_to_host)(host, at, bytes), INVALID_VALUE);
         assert_eq!((cuda().copy_to_device)(at, host, bytes), INVALID_VALUE);
         assert_eq!((cuda().set)(at, 0, bytes), INVALID_VALUE);

@@ -220,7 +220,11 @@ impl Rank {
 }
 
 /// Runs ranks, each on a thread, and gives what they return.
-pub fn on_ranks<T: Send + 'static>(size: c_int, blocking: bool, body: impl Fn(&Rank) -> T + Send + Sync + 'static) -> Vec<T> {
+pub fn on_ranks<T: Send + 'static>(
+    size: c_int,
+    blocking: bool,
+    body: impl Fn(&Rank) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     let (body, id) = (Arc::new(body), unique_id());
     let threads: Vec<_> = (0..size)
         .map(|rank| {
