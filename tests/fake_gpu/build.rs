@@ -1,0 +1,108 @@
+//! Compiles the C sources into shared libraries, and lays them out in a folder for each variant.
+
+use std::error::Error;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+const FLAGS: &[&str] = &[
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-O1",
+    "-g",
+    "-pthread",
+    "-ffp-contract=off",
+];
+
+/// Threads of the libraries may run until the process ends, so they are never unloaded.
+const LINK_FLAGS: &[&str] = &["-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-fvisibility=hidden"];
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let cuda = library(&out, "libcuda.so.1", "", "cuda", &kernels(&out)?, &[])?;
+    let nvrtc = library(&out, "libnvrtc.so.13", "", "nvrtc", &[], &[])?;
+    let current = library(&out, "libnccl.so.2", "current", "nccl", &[], &[])?;
+    let old = library(&out, "libnccl.so.2", "old", "nccl", &[], &["-DFAKE_NCCL_VERSION=22105"])?;
+    let ancient = library(&out, "libnccl.so.2", "ancient", "nccl", &[], &["-DFAKE_NCCL_VERSION=21803"])?;
+    for (variant, libraries) in [
+        ("current", &[&cuda, &nvrtc, &current][..]),
+        ("old", &[&cuda, &nvrtc, &old]),
+        ("ancient", &[&cuda, &nvrtc, &ancient]),
+        ("no_nvrtc", &[&cuda, &current]),
+        ("no_nccl", &[&cuda, &nvrtc]),
+        ("no_driver", &[&nvrtc, &current]),
+    ] {
+        folder(&out.join(variant), libraries)?;
+    }
+    Ok(())
+}
+
+/// Compiles a folder of sources, and objects, into a library, and gives where it is.
+fn library(
+    out: &Path,
+    name: &str,
+    variant: &str,
+    sources: &str,
+    objects: &[PathBuf],
+    flags: &[&str],
+) -> Result<PathBuf> {
+    println!("cargo::rerun-if-changed={sources}");
+    let folder = out.join("built").join(variant);
+    fs::create_dir_all(&folder)?;
+    let path = folder.join(name);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(sources)? {
+        files.push(entry?.path());
+    }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "c"));
+    files.sort();
+    let mut command = compiler()?;
+    command.args(FLAGS).args(LINK_FLAGS).args(flags).arg(format!("-Wl,-soname,{name}"));
+    command.arg("-o").arg(&path).args(files).args(objects).args(["-lm", "-ldl"]);
+    run(command)?;
+    Ok(path)
+}
+
+/// The project's kernels compiled for the host, where there are any.
+fn kernels(out: &Path) -> Result<Vec<PathBuf>> {
+    let sources = Path::new("../../cuda");
+    println!("cargo::rerun-if-changed={}", sources.display());
+    let source = sources.join("kernels.cu");
+    if !source.exists() {
+        return Ok(Vec::new());
+    }
+    let object = out.join("kernels.o");
+    let mut command = compiler()?;
+    command.args(FLAGS).args(["-fvisibility=hidden", "-c", "-x", "c"]).arg("-o").arg(&object).arg(source);
+    run(command)?;
+    Ok(vec![object])
+}
+
+fn compiler() -> Result<std::process::Command> {
+    Ok(cc::Build::new().opt_level(1).cargo_metadata(false).try_get_compiler()?.to_command())
+}
+
+fn run(mut command: std::process::Command) -> Result<()> {
+    if command.status()?.success() { Ok(()) } else { Err(format!("this failed: {command:?}").into()) }
+}
+
+/// Makes a folder with links to libraries, under each name by which a loader may look for them.
+fn folder(folder: &Path, libraries: &[&PathBuf]) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)?;
+    }
+    fs::create_dir_all(folder)?;
+    for library in libraries {
+        let name = library.file_name().and_then(|name| name.to_str()).ok_or("a library without a name")?;
+        let bare = name.split_once(".so").map_or(name, |(bare, _)| bare);
+        symlink(library, folder.join(name))?;
+        symlink(library, folder.join(format!("{bare}.so")))?;
+    }
+    Ok(())
+}

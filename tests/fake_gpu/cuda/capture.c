@@ -1,0 +1,203 @@
+/*
+ * Stream capture. Each stream of a capture has a clock: how many steps of each stream came before its next step. Joining
+ * another stream's event takes that clock in. A stream is joined when the origin's clock has all of its steps, of which its
+ * entry into the capture is the first.
+ */
+#include "internal.h"
+
+struct capture {
+    struct capture *next;
+    uint64_t id;
+    pthread_t owner;
+    int mode;
+    bool invalid;
+    struct stream *streams[MOST_CAPTURED_STREAMS];
+    uint32_t clocks[MOST_CAPTURED_STREAMS][MOST_CAPTURED_STREAMS];
+    int stream_count;
+    struct operation *first, **end;
+    size_t nodes;
+};
+
+static struct capture *captures;
+static uint64_t last_id;
+static _Thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+CUresult refuse_unsafe_call(void) {
+    CUresult result = CUDA_SUCCESS;
+    for (struct capture *capture = captures; capture != NULL; capture = capture->next) {
+        bool own = pthread_equal(capture->owner, pthread_self()) && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+        bool global = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        if (thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED && (own || global)) {
+            capture->invalid = true;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    }
+    return result;
+}
+
+CUresult refuse_implicit_use(struct context *context) {
+    CUresult result = CUDA_SUCCESS;
+    for (struct capture *capture = captures; capture != NULL; capture = capture->next) {
+        for (int i = 0; i < capture->stream_count; i++) {
+            if (capture->streams[i]->context == context && capture->streams[i]->flags != CU_STREAM_NON_BLOCKING) {
+                capture->invalid = true;
+                result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+            }
+        }
+    }
+    return result;
+}
+
+CUresult capture_refuse(struct stream *stream) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult capture_add(struct stream *stream, const struct operation *operation) {
+    struct capture *capture = stream->capture;
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    struct operation *clone = operation_clone(operation);
+    *capture->end = clone;
+    capture->end = &clone->next;
+    capture->nodes++;
+    capture->clocks[stream->captured_as][stream->captured_as]++;
+    return CUDA_SUCCESS;
+}
+
+static void enter_capture(struct capture *capture, struct stream *stream) {
+    if (capture->stream_count == MOST_CAPTURED_STREAMS)
+        fatal("more than %d streams in one capture", MOST_CAPTURED_STREAMS);
+    stream->capture = capture;
+    stream->captured_as = capture->stream_count++;
+    capture->streams[stream->captured_as] = stream;
+    capture->clocks[stream->captured_as][stream->captured_as] = 1;
+}
+
+void capture_record_event(struct stream *stream, struct event *event) {
+    moment_release(event->moment);
+    event->moment = NULL;
+    event->capture = stream->capture->id;
+    memcpy(event->clock, stream->capture->clocks[stream->captured_as], sizeof event->clock);
+}
+
+CUresult capture_wait_event(struct stream *stream, const struct event *event) {
+    if (stream->capture != NULL && stream->capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (event->capture == 0) {
+        stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    struct capture *capture = captures;
+    while (capture != NULL && capture->id != event->capture)
+        capture = capture->next;
+    if (capture == NULL)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (stream->capture != NULL && stream->capture != capture) {
+        stream->capture->invalid = capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (stream->capture == NULL)
+        enter_capture(capture, stream);
+    uint32_t *clock = capture->clocks[stream->captured_as];
+    for (int i = 0; i < MOST_CAPTURED_STREAMS; i++)
+        clock[i] = clock[i] > event->clock[i] ? clock[i] : event->clock[i];
+    return CUDA_SUCCESS;
+}
+
+static CUresult begin(CUstream handle, int mode) {
+    struct stream *stream;
+    TRY(stream_for_work(handle, &stream));
+    if (stream == stream->context->default_stream)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture != NULL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    struct capture *capture = allocate(sizeof *capture);
+    capture->next = captures;
+    capture->id = ++last_id;
+    capture->owner = pthread_self();
+    capture->mode = mode;
+    capture->end = &capture->first;
+    captures = capture;
+    enter_capture(capture, stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
+    ENTER(CONTEXT);
+    if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    return LOCKED(begin(stream, mode));
+}
+
+/* Takes the capture apart, and gives what it recorded if that is a graph. */
+static CUresult finish(struct capture *capture, CUgraph *handle) {
+    CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    for (int i = 0; i < capture->stream_count; i++) {
+        if (result == CUDA_SUCCESS && capture->clocks[0][i] < capture->clocks[i][i])
+            result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        capture->streams[i]->capture = NULL;
+    }
+    struct capture **place = &captures;
+    while (*place != capture)
+        place = &(*place)->next;
+    *place = capture->next;
+    *handle = NULL;
+    if (result == CUDA_SUCCESS) {
+        struct graph *graph = allocate(sizeof *graph);
+        *graph = (struct graph){.first = capture->first, .nodes = capture->nodes};
+        *handle = handle_new(HANDLE_GRAPH, graph);
+        capture->first = NULL;
+    }
+    while (capture->first != NULL) {
+        struct operation *operation = capture->first;
+        capture->first = operation->next;
+        operation_free(operation);
+    }
+    free(capture);
+    return result;
+}
+
+static CUresult end(CUstream handle, CUgraph *graph) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    struct capture *capture = stream->capture;
+    if (capture == NULL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->streams[0] != stream)
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(capture->owner, pthread_self()))
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    return finish(capture, graph);
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    ENTER(CONTEXT);
+    return graph == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(end(stream, graph));
+}
+
+static CUresult get_status(CUstream handle, int *status) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    *status = stream->capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
+              : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status) {
+    ENTER(CONTEXT);
+    return status == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(get_status(stream, status));
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    ENTER(INITIALIZED);
+    if (mode == NULL || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,99 @@
+/*
+ * The fake driver's public face: what of CUDA 13's driver interface this library has, with its names and numbers, and a few
+ * functions of its own.
+ *
+ * The model. A device address is a host address; a stream is a first-in first-out queue with a thread of its own; a graph is
+ * the list of what was recorded, in the order of recording. NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are all the one
+ * default stream of the current context, which waits for no other stream. Fresh device memory is full of 0xcd, freed memory
+ * of 0xdd. The process is aborted with a message where freed memory has been written to, or where memory is freed that a
+ * queued copy or memset still names: these are the mistakes that no error code would bring back to their place.
+ *
+ * The environment, read once:
+ *   FAKE_CUDA_DEVICES   how many devices there are (8)
+ *   FAKE_CUDA_SM        their compute capability (90)
+ *   FAKE_CUDA_MEMORY    the memory of each in bytes (1 GiB)
+ *   FAKE_CUDA_FAULTS    function:nth:error, comma-separated: the nth call (from 1; * is every one), from whatever thread,
+ *                       does nothing but return that error
+ *
+ * Kernels come from the project's sources compiled for the host, which are linked into this library where they exist:
+ *   dcl_host_kernel(name)            the kernel as a function of its one parameter, the grid and the block
+ *   dcl_host_kernel_arguments(name)  the size of that parameter, a struct
+ * The library has one kernel of its own, fake_fill, for the tests of the library itself.
+ */
+#ifndef FAKE_CUDA_DRIVER_H
+#define FAKE_CUDA_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef void *CUcontext;
+typedef void *CUstream;
+typedef void *CUevent;
+typedef void *CUmodule;
+typedef void *CUfunction;
+typedef void *CUgraph;
+typedef void *CUgraphExec;
+typedef void *CUgraphNode;
+typedef void (*CUhostFn)(void *data);
+
+typedef enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_IMAGE = 200,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_NOT_PERMITTED = 800,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
+} CUresult;
+
+enum {
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_EVENT_DISABLE_TIMING = 2,
+    CU_EVENT_INTERPROCESS = 4,
+    CU_MEMORYTYPE_HOST = 1,
+    CU_MEMORYTYPE_DEVICE = 2,
+    CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
+    CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+};
+
+#define CU_STREAM_LEGACY ((CUstream)1)
+#define CU_STREAM_PER_THREAD ((CUstream)2)
+
+/* How many there are now of: "device memory", "pinned memory", "context", "stream", "event", "module", "graph", "graph exec". */
+EXPORT size_t fake_cuda_live(const char *kind);
+
+/* How often the function has been called. */
+EXPORT uint64_t fake_cuda_calls(const char *function);
+
+#endif

@@ -1,0 +1,121 @@
+/* Graphs and their executable copies. A launch does the recorded operations one after the other, in the order in which they
+ * were recorded, which is one of the orders that the recorded dependencies allow. */
+#include "internal.h"
+
+static void free_list(struct operation *operation) {
+    while (operation != NULL) {
+        struct operation *next = operation->next;
+        operation_free(operation);
+        operation = next;
+    }
+}
+
+void exec_run(struct exec *exec, uint64_t turn) {
+    while (exec->finished != turn)
+        pthread_cond_wait(&changed, &lock);
+    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next)
+        operation_run(operation);
+    exec->finished++;
+}
+
+void exec_release(struct exec *exec) {
+    if (--exec->references > 0)
+        return;
+    free_list(exec->first);
+    free(exec);
+}
+
+bool exec_uses(const struct exec *exec, const void *address, size_t size) {
+    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next) {
+        if (operation_uses(operation, address, size))
+            return true;
+    }
+    return false;
+}
+
+static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle) {
+    const struct graph *graph = handle_get(HANDLE_GRAPH, graph_handle);
+    if (graph == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct exec *exec = allocate(sizeof *exec);
+    exec->references = 1;
+    struct operation **end = &exec->first;
+    for (const struct operation *operation = graph->first; operation != NULL; operation = operation->next) {
+        *end = operation_clone(operation);
+        end = &(*end)->next;
+    }
+    *handle = handle_new(HANDLE_EXEC, exec);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    ENTER(CONTEXT);
+    return exec == NULL || flags > 15 ? CUDA_ERROR_INVALID_VALUE : LOCKED(instantiate(exec, graph));
+}
+
+static CUresult launch(CUgraphExec handle, CUstream stream_handle) {
+    struct exec *exec = handle_get(HANDLE_EXEC, handle);
+    struct stream *stream;
+    if (exec == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    TRY(stream_for_work(stream_handle, &stream));
+    if (stream->capture != NULL)
+        return capture_refuse(stream);
+    struct operation operation = {.kind = OPERATION_GRAPH, .graph = {.exec = exec, .turn = exec->launched++}};
+    stream_push(stream, &operation);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    ENTER(CONTEXT);
+    return LOCKED(launch(exec, stream));
+}
+
+static CUresult destroy_exec(CUgraphExec handle) {
+    struct exec *exec = handle_get(HANDLE_EXEC, handle);
+    if (exec == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    handle_drop(HANDLE_EXEC, handle);
+    exec_release(exec);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    ENTER(INITIALIZED);
+    return LOCKED(destroy_exec(exec));
+}
+
+static CUresult destroy_graph(CUgraph handle) {
+    struct graph *graph = handle_get(HANDLE_GRAPH, handle);
+    if (graph == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    handle_drop(HANDLE_GRAPH, handle);
+    free_list(graph->first);
+    free(graph);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphDestroy(CUgraph graph) {
+    ENTER(INITIALIZED);
+    return LOCKED(destroy_graph(graph));
+}
+
+static CUresult get_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    const struct graph *graph = handle_get(HANDLE_GRAPH, handle);
+    if (graph == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (nodes != NULL) {
+        struct operation *operation = graph->first;
+        for (size_t i = 0; i < *count; i++) {
+            nodes[i] = operation;
+            operation = operation != NULL ? operation->next : NULL;
+        }
+    }
+    *count = nodes == NULL || *count > graph->nodes ? graph->nodes : *count;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    ENTER(INITIALIZED);
+    return count == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(get_nodes(graph, nodes, count));
+}

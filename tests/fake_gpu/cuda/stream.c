@@ -1,0 +1,182 @@
+/* Streams: queues, each with a thread that serves it. */
+#include "internal.h"
+
+struct stream *stream_new(struct context *context, unsigned flags) {
+    struct stream *stream = allocate(sizeof *stream);
+    stream->context = context;
+    stream->flags = flags;
+    stream->end = &stream->first;
+    pthread_cond_init(&stream->work, NULL);
+    return stream;
+}
+
+static void *serve(void *argument) {
+    struct stream *stream = argument;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (stream->first == NULL && !stream->closing)
+            pthread_cond_wait(&stream->work, &lock);
+        struct operation *operation = stream->first;
+        if (operation == NULL)
+            break;
+        stream->first = operation->next;
+        if (stream->first == NULL)
+            stream->end = &stream->first;
+        stream->running = operation;
+        operation_run(operation);
+        stream->running = NULL;
+        operation_free(operation);
+        stream->finished++;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    free(stream);
+    return NULL;
+}
+
+void stream_push(struct stream *stream, const struct operation *operation) {
+    struct operation *clone = operation_clone(operation);
+    *stream->end = clone;
+    stream->end = &clone->next;
+    stream->enqueued++;
+    if (!stream->has_worker) {
+        pthread_t worker;
+        if (pthread_create(&worker, NULL, serve, stream) != 0)
+            fatal("no thread for a stream");
+        pthread_detach(worker);
+        stream->has_worker = true;
+    }
+    pthread_cond_signal(&stream->work);
+}
+
+/* What is queued is still done, as by the driver. */
+void stream_close(struct stream *stream) {
+    stream->closing = true;
+    if (stream->has_worker)
+        pthread_cond_signal(&stream->work);
+    else
+        free(stream);
+}
+
+void stream_drain(struct stream *stream) {
+    uint64_t last = stream->enqueued;
+    while (stream->finished < last)
+        pthread_cond_wait(&changed, &lock);
+}
+
+CUresult stream_get(CUstream handle, struct stream **stream) {
+    struct context *context = current_context();
+    if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        TRY(refuse_implicit_use(context));
+        *stream = context->default_stream;
+        return CUDA_SUCCESS;
+    }
+    *stream = handle_get(HANDLE_STREAM, handle);
+    return *stream != NULL && context_is_alive((*stream)->context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult stream_for_work(CUstream handle, struct stream **stream) {
+    TRY(stream_get(handle, stream));
+    return (*stream)->context == current_context() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult stream_submit(struct stream *stream, const struct operation *operation) {
+    if (stream->capture != NULL)
+        return capture_add(stream, operation);
+    stream_push(stream, operation);
+    return CUDA_SUCCESS;
+}
+
+struct use {
+    const void *address;
+    size_t size;
+    bool found;
+};
+
+static void look(const struct stream *stream, struct use *use) {
+    if (stream->running != NULL && operation_uses(stream->running, use->address, use->size))
+        use->found = true;
+    for (const struct operation *operation = stream->first; operation != NULL; operation = operation->next)
+        use->found = use->found || operation_uses(operation, use->address, use->size);
+}
+
+static void look_in_stream(void *stream, void *use) {
+    look(stream, use);
+}
+
+static void look_in_default_stream(void *context, void *use) {
+    look(((struct context *)context)->default_stream, use);
+}
+
+bool streams_use(const void *address, size_t size) {
+    struct use use = {.address = address, .size = size};
+    handle_each(HANDLE_STREAM, look_in_stream, &use);
+    handle_each(HANDLE_CONTEXT, look_in_default_stream, &use);
+    return use.found;
+}
+
+static CUresult create(CUstream *handle, unsigned flags) {
+    struct stream *stream = stream_new(current_context(), flags);
+    *handle = stream->handle = handle_new(HANDLE_STREAM, stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+    ENTER(CONTEXT);
+    return stream == NULL || flags > CU_STREAM_NON_BLOCKING ? CUDA_ERROR_INVALID_VALUE : LOCKED(create(stream, flags));
+}
+
+static CUresult destroy(CUstream handle) {
+    struct stream *stream = handle_get(HANDLE_STREAM, handle);
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture != NULL)
+        return capture_refuse(stream);
+    handle_drop(HANDLE_STREAM, handle);
+    stream_close(stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+    ENTER(CONTEXT);
+    return LOCKED(destroy(stream));
+}
+
+static CUresult synchronize(CUstream handle) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    if (stream->capture != NULL)
+        return capture_refuse(stream);
+    stream_drain(stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    ENTER(CONTEXT);
+    return LOCKED(synchronize(stream));
+}
+
+static CUresult query(CUstream handle) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    if (stream->capture != NULL)
+        return capture_refuse(stream);
+    return stream->finished == stream->enqueued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream) {
+    ENTER(CONTEXT);
+    return LOCKED(query(stream));
+}
+
+static CUresult get_context(CUstream handle, CUcontext *context) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    *context = stream->context->handle;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
+    ENTER(CONTEXT);
+    return context == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(get_context(stream, context));
+}

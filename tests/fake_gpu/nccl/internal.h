@@ -1,0 +1,205 @@
+/* What the files of the fake NCCL share. One lock guards everything; it is not held while elements move or the driver works. */
+#ifndef FAKE_NCCL_INTERNAL_H
+#define FAKE_NCCL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api.h"
+
+extern pthread_mutex_t lock;
+/* Anything changed that somebody may wait for. */
+extern pthread_cond_t changed;
+
+/* malloc that cannot fail, zeroed. */
+void *allocate(size_t size);
+__attribute__((noreturn)) void hang(void);
+
+#define TRY(expression)                                                                                                  \
+    do {                                                                                                                 \
+        ncclResult_t tried = (expression);                                                                               \
+        if (tried != ncclSuccess)                                                                                        \
+            return tried;                                                                                                \
+    } while (0)
+
+/* The driver. */
+struct driver {
+    int (*context_get_current)(void **context);
+    int (*context_push)(void *context);
+    int (*context_pop)(void **context);
+    int (*context_get_device)(int *device);
+    int (*device_get_attribute)(int *value, int attribute, int device);
+    int (*pointer_get_attribute)(void *data, int attribute, unsigned long long address);
+    int (*stream_is_capturing)(void *stream, int *status);
+    int (*launch_host_function)(void *stream, void (*function)(void *data), void *data);
+    int (*memory_allocate)(unsigned long long *address, size_t size);
+    int (*memory_free)(unsigned long long address);
+};
+/* NULL where there is none. */
+const struct driver *driver(void);
+
+/* The script. */
+bool script_has(const char *flag);
+/* For how many milliseconds the function is to be in progress, or -1. */
+int script_in_progress(const char *function);
+/* The result with which the call is to fail, or ncclSuccess. */
+ncclResult_t script_failure(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);
+bool script_stall(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);
+ncclResult_t script_async_error(uint64_t collective, int rank);
+
+/* Reports. With the lock held. */
+__attribute__((format(printf, 1, 2))) void note_violation(const char *format, ...);
+void note_call(int rank, const char *function, const char *details);
+/* Counts a call of a rank; rank -1 is all of them. */
+uint64_t count_call(const char *function, int rank);
+/* Keeps the text for ncclGetLastError and returns the result. */
+__attribute__((format(printf, 2, 3))) ncclResult_t failure(ncclResult_t result, const char *format, ...);
+
+enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECEIVE };
+
+/* One rank's call of an operation. */
+struct call {
+    enum operation operation;
+    const void *send;
+    void *receive;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t reduction;
+    /* The root, or the peer. */
+    int root;
+    /* What the script wants to become of it. */
+    ncclResult_t async_error;
+};
+size_t type_size(ncclDataType_t type);
+/* Whether this rank's call reads its send buffer and writes its receive buffer, and how many blocks of `count` those have. */
+bool call_reads(const struct call *call, int rank);
+bool call_writes(const struct call *call, int rank);
+size_t call_send_blocks(const struct call *call, int size);
+size_t call_receive_blocks(const struct call *call, int size);
+
+/* Reduces `count` elements of every rank's buffer. */
+void reduce(void *to, const void *const *from, int ranks, size_t count, ncclDataType_t type, ncclRedOp_t reduction);
+/* Moves the elements of a collective, all ranks' calls at hand. */
+void move(struct call *const *calls, int ranks);
+
+struct meeting;
+struct assembly;
+struct transfer;
+
+/* The ranks of a communicator. */
+struct clique {
+    struct clique *next;
+    ncclUniqueId id;
+    int size, arrived;
+    struct communicator **members;
+    struct meeting *meetings;
+    struct assembly *assemblies;
+    struct transfer *transfers;
+};
+struct clique *clique_new(int size);
+
+/* What communicators that share resources share: their end. */
+struct fate {
+    bool aborted;
+};
+
+enum stage { ALIVE, FINALIZED, REVOKED, DESTROYED, ABORTED };
+
+/* One rank of it. It stays in memory when it is destroyed. */
+struct communicator {
+    struct communicator *next;
+    struct clique *clique;
+    struct fate *fate;
+    void *context;
+    int rank, device, capability;
+    bool blocking, share;
+    enum stage stage;
+    ncclResult_t async_error;
+    /* A thread of the library works on it. */
+    bool pending;
+    /* How deep which thread is inside. */
+    int inside;
+    pthread_t visitor;
+    uint64_t collective_calls;
+    /* Bundles that were put on streams, those that are through, and whether one works now. */
+    uint64_t enqueued, executed;
+    int running;
+    bool busy;
+    /* How many collectives and assemblies it has come to. */
+    uint64_t met, assembled;
+};
+
+struct communicator *communicator_new(struct clique *clique, int rank, struct fate *fate, bool blocking);
+ncclComm_t communicator_handle(struct communicator *communicator);
+/* Whether nothing of it shall wait any more, and whether no collective shall. */
+bool communicator_ended(const struct communicator *communicator);
+bool communicator_stopped(const struct communicator *communicator);
+
+/* What a function allows. */
+enum allowance { MAY_BE_IN_PROGRESS = 1, MAY_HAVE_FAILED = 2, MAY_BE_FINALIZED = 4, MAY_BE_REVOKED = 8, ON_ANY_DEVICE = 16, IN_GROUP = 32 };
+/* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the communicator and who else is
+ * inside. If it gives success, leave must follow. */
+__attribute__((format(printf, 5, 6))) ncclResult_t enter(const char *function, ncclComm_t handle, int allowances,
+    struct communicator **communicator, const char *details, ...);
+ncclResult_t leave(struct communicator *communicator, ncclResult_t result);
+/* The same for a call without one. */
+ncclResult_t enter_without(const char *function, int rank, const char *details);
+
+/* Does the rest of a call, at once, or on a thread of the library if the call is to be in progress. `argument` was allocated. */
+typedef ncclResult_t (*work_function)(struct communicator *communicator, void *argument);
+ncclResult_t complete(const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
+
+/* Meeting on the host: returns when all ranks have come, or NULL when the communicator has ended. With the lock held.
+ * The last one to come calls `conclude`. */
+struct assembly {
+    struct assembly *next;
+    uint64_t number;
+    const char *kind;
+    int arrived, left;
+    bool complete;
+    /* What each rank brings, and what comes of it. */
+    void **gifts;
+    void **results;
+    int verdict;
+};
+struct assembly *assemble(struct communicator *communicator, const char *kind, void *gift,
+    void (*conclude)(struct clique *clique, struct assembly *assembly));
+void assembly_leave(struct communicator *communicator, struct assembly *assembly);
+
+/* Calls that go on a stream together. */
+struct bundle {
+    struct bundle *next;
+    struct communicator *communicator;
+    cudaStream_t stream;
+    bool captured;
+    uint64_t turn;
+    size_t count;
+    struct call calls[];
+};
+/* Puts it on its stream, as work for `complete`. */
+ncclResult_t bundle_enqueue(struct communicator *communicator, void *bundle);
+
+/* Whether the calling thread has opened a group, and what goes into it. */
+bool group_is_open(void);
+void group_fail(ncclResult_t result);
+void group_add_call(struct communicator *communicator, const struct call *call, cudaStream_t stream);
+void group_add_init(struct communicator *communicator);
+
+/* Joins a communicator's ranks, as work for `complete`. */
+ncclResult_t join_ranks(struct communicator *communicator, void *nothing);
+/* Makes a configuration of what the caller gave, which may be NULL. */
+ncclResult_t read_config(const ncclConfig_t *given, ncclConfig_t *config);
+
+/* Where the memory of ncclMemAlloc's in which the bytes lie begins, or NULL. */
+const char *memory_start(const char *address, size_t size);
+/* Whether a window of the communicator, or of any, touches the bytes. */
+bool window_overlaps(const struct communicator *communicator, const char *address, size_t size);
+
+size_t memory_live(void);
+size_t window_live(void);
+size_t communicator_live(void);
+
+#endif

@@ -1,0 +1,143 @@
+/* Windows. */
+#include "internal.h"
+
+#if FAKE_NCCL_VERSION >= 22700
+struct window {
+    struct window *next;
+    struct communicator *communicator;
+    const char *buffer;
+    size_t size;
+    ncclWindow_t handle;
+};
+
+static struct window *windows;
+static size_t window_count;
+
+size_t window_live(void) {
+    return window_count;
+}
+
+bool window_overlaps(const struct communicator *communicator, const char *address, size_t size) {
+    for (const struct window *window = windows; window != NULL; window = window->next) {
+        if ((communicator == NULL || window->communicator == communicator) && address < window->buffer + window->size
+            && window->buffer < address + size)
+            return true;
+    }
+    return false;
+}
+
+/* What a rank brings to a registration. */
+struct wish {
+    char *buffer;
+    size_t size, offset;
+    int flags;
+    bool possible;
+    ncclWindow_t *handle;
+};
+
+enum verdict { UNLIKE, UNSUPPORTED, SUPPORTED };
+
+/* Whether all ranks want the same, and can have it. */
+static void conclude(struct clique *clique, struct assembly *assembly) {
+    const struct wish *first = assembly->gifts[0];
+    assembly->verdict = first->possible && !script_has("null_window") ? SUPPORTED : UNSUPPORTED;
+    for (int rank = 1; rank < clique->size; rank++) {
+        const struct wish *wish = assembly->gifts[rank];
+        bool symmetric = (wish->flags & NCCL_WIN_COLL_SYMMETRIC) != 0;
+        if (wish->size != first->size || wish->flags != first->flags || wish->possible != first->possible
+            || (symmetric && wish->offset != first->offset))
+            assembly->verdict = UNLIKE;
+    }
+    if (assembly->verdict == UNLIKE)
+        note_violation("ranks register windows of different sizes, offsets, flags or kinds of memory");
+}
+
+static ncclWindow_t window_new(struct communicator *communicator, const struct wish *wish) {
+    static uintptr_t count;
+    struct window *window = allocate(sizeof *window);
+    *window = (struct window){
+        .next = windows,
+        .communicator = communicator,
+        .buffer = wish->buffer,
+        .size = wish->size,
+        .handle = (ncclWindow_t)(((uintptr_t)0x0fa4c2 << 40) + 16 * count++),
+    };
+    windows = window;
+    window_count++;
+    return window->handle;
+}
+
+static ncclResult_t register_window(struct communicator *communicator, void *argument) {
+    struct wish *wish = argument;
+    ncclResult_t result = ncclInternalError;
+    pthread_mutex_lock(&lock);
+    struct assembly *assembly = assemble(communicator, "window", wish, conclude);
+    if (assembly != NULL) {
+        result = assembly->verdict == UNLIKE ? ncclInvalidArgument : ncclSuccess;
+        *wish->handle = assembly->verdict == SUPPORTED ? window_new(communicator, wish) : NULL;
+        assembly_leave(communicator, assembly);
+    }
+    pthread_mutex_unlock(&lock);
+    free(wish);
+    return result == ncclSuccess ? result : failure(result, "window registration: aborted, or ranks that differ");
+}
+
+EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buffer, size_t size, ncclWindow_t *window, int flags) {
+    struct communicator *communicator;
+    TRY(enter(__func__, handle, 0, &communicator, "size %zu flags %d", size, flags));
+    if (buffer == NULL || size == 0 || window == NULL || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0
+        || (uintptr_t)buffer % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+        return leave(communicator, failure(ncclInvalidArgument, "%s: address, size or flags", __func__));
+    *window = NULL;
+    struct wish *wish = allocate(sizeof *wish);
+    pthread_mutex_lock(&lock);
+    const char *start = memory_start(buffer, size);
+    bool twice = window_overlaps(communicator, buffer, size);
+    if (twice)
+        note_violation("rank %d: memory is registered twice", communicator->rank);
+    *wish = (struct wish){
+        .buffer = buffer,
+        .size = size,
+        .offset = start != NULL ? (size_t)((char *)buffer - start) : 0,
+        .flags = flags,
+        .possible = start != NULL,
+        .handle = window,
+    };
+    pthread_mutex_unlock(&lock);
+    if (twice) {
+        free(wish);
+        return leave(communicator, failure(ncclInvalidUsage, "%s: this memory is registered already", __func__));
+    }
+    return leave(communicator, complete(__func__, communicator, false, register_window, wish));
+}
+
+EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {
+    struct communicator *communicator;
+    TRY(enter(__func__, handle, MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED, &communicator, "%s", ""));
+    pthread_mutex_lock(&lock);
+    struct window **place = &windows;
+    while (*place != NULL && ((*place)->handle != window || (*place)->communicator != communicator))
+        place = &(*place)->next;
+    struct window *found = *place;
+    if (found != NULL) {
+        *place = found->next;
+        window_count--;
+    }
+    pthread_mutex_unlock(&lock);
+    free(found);
+    if (found == NULL && window != NULL)
+        return leave(communicator, failure(ncclInvalidArgument, "%s: this is no window of the communicator", __func__));
+    return leave(communicator, ncclSuccess);
+}
+#else
+size_t window_live(void) {
+    return 0;
+}
+
+bool window_overlaps(const struct communicator *communicator, const char *address, size_t size) {
+    (void)communicator;
+    (void)address;
+    (void)size;
+    return false;
+}
+#endif

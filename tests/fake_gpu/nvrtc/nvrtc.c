@@ -1,0 +1,186 @@
+/*
+ * A stand-in for NVRTC 13: whatever it is given, it "compiles" to the text that the fake driver takes for a module.
+ *
+ * FAKE_NVRTC=fail makes every compilation fail with a log.
+ */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+#define IMAGE "FAKE CUBIN\n"
+#define PTX "// FAKE PTX\n"
+#define FAILURE_LOG "fake.cu(1): error: this compiler was told to fail\n"
+
+typedef struct program *nvrtcProgram;
+
+typedef enum {
+    NVRTC_SUCCESS = 0,
+    NVRTC_ERROR_OUT_OF_MEMORY = 1,
+    NVRTC_ERROR_PROGRAM_CREATION_FAILURE = 2,
+    NVRTC_ERROR_INVALID_INPUT = 3,
+    NVRTC_ERROR_INVALID_PROGRAM = 4,
+    NVRTC_ERROR_INVALID_OPTION = 5,
+    NVRTC_ERROR_COMPILATION = 6,
+    NVRTC_ERROR_BUILTIN_OPERATION_FAILURE = 7,
+    NVRTC_ERROR_INTERNAL_ERROR = 11,
+} nvrtcResult;
+
+/* A program stays in memory when it is destroyed, so that a second use is seen. */
+struct program {
+    struct program *next;
+    bool destroyed;
+    const char *cubin, *ptx, *log;
+};
+
+static const int architectures[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+static struct program *programs;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static nvrtcResult find(nvrtcProgram program) {
+    const struct program *known = programs;
+    while (known != NULL && known != program)
+        known = known->next;
+    return known != NULL && !known->destroyed ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+static nvrtcResult check(nvrtcProgram program) {
+    pthread_mutex_lock(&lock);
+    nvrtcResult result = find(program);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+EXPORT nvrtcResult nvrtcVersion(int *major, int *minor) {
+    if (major == NULL || minor == NULL)
+        return NVRTC_ERROR_INVALID_INPUT;
+    *major = 13;
+    *minor = 0;
+    return NVRTC_SUCCESS;
+}
+
+EXPORT const char *nvrtcGetErrorString(nvrtcResult result) {
+    switch (result) {
+    case NVRTC_SUCCESS:
+        return "NVRTC_SUCCESS";
+    case NVRTC_ERROR_INVALID_INPUT:
+        return "NVRTC_ERROR_INVALID_INPUT";
+    case NVRTC_ERROR_INVALID_PROGRAM:
+        return "NVRTC_ERROR_INVALID_PROGRAM";
+    case NVRTC_ERROR_INVALID_OPTION:
+        return "NVRTC_ERROR_INVALID_OPTION";
+    case NVRTC_ERROR_COMPILATION:
+        return "NVRTC_ERROR_COMPILATION";
+    default:
+        return "NVRTC_ERROR unknown";
+    }
+}
+
+EXPORT nvrtcResult nvrtcGetNumSupportedArchs(int *count) {
+    if (count == NULL)
+        return NVRTC_ERROR_INVALID_INPUT;
+    *count = sizeof architectures / sizeof architectures[0];
+    return NVRTC_SUCCESS;
+}
+
+EXPORT nvrtcResult nvrtcGetSupportedArchs(int *supported) {
+    if (supported == NULL)
+        return NVRTC_ERROR_INVALID_INPUT;
+    memcpy(supported, architectures, sizeof architectures);
+    return NVRTC_SUCCESS;
+}
+
+EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int header_count,
+    const char *const *headers, const char *const *header_names) {
+    (void)name;
+    if (program == NULL || source == NULL || header_count < 0 || (header_count > 0 && (headers == NULL || header_names == NULL)))
+        return NVRTC_ERROR_INVALID_INPUT;
+    *program = calloc(1, sizeof **program);
+    if (*program == NULL)
+        return NVRTC_ERROR_OUT_OF_MEMORY;
+    (*program)->log = "";
+    pthread_mutex_lock(&lock);
+    (*program)->next = programs;
+    programs = *program;
+    pthread_mutex_unlock(&lock);
+    return NVRTC_SUCCESS;
+}
+
+EXPORT nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program) {
+    if (program == NULL)
+        return NVRTC_ERROR_INVALID_PROGRAM;
+    pthread_mutex_lock(&lock);
+    nvrtcResult result = find(*program);
+    if (result == NVRTC_SUCCESS)
+        (*program)->destroyed = true;
+    pthread_mutex_unlock(&lock);
+    if (result == NVRTC_SUCCESS)
+        *program = NULL;
+    return result;
+}
+
+EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int option_count, const char *const *options) {
+    nvrtcResult result = check(program);
+    if (result != NVRTC_SUCCESS)
+        return result;
+    if (option_count < 0 || (option_count > 0 && options == NULL))
+        return NVRTC_ERROR_INVALID_INPUT;
+    for (int i = 0; i < option_count; i++) {
+        if (options[i] == NULL || options[i][0] != '-')
+            return NVRTC_ERROR_INVALID_OPTION;
+    }
+    const char *script = getenv("FAKE_NVRTC");
+    if (script != NULL && strcmp(script, "fail") == 0) {
+        program->log = FAILURE_LOG;
+        return NVRTC_ERROR_COMPILATION;
+    }
+    program->cubin = IMAGE;
+    program->ptx = PTX;
+    return NVRTC_SUCCESS;
+}
+
+/* Text is handed out with the zero at its end. */
+static nvrtcResult text_size(nvrtcProgram program, const char *text, size_t *size) {
+    if (check(program) != NVRTC_SUCCESS)
+        return NVRTC_ERROR_INVALID_PROGRAM;
+    if (size == NULL)
+        return NVRTC_ERROR_INVALID_INPUT;
+    *size = text != NULL ? strlen(text) + 1 : 0;
+    return NVRTC_SUCCESS;
+}
+
+static nvrtcResult copy_text(nvrtcProgram program, const char *text, char *to) {
+    if (check(program) != NVRTC_SUCCESS)
+        return NVRTC_ERROR_INVALID_PROGRAM;
+    if (to == NULL || text == NULL)
+        return NVRTC_ERROR_INVALID_INPUT;
+    memcpy(to, text, strlen(text) + 1);
+    return NVRTC_SUCCESS;
+}
+
+EXPORT nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t *size) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : text_size(program, program->cubin, size);
+}
+
+EXPORT nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char *cubin) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : copy_text(program, program->cubin, cubin);
+}
+
+EXPORT nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *size) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : text_size(program, program->ptx, size);
+}
+
+EXPORT nvrtcResult nvrtcGetPTX(nvrtcProgram program, char *ptx) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : copy_text(program, program->ptx, ptx);
+}
+
+EXPORT nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram program, size_t *size) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : text_size(program, program->log, size);
+}
+
+EXPORT nvrtcResult nvrtcGetProgramLog(nvrtcProgram program, char *log) {
+    return program == NULL ? NVRTC_ERROR_INVALID_PROGRAM : copy_text(program, program->log, log);
+}

@@ -1,0 +1,37 @@
+//! Stand-ins for `libcuda.so.1`, `libnccl.so.2` and `libnvrtc.so.13`, so that what calls them can be tested on machines without
+//! a GPU. They work on host memory, check their arguments strictly, and can be told to fail; the comments at the top of
+//! `cuda/driver.h`, `nccl/api.h` and `nvrtc/nvrtc.c` say how.
+//!
+//! A program gets them instead of the real ones when [`library_dir`] is in its `LD_LIBRARY_PATH` from the start.
+
+use std::path::{Path, PathBuf};
+
+/// Which libraries there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// All three, with NCCL 2.30.7.
+    Current,
+    /// NCCL says that it is 2.21.5, and lacks what came later: alltoall, gather, scatter, windows, revoke.
+    Old,
+    /// NCCL says that it is 2.18.3, and lacks `ncclMemAlloc` and `ncclMemFree` too.
+    Ancient,
+    /// Without NVRTC.
+    NoNvrtc,
+    /// Without NCCL.
+    NoNccl,
+    /// Without the driver.
+    NoDriver,
+}
+
+/// The folder of a variant's libraries, for `LD_LIBRARY_PATH`.
+pub fn library_dir(variant: Variant) -> PathBuf {
+    let folder = match variant {
+        Variant::Current => "current",
+        Variant::Old => "old",
+        Variant::Ancient => "ancient",
+        Variant::NoNvrtc => "no_nvrtc",
+        Variant::NoNccl => "no_nccl",
+        Variant::NoDriver => "no_driver",
+    };
+    Path::new(env!("OUT_DIR")).join(folder)
+}
