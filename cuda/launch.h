@@ -67,6 +67,9 @@ typedef void (*dcl_host_kernel_fn)(const void *arguments, unsigned grid, unsigne
 /* The kernel of a name, or NULL. */
 dcl_host_kernel_fn dcl_host_kernel(const char *name);
 
+/* The size of its structure, or 0. */
+size_t dcl_host_kernel_arguments(const char *name);
+
 #endif
 
 #endif

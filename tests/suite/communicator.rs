@@ -351,7 +351,7 @@ fn asynchronous_work_hands_its_buffers_back() {
             let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
             works.push(c.collective_async(collective, Operands::in_place(buffer), &stream)?);
         }
-        stream.synchronize();
+        stream.synchronize().expect("a worker");
         assert!(works.iter().all(|work| work.is_done()));
         let mut sums = Vec::new();
         for work in works {

@@ -1,88 +1,151 @@
 //! The conformance suite: what a backend does, compared bit by bit with the reference. It is generic over backends: a case
 //! runs on whatever communicator it is given, and each rank checks its own part.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use distcollective::{Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, Rank, Result, Stream};
+use distcollective::{
+    BoundLayer, Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace, Rank, Result, Stream,
+};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::cases::{Case, exhaustive, pairwise};
 use crate::ranks::{DEADLINE, on_ranks_within};
 use crate::reference::{self, Bits};
+use crate::tolerance;
 use crate::values::{elements, to_bits, to_bytes};
 
 /// Room for the largest case, with both buffers apart.
 const ROOM: usize = 8 << 20;
 
-/// Runs one case on one rank, in memory of `ROOM` bytes, and compares.
-///
-/// # Panics
-///
-/// The rank's part differs from the reference.
-pub fn run_case(communicator: &Communicator, case: &Case, memory: &mut Buffer) -> Result<()> {
-    let rank = communicator.rank();
-    let mut layer =
-        DistCollectiveLayer::new(case.operation, case.reduce_op, if case.operation.has_root() { 0 } else { -1 }, &[])?;
-    layer.set_name("case");
-    layer.set_groups(case.groups())?;
-    layer.set_root(case.layer_root());
-    layer.set_nb_rank(case.group_len() as u32)?;
-    let bound = layer.bind(communicator, case.data_type)?;
+/// Where a case's tensors are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In host memory.
+    Host,
+    /// In memory of the rank's own, of the communicator's kind.
+    Own,
+    /// In memory that the communicator gives.
+    Symmetric,
+}
 
-    let dims = case.shape.dims(case.group_len());
-    let out_dims = bound.output_shape(&dims)?;
-    let element = case.data_type.byte_len();
-    let input_of = |rank: Rank| -> Bits {
-        let count = dims.iter().product();
-        let seed = u64::from(rank.0) << 32 | case.operation.number() as u64;
-        ArrayD::from_shape_vec(IxDyn(&dims), elements(case.data_type, count, seed)).expect("count of dims")
-    };
-    let input = to_bytes(case.data_type, input_of(rank));
-    let expected = case.members(rank).and_then(|members| {
-        let inputs: Vec<Bits> = members.iter().map(|&member| input_of(member)).collect();
-        let own = members.iter().position(|member| *member == rank).expect("a member");
-        reference::collective(case.operation, case.reduce_op, case.data_type, case.group_root(), own, &inputs)
-    });
+/// A rank on its way through cases: its communicator, its memory of `ROOM` bytes, and where it enqueues.
+pub struct Runner<'a> {
+    communicator: &'a Communicator,
+    memory: Buffer,
+    stream: Stream,
+}
 
-    // One memory for both, with room around that must stay as it is.
-    const GUARD: usize = 64;
-    let out_len = out_dims.byte_len(case.data_type);
-    let (input_at, output_at, len) = match bound.in_place(&dims)? {
-        InPlace::SameAddress if case.in_place => (GUARD, GUARD, input.len().max(out_len)),
-        InPlace::InputAt { element_offset } if case.in_place => (GUARD + element_offset * element, GUARD, out_len),
-        InPlace::OutputAt { element_offset } if case.in_place => (GUARD, GUARD + element_offset * element, input.len()),
-        _ => (GUARD, (2 * GUARD + input.len()).next_multiple_of(8), 2 * GUARD + input.len() + out_len),
-    };
-    let bytes = len + 2 * GUARD;
-    memory.as_mut_bytes()?[..bytes].fill(0xa5);
-    let address = memory.as_mut_ptr();
-    // SAFETY: the buffer's own bytes, and no other reference to them is alive.
-    let view = |address: *mut u8| unsafe { std::slice::from_raw_parts_mut(address, bytes) };
-    view(address)[input_at..input_at + input.len()].copy_from_slice(&input);
-    let before = view(address).to_vec();
-    // SAFETY: both ranges lie in the buffer, which nobody touches until the work is done.
-    let work = unsafe { bound.enqueue(address.add(input_at), address.add(output_at), &dims, &Stream::inline())? };
-    work.wait()?;
-
-    let mut after = before;
-    if let Some(expected) = &expected {
-        assert_eq!(expected.shape(), out_dims.as_slice(), "rank {rank}: {case:?}");
-        let written = to_bytes(case.data_type, expected.iter().copied());
-        after[output_at..output_at + out_len].copy_from_slice(&written);
+impl<'a> Runner<'a> {
+    pub fn new(communicator: &'a Communicator, place: Place, stream: Stream) -> Result<Self> {
+        let (data_type, dims) = (DataType::Uint8, [ROOM as i64]);
+        let memory = match place {
+            Place::Host => Buffer::zeroed(data_type, dims)?,
+            Place::Own => Buffer::zeroed_in(communicator.space(), data_type, dims)?,
+            Place::Symmetric => communicator.allocate(data_type, dims)?,
+        };
+        Ok(Runner { communicator, memory, stream })
     }
-    let got = view(address);
-    // In place, the part of an input that is not an output is the caller's no more than NCCL says; here it stays.
-    if got != after.as_slice() {
-        let at = got.iter().zip(&after).position(|(a, b)| a != b).expect("they differ");
-        let output = &got[output_at..output_at + out_len];
-        panic!(
-            "rank {rank}: {case:?}: byte {at} differs (input at {input_at}, output at {output_at}, {out_len} bytes)\n got {:x?}\nwant {:x?}",
-            &to_bits(case.data_type, output)[..(out_len / element).min(40)],
-            expected.map(|e| e.iter().take(40).copied().collect::<Vec<_>>()),
-        );
+
+    /// Runs one case on this rank, and compares.
+    ///
+    /// # Panics
+    ///
+    /// The rank's part differs from the reference.
+    pub fn run(&mut self, case: &Case) -> Result<()> {
+        let rank = self.communicator.rank();
+        let root = if case.operation.has_root() { 0 } else { -1 };
+        let mut layer = DistCollectiveLayer::new(case.operation, case.reduce_op, root, &[])?;
+        layer.set_name("case");
+        layer.set_groups(case.groups())?;
+        layer.set_root(case.layer_root());
+        layer.set_nb_rank(case.group_len() as u32)?;
+        let bound = layer.bind(self.communicator, case.data_type)?;
+
+        let dims = case.shape.dims(case.group_len());
+        let out_dims = bound.output_shape(&dims)?;
+        let element = case.data_type.byte_len();
+        let input_of = |rank: Rank| -> Bits {
+            let count = dims.iter().product();
+            let seed = u64::from(rank.0) << 32 | case.operation.number() as u64;
+            ArrayD::from_shape_vec(IxDyn(&dims), elements(case.data_type, count, seed)).expect("count of dims")
+        };
+        let input = to_bytes(case.data_type, input_of(rank));
+        let members = case.members(rank);
+        let inputs: Vec<Bits> = members.iter().flatten().map(|&member| input_of(member)).collect();
+        let expected = members.and_then(|members| {
+            let own = members.iter().position(|member| *member == rank).expect("a member");
+            reference::collective(case.operation, case.reduce_op, case.data_type, case.group_root(), own, &inputs)
+        });
+
+        // One memory for both, with room around that must stay as it is.
+        const GUARD: usize = 64;
+        let out_len = out_dims.byte_len(case.data_type);
+        let (input_at, output_at, len) = match bound.in_place(&dims)? {
+            InPlace::SameAddress if case.in_place => (GUARD, GUARD, input.len().max(out_len)),
+            InPlace::InputAt { element_offset } if case.in_place => (GUARD + element_offset * element, GUARD, out_len),
+            InPlace::OutputAt { element_offset } if case.in_place => {
+                (GUARD, GUARD + element_offset * element, input.len())
+            }
+            _ => (GUARD, (2 * GUARD + input.len()).next_multiple_of(8), 2 * GUARD + input.len() + out_len),
+        };
+        let mut before = vec![0xa5; len + 2 * GUARD];
+        before[input_at..input_at + input.len()].copy_from_slice(&input);
+        self.memory.write(0, &before)?;
+        self.call(&bound, case, &dims, [input_at..input_at + input.len(), output_at..output_at + out_len])?;
+        let mut got = vec![0; before.len()];
+        self.memory.read(0, &mut got)?;
+
+        let mut after = before;
+        if let Some(expected) = &expected {
+            assert_eq!(expected.shape(), out_dims.as_slice(), "rank {rank}: {case:?}");
+            let mut written = to_bytes(case.data_type, expected.iter().copied());
+            if self.communicator.space() != MemorySpace::Host {
+                // What may differ and does not differ too much is taken for what was expected.
+                tolerance::accept(case, &inputs, rank, &mut written, &got[output_at..output_at + out_len]);
+            }
+            after[output_at..output_at + out_len].copy_from_slice(&written);
+        }
+        // In place, the part of an input that is not an output is the caller's no more than NCCL says; here it stays.
+        if got != after {
+            let at = got.iter().zip(&after).position(|(a, b)| a != b).expect("they differ");
+            let output = &got[output_at..output_at + out_len];
+            panic!(
+                "rank {rank}: {case:?}: byte {at} differs (input at {input_at}, output at {output_at}, {out_len} bytes)\n got {:x?}\nwant {:x?}",
+                &to_bits(case.data_type, output)[..(out_len / element).min(40)],
+                expected.map(|e| e.iter().take(40).copied().collect::<Vec<_>>()),
+            );
+        }
+        assert_eq!(bound.writes_output(), expected.is_some(), "rank {rank}: {case:?}");
+        Ok(())
     }
-    assert_eq!(bound.writes_output(), expected.is_some(), "rank {rank}: {case:?}");
-    Ok(())
+
+    /// Makes the call on two ranges of the memory.
+    fn call(
+        &mut self,
+        bound: &BoundLayer,
+        case: &Case,
+        dims: &[usize],
+        [input, output]: [Range<usize>; 2],
+    ) -> Result<()> {
+        let address = self.memory.as_mut_ptr();
+        if self.memory.space() == self.communicator.space() {
+            // SAFETY: both ranges lie in the buffer, which nobody touches until the work is done.
+            let work =
+                unsafe { bound.enqueue(address.add(input.start), address.add(output.start), dims, &self.stream)? };
+            return Ok(work.wait().map(|_| ())?);
+        }
+        // What is borrowed is never in place: that is for raw addresses.
+        let tensor = |bytes: &[u8]| -> Result<Buffer> {
+            let mut buffer = Buffer::zeroed(case.data_type, [(bytes.len() / case.data_type.byte_len()) as i64])?;
+            buffer.write(0, bytes)?;
+            Ok(buffer)
+        };
+        let given = tensor(&self.memory.as_bytes()?[input])?;
+        let mut wanted = tensor(&self.memory.as_bytes()?[output.clone()])?;
+        bound.execute(Some((&given).into()), Some((&mut wanted).into()), dims)?;
+        self.memory.write(output.start, wanted.as_bytes()?)
+    }
 }
 
 /// How long a quarter of the cases may take.
@@ -94,19 +157,15 @@ fn is_exhaustive() -> bool {
     std::env::var("DCL_EXHAUSTIVE").is_ok_and(|value| value == "1")
 }
 
-/// Runs a quarter of the cases on one rank, in the rank's own memory or in the communicator's. Quarters, so that each is far from
-/// its deadline also on a machine that is busy with other things.
-pub fn run_quarter(communicator: &Communicator, quarter: usize, is_symmetric: bool) {
-    let memory = match is_symmetric {
-        true => communicator.allocate(DataType::Uint8, [ROOM as i64]),
-        false => Buffer::zeroed(DataType::Uint8, [ROOM as i64]),
-    };
-    let mut memory = memory.unwrap_or_else(|error| panic!("{error}"));
+/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on a machine that is busy with
+/// other things.
+pub fn run_quarter(communicator: &Communicator, quarter: usize, place: Place, stream: Stream) {
+    let mut runner = Runner::new(communicator, place, stream).unwrap_or_else(|error| panic!("{error}"));
     let n = communicator.world_size();
     let cases = if is_exhaustive() { exhaustive(n) } else { pairwise(n) };
     let mut count = 0;
     for case in cases.iter().skip(quarter).step_by(4) {
-        if let Err(error) = run_case(communicator, case, &mut memory) {
+        if let Err(error) = runner.run(case) {
             panic!("{case:?}: {error}");
         }
         count += 1;
@@ -116,7 +175,9 @@ pub fn run_quarter(communicator: &Communicator, quarter: usize, is_symmetric: bo
 
 /// A quarter of the cases on `n` threads that live through them all.
 fn conforms(n: u32, quarter: usize) {
-    on_ranks_within(deadline(), n, move |communicator| run_quarter(&communicator, quarter, false));
+    on_ranks_within(deadline(), n, move |communicator| {
+        run_quarter(&communicator, quarter, Place::Own, Stream::inline())
+    });
 }
 
 /// Makes four tests of each configuration: `conforms(configuration, quarter)`.

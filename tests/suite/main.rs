@@ -5,9 +5,11 @@ mod communicator;
 mod conformance;
 mod contexts;
 mod errors;
+mod nccl;
 mod networks;
 mod processes;
 
 mod ranks;
 mod reference;
+mod tolerance;
 mod values;

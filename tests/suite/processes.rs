@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use distcollective::{
     Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
-    TensorViewMut,
+    Stream, TensorViewMut,
 };
 
-use crate::conformance::{deadline, quarters, run_quarter};
-use crate::ranks::DEADLINE;
+use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::ranks::{DEADLINE, wait_all};
 
 const ROLE: &str = "DCL_TEST_ROLE";
 const JOB: &str = "DCL_TEST_JOB";
@@ -52,45 +52,6 @@ fn command(role: &Role<'_>) -> Command {
     command
 }
 
-/// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
-fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
-    let end = Instant::now() + deadline;
-    let readers: Vec<_> = children
-        .into_iter()
-        .map(|mut child| {
-            let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-            let errors = std::thread::spawn(move || {
-                let mut text = String::new();
-                stderr.read_to_string(&mut text).map(|_| text)
-            });
-            let output = std::thread::spawn(move || {
-                let mut text = String::new();
-                stdout.read_to_string(&mut text).map(|_| text)
-            });
-            (child, output, errors)
-        })
-        .collect();
-    let mut results = Vec::new();
-    let mut late = false;
-    for (mut child, output, errors) in readers {
-        let status = loop {
-            match child.try_wait().expect("a child") {
-                Some(status) => break status,
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-                None => {
-                    late = true;
-                    child.kill().expect("a child");
-                }
-            }
-        };
-        let text =
-            |thread: std::thread::JoinHandle<std::io::Result<String>>| thread.join().expect("no panic").expect("text");
-        results.push((status.success(), text(output) + &text(errors)));
-    }
-    assert!(!late, "children did not end within {deadline:?}: {results:#?}");
-    results
-}
-
 /// Not a test by itself: what a child runs. Without a role there is nothing to do.
 #[test]
 fn child() {
@@ -116,8 +77,10 @@ fn child() {
         .map(|communicator| {
             let role = role.clone();
             std::thread::spawn(move || match role.as_str() {
-                "conformance" => run_quarter(&communicator, quarter as usize, false),
-                "conformance in symmetric memory" => run_quarter(&communicator, quarter as usize, true),
+                "conformance" => run_quarter(&communicator, quarter as usize, Place::Own, Stream::inline()),
+                "conformance in symmetric memory" => {
+                    run_quarter(&communicator, quarter as usize, Place::Symmetric, Stream::inline());
+                }
                 "sum until told" | "sum until told, soon" => sum_until_told(&communicator),
                 "sum, then rank 1 exits" => sum_then_rank_1(&communicator, || std::process::exit(0)),
                 "sum, then rank 1 panics" => sum_then_rank_1(&communicator, || panic!("on purpose")),

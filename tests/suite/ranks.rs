@@ -1,5 +1,7 @@
 //! Ranks to test with. Every run of several ranks has a deadline.
 
+use std::io::Read;
+use std::process::Child;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -23,9 +25,19 @@ pub fn on_ranks_within<T: Send + 'static>(
     n: u32,
     body: impl Fn(Communicator) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
+    let communicators = Communicator::in_process(n).expect("n is not zero");
+    on_communicators(deadline, communicators, body)
+}
+
+/// [`on_ranks_within`] on communicators that are there.
+pub fn on_communicators<T: Send + 'static>(
+    deadline: Duration,
+    communicators: Vec<Communicator>,
+    body: impl Fn(Communicator) -> T + Clone + Send + 'static,
+) -> Vec<T> {
+    let n = communicators.len();
     let (sender, results) = mpsc::channel();
-    let threads: Vec<_> = Communicator::in_process(n)
-        .expect("n is not zero")
+    let threads: Vec<_> = communicators
         .into_iter()
         .map(|communicator| {
             let (sender, body) = (sender.clone(), body.clone());
@@ -55,4 +67,43 @@ pub fn on_ranks_within<T: Send + 'static>(
         }
     }
     all.into_iter().map(|result| result.expect("every thread sent its result")).collect()
+}
+
+/// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
+pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
+    let end = Instant::now() + deadline;
+    let readers: Vec<_> = children
+        .into_iter()
+        .map(|mut child| {
+            let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+            let errors = std::thread::spawn(move || {
+                let mut text = String::new();
+                stderr.read_to_string(&mut text).map(|_| text)
+            });
+            let output = std::thread::spawn(move || {
+                let mut text = String::new();
+                stdout.read_to_string(&mut text).map(|_| text)
+            });
+            (child, output, errors)
+        })
+        .collect();
+    let mut results = Vec::new();
+    let mut late = false;
+    for (mut child, output, errors) in readers {
+        let status = loop {
+            match child.try_wait().expect("a child") {
+                Some(status) => break status,
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                None => {
+                    late = true;
+                    child.kill().expect("a child");
+                }
+            }
+        };
+        let text =
+            |thread: std::thread::JoinHandle<std::io::Result<String>>| thread.join().expect("no panic").expect("text");
+        results.push((status.success(), text(output) + &text(errors)));
+    }
+    assert!(!late, "children did not end within {deadline:?}: {results:#?}");
+    results
 }

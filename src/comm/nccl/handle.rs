@@ -2,6 +2,7 @@
 //! inside when it is aborted, and no wait without a deadline.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::library::{Library, function};
 use crate::comm::turn;
 use crate::cuda::helper::{self, Sent};
 use crate::cuda::{Device, Pause};
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, Result, bail};
 use crate::stream::lock;
 
 /// How long an abort may take. NCCL's has been seen hanging (pytorch #119215, nccl #829 and #1013).
@@ -46,13 +47,22 @@ impl Handle {
         [rank, world_size]: [u32; 2],
         deadline: Instant,
     ) -> Result<Self> {
+        let what = "ncclCommInitRankConfig";
         let initialize = function!(library, ncclCommInitRankConfig)?;
-        let handle = Self::make(library, device, "ncclCommInitRankConfig", deadline, &|| Ok(()), move |raw| {
+        let place = Place::default();
+        let result = place.fill(what, device, deadline, move |raw| {
             let mut config = library.config();
             // SAFETY: pointers to a place for the communicator and to a configuration, both good during the call.
             unsafe { initialize(raw, world_size as i32, id, rank as i32, &mut config) }
         })?;
-        handle.ok_or_else(|| error!(System, "ncclCommInitRankConfig gave no communicator"))
+        // The communicator is there at once, though it is still in progress.
+        let raw = place.get();
+        if raw.is_null() {
+            return Err(library.error(what, result, raw));
+        }
+        let handle = Self::new(library, device, raw);
+        handle.settle(what, result, deadline, &|| Ok(())).inspect_err(|_| handle.abort())?;
+        Ok(handle)
     }
 
     /// Makes a communicator of the ranks with this color; none where there is no color.
@@ -63,52 +73,31 @@ impl Handle {
         deadline: Instant,
         alive: Alive<'_>,
     ) -> Result<Option<Self>> {
-        let split = function!(self.library, ncclCommSplit)?;
+        let what = "ncclCommSplit";
+        let library = self.library;
+        let split = function!(library, ncclCommSplit)?;
         let is_open = lock(&self.is_open);
         self.check_open(*is_open)?;
-        let library = self.library;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
-        let parent = Sent(self.raw);
-        let made = Self::make(library, &self.device, "ncclCommSplit", deadline, alive, move |raw| {
+        let (place, parent) = (Place::default(), Sent(self.raw));
+        let result = place.fill(what, &self.device, deadline, move |raw| {
             let mut config = library.config();
             // SAFETY: the parent is there while it is locked; the other pointers are good during the call.
             unsafe { split(parent.into_inner(), color, key as i32, raw, &mut config) }
         })?;
-        // The parent is in progress too.
-        self.settle("ncclCommSplit", ncclInProgress, deadline, alive)?;
-        Ok(made)
+        // The communicator is written by a thread of NCCL's, while the parent is in progress.
+        self.settle(what, result, deadline, alive)?;
+        let raw = place.get();
+        if raw.is_null() {
+            return Ok(None);
+        }
+        let handle = Self::new(library, &self.device, raw);
+        handle.settle(what, ncclInProgress, deadline, alive).inspect_err(|_| handle.abort())?;
+        Ok(Some(handle))
     }
 
-    /// Calls what makes a communicator on a helper thread, since it may never return, and waits until the communicator is ready.
-    fn make(
-        library: &'static Library,
-        device: &Arc<Device>,
-        what: &'static str,
-        deadline: Instant,
-        alive: Alive<'_>,
-        call: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send + 'static,
-    ) -> Result<Option<Self>> {
-        let current = Arc::clone(device);
-        let (result, raw) = helper::bounded(what, deadline, move || {
-            let _current = current.enter()?;
-            let mut raw = std::ptr::null_mut();
-            let result = call(&mut raw);
-            Ok::<_, Error>((result, Sent(raw)))
-        })??;
-        let raw = raw.into_inner();
-        if raw.is_null() {
-            // A rank without a color, or one whose call failed at once.
-            let is_well = result == ncclSuccess || result == ncclInProgress;
-            return if is_well { Ok(None) } else { Err(library.error(what, result, raw)) };
-        }
-        let handle = Handle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) };
-        match handle.settle(what, result, deadline, alive) {
-            Ok(()) => Ok(Some(handle)),
-            Err(error) => {
-                handle.abort();
-                Err(error)
-            }
-        }
+    fn new(library: &'static Library, device: &Arc<Device>, raw: ncclComm_t) -> Self {
+        Handle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) }
     }
 
     /// The caller's communicator.
@@ -276,6 +265,37 @@ impl Drop for Handle {
                 }
             }
         });
+    }
+}
+
+/// Where NCCL writes a new communicator: at once, or when nobody waits for it any more. So it is never freed.
+#[derive(Clone, Copy)]
+struct Place(&'static AtomicPtr<ncclComm>);
+
+impl Default for Place {
+    fn default() -> Self {
+        Place(Box::leak(Box::default()))
+    }
+}
+
+impl Place {
+    /// Calls what fills it, on a helper thread, since it may never return.
+    fn fill(
+        self,
+        what: &'static str,
+        device: &Arc<Device>,
+        deadline: Instant,
+        call: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send + 'static,
+    ) -> Result<ncclResult_t> {
+        let device = Arc::clone(device);
+        helper::bounded(what, deadline, move || {
+            let _current = device.enter()?;
+            Ok(call(self.0.as_ptr()))
+        })?
+    }
+
+    fn get(self) -> ncclComm_t {
+        self.0.load(Ordering::Acquire)
     }
 }
 

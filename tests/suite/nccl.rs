@@ -1,0 +1,212 @@
+//! The NCCL backend: the conformance suite, contexts, graphs, faults.
+//!
+//! Each test runs in a child process, since libraries are loaded once: this very program, told by its environment to run one test,
+//! [`child`], and in it one role. The child finds test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With
+//! `DCL_TEST_GPU=1` it finds the real ones, and tests that need the others say that they are skipped; `tools/gpu-check` does so.
+
+mod contexts;
+mod faults;
+mod libraries;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use distcollective::{Communicator, MemorySpace, Rank, ReduceOperation, Result, Stream};
+use fake_gpu::{Variant, library_dir};
+
+use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::ranks::{DEADLINE, on_communicators, wait_all};
+
+const ROLE: &str = "DCL_TEST_NCCL_ROLE";
+const RANKS: &str = "DCL_TEST_NCCL_RANKS";
+
+/// How long a rank waits for others where nothing shall fail.
+const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Whether the real libraries are to be used.
+fn is_on_gpu() -> bool {
+    std::env::var_os("DCL_TEST_GPU").is_some()
+}
+
+/// A child that plays a role on so many ranks.
+struct Child<'a> {
+    role: &'a str,
+    ranks: u32,
+    variant: Variant,
+    settings: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Child<'a> {
+    fn new(role: &'a str, ranks: u32) -> Self {
+        Child { role, ranks, variant: Variant::Current, settings: &[] }
+    }
+
+    /// With another set of libraries.
+    fn on(self, variant: Variant) -> Self {
+        Child { variant, ..self }
+    }
+
+    /// With environment variables.
+    fn with(self, settings: &'a [(&'a str, &'a str)]) -> Self {
+        Child { settings, ..self }
+    }
+
+    /// Runs it within a deadline. Gives what it wrote.
+    ///
+    /// # Panics
+    ///
+    /// It failed, or was late.
+    fn passes_within(self, deadline: Duration) -> String {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command
+            .args(["nccl::child", "--exact", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, self.role)
+            .env(RANKS, self.ranks.to_string())
+            .envs(self.settings.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if !is_on_gpu() {
+            command.env("LD_LIBRARY_PATH", library_dir(self.variant));
+        }
+        let (succeeded, text) = wait_all(vec![command.spawn().expect("a child starts")], deadline).remove(0);
+        assert!(succeeded, "{text}");
+        text
+    }
+
+    fn passes(self) -> String {
+        self.passes_within(DEADLINE)
+    }
+}
+
+/// Not a test by itself: what a child runs. Without a role there is nothing to do.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let ranks: u32 = std::env::var(RANKS).expect("ranks").parse().expect("a number");
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[..] {
+        ["conformance", place, quarter] => conformance(ranks, place, quarter.parse().expect("a number")),
+        ["contexts", name] => contexts::play(name, ranks),
+        ["faults", name] => faults::play(name, ranks),
+        ["libraries", name] => libraries::play(name, ranks),
+        ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
+        _ => panic!("{role} is no role"),
+    }
+    if !is_on_gpu() && words[0] != "libraries" {
+        libraries::assert_nothing_is_left(words[0] == "faults");
+    }
+}
+
+/// Runs a body on ranks that are threads with a GPU each.
+fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).unwrap_or_else(|error| panic!("{error}"));
+    for result in on_communicators(deadline(), communicators, body) {
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// The stream of the communicator's GPU.
+fn cuda_stream(communicator: &Communicator) -> Result<Stream> {
+    match communicator.space() {
+        MemorySpace::Cuda(ordinal) => Stream::cuda(ordinal),
+        _ => panic!("the communicator is not on a GPU"),
+    }
+}
+
+fn conformance(ranks: u32, place: &str, quarter: usize) {
+    let place = match place {
+        "host" => Place::Host,
+        "own" => Place::Own,
+        "symmetric" => Place::Symmetric,
+        _ => panic!("{place} is no place"),
+    };
+    on_gpus(ranks, move |communicator| {
+        // What is in host memory cannot be enqueued; what the rank has by itself is enqueued and done in turns.
+        let stream = match place {
+            Place::Symmetric => cuda_stream(&communicator)?,
+            _ => Stream::inline(),
+        };
+        run_quarter(&communicator, quarter, place, stream);
+        Ok(())
+    });
+}
+
+/// A quarter of the cases on `ranks` GPUs of compute capability `capability`, with tensors at a place.
+fn conforms((ranks, place, variant, capability): (u32, &str, Variant, &str), quarter: usize) {
+    if is_on_gpu() && (ranks > available_ranks() || variant != Variant::Current || capability != "90") {
+        println!("skipped: this needs the test libraries, or more ranks than there can be here");
+        return;
+    }
+    let role = format!("conformance {place} {quarter}");
+    Child::new(&role, ranks).on(variant).with(&[("FAKE_CUDA_SM", capability)]).passes_within(deadline());
+}
+
+/// How many ranks there can be on the GPUs at hand.
+fn available_ranks() -> u32 {
+    std::env::var("DCL_TEST_GPU").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(1)
+}
+
+quarters! {
+    crate::nccl::conforms;
+    one_rank: (1, "own", fake_gpu::Variant::Current, "90"),
+    two_ranks: (2, "own", fake_gpu::Variant::Current, "90"),
+    two_ranks_on_host_tensors: (2, "host", fake_gpu::Variant::Current, "90"),
+    two_ranks_enqueued_in_windows: (2, "symmetric", fake_gpu::Variant::Current, "90"),
+    three_ranks_before_hopper: (3, "own", fake_gpu::Variant::Current, "80"),
+    four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", fake_gpu::Variant::Old, "86"),
+}
+
+/// Eager calls on slices, and asynchronous ones on buffers of the GPU's.
+fn eager(communicator: &Communicator) -> Result<()> {
+    use distcollective::{Buffer, Collective, Operands};
+    let (rank, n) = (communicator.rank().0, communicator.world_size());
+    let mut x = [rank as f32, 1.0];
+    communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
+    assert_eq!(x, [(n * (n - 1) / 2) as f32, n as f32]);
+    let mut all = vec![0i64; n as usize];
+    communicator.all_gather(&[i64::from(rank)], &mut all)?;
+    assert!(all.iter().copied().eq(0..i64::from(n)));
+    communicator.barrier()?;
+
+    let stream = cuda_stream(communicator)?;
+    let mut buffer = communicator.allocate(distcollective::DataType::Int32, [3])?;
+    buffer.write(0, &[rank as u8 + 1, 0, 0, 0].repeat(3))?;
+    let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    let work = communicator.collective_async(sum, Operands::in_place(buffer), &stream)?;
+    let buffer = work.wait()?.output.expect("the work hands it back");
+    let mut bytes = [0; 12];
+    buffer.read(0, &mut bytes)?;
+    assert_eq!(bytes[..4], (n * (n + 1) / 2).to_le_bytes());
+    assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
+
+    // What nobody waits for is kept until it is done.
+    let forgotten = Buffer::zeroed_in(communicator.space(), distcollective::DataType::Float16, [1 << 16])?;
+    drop(communicator.collective_async(sum, Operands::in_place(forgotten), &stream)?);
+    stream.synchronize()?;
+
+    // Host memory cannot be enqueued; the other ranks do not notice.
+    let host = Operands::in_place(Buffer::zeroed(distcollective::DataType::Float32, [1])?);
+    let work = communicator.collective_async(sum, host, &stream)?;
+    let error = work.wait().expect_err("host memory on a CUDA stream").error.to_string();
+    assert!(error.contains("on a CUDA stream has its tensors in the memory of GPU"), "{error}");
+
+    let halves: Vec<Rank> = (0..n).filter(|r| r % 2 == rank % 2).rev().map(Rank).collect();
+    let group = communicator.split(Some(rank % 2), n - rank)?.expect("every rank has a color");
+    let mut first = [rank as i32];
+    group.broadcast(&mut first, Rank(0))?;
+    assert_eq!(first[0] as u32, halves[0].0);
+    assert_eq!(group.origin_rank(), communicator.rank());
+    group.finalize()?;
+    communicator.clone().finalize()
+}
+
+#[test]
+fn eager_calls_on_slices_and_on_buffers_of_the_gpus() {
+    for ranks in [1, 3] {
+        if is_on_gpu() && ranks > available_ranks() {
+            println!("skipped: there cannot be {ranks} ranks here");
+            return;
+        }
+        Child::new("eager", ranks).passes();
+    }
+}

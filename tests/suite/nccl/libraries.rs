@@ -1,0 +1,130 @@
+//! The libraries: absent, too old, without a symbol; and what the test libraries count.
+
+use std::ffi::{CStr, CString, c_char};
+use std::time::{Duration, Instant};
+
+use distcollective::{Communicator, NcclId, ReduceOperation};
+use fake_gpu::Variant;
+use libloading::{Library, Symbol};
+
+use super::{Child, TIMEOUT, is_on_gpu, on_gpus};
+
+/// Plays a role in a child.
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "refused" => println!("{}", Communicator::nccl_in_process(ranks, TIMEOUT).expect_err("something is missing")),
+        "average" => on_gpus(ranks, |communicator| {
+            communicator.all_reduce(&mut [1i32], ReduceOperation::Avg)?;
+            let error = communicator.all_reduce(&mut [1f32], ReduceOperation::Avg).expect_err("there is no compiler");
+            println!("{error}");
+            Ok(())
+        }),
+        "auto" => {
+            let communicators = Communicator::in_process_on("auto", 2, TIMEOUT).expect("two ranks");
+            println!("on {}", communicators[0].backend());
+        }
+        "id" => {
+            let id = NcclId::new().expect("an id");
+            assert_eq!(NcclId::from_bytes(id.as_bytes()).expect("128 bytes"), id);
+            assert!(NcclId::from_bytes(&[0; 127]).is_err());
+        }
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// One of the test libraries, as the child has it.
+struct Fake(Library);
+
+impl Fake {
+    fn open(name: &str) -> Self {
+        // SAFETY: the library is loaded already.
+        Fake(unsafe { Library::new(name) }.expect("a test library"))
+    }
+
+    fn live(&self, function: &str, kind: &str) -> usize {
+        let kind = CString::new(kind).expect("no zero");
+        // SAFETY: the function has this type.
+        unsafe {
+            let live: Symbol<'_, unsafe extern "C" fn(*const c_char) -> usize> =
+                self.0.get(function).expect("a function of the test library");
+            live(kind.as_ptr())
+        }
+    }
+}
+
+/// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken. Helper threads may take a moment.
+/// After a fault that stays in the way of letting go, only the rules are looked at.
+pub fn assert_nothing_is_left(after_a_fault: bool) {
+    let (cuda, nccl) = (Fake::open("libcuda.so.1"), Fake::open("libnccl.so.2"));
+    // SAFETY: the functions have these types.
+    let violations = unsafe {
+        let count: Symbol<'_, unsafe extern "C" fn() -> usize> =
+            nccl.0.get("fake_nccl_violations").expect("a function");
+        let text: Symbol<'_, unsafe extern "C" fn(usize) -> *const c_char> =
+            nccl.0.get("fake_nccl_violation").expect("a function");
+        (0..count()).map(|i| CStr::from_ptr(text(i)).to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    assert!(violations.is_empty(), "{violations:#?}");
+    if after_a_fault {
+        return;
+    }
+    let left = || {
+        let of_cuda = ["device memory", "stream", "event", "graph", "graph exec"];
+        let of_nccl = ["communicator", "memory", "window"];
+        let of_cuda = of_cuda.into_iter().map(|kind| (kind, cuda.live("fake_cuda_live", kind)));
+        let of_nccl = of_nccl.into_iter().map(|kind| (kind, nccl.live("fake_nccl_live", kind)));
+        of_cuda.chain(of_nccl).filter(|(_, count)| *count > 0).collect::<Vec<_>>()
+    };
+    let end = Instant::now() + Duration::from_secs(5);
+    while !left().is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(left().is_empty(), "not let go of: {:?}", left());
+}
+
+#[test]
+fn what_is_missing_is_named_with_where_to_get_it() {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+        return;
+    }
+    for (variant, says) in [
+        (Variant::NoDriver, "CUDA's driver, libcuda.so or libcuda.so.1, is not to be found"),
+        (Variant::NoNccl, "NCCL is not to be found; tried libnccl.so.2"),
+        (Variant::Ancient, "libnccl.so.2 is NCCL 2.18.3; 2.19.0 or newer is needed"),
+    ] {
+        let text = Child::new("libraries refused", 1).on(variant).passes();
+        assert!(text.contains(says), "{text}");
+    }
+    let text = Child::new("libraries refused", 1).with(&[("FAKE_CUDA_DEVICES", "0")]).passes();
+    assert!(text.contains("cuInit: CUDA says CUDA_ERROR_NO_DEVICE"), "{text}");
+    let text = Child::new("libraries refused", 2).with(&[("FAKE_CUDA_DEVICES", "1")]).passes();
+    assert!(text.contains("2 ranks on 1 GPU: NCCL has one rank a GPU; from 2.30 on several share it"), "{text}");
+    // Without NVRTC all works that needs no kernel.
+    let text = Child::new("libraries average", 2).on(Variant::NoNvrtc).passes();
+    assert!(
+        text.contains("CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found"),
+        "{text}"
+    );
+    let text = Child::new("libraries average", 2).with(&[("FAKE_NVRTC", "fail")]).passes();
+    assert!(text.contains("nvrtcCompileProgram: NVRTC says"), "{text}");
+}
+
+#[test]
+fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+        return;
+    }
+    let on =
+        |variant, devices| Child::new("libraries auto", 2).on(variant).with(&[("FAKE_CUDA_DEVICES", devices)]).passes();
+    assert!(on(Variant::Current, "2").contains("on nccl"));
+    assert!(on(Variant::Current, "1").contains("on host"));
+    assert!(on(Variant::NoNccl, "2").contains("on host"));
+    assert!(on(Variant::NoDriver, "2").contains("on host"));
+}
+
+#[test]
+fn an_id_is_its_bytes() {
+    Child::new("libraries id", 1).passes();
+}
