@@ -86,8 +86,8 @@ fn child() {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
         ["conformance", place, quarter] => conformance(ranks, place, quarter.parse().expect("a number")),
-        ["contexts", name] => contexts::play(name, ranks),
-        ["faults", name] => faults::play(name, ranks),
+        ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
+        ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
         _ => panic!("{role} is no role"),

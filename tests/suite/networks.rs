@@ -4,15 +4,17 @@
 use std::sync::Arc;
 
 use distcollective::{
-    Bindings, Buffer, Builder, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Engine, Network,
-    Rank, ReduceOperation, Result, Shuffle, Stream, TensorView, TensorViewMut,
+    Bindings, Buffer, Builder, CollectiveOperation, Communicator, ContextOptions, DataType, Dims, DistCollectiveLayer,
+    Engine, ExecutionContext, IoMode, IoTensor, MemorySpace, Network, Rank, ReduceOperation, Result, Shuffle, Stream,
+    TensorView, TensorViewMut,
 };
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use crate::cases::{Case, Participants, RootChoice, ShapeChoice};
-use crate::ranks::on_ranks;
+use crate::ranks::{DEADLINE, on_communicators, on_ranks};
 use crate::reference::{self, Bits};
 use crate::values::{elements, to_bytes};
 
@@ -330,14 +332,44 @@ impl Plan {
         tensors
     }
 
+    /// Whether what other backends give has the same bits: reductions of floats may differ.
+    fn is_exact(&self) -> bool {
+        let types: Vec<DataType> = self.interpret(1).iter().map(|(data_type, _)| *data_type).collect();
+        self.steps.iter().all(|step| match &step.action {
+            Action::Collective(case) => case.reduce_op.is_none() || !types[step.input].is_float(),
+            _ => true,
+        })
+    }
+
     /// One rank's runs, by all ways to run, compared with the reference.
-    fn run(&self, engine: &Engine, expected: &[Vec<Interpreted>; 2], communicator: &Communicator) -> Result<()> {
-        let rank = communicator.rank();
-        let mut context = engine.create_execution_context()?;
+    fn run(
+        &self,
+        engine: &Engine,
+        expected: &[Vec<Interpreted>; 2],
+        communicator: &Communicator,
+        options: ContextOptions,
+    ) -> Result<()> {
+        let mut context = engine.create_execution_context_with(options)?;
         context.set_communicator(communicator)?;
-        let worker = Stream::worker()?;
-        let mut bindings: Option<Bindings> = None;
-        for (run, scale) in [1, 2, 1].into_iter().enumerate() {
+        let (space, worker) = (communicator.space(), Stream::worker()?);
+        let mut bindings = context.create_bindings();
+        let ways = match space {
+            MemorySpace::Cuda(ordinal) => {
+                let [stream, other] = [Stream::cuda(ordinal)?, Stream::cuda(ordinal)?];
+                vec![
+                    (1, Way::Execute),
+                    (2, Way::Enqueue(Stream::inline(), MemorySpace::Host)),
+                    (1, Way::Enqueue(stream.clone(), space)),
+                    // Where graphs are wanted, the second run is recorded, and replayed from the third on.
+                    (1, Way::Enqueue(stream.clone(), space)),
+                    (1, Way::Enqueue(other, space)),
+                    (1, Way::Enqueue(worker, space)),
+                    (2, Way::Enqueue(stream, space)),
+                ]
+            }
+            _ => vec![(1, Way::Execute), (2, Way::Enqueue(Stream::inline(), space)), (1, Way::Enqueue(worker, space))],
+        };
+        for (run, (scale, way)) in ways.into_iter().enumerate() {
             if !self.dynamic && scale == 2 {
                 continue;
             }
@@ -346,57 +378,131 @@ impl Plan {
                 names.push((format!("in{i}"), Dims::new(&[(dims[0] * scale) as i64, dims[1] as i64])?));
             }
             let shapes: Vec<(&str, Dims)> = names.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
-            context.set_input_shapes(&shapes)?;
-            let mut buffers = Vec::new();
-            for io in engine.io_tensors() {
-                let mut buffer = Buffer::zeroed(io.data_type, context.tensor_shape(&io.name)?)?;
-                buffer.as_mut_bytes()?.fill(PATTERN);
-                if let Some(i) = io.name.strip_prefix("in") {
-                    let input = self.input(i.parse().expect("a number"), rank.0, scale);
-                    buffer.as_mut_bytes()?.copy_from_slice(&to_bytes(io.data_type, input));
-                }
-                buffers.push((io.name.clone(), buffer));
+            if run == 0 || self.dynamic {
+                context.set_input_shapes(&shapes)?;
             }
-            if run == 0 {
-                let (inputs, outputs) = buffers.split_at_mut(self.inputs.len());
-                context.execute(
-                    inputs.iter().map(|(name, buffer)| (name.as_str(), Ok(TensorView::from(buffer)))),
-                    outputs.iter_mut().map(|(name, buffer)| (name.as_str(), Ok(TensorViewMut::from(buffer)))),
-                )?;
-            } else {
-                let mut bound = bindings.take().unwrap_or_else(|| context.create_bindings());
-                for (name, buffer) in buffers.drain(..) {
-                    if name.starts_with("in") {
-                        bound.bind_input(&name, Arc::new(buffer))?;
-                    } else {
-                        bound.bind_output(&name, buffer)?;
+            let outputs = match way {
+                Way::Execute => self.execute(engine, &mut context, communicator.rank(), scale)?,
+                Way::Enqueue(stream, space) => {
+                    self.bind(engine, &context, &mut bindings, communicator.rank(), scale, space)?;
+                    bindings = context.enqueue(bindings, &stream)?.wait()?;
+                    let mut outputs = Vec::new();
+                    for io in engine.io_tensors().iter().filter(|io| io.mode == IoMode::Output) {
+                        let buffer = bindings.get(&io.name)?;
+                        let mut bytes = vec![0; buffer.byte_len()];
+                        buffer.read(0, &mut bytes)?;
+                        outputs.push(bytes);
                     }
+                    outputs
                 }
-                let stream = if run == 1 { Stream::inline() } else { worker.clone() };
-                let mut bound = context.enqueue(bound, &stream)?.wait()?;
-                for io in engine.io_tensors().iter().filter(|io| io.name.starts_with("out")) {
-                    buffers.push((io.name.clone(), bound.take(&io.name)?.expect("an owned buffer")));
-                }
-                bindings = Some(bound);
-            }
-            for (i, &output) in self.outputs.iter().enumerate() {
-                let name = format!("out{i}");
-                let (_, buffer) = buffers.iter().find(|(n, _)| *n == name).expect("every output is bound");
-                let (data_type, values) = &expected[scale - 1][output];
-                let want = match &values[rank.index()] {
-                    Some(bits) => to_bytes(*data_type, bits.iter().copied()),
-                    None => vec![PATTERN; buffer.byte_len()],
-                };
-                assert!(
-                    buffer.as_bytes()? == want,
-                    "rank {rank}, run {run}, {name} ({buffer:?})\n got {:x?}\nwant {want:x?}\n{self:#?}\n{}",
-                    buffer.as_bytes()?,
-                    engine.inspect()
-                );
+            };
+            self.compare(engine, &expected[scale - 1], communicator.rank(), run, &outputs);
+        }
+        Ok(())
+    }
+
+    /// What a tensor of the caller's holds before a run.
+    fn content(&self, io: &IoTensor, rank: Rank, scale: usize, byte_len: usize) -> Vec<u8> {
+        match io.name.strip_prefix("in") {
+            Some(i) => to_bytes(io.data_type, self.input(i.parse().expect("a number"), rank.0, scale)),
+            None => vec![PATTERN; byte_len],
+        }
+    }
+
+    fn execute(
+        &self,
+        engine: &Engine,
+        context: &mut ExecutionContext,
+        rank: Rank,
+        scale: usize,
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut buffers = Vec::new();
+        for io in engine.io_tensors() {
+            let mut buffer = Buffer::zeroed(io.data_type, context.tensor_shape(&io.name)?)?;
+            let content = self.content(io, rank, scale, buffer.byte_len());
+            buffer.write(0, &content)?;
+            buffers.push((io.name.clone(), buffer));
+        }
+        let (inputs, outputs) = buffers.split_at_mut(self.inputs.len());
+        context.execute(
+            inputs.iter().map(|(name, buffer)| (name.as_str(), Ok(TensorView::from(buffer)))),
+            outputs.iter_mut().map(|(name, buffer)| (name.as_str(), Ok(TensorViewMut::from(buffer)))),
+        )?;
+        outputs.iter().map(|(_, buffer)| buffer.as_bytes().map(<[u8]>::to_vec)).collect()
+    }
+
+    /// Fills and binds a buffer for each tensor: the one that is bound already, if it fits.
+    fn bind(
+        &self,
+        engine: &Engine,
+        context: &ExecutionContext,
+        bindings: &mut Bindings,
+        rank: Rank,
+        scale: usize,
+        space: MemorySpace,
+    ) -> Result<()> {
+        for io in engine.io_tensors() {
+            let shape = context.tensor_shape(&io.name)?;
+            let fits = |buffer: &Buffer| buffer.shape() == shape && buffer.space() == space;
+            let mut buffer = match bindings.take(&io.name)?.filter(fits) {
+                Some(buffer) => buffer,
+                None => Buffer::zeroed_in(space, io.data_type, shape)?,
+            };
+            let content = self.content(io, rank, scale, buffer.byte_len());
+            buffer.write(0, &content)?;
+            match io.mode {
+                IoMode::Output => bindings.bind_output(&io.name, buffer)?,
+                // An input may be shared; on a GPU it stays where it is, for the next run.
+                IoMode::Input if space == MemorySpace::Host => bindings.bind_input(&io.name, Arc::new(buffer))?,
+                IoMode::Input => bindings.bind_input(&io.name, buffer)?,
             }
         }
         Ok(())
     }
+
+    fn compare(&self, engine: &Engine, expected: &[Interpreted], rank: Rank, run: usize, outputs: &[Vec<u8>]) {
+        for (i, (&output, got)) in self.outputs.iter().zip(outputs).enumerate() {
+            let (data_type, values) = &expected[output];
+            let want = match &values[rank.index()] {
+                Some(bits) => to_bytes(*data_type, bits.iter().copied()),
+                None => vec![PATTERN; got.len()],
+            };
+            assert!(
+                *got == want,
+                "rank {rank}, run {run}, out{i}\n got {got:x?}\nwant {want:x?}\n{self:#?}\n{}",
+                engine.inspect()
+            );
+        }
+    }
+}
+
+/// How a run is done.
+enum Way {
+    Execute,
+    Enqueue(Stream, MemorySpace),
+}
+
+/// Networks drawn at random, those whose bits do not depend on the backend, on communicators of 1 to 4 ranks. Every second context
+/// records graphs.
+pub fn run_exact_networks(cases: u32, communicators: &[Vec<Communicator>]) {
+    let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
+    let strategy = (0..communicators.len(), any::<bool>(), vec(0usize..DataType::ALL.len(), 1..=3), genes);
+    let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let result = runner.run(&strategy, |(n, dynamic, types, genes)| {
+        let communicators = communicators[n].clone();
+        let plan = plan(communicators.len() as u32, dynamic, types, genes);
+        prop_assume!(plan.is_exact());
+        let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
+        let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
+        let options = ContextOptions::default().cuda_graph(plan.steps.len() % 2 == 0);
+        let body = move |communicator| plan.run(&engine, &expected, &communicator, options);
+        for result in on_communicators(DEADLINE, communicators, body) {
+            result.unwrap_or_else(|error| panic!("{error}"));
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 proptest! {
@@ -412,7 +518,7 @@ proptest! {
         let plan = plan(n, dynamic, types, genes);
         let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
         let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
-        let results = on_ranks(n, move |communicator| plan.run(&engine, &expected, &communicator));
+        let results = on_ranks(n, move |communicator| plan.run(&engine, &expected, &communicator, ContextOptions::default()));
         for result in results {
             result.expect("no error");
         }
