@@ -181,9 +181,9 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 static CUresult get_status(CUstream handle, int *status) {
     struct stream *stream;
     TRY(stream_get(handle, &stream));
-    *status = stream->capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
-              : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *status = stream->capture == NULL  ? CU_STREAM_CAPTURE_STATUS_NONE
+            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
 }
 

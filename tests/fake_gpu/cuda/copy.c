@@ -11,8 +11,10 @@ static CUresult check(const void *to, const void *from, size_t size, enum direct
         return CUDA_ERROR_INVALID_VALUE;
     if (direction != TO_DEVICE && !is_device_memory(from, size))
         return CUDA_ERROR_INVALID_VALUE;
+    if (direction == BETWEEN_DEVICES)
+        return CUDA_SUCCESS;
     const void *host = direction == TO_DEVICE ? from : to;
-    return direction != BETWEEN_DEVICES && (host == NULL || is_device_memory(host, 1)) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    return host == NULL || is_device_memory(host, 1) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static CUresult copy(void *to, const void *from, size_t size, enum direction direction, struct stream *stream, bool waits) {

@@ -87,24 +87,24 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     static const struct {
         int attribute, value;
     } values[] = {
-        {1, 1024},        /* threads per block */
-        {2, 1024},        /* block, x */
-        {3, 1024},        /* block, y */
-        {4, 64},          /* block, z */
-        {5, 2147483647},  /* grid, x */
-        {6, 65535},       /* grid, y */
-        {7, 65535},       /* grid, z */
-        {8, 49152},       /* shared memory per block */
-        {10, 32},         /* warp */
-        {16, 4},          /* multiprocessors */
-        {39, 2048},       /* threads per multiprocessor */
-        {40, 3},          /* asynchronous engines */
-        {41, 1},          /* unified addressing */
-        {102, 1},         /* virtual memory management */
+        {1, 1024},       /* threads per block */
+        {2, 1024},       /* block, x */
+        {3, 1024},       /* block, y */
+        {4, 64},         /* block, z */
+        {5, 2147483647}, /* grid, x */
+        {6, 65535},      /* grid, y */
+        {7, 65535},      /* grid, z */
+        {8, 49152},      /* shared memory per block */
+        {10, 32},        /* warp */
+        {16, 4},         /* multiprocessors */
+        {39, 2048},      /* threads per multiprocessor */
+        {40, 3},         /* asynchronous engines */
+        {41, 1},         /* unified addressing */
+        {102, 1},        /* virtual memory management */
     };
-    *value = attribute == COMPUTE_CAPABILITY_MAJOR   ? (int)(capability / 10)
-             : attribute == COMPUTE_CAPABILITY_MINOR ? (int)(capability % 10)
-                                                     : 0;
+    *value = attribute == COMPUTE_CAPABILITY_MAJOR ? (int)(capability / 10)
+           : attribute == COMPUTE_CAPABILITY_MINOR ? (int)(capability % 10)
+                                                   : 0;
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         if (values[i].attribute == attribute)
             *value = values[i].value;

@@ -31,7 +31,8 @@ static const struct {
     {CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "depends on work outside the capture"},
     {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "depends on the default stream"},
     {CUDA_ERROR_CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT", "the event was recorded in a capture"},
-    {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "the capture began in another thread"},
+    {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+        "the capture began in another thread"},
 };
 
 static CUresult find(int error, const char **name, const char **text) {
@@ -68,7 +69,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ver
     snprintf(newer, sizeof newer, "%s_v2", symbol);
     *function = NULL;
     Dl_info self;
-    void *library = dladdr((void *)(uintptr_t)cuGetProcAddress_v2, &self) != 0 ? dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    void *library =
+        dladdr((void *)(uintptr_t)cuGetProcAddress_v2, &self) != 0 ? dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
     if (library != NULL) {
         *function = dlsym(library, newer);
         if (*function == NULL)

@@ -42,10 +42,3 @@ void handle_drop(enum handle_kind kind, void *handle) {
 size_t handle_live(enum handle_kind kind) {
     return tables[kind].live;
 }
-
-void handle_each(enum handle_kind kind, void (*visit)(void *object, void *data), void *data) {
-    for (size_t i = 0; i < tables[kind].count; i++) {
-        if (tables[kind].objects[i] != NULL)
-            visit(tables[kind].objects[i], data);
-    }
-}

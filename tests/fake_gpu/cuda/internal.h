@@ -27,11 +27,11 @@ static inline CUresult unlocked(CUresult result) {
 #define LOCKED(expression) (pthread_mutex_lock(&lock), unlocked(expression))
 
 /* Returns from the calling function if the expression is an error. */
-#define TRY(expression)                                                                                                      \
-    do {                                                                                                                     \
-        CUresult tried = (expression);                                                                                       \
-        if (tried != CUDA_SUCCESS)                                                                                           \
-            return tried;                                                                                                    \
+#define TRY(expression)                \
+    do {                               \
+        CUresult tried = (expression); \
+        if (tried != CUDA_SUCCESS)     \
+            return tried;              \
     } while (0)
 
 /* What every function of the interface begins with, without the lock: it is counted, faults happen, and what it needs is
@@ -50,14 +50,21 @@ __attribute__((noreturn, format(printf, 1, 2))) void fatal(const char *format, .
 void *allocate(size_t size);
 
 /* Handles are numbers that are never used again, so that one that was destroyed is known for ever. */
-enum handle_kind { HANDLE_CONTEXT, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_GRAPH, HANDLE_EXEC, HANDLE_KINDS };
+enum handle_kind {
+    HANDLE_CONTEXT,
+    HANDLE_STREAM,
+    HANDLE_EVENT,
+    HANDLE_MODULE,
+    HANDLE_FUNCTION,
+    HANDLE_GRAPH,
+    HANDLE_EXEC,
+    HANDLE_KINDS
+};
 void *handle_new(enum handle_kind kind, void *object);
 /* What the handle stands for, or NULL. */
 void *handle_get(enum handle_kind kind, const void *handle);
 void handle_drop(enum handle_kind kind, void *handle);
 size_t handle_live(enum handle_kind kind);
-/* Calls the function for everything alive of a kind. */
-void handle_each(enum handle_kind kind, void (*visit)(void *object, void *data), void *data);
 
 struct stream;
 
@@ -101,7 +108,15 @@ struct exec;
 
 typedef void (*kernel_function)(const void *arguments, unsigned grid, unsigned block);
 
-enum operation_kind { OPERATION_KERNEL, OPERATION_COPY, OPERATION_SET, OPERATION_HOST, OPERATION_RECORD, OPERATION_WAIT, OPERATION_GRAPH };
+enum operation_kind {
+    OPERATION_KERNEL,
+    OPERATION_COPY,
+    OPERATION_SET,
+    OPERATION_HOST,
+    OPERATION_RECORD,
+    OPERATION_WAIT,
+    OPERATION_GRAPH
+};
 
 struct operation {
     enum operation_kind kind;
@@ -146,6 +161,7 @@ extern _Thread_local bool inside_host_function;
 struct capture;
 
 struct stream {
+    struct stream *next;
     struct context *context;
     CUstream handle;
     unsigned flags;

@@ -93,12 +93,14 @@ static CUresult get_function(CUfunction *handle, CUmodule module_handle, const c
     if (strcmp(name, "fake_fill") == 0) {
         kernel = fake_fill;
         arguments = sizeof(struct fill);
-    } else if (dcl_host_kernel != NULL && dcl_host_kernel_arguments != NULL) {
+    } else if (dcl_host_kernel != NULL) {
         kernel = dcl_host_kernel(name);
-        arguments = dcl_host_kernel_arguments(name);
+        arguments = dcl_host_kernel_arguments != NULL ? dcl_host_kernel_arguments(name) : 0;
     }
     if (kernel == NULL)
         return CUDA_ERROR_NOT_FOUND;
+    if (arguments == 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct function *function = allocate(sizeof *function);
     *function = (struct function){.next = module->functions, .module = module, .kernel = kernel, .arguments = arguments};
     module->functions = function;
@@ -121,19 +123,13 @@ static CUresult launch(CUfunction handle, unsigned grid, unsigned block, CUstrea
         return CUDA_ERROR_INVALID_HANDLE;
     struct operation operation = {
         .kind = OPERATION_KERNEL,
-        .kernel = {
-            .function = function->kernel,
-            .grid = grid,
-            .block = block,
-            .size = function->arguments,
-            .arguments = parameters[0],
-        },
+        .kernel = {function->kernel, grid, block, function->arguments, parameters[0]},
     };
     return stream_submit(stream, &operation);
 }
 
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-    unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra) {
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+    unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra) {
     ENTER(CONTEXT);
     if (grid_x == 0 || grid_x > 0x7fffffff || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > MOST_THREADS_OF_A_BLOCK
         || block_y != 1 || block_z != 1 || shared_bytes != 0 || parameters == NULL || parameters[0] == NULL || extra != NULL)

@@ -72,7 +72,8 @@ static CUresult add(void **address, size_t size, bool pinned) {
 static void check(const struct allocation *allocation) {
     for (size_t i = 0; i < allocation->size; i++) {
         if (allocation->address[i] != FREED)
-            fatal("byte %zu of %zu at %p was written to after the memory was freed", i, allocation->size, (void *)allocation->address);
+            fatal("byte %zu of %zu at %p was written to after the memory was freed", i, allocation->size,
+                (void *)allocation->address);
     }
 }
 

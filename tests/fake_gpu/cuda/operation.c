@@ -80,7 +80,7 @@ bool operation_uses(const struct operation *operation, const void *address, size
     switch (operation->kind) {
     case OPERATION_COPY:
         return overlap(operation->copy.to, operation->copy.size, address, size)
-               || overlap(operation->copy.from, operation->copy.size, address, size);
+            || overlap(operation->copy.from, operation->copy.size, address, size);
     case OPERATION_SET:
         return overlap(operation->set.at, operation->set.size, address, size);
     case OPERATION_GRAPH:

@@ -1,13 +1,26 @@
 /* Streams: queues, each with a thread that serves it. */
 #include "internal.h"
 
+/* All of them, also those that were destroyed and still have work. */
+static struct stream *streams;
+
 struct stream *stream_new(struct context *context, unsigned flags) {
     struct stream *stream = allocate(sizeof *stream);
+    stream->next = streams;
+    streams = stream;
     stream->context = context;
     stream->flags = flags;
     stream->end = &stream->first;
     pthread_cond_init(&stream->work, NULL);
     return stream;
+}
+
+static void stream_free(struct stream *stream) {
+    struct stream **place = &streams;
+    while (*place != stream)
+        place = &(*place)->next;
+    *place = stream->next;
+    free(stream);
 }
 
 static void *serve(void *argument) {
@@ -29,8 +42,8 @@ static void *serve(void *argument) {
         stream->finished++;
         pthread_cond_broadcast(&changed);
     }
+    stream_free(stream);
     pthread_mutex_unlock(&lock);
-    free(stream);
     return NULL;
 }
 
@@ -55,7 +68,7 @@ void stream_close(struct stream *stream) {
     if (stream->has_worker)
         pthread_cond_signal(&stream->work);
     else
-        free(stream);
+        stream_free(stream);
 }
 
 void stream_drain(struct stream *stream) {
@@ -87,32 +100,16 @@ CUresult stream_submit(struct stream *stream, const struct operation *operation)
     return CUDA_SUCCESS;
 }
 
-struct use {
-    const void *address;
-    size_t size;
-    bool found;
-};
-
-static void look(const struct stream *stream, struct use *use) {
-    if (stream->running != NULL && operation_uses(stream->running, use->address, use->size))
-        use->found = true;
-    for (const struct operation *operation = stream->first; operation != NULL; operation = operation->next)
-        use->found = use->found || operation_uses(operation, use->address, use->size);
-}
-
-static void look_in_stream(void *stream, void *use) {
-    look(stream, use);
-}
-
-static void look_in_default_stream(void *context, void *use) {
-    look(((struct context *)context)->default_stream, use);
-}
-
 bool streams_use(const void *address, size_t size) {
-    struct use use = {.address = address, .size = size};
-    handle_each(HANDLE_STREAM, look_in_stream, &use);
-    handle_each(HANDLE_CONTEXT, look_in_default_stream, &use);
-    return use.found;
+    for (const struct stream *stream = streams; stream != NULL; stream = stream->next) {
+        if (stream->running != NULL && operation_uses(stream->running, address, size))
+            return true;
+        for (const struct operation *operation = stream->first; operation != NULL; operation = operation->next) {
+            if (operation_uses(operation, address, size))
+                return true;
+        }
+    }
+    return false;
 }
 
 static CUresult create(CUstream *handle, unsigned flags) {

@@ -1,12 +1,12 @@
 /*
- * The fake NCCL's public face: what of NCCL 2.30's C interface this library has, with its names, layouts and numbers, and a few
- * functions of its own.
+ * The fake NCCL's public face: what of NCCL 2.30's C interface this library has, with its names, layouts and numbers, and a
+ * few functions of its own.
  *
- * The model. All ranks are threads of one process. A collective is a host function on its stream (of the fake driver, which is
- * found as libcuda.so.1, as the real library finds the real one). The n-th collective that a rank comes to on a communicator
- * meets the others' n-th, like a kernel that spins until its peers come; the last one to come moves the elements of all. Where
- * the calls that meet differ in operation, count, type, reduction or root, nobody ever goes on, until the communicator is
- * aborted. Captured collectives work again with every launch of their graph.
+ * The model. All ranks are threads of one process. A collective is a host function on its stream (of the fake driver, which
+ * is found as libcuda.so.1, as the real library finds the real one). The n-th collective that a rank comes to on a
+ * communicator meets the others' n-th, like a kernel that spins until its peers come; the last one to come moves the
+ * elements of all. Where the calls that meet differ in operation, count, type, reduction or root, nobody ever goes on, until
+ * the communicator is aborted. Captured collectives work again with every launch of their graph.
  *
  * It is stricter than NCCL. What a program must not do although NCCL may let it pass is a violation, which is returned as an
  * error where that is possible and noted down either way:
@@ -16,8 +16,8 @@
  *   a current device that is not the communicator's
  *   calls on different streams for one communicator in one group
  *   a window registered twice, differently on some ranks, or alive when its memory is freed
- * Errors without a violation are those of NCCL's own checks, and of buffers that overlap in a way that is not one of the legal
- * forms of working in place.
+ * Errors without a violation are those of NCCL's own checks, and of buffers that overlap in a way that is not one of the
+ * legal forms of working in place.
  *
  * A communicator with blocking = 0 answers ncclInProgress to what concerns more than one rank (init, split, finalize, window
  * registration) and to every third collective call or group; a thread of the library then finishes the call 1 ms later. The
@@ -27,13 +27,11 @@
  *   in_progress=FUNCTION:MS            the function always answers ncclInProgress on non-blocking communicators, for so long
  *   always_in_progress                 so does every function that can
  *   never_in_progress                  none does
- *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but for
- *                                      ncclInvalidArgument (4)
- *   async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its communicator has this error from then on
- *   stall=FUNCTION:NTH[:RANK]          the call does not return
- *   hang_abort                         ncclCommAbort does not return
- *   null_window                        windows are not supported: registration gives NULL
- * A rank is that of the communicator at hand. NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one device.
+ *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but
+ * for ncclInvalidArgument (4) async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its
+ * communicator has this error from then on stall=FUNCTION:NTH[:RANK]          the call does not return hang_abort
+ * ncclCommAbort does not return null_window                        windows are not supported: registration gives NULL A rank
+ * is that of the communicator at hand. NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one device.
  *
  * FAKE_NCCL_VERSION at compile time is the version, and decides which functions there are.
  */
@@ -131,7 +129,8 @@ EXPORT uint64_t fake_nccl_calls(const char *function);
 EXPORT size_t fake_nccl_violations(void);
 EXPORT const char *fake_nccl_violation(size_t number);
 
-/* The latest calls, a line each: "rank 0: ncclAllReduce count 12 type 7 op 0 in group". Good until this thread's next call of it. */
+/* The latest calls, a line each: "rank 0: ncclAllReduce count 12 type 7 op 0 in group". Good until this thread's next call
+ * of it. */
 EXPORT const char *fake_nccl_log(void);
 
 #endif

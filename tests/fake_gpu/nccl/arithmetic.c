@@ -153,7 +153,8 @@ static uint64_t combine_integers(ncclDataType_t type, ncclRedOp_t reduction, uin
     }
 }
 
-static void reduce_floats(void *to, const void *const *from, int ranks, size_t i, ncclDataType_t type, ncclRedOp_t reduction) {
+static void reduce_floats(
+    void *to, const void *const *from, int ranks, size_t i, ncclDataType_t type, ncclRedOp_t reduction) {
     double scale = reduction == ncclAvg ? round_to(type, 1.0 / ranks) : 1;
     double sum = 0;
     for (int k = 0; k < ranks; k++) {
@@ -165,7 +166,8 @@ static void reduce_floats(void *to, const void *const *from, int ranks, size_t i
     store_float(type, to, i, sum);
 }
 
-static void reduce_integers(void *to, const void *const *from, int ranks, size_t i, ncclDataType_t type, ncclRedOp_t reduction) {
+static void reduce_integers(
+    void *to, const void *const *from, int ranks, size_t i, ncclDataType_t type, ncclRedOp_t reduction) {
     uint64_t sum = load_integer(type, from[0], i);
     for (int k = 1; k < ranks; k++)
         sum = combine_integers(type, reduction, sum, load_integer(type, from[k], i));

@@ -94,7 +94,8 @@ static struct transfer *first_waiting(struct clique *clique, int from, int to, b
 static void match(struct clique *clique, int from, int to) {
     for (;;) {
         struct transfer *send = first_waiting(clique, from, to, true), *receive = first_waiting(clique, from, to, false);
-        if (send == NULL || receive == NULL || send->call->count != receive->call->count || send->call->type != receive->call->type)
+        if (send == NULL || receive == NULL || send->call->count != receive->call->count
+            || send->call->type != receive->call->type)
             return;
         send->progress = receive->progress = MOVING;
         pthread_mutex_unlock(&lock);

@@ -14,7 +14,7 @@ static bool reduces(enum operation operation) {
 
 static bool has_root(enum operation operation) {
     return operation == BROADCAST || operation == REDUCE || operation == GATHER || operation == SCATTER || operation == SEND
-           || operation == RECEIVE;
+        || operation == RECEIVE;
 }
 
 static bool is_point_to_point(const struct call *call) {
@@ -29,9 +29,9 @@ static bool is_device_memory(const struct communicator *communicator, const void
     int device;
     size_t range;
     return cuda->pointer_get_attribute(&type, MEMORY_TYPE, at) == 0 && type == MEMORY_TYPE_DEVICE
-           && cuda->pointer_get_attribute(&device, DEVICE_ORDINAL, at) == 0 && device == communicator->device
-           && cuda->pointer_get_attribute(&start, RANGE_START, at) == 0 && cuda->pointer_get_attribute(&range, RANGE_SIZE, at) == 0
-           && size <= range - (size_t)(at - start);
+        && cuda->pointer_get_attribute(&device, DEVICE_ORDINAL, at) == 0 && device == communicator->device
+        && cuda->pointer_get_attribute(&start, RANGE_START, at) == 0
+        && cuda->pointer_get_attribute(&range, RANGE_SIZE, at) == 0 && size <= range - (size_t)(at - start);
 }
 
 /* Whether buffers that both are used and overlap do so in a way that the operation allows. */
@@ -71,9 +71,11 @@ static const char *objection(const struct communicator *communicator, const stru
     size_t sent = bytes * call_send_blocks(call, size), received = bytes * call_receive_blocks(call, size);
     if (call->operation != RECEIVE && (call->send == NULL || !is_device_memory(communicator, call->send, reads ? sent : 1)))
         return "the send buffer is no memory of the communicator's device";
-    if (call->operation != SEND && (call->receive == NULL || !is_device_memory(communicator, call->receive, writes ? received : 1)))
+    if (call->operation != SEND
+        && (call->receive == NULL || !is_device_memory(communicator, call->receive, writes ? received : 1)))
         return "the receive buffer is no memory of the communicator's device";
-    bool overlap = (uintptr_t)call->send < (uintptr_t)call->receive + received && (uintptr_t)call->receive < (uintptr_t)call->send + sent;
+    bool overlap = (uintptr_t)call->send < (uintptr_t)call->receive + received
+                && (uintptr_t)call->receive < (uintptr_t)call->send + sent;
     if (!is_point_to_point(call) && reads && writes && overlap && !is_in_place(call, rank, bytes))
         return "the buffers overlap";
     return NULL;
@@ -107,7 +109,8 @@ static ncclResult_t collective(const char *function, struct call call, ncclComm_
         snprintf(reduction, sizeof reduction, " op %d", (int)call.reduction);
     if (has_root(call.operation))
         snprintf(root, sizeof root, " %s %d", is_point_to_point(&call) ? "peer" : "root", call.root);
-    ncclResult_t result = enter(function, handle, IN_GROUP, &communicator, "count %zu type %d%s%s", call.count, (int)call.type, reduction, root);
+    ncclResult_t result = enter(
+        function, handle, IN_GROUP, &communicator, "count %zu type %d%s%s", call.count, (int)call.type, reduction, root);
     if (result == ncclSuccess)
         result = leave(communicator, submit(function, communicator, &call, stream));
     if (group_is_open() && result != ncclSuccess)
@@ -121,56 +124,58 @@ EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count,
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator,
-    cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllGather(
+    const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {ALL_GATHER, send, receive, count, type, ncclSum, 0, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-    cudaStream_t stream) {
+EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
+    ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {BROADCAST, send, receive, count, type, ncclSum, root, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction, int root,
-    ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
+    int root, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {REDUCE, send, receive, count, type, reduction, root, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
-    ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
+    ncclRedOp_t reduction, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {REDUCE_SCATTER, send, receive, count, type, reduction, 0, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
 #if FAKE_NCCL_VERSION >= 22803
-EXPORT ncclResult_t ncclAlltoAll(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator,
-    cudaStream_t stream) {
+EXPORT ncclResult_t ncclAlltoAll(
+    const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {ALL_TO_ALL, send, receive, count, type, ncclSum, 0, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclGather(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-    cudaStream_t stream) {
+EXPORT ncclResult_t ncclGather(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
+    ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {GATHER, send, receive, count, type, ncclSum, root, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclScatter(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-    cudaStream_t stream) {
+EXPORT ncclResult_t ncclScatter(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
+    ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {SCATTER, send, receive, count, type, ncclSum, root, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 #endif
 
-EXPORT ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclSend(
+    const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {SEND, send, NULL, count, type, ncclSum, peer, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclRecv(
+    void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {RECEIVE, NULL, receive, count, type, ncclSum, peer, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }

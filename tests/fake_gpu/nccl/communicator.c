@@ -92,7 +92,8 @@ static bool is_on_device(const struct communicator *communicator) {
     return driver()->context_get_device(&device) == 0 && device == communicator->device;
 }
 
-ncclResult_t enter(const char *function, ncclComm_t handle, int allowances, struct communicator **entered, const char *details, ...) {
+ncclResult_t enter(
+    const char *function, ncclComm_t handle, int allowances, struct communicator **entered, const char *details, ...) {
     char text[160];
     va_list arguments;
     va_start(arguments, details);
@@ -197,7 +198,8 @@ static int progress(const char *function, struct communicator *communicator, boo
     return !collective || calls % 3 == 0 || script_has("always_in_progress") ? 1 : -1;
 }
 
-ncclResult_t complete(const char *function, struct communicator *communicator, bool collective, work_function work, void *argument) {
+ncclResult_t complete(
+    const char *function, struct communicator *communicator, bool collective, work_function work, void *argument) {
     pthread_mutex_lock(&lock);
     int milliseconds = progress(function, communicator, collective);
     communicator->pending = milliseconds >= 0;
@@ -215,8 +217,7 @@ ncclResult_t complete(const char *function, struct communicator *communicator, b
 
 EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error) {
     struct communicator *communicator;
-    TRY(enter(__func__, handle, MAY_BE_IN_PROGRESS | MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE | IN_GROUP,
-        &communicator, "%s", ""));
+    TRY(enter(__func__, handle, IN_ANY_STATE | MAY_BE_IN_PROGRESS | IN_GROUP, &communicator, "%s", ""));
     if (error == NULL)
         return leave(communicator, ncclInvalidArgument);
     pthread_mutex_lock(&lock);
@@ -225,9 +226,10 @@ EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error
     return leave(communicator, ncclSuccess);
 }
 
-static ncclResult_t get(const char *function, ncclComm_t handle, int *to, int (*field)(const struct communicator *communicator)) {
+static ncclResult_t get(
+    const char *function, ncclComm_t handle, int *to, int (*field)(const struct communicator *communicator)) {
     struct communicator *communicator;
-    TRY(enter(function, handle, MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE | IN_GROUP, &communicator, "%s", ""));
+    TRY(enter(function, handle, IN_ANY_STATE | IN_GROUP, &communicator, "%s", ""));
     if (to == NULL)
         return leave(communicator, ncclInvalidArgument);
     *to = field(communicator);
@@ -288,7 +290,7 @@ static void end(struct communicator *communicator, enum stage stage) {
 
 EXPORT ncclResult_t ncclCommDestroy(ncclComm_t handle) {
     struct communicator *communicator;
-    TRY(enter(__func__, handle, MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE, &communicator, "%s", ""));
+    TRY(enter(__func__, handle, IN_ANY_STATE, &communicator, "%s", ""));
     pthread_mutex_lock(&lock);
     bool flushed = communicator->stage != ALIVE;
     pthread_mutex_unlock(&lock);
@@ -308,8 +310,7 @@ static void settle(struct communicator *communicator) {
 
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t handle) {
     struct communicator *communicator;
-    TRY(enter(__func__, handle, MAY_BE_IN_PROGRESS | MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE, &communicator,
-        "%s", ""));
+    TRY(enter(__func__, handle, IN_ANY_STATE | MAY_BE_IN_PROGRESS, &communicator, "%s", ""));
     if (script_has("hang_abort"))
         hang();
     pthread_mutex_lock(&lock);

@@ -47,9 +47,12 @@ static bool is_config_size(size_t size) {
         size_t size;
         int since;
     } sizes[] = {
-        {offsetof(ncclConfig_t, cgaClusterSize) + sizeof(int), 21400}, {offsetof(ncclConfig_t, splitShare), 21700},
-        {offsetof(ncclConfig_t, commName), 21800},                     {offsetof(ncclConfig_t, shrinkShare), 22700},
-        {offsetof(ncclConfig_t, nChannelsPerNetPeer), 22800},          {offsetof(ncclConfig_t, graphUsageMode), 22900},
+        {offsetof(ncclConfig_t, cgaClusterSize) + sizeof(int), 21400},
+        {offsetof(ncclConfig_t, splitShare), 21700},
+        {offsetof(ncclConfig_t, commName), 21800},
+        {offsetof(ncclConfig_t, shrinkShare), 22700},
+        {offsetof(ncclConfig_t, nChannelsPerNetPeer), 22800},
+        {offsetof(ncclConfig_t, graphUsageMode), 22900},
         {sizeof(ncclConfig_t), 23000},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -78,11 +81,14 @@ ncclResult_t read_config(const ncclConfig_t *given, ncclConfig_t *config) {
     if (given->version < 21400 || given->version > FAKE_NCCL_VERSION)
         return failure(ncclInvalidArgument, "config: version is %u", given->version);
     memcpy(config, given, given->size);
-    bool ordering = config->graphStreamOrdering != 0 || (config->graphUsageMode != 2 && config->graphUsageMode != NCCL_CONFIG_UNDEF_INT);
-    if (!in_range(config->blocking, 0, 1) || !in_range(config->cgaClusterSize, 0, 8) || !in_range(config->minCTAs, 1, INT_MAX)
-        || !in_range(config->maxCTAs, 1, INT_MAX) || !in_range(config->splitShare, 0, 1) || !in_range(config->graphUsageMode, 0, 2)
+    bool ordering =
+        config->graphStreamOrdering != 0 || (config->graphUsageMode != 2 && config->graphUsageMode != NCCL_CONFIG_UNDEF_INT);
+    if (!in_range(config->blocking, 0, 1) || !in_range(config->cgaClusterSize, 0, 8)
+        || !in_range(config->minCTAs, 1, INT_MAX) || !in_range(config->maxCTAs, 1, INT_MAX)
+        || !in_range(config->splitShare, 0, 1) || !in_range(config->graphUsageMode, 0, 2)
         || !in_range(config->graphStreamOrdering, 0, 1) || !ordering
-        || (config->minCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->minCTAs > config->maxCTAs))
+        || (config->minCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs != NCCL_CONFIG_UNDEF_INT
+            && config->minCTAs > config->maxCTAs))
         return failure(ncclInvalidArgument, "config: a value is out of range");
     return ncclSuccess;
 }
@@ -101,23 +107,23 @@ static ncclResult_t take_device(struct communicator *communicator) {
     return ncclSuccess;
 }
 
+/* The clique that has the id, and this size if that is not 0. */
+static struct clique *find_clique(const ncclUniqueId *id, int size) {
+    struct clique *clique = cliques;
+    while (clique != NULL
+           && (memcmp(&clique->id, id, sizeof *id) != 0 || (size != 0 && clique->size != 0 && clique->size != size)))
+        clique = clique->next;
+    return clique;
+}
+
 /* Puts the communicator into the clique of an id. Ranks that name different sizes never meet. With the lock held. */
 static bool take_seat(struct communicator *communicator, const ncclUniqueId *id, int size) {
-    struct clique *clique = cliques;
-    while (clique != NULL && (clique->id.internal[0] == '\0' || memcmp(&clique->id, id, sizeof *id) != 0 || (clique->size != 0 && clique->size != size)))
-        clique = clique->next;
-    if (clique == NULL) {
-        for (clique = cliques; clique != NULL && memcmp(&clique->id, id, sizeof *id) != 0;)
-            clique = clique->next;
-        if (clique == NULL)
-            return false;
+    struct clique *clique = find_clique(id, size);
+    if (id->internal[0] == '\0' || find_clique(id, 0) == NULL)
+        return false;
+    if (clique == NULL || clique->size == 0) {
         clique = clique_new(size);
         clique->id = *id;
-    }
-    if (clique->size == 0) {
-        clique->size = size;
-        free(clique->members);
-        clique->members = allocate((size_t)size * sizeof(struct communicator *));
     }
     if (clique->members[communicator->rank] != NULL)
         return false;
@@ -156,7 +162,8 @@ ncclResult_t join_ranks(struct communicator *communicator, void *nothing) {
     return duplicate ? failure(ncclInvalidUsage, "Duplicate GPU detected") : ncclSuccess;
 }
 
-static ncclResult_t initialize(const char *function, ncclComm_t *handle, int size, const ncclUniqueId *id, int rank, const ncclConfig_t *given) {
+static ncclResult_t initialize(
+    const char *function, ncclComm_t *handle, int size, const ncclUniqueId *id, int rank, const ncclConfig_t *given) {
     if (handle == NULL || size < 1 || rank < 0 || rank >= size)
         return failure(ncclInvalidArgument, "%s: rank %d of %d", function, rank, size);
     ncclConfig_t config;
@@ -171,7 +178,8 @@ static ncclResult_t initialize(const char *function, ncclComm_t *handle, int siz
     if (!seated) {
         free(communicator->fate);
         free(communicator);
-        return result != ncclSuccess ? result : failure(ncclInvalidArgument, "%s: an unknown id, or a rank that is taken", function);
+        return result != ncclSuccess ? result
+                                     : failure(ncclInvalidArgument, "%s: an unknown id, or a rank that is taken", function);
     }
     if (group_is_open()) {
         group_add_init(communicator);
@@ -180,7 +188,8 @@ static ncclResult_t initialize(const char *function, ncclComm_t *handle, int siz
     return complete(function, communicator, false, join_ranks, NULL);
 }
 
-static ncclResult_t enter_init(const char *function, ncclComm_t *handle, int size, const ncclUniqueId *id, int rank, const ncclConfig_t *config) {
+static ncclResult_t enter_init(
+    const char *function, ncclComm_t *handle, int size, const ncclUniqueId *id, int rank, const ncclConfig_t *config) {
     char details[32];
     snprintf(details, sizeof details, "of %d", size);
     ncclResult_t result = enter_without(function, rank, details);
@@ -195,6 +204,7 @@ EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int size, ncclUni
     return enter_init(__func__, communicator, size, &id, rank, NULL);
 }
 
-EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+EXPORT ncclResult_t ncclCommInitRankConfig(
+    ncclComm_t *communicator, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
     return enter_init(__func__, communicator, size, &id, rank, config);
 }

@@ -1,4 +1,4 @@
-/* What the files of the fake NCCL share. One lock guards everything; it is not held while elements move or the driver works. */
+/* What the files of the fake NCCL share. One lock guards everything; it is not held while elements move. */
 #ifndef FAKE_NCCL_INTERNAL_H
 #define FAKE_NCCL_INTERNAL_H
 
@@ -18,11 +18,11 @@ extern pthread_cond_t changed;
 void *allocate(size_t size);
 __attribute__((noreturn)) void hang(void);
 
-#define TRY(expression)                                                                                                  \
-    do {                                                                                                                 \
-        ncclResult_t tried = (expression);                                                                               \
-        if (tried != ncclSuccess)                                                                                        \
-            return tried;                                                                                                \
+#define TRY(expression)                    \
+    do {                                   \
+        ncclResult_t tried = (expression); \
+        if (tried != ncclSuccess)          \
+            return tried;                  \
     } while (0)
 
 /* The driver. */
@@ -74,7 +74,7 @@ struct call {
     ncclResult_t async_error;
 };
 size_t type_size(ncclDataType_t type);
-/* Whether this rank's call reads its send buffer and writes its receive buffer, and how many blocks of `count` those have. */
+/* Whether this rank's call reads its send buffer and writes its receive buffer, and how many blocks these have. */
 bool call_reads(const struct call *call, int rank);
 bool call_writes(const struct call *call, int rank);
 size_t call_send_blocks(const struct call *call, int size);
@@ -139,18 +139,27 @@ bool communicator_ended(const struct communicator *communicator);
 bool communicator_stopped(const struct communicator *communicator);
 
 /* What a function allows. */
-enum allowance { MAY_BE_IN_PROGRESS = 1, MAY_HAVE_FAILED = 2, MAY_BE_FINALIZED = 4, MAY_BE_REVOKED = 8, ON_ANY_DEVICE = 16, IN_GROUP = 32 };
+enum allowance {
+    MAY_BE_IN_PROGRESS = 1,
+    MAY_HAVE_FAILED = 2,
+    MAY_BE_FINALIZED = 4,
+    MAY_BE_REVOKED = 8,
+    ON_ANY_DEVICE = 16,
+    IN_GROUP = 32,
+    IN_ANY_STATE = MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE,
+};
 /* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the communicator and who else is
  * inside. If it gives success, leave must follow. */
-__attribute__((format(printf, 5, 6))) ncclResult_t enter(const char *function, ncclComm_t handle, int allowances,
-    struct communicator **communicator, const char *details, ...);
+__attribute__((format(printf, 5, 6))) ncclResult_t enter(
+    const char *function, ncclComm_t handle, int allowances, struct communicator **communicator, const char *details, ...);
 ncclResult_t leave(struct communicator *communicator, ncclResult_t result);
 /* The same for a call without one. */
 ncclResult_t enter_without(const char *function, int rank, const char *details);
 
-/* Does the rest of a call, at once, or on a thread of the library if the call is to be in progress. `argument` was allocated. */
+/* Does the rest of a call, at once, or on a thread of the library if the call is to be in progress. */
 typedef ncclResult_t (*work_function)(struct communicator *communicator, void *argument);
-ncclResult_t complete(const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
+ncclResult_t complete(
+    const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
 
 /* Meeting on the host: returns when all ranks have come, or NULL when the communicator has ended. With the lock held.
  * The last one to come calls `conclude`. */

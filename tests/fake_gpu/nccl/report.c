@@ -54,7 +54,8 @@ void note_call(int rank, const char *function, const char *details) {
     char who[24] = "";
     if (rank >= 0)
         snprintf(who, sizeof who, "rank %d: ", rank);
-    snprintf(line, LINE, "%s%s%s%s%s", who, function, *details == '\0' ? "" : " ", details, group_is_open() ? " in group" : "");
+    snprintf(
+        line, LINE, "%s%s%s%s%s", who, function, *details == '\0' ? "" : " ", details, group_is_open() ? " in group" : "");
 }
 
 uint64_t count_call(const char *function, int rank) {
@@ -149,8 +150,8 @@ const char *fake_nccl_log(void) {
 size_t fake_nccl_live(const char *kind) {
     pthread_mutex_lock(&lock);
     size_t live = strcmp(kind, "communicator") == 0 ? communicator_live()
-                  : strcmp(kind, "memory") == 0     ? memory_live()
-                  : strcmp(kind, "window") == 0     ? window_live()
+                : strcmp(kind, "memory") == 0       ? memory_live()
+                : strcmp(kind, "window") == 0       ? window_live()
                                                     : (size_t)-1;
     pthread_mutex_unlock(&lock);
     return live;

@@ -22,7 +22,8 @@ static void read_rule(char *text, struct rule *rule) {
         *rest++ = '\0';
     snprintf(rule->name, sizeof rule->name, "%s", text);
     char *position = NULL;
-    for (char *part = rest != NULL ? strtok_r(rest, ":", &position) : NULL; part != NULL; part = strtok_r(NULL, ":", &position)) {
+    for (char *part = rest != NULL ? strtok_r(rest, ":", &position) : NULL; part != NULL;
+        part = strtok_r(NULL, ":", &position)) {
         char *end;
         long number = strtol(part, &end, 10);
         if (*end != '\0' && rule->function[0] == '\0')
@@ -43,9 +44,14 @@ static bool is_known(const struct rule *rule) {
         bool function;
         int least, most;
     } known[] = {
-        {"in_progress", true, 1, 1}, {"always_in_progress", false, 0, 0}, {"never_in_progress", false, 0, 0},
-        {"fail", true, 2, 3},        {"async_error", false, 3, 3},        {"stall", true, 1, 2},
-        {"hang_abort", false, 0, 0}, {"null_window", false, 0, 0},
+        {"in_progress", true, 1, 1},
+        {"always_in_progress", false, 0, 0},
+        {"never_in_progress", false, 0, 0},
+        {"fail", true, 2, 3},
+        {"async_error", false, 3, 3},
+        {"stall", true, 1, 2},
+        {"hang_abort", false, 0, 0},
+        {"null_window", false, 0, 0},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(known[i].name, rule->name) == 0 && known[i].function == (rule->function[0] != '\0')
@@ -93,7 +99,8 @@ int script_in_progress(const char *function) {
 }
 
 /* Whether the rule, whose rank is its number `rank_at` if it has so many, means this call. */
-static bool means(const struct rule *rule, int rank_at, const char *function, uint64_t calls, uint64_t calls_of_rank, int rank) {
+static bool means(
+    const struct rule *rule, int rank_at, const char *function, uint64_t calls, uint64_t calls_of_rank, int rank) {
     if (strcmp(rule->function, function) != 0)
         return false;
     if (rule->count <= rank_at)

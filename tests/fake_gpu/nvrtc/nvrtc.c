@@ -96,7 +96,8 @@ EXPORT nvrtcResult nvrtcGetSupportedArchs(int *supported) {
 EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int header_count,
     const char *const *headers, const char *const *header_names) {
     (void)name;
-    if (program == NULL || source == NULL || header_count < 0 || (header_count > 0 && (headers == NULL || header_names == NULL)))
+    if (program == NULL || source == NULL || header_count < 0
+        || (header_count > 0 && (headers == NULL || header_names == NULL)))
         return NVRTC_ERROR_INVALID_INPUT;
     *program = calloc(1, sizeof **program);
     if (*program == NULL)

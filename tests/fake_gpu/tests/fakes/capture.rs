@@ -157,6 +157,17 @@ test_in_child!(what_does_not_go_into_a_capture_ends_it, Current, &[], || {
     }
 });
 
+test_in_child!(captures_stay_apart, Current, &[], || {
+    use_device(0);
+    let (first, second, event) = (stream(), stream(), event());
+    begin(first);
+    begin(second);
+    ok((cuda().event_record)(event, first));
+    assert_eq!((cuda().stream_wait)(second, event, 0), CAPTURE_MERGE);
+    assert_eq!(end_badly(second), CAPTURE_INVALIDATED);
+    assert_eq!(end_badly(first), CAPTURE_INVALIDATED);
+});
+
 test_in_child!(unsafe_calls_end_a_capture_of_the_thread, Current, &[], || {
     use_device(0);
     let (stream, event, address, page) = (stream(), event(), allocate(1), pinned(1).as_mut_ptr());

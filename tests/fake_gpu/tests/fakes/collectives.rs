@@ -63,11 +63,49 @@ fn every_operation(rank: &Rank) {
     }
 }
 
+/// The operations that have a form in place, but for all_gather.
+fn every_operation_in_place(rank: &Rank) {
+    let (n, r) = (rank.size as usize, rank.rank as usize);
+    let (communicator, stream) = (rank.communicator, rank.stream);
+    let whole: Vec<Vec<i32>> = (0..rank.size).map(|rank| pattern(rank, n)).collect();
+    let sum = |i: usize| whole.iter().map(|whole| whole[i]).sum::<i32>();
+    let own = |at: u64| at + 4 * r as u64;
+
+    let at = upload(&whole[r]);
+    rank.done((nccl().all_reduce)(at, at, n, INT32, SUM, communicator, stream));
+    assert_eq!(download::<i32>(at, n), (0..n).map(sum).collect::<Vec<_>>());
+
+    let at = upload(&whole[r]);
+    rank.done((nccl().reduce_scatter)(at, own(at), 1, INT32, SUM, communicator, stream));
+    assert_eq!(download::<i32>(own(at), 1), [sum(r)]);
+
+    for root in 0..rank.size {
+        let at_root = rank.rank == root;
+        let at = upload(&whole[r]);
+        rank.done((nccl().broadcast)(at, at, n, INT32, root, communicator, stream));
+        assert_eq!(download::<i32>(at, n), whole[root as usize]);
+
+        let at = upload(&whole[r]);
+        rank.done((nccl().reduce)(at, at, n, INT32, MIN, root, communicator, stream));
+        assert_eq!(download::<i32>(at, n), whole[if at_root { 0 } else { r }]);
+
+        let at = upload(&whole[r]);
+        rank.done((newer().gather)(own(at), at, 1, INT32, root, communicator, stream));
+        let gathered: Vec<i32> = (0..n).map(|i| whole[i][i]).collect();
+        assert_eq!(download::<i32>(at, n), if at_root { gathered } else { whole[r].clone() });
+
+        let at = upload(&whole[r]);
+        rank.done((newer().scatter)(at, own(at), 1, INT32, root, communicator, stream));
+        assert_eq!(download::<i32>(own(at), 1), [whole[root as usize][r]]);
+    }
+}
+
 test_in_child!(eight_operations_on_one_to_four_ranks, Current, &[], || {
     for size in 1..=4 {
         for blocking in [true, false] {
             on_ranks(size, blocking, |rank| {
                 every_operation(rank);
+                every_operation_in_place(rank);
                 rank.end();
             });
         }

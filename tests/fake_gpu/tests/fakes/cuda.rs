@@ -103,6 +103,7 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_PERMITTED: c_int = 800;
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
 pub const CAPTURE_INVALIDATED: c_int = 901;
+pub const CAPTURE_MERGE: c_int = 902;
 pub const CAPTURE_UNMATCHED: c_int = 903;
 pub const CAPTURE_UNJOINED: c_int = 904;
 pub const CAPTURE_ISOLATION: c_int = 905;

@@ -1,6 +1,6 @@
 //! Memory, contexts and devices.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use crate::child::test_in_child;
 use crate::cuda::*;
@@ -154,6 +154,37 @@ test_in_child!(memory_with_queued_copies_is_not_freed, Current, &[], aborts "fre
     gate.close(stream);
     ok((cuda().set_on)(address, 0, 4, stream));
     (cuda().memory_free)(address);
+});
+
+test_in_child!(memory_of_a_queued_graph_is_not_freed, Current, &[], aborts "freed while a queued operation names it", || {
+    use_device(0);
+    let (stream, gate, address) = (stream(), Gate::new(), allocate(4));
+    let (mut graph, mut exec) = (NO_HANDLE, NO_HANDLE);
+    ok((cuda().capture_begin)(stream, 1));
+    ok((cuda().set_on)(address, 0, 4, stream));
+    ok((cuda().capture_end)(stream, &mut graph));
+    ok((cuda().graph_instantiate)(&mut exec, graph, 0));
+    gate.close(stream);
+    ok((cuda().graph_launch)(exec, stream));
+    ok((cuda().stream_destroy)(stream));
+    (cuda().memory_free)(address);
+});
+
+unsafe extern "C" {
+    safe fn _exit(status: c_int) -> !;
+}
+
+test_in_child!(a_late_write_is_seen_when_much_was_freed, Current, &[], aborts "byte 8 of 16", || {
+    use_device(0);
+    let (stream, address) = (stream(), allocate(16));
+    ok((cuda().memory_free)(address));
+    ok(launch_fill(fill_kernel(), stream, address + 8, 1, 5));
+    synchronize(stream);
+    for _ in 0..2 {
+        ok((cuda().memory_free)(allocate(64 << 20)));
+    }
+    // It was seen before this, which ends the process well and without looking.
+    _exit(0);
 });
 
 test_in_child!(functions_are_found_by_name, Current, &[], || {
