@@ -201,34 +201,39 @@ DCL_INLINE unsigned dcl_float8_e5m2_of_float(float x)
 
 /* An integer is truncated and saturates; NaN is 0. The conversion itself is never given what C leaves undefined. */
 
+DCL_INLINE float dcl_number(float x)
+{
+    return dcl_is_nan(x) ? 0.0f : x;
+}
+
+/* `limit` is the power of two that is just too large. What reaches it is converted as 0, and gets the bits of the largest
+ * integer afterwards. */
+DCL_INLINE float dcl_limited_below(float x, float limit)
+{
+    x = x < -limit ? -limit : x;
+    return x >= limit ? 0.0f : x;
+}
+
 DCL_INLINE unsigned long long dcl_int64_of_float(float x)
 {
-    if (dcl_is_nan(x))
-        return 0;
-    if (x >= 9223372036854775808.0f)
-        return 0x7fffffffffffffff;
-    if (x < -9223372036854775808.0f)
-        return 0x8000000000000000;
-    return (unsigned long long)(long long)x;
+    const float limit = 9223372036854775808.0f;
+    unsigned long long too_large = 0 - (unsigned long long)(x >= limit);
+    return (unsigned long long)(long long)dcl_limited_below(dcl_number(x), limit) | too_large >> 1;
 }
 
 DCL_INLINE unsigned dcl_int32_of_float(float x)
 {
-    if (dcl_is_nan(x))
-        return 0;
-    if (x >= 2147483648.0f)
-        return 0x7fffffff;
-    if (x < -2147483648.0f)
-        return 0x80000000;
-    return (unsigned)(int)x;
+    const float limit = 2147483648.0f;
+    unsigned too_large = 0 - (unsigned)(x >= limit);
+    return (unsigned)(int)dcl_limited_below(dcl_number(x), limit) | too_large >> 1;
 }
 
 /* For integers of eight bits. */
 DCL_INLINE unsigned dcl_truncate(float x, float smallest, float largest)
 {
+    x = dcl_number(x);
     x = x < smallest ? smallest : x;
-    x = x > largest ? largest : x;
-    return dcl_is_nan(x) ? 0 : (unsigned)(int)x & 0xff;
+    return (unsigned)(int)(x > largest ? largest : x) & 0xff;
 }
 
 DCL_INLINE unsigned dcl_int8_of_float(float x)
