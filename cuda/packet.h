@@ -147,9 +147,9 @@ DCL_INLINE unsigned long long dcl_loose(struct dcl_cut cut, unsigned elements, u
 /* How many packets a thread has under way at once: enough to keep the memory busy while they come. */
 enum { DCL_DEPTH = 4 };
 
-/* A kernel that makes output[i] of input[i]: WORK(arguments, input packet, elements) gives the output packet. The packets are
- * as large as 16 bytes of the wider type; of those with 16 elements, which are much work, two at once will do. A thread reads
- * all that it has at once before it writes the first, so the kernel works in place where the sizes are equal. */
+/* A kernel that makes output[i] of input[i]: WORK(arguments, input packet, elements) gives the output packet. The packets
+ * are as large as 16 bytes of the wider type; of those with 16 elements, which are much work, two at once will do. A thread
+ * reads all that it has at once before it writes the first, so the kernel works in place where the sizes are equal. */
 #define DCL_STREAM_KERNEL(NAME, ARGUMENTS, INPUT_BYTES, OUTPUT_BYTES, WORK) \
     DCL_KERNEL(NAME, ARGUMENTS) \
     { \

@@ -5,9 +5,9 @@
 #include "arguments.h"
 #include "packet.h"
 
-/* Each operation combines an accumulator, first its identity, with the value of every rank, and finishes with a float that is
- * rounded once. The identity of the sum is -0, as +0 would make a +0 of it. The largest and smallest are found among integers
- * that are in the order of the floats. */
+/* Each operation combines an accumulator, first its identity, with the value of every rank, and finishes with a float that
+ * is rounded once. The identity of the sum is -0, as +0 would make a +0 of it. The largest and smallest are found among
+ * integers that are in the order of the floats. */
 #define DCL_ACCUMULATOR_sum float
 #define DCL_ACCUMULATOR_prod float
 #define DCL_ACCUMULATOR_max int
