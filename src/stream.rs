@@ -151,6 +151,11 @@ pub(crate) trait Task: Send + Sized + 'static {
     /// Does it, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 
+    /// Says in an error of enqueued work what it was.
+    fn label(&self, error: Error) -> Error {
+        error
+    }
+
     /// Who finds out that enqueued work will not be done, and when it has to be.
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         None
@@ -178,7 +183,10 @@ fn launch<T: Task>(mut task: T, stream: &Arc<CudaStream>) -> WorkState<T> {
         // What is recorded is not done; it may never be, or a hundred times.
         Ok(true) => WorkState::Done(task, Ok(())),
         Ok(false) => match stream.record() {
-            Ok(event) => WorkState::Launched(Launched { work: Some((task, event)), stream: Arc::clone(stream), watch }),
+            Ok(event) => {
+                let (work, stream) = (Some((task, event)), Arc::clone(stream));
+                WorkState::Launched(Launched { work, stream, watch, label: T::label })
+            }
             Err(error) => WorkState::Done(task, Err(error)),
         },
         Err(error) => {
@@ -197,6 +205,7 @@ struct Launched<T: Send + 'static> {
     work: Option<(T, Event)>,
     stream: Arc<CudaStream>,
     watch: Option<(Arc<dyn Watch>, Instant)>,
+    label: fn(&T, Error) -> Error,
 }
 
 impl<T: Send + 'static> Launched<T> {
@@ -208,7 +217,10 @@ impl<T: Send + 'static> Launched<T> {
     fn wait(mut self) -> (T, Result<()>) {
         let result = self.work.as_ref().map_or(Ok(()), |(_, event)| self.wait_for(event));
         match self.work.take() {
-            Some((task, _)) => (task, result),
+            Some((task, _)) => {
+                let result = result.map_err(|error| (self.label)(&task, error));
+                (task, result)
+            }
             None => unreachable!("work is taken when it is waited for, or dropped"),
         }
     }

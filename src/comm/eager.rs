@@ -315,6 +315,15 @@ impl Task for Operands {
         unsafe { communicator.run_call(call, sides, deadline, stream) }
     }
 
+    fn label(&self, error: Error) -> Error {
+        match &self.task {
+            Some((communicator, call, _)) => {
+                error.on_rank(communicator.origin_rank()).about(|| call.collective.operation().to_string())
+            }
+            None => error,
+        }
+    }
+
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         self.task.as_ref().map(|(communicator, _, deadline)| (communicator.watch(), *deadline))
     }

@@ -230,6 +230,13 @@ impl Task for Bindings {
         result.map_err(|e: Error| attached.on_rank(e))
     }
 
+    fn label(&self, error: Error) -> Error {
+        match &self.inner.job {
+            Some(job) => job.attached.on_rank(error),
+            None => error,
+        }
+    }
+
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         let Job { attached, deadline, .. } = self.inner.job.as_ref()?;
         Some((attached.communicator.as_ref()?.watch(), *deadline))

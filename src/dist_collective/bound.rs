@@ -9,7 +9,7 @@ use crate::collective::{Call, Groups, InPlace, check_buffers};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
@@ -208,7 +208,7 @@ impl DistCollectiveLayer {
             let call = PlannedCall::new(layer, data_type, &Default::default(), "");
             if layer.is_identity() { vec![] } else { vec![call] }
         });
-        let on_rank = |e: crate::Error| e.on_rank(communicator.origin_rank());
+        let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0, deadline);
         agreed.map_err(on_rank)?;
@@ -273,7 +273,7 @@ impl BoundLayer {
         output: Option<TensorViewMut<'_>>,
         dims: &[usize],
     ) -> Result<()> {
-        let about = |e: crate::Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
+        let about = |e: Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
         let shape = Shape::new(dims).map_err(about)?;
         let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
         let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
@@ -350,6 +350,10 @@ impl Task for RawCall {
         // SAFETY: the promise of `enqueue`.
         unsafe { role.run(&self.call, &layer.subject, self.sides, deadline, Lane::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
+    }
+
+    fn label(&self, error: Error) -> Error {
+        error.on_rank(self.bound.communicator.origin_rank()).about(|| self.bound.layer.subject.clone())
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {

@@ -46,6 +46,7 @@ impl Handle {
         id: ncclUniqueId,
         [rank, world_size]: [u32; 2],
         deadline: Instant,
+        alive: Alive<'_>,
     ) -> Result<Self> {
         let what = "ncclCommInitRankConfig";
         let initialize = function!(library, ncclCommInitRankConfig)?;
@@ -61,7 +62,7 @@ impl Handle {
             return Err(library.error(what, result, raw));
         }
         let handle = Self::new(library, device, raw);
-        handle.settle(what, result, deadline, &|| Ok(())).inspect_err(|_| handle.abort())?;
+        handle.settle(what, result, deadline, alive).inspect_err(|_| handle.abort())?;
         Ok(handle)
     }
 
@@ -73,26 +74,22 @@ impl Handle {
         deadline: Instant,
         alive: Alive<'_>,
     ) -> Result<Option<Self>> {
-        let what = "ncclCommSplit";
         let library = self.library;
         let split = function!(library, ncclCommSplit)?;
-        let is_open = lock(&self.is_open);
-        self.check_open(*is_open)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
-        let (place, parent) = (Place::default(), Sent(self.raw));
-        let result = place.fill(what, &self.device, deadline, move |raw| {
+        let place = Place::default();
+        // The communicator is written by a thread of NCCL's, while the parent is in progress.
+        self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
             let mut config = library.config();
             // SAFETY: the parent is there while it is locked; the other pointers are good during the call.
-            unsafe { split(parent.into_inner(), color, key as i32, raw, &mut config) }
+            unsafe { split(parent, color, key as i32, place.0.as_ptr(), &mut config) }
         })?;
-        // The communicator is written by a thread of NCCL's, while the parent is in progress.
-        self.settle(what, result, deadline, alive)?;
         let raw = place.get();
         if raw.is_null() {
             return Ok(None);
         }
         let handle = Self::new(library, &self.device, raw);
-        handle.settle(what, ncclInProgress, deadline, alive).inspect_err(|_| handle.abort())?;
+        handle.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|_| handle.abort())?;
         Ok(Some(handle))
     }
 
@@ -160,6 +157,31 @@ impl Handle {
         self.settle(what, result, deadline, alive).map_err(Failure::fatal)
     }
 
+    /// Makes a call that may never return, on a helper thread. If it does not, the communicator is left as it is: nobody may touch
+    /// it while a thread is inside.
+    pub(super) fn call_aside(
+        &self,
+        what: &'static str,
+        deadline: Instant,
+        alive: Alive<'_>,
+        call: impl FnOnce(ncclComm_t) -> ncclResult_t + Send + 'static,
+    ) -> Result<()> {
+        let mut is_open = lock(&self.is_open);
+        self.check_open(*is_open)?;
+        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        let called = helper::bounded(what, deadline, move || {
+            let _current = device.enter()?;
+            Ok::<_, Error>(call(raw.into_inner()))
+        });
+        match called {
+            Ok(result) => self.settle(what, result?, deadline, alive),
+            Err(error) => {
+                *is_open = false;
+                Err(error)
+            }
+        }
+    }
+
     /// Waits until a call is not in progress any more. The caller holds the lock, or is the only one who has the handle.
     fn settle(&self, what: &str, mut result: ncclResult_t, deadline: Instant, alive: Alive<'_>) -> Result<()> {
         let mut pause = Pause::begin();
@@ -197,14 +219,14 @@ impl Handle {
     /// Takes a window back. One of a communicator that is gone went with it.
     pub(super) fn deregister(&self, window: Sent<NonNull<ncclWindow_vidmem>>) -> Result<()> {
         let deregister = function!(self.library, ncclCommWindowDeregister)?;
-        let is_open = lock(&self.is_open);
-        if !*is_open {
+        if !*lock(&self.is_open) {
             return Ok(());
         }
-        let _current = self.device.enter()?;
-        // SAFETY: the communicator is there, and the window is one of its own.
-        let result = unsafe { deregister(self.raw, window.into_inner().as_ptr()) };
-        self.settle("ncclCommWindowDeregister", result, Instant::now() + ABORT_TIMEOUT, &|| Ok(()))
+        let deadline = Instant::now() + ABORT_TIMEOUT;
+        self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), move |raw| {
+            // SAFETY: the communicator is there, and the window is one of its own.
+            unsafe { deregister(raw, window.into_inner().as_ptr()) }
+        })
     }
 
     /// Ends what goes on, and the communicator. A thread that is inside NCCL has to come out first; if it does not, the

@@ -160,7 +160,10 @@ pub(crate) fn meet(
     }
     let library = library()?;
     let device = Device::open(ordinal)?;
-    let handle = Handle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline)?;
+    let alive = || sidecar.as_ref().map_or(Ok(()), Communicator::check_peers);
+    let handle = Handle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
+    // The others need not wait for this rank.
+    let handle = handle.inspect_err(|error| sidecar.iter().for_each(|sidecar| sidecar.abort_with(error)))?;
     NcclBackend::begin(handle, sidecar, deadline)
 }
 

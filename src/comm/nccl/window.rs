@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::NcclBackend;
 use super::bindings::*;
-use super::handle::{Alive, Failure, Handle};
+use super::handle::{Alive, Handle};
 use super::library::function;
 use crate::comm::signature::Purpose;
 use crate::cuda::Device;
@@ -16,6 +16,11 @@ use crate::error::{Result, bail, error};
 use crate::memory::{Buffer, Lease};
 use crate::rank::list_ranks;
 use crate::stream::Watch;
+
+/// The length of a buffer's memory: at least one piece of what windows are made of.
+fn registered_len(byte_len: usize) -> usize {
+    byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT as usize)
+}
 
 /// A buffer of a communicator: NCCL's memory, and the window over it where there is one.
 struct SymmetricMemory {
@@ -49,7 +54,7 @@ impl NcclBackend {
             {
                 let _turn = self.turn(deadline)?;
                 let registered = memory.register(byte_len, deadline, &|| self.family.check());
-                registered.map_err(|Failure { error, .. }| self.give_up(error.about(|| "allocate".to_owned())))?;
+                registered.map_err(|error| self.give_up(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL gives a null window where it supports none (nccl #1963).
             let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
@@ -68,29 +73,23 @@ impl SymmetricMemory {
         let _current = handle.device.enter()?;
         let mut address = ptr::null_mut();
         // SAFETY: writes one address.
-        let result = unsafe { allocate(&mut address, byte_len.max(1)) };
+        let result = unsafe { allocate(&mut address, registered_len(byte_len)) };
         handle.library.check("ncclMemAlloc", result)?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
         Ok(SymmetricMemory { handle: Arc::clone(handle), address, window: None })
     }
 
-    /// Registers the memory. Collective; it may never return, so a helper thread does it.
-    fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<(), Failure> {
-        let register = function!(self.handle.library, ncclCommWindowRegister).map_err(Failure::harmless)?;
-        let what = "ncclCommWindowRegister";
-        let granularity = NCCL_WIN_REQUIRED_ALIGNMENT as usize;
-        let (device, address) = (Arc::clone(&self.handle.device), Sent(self.address));
+    /// Registers the memory. Collective.
+    fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
+        let register = function!(self.handle.library, ncclCommWindowRegister)?;
+        let address = Sent(self.address);
         // NCCL writes the window when the call is not in progress any more, maybe after nobody waits: so it is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
-        self.handle.call(what, deadline, alive, |raw| {
-            let raw = Sent(raw);
-            helper::bounded(what, deadline, move || {
-                let _current = device.enter()?;
-                let (raw, address) = (raw.into_inner(), address.into_inner().as_ptr().cast());
-                let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
-                // SAFETY: the communicator is there while the call lasts; the memory is NCCL's, and at least as long.
-                Ok(unsafe { register(raw, address, byte_len.next_multiple_of(granularity), window.as_ptr(), flags) })
-            })?
+        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, move |raw| {
+            let address = address.into_inner().as_ptr().cast();
+            let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
+            // SAFETY: the communicator is there while the call lasts; the memory is NCCL's, and as long.
+            unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         })?;
         self.window = NonNull::new(window.load(Ordering::Acquire)).map(Sent);
         Ok(())

@@ -283,6 +283,7 @@ EXPORT ncclResult_t ncclCommFinalize(ncclComm_t handle) {
 
 /* The communicator is no more. */
 static void end(struct communicator *communicator, enum stage stage) {
+    window_forget(communicator);
     communicator->stage = stage;
     live--;
     pthread_cond_broadcast(&changed);

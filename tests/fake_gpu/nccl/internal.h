@@ -209,6 +209,9 @@ bool window_overlaps(const struct communicator *communicator, const char *addres
 
 size_t memory_live(void);
 size_t window_live(void);
+
+/* The windows of a communicator go with it. */
+void window_forget(const struct communicator *communicator);
 size_t communicator_live(void);
 
 #endif

@@ -26,6 +26,20 @@ bool window_overlaps(const struct communicator *communicator, const char *addres
     return false;
 }
 
+void window_forget(const struct communicator *communicator) {
+    struct window **place = &windows;
+    while (*place != NULL) {
+        struct window *window = *place;
+        if (window->communicator != communicator) {
+            place = &window->next;
+            continue;
+        }
+        *place = window->next;
+        window_count--;
+        free(window);
+    }
+}
+
 /* What a rank brings to a registration. */
 struct wish {
     char *buffer;
@@ -132,6 +146,10 @@ EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t win
 #else
 size_t window_live(void) {
     return 0;
+}
+
+void window_forget(const struct communicator *communicator) {
+    (void)communicator;
 }
 
 bool window_overlaps(const struct communicator *communicator, const char *address, size_t size) {

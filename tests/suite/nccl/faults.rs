@@ -1,6 +1,357 @@
-//! What goes wrong.
+//! What goes wrong: NCCL that fails, stalls, hangs or says so late; ranks that do not come, or do not agree.
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use distcollective::{
+    Buffer, Collective, Communicator, DataType, Error, ErrorKind, MemorySpace, NcclId, Operands, Rank, ReduceOperation,
+    Result, Stream,
+};
+use fake_gpu::Variant;
+
+use super::{Child, TIMEOUT, cuda_stream, is_on_gpu, on_gpus};
+use crate::ranks::{DEADLINE, on_communicators};
+
+/// How long a rank waits where nothing is to come.
+const SHORT: Duration = Duration::from_millis(500);
 
 /// Plays a role in a child.
-pub fn play(name: &str, _ranks: u32) {
-    panic!("{name} is no role")
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "init" => {
+            let begin = Instant::now();
+            println!("{}", Communicator::nccl_in_process(ranks, SHORT).expect_err("it cannot be made"));
+            assert!(begin.elapsed() < Duration::from_secs(5), "it is bounded");
+        }
+        "sum" => sums(ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)),
+        "enqueued sum" => sums(ranks, |communicator| {
+            let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+            let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+            let stream = cuda_stream(communicator)?;
+            Ok(communicator.collective_async(sum, Operands::in_place(buffer), &stream)?.wait().map(|_| ())?)
+        }),
+        "split" => sums(ranks, |communicator| communicator.split(Some(0), 0).map(|_| ())),
+        "allocate" => sums(ranks, |communicator| communicator.allocate(DataType::Float32, [4096]).map(|_| ())),
+        "windows" => on_gpus(ranks, windows),
+        "invalid argument" => on_gpus(ranks, |communicator| {
+            let error =
+                communicator.all_reduce(&mut [1i32], ReduceOperation::Sum).expect_err("every rank's call fails");
+            assert!(error.to_string().contains("ncclInvalidArgument"), "{error}");
+            // Nothing has happened, and the communicator still works.
+            communicator.check()?;
+            communicator.all_reduce(&mut [1i32], ReduceOperation::Sum)
+        }),
+        "late rank" => late_rank(ranks),
+        "abort" => abort(ranks),
+        "disagreement" => sums(ranks, |communicator| {
+            let count = 1 + communicator.rank().index();
+            communicator.all_reduce(&mut vec![1f32; count], ReduceOperation::Sum)
+        }),
+        "leaving" => leaving(ranks),
+        "borrowed" => borrowed(ranks),
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// A call on every rank that fails on all of them, in time. Prints what they say.
+fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let results = on_communicators(DEADLINE, communicators, move |communicator| {
+        let communicator = communicator.with_timeout(SHORT);
+        let error = call(&communicator).expect_err("it fails");
+        // The communicator is dead, and says why at once.
+        let begin = Instant::now();
+        let again = communicator.barrier().expect_err("the communicator has ended");
+        assert!(begin.elapsed() < SHORT / 2, "a dead communicator does not wait");
+        assert_eq!(communicator.check().expect_err("it has ended").kind(), again.kind());
+        error
+    });
+    for error in results {
+        println!("{:?}: {error}", error.kind());
+    }
+}
+
+fn windows(communicator: Communicator) -> Result<()> {
+    let mut buffer = communicator.allocate(DataType::Float32, [4096])?;
+    communicator.all_reduce(&mut buffer, ReduceOperation::Sum)
+}
+
+/// A rank that does not come: the others wait until their deadline, and the communicator ends for all.
+fn late_rank(ranks: u32) {
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let results = on_communicators(DEADLINE, communicators, move |communicator| {
+        if communicator.rank() == Rank(0) {
+            // It comes when the others have given up.
+            std::thread::sleep(3 * SHORT);
+        }
+        communicator.with_timeout(SHORT).all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("a rank is late")
+    });
+    for error in results {
+        println!("{:?}: {error}", error.kind());
+    }
+}
+
+/// A rank that gives up tells the others at once, through the communicator on the host beside NCCL's.
+fn abort(ranks: u32) {
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let begin = Instant::now();
+    let results = on_communicators(DEADLINE, communicators, move |communicator| -> Error {
+        if communicator.rank() == Rank(0) {
+            std::thread::sleep(Duration::from_millis(50));
+            communicator.abort("the user has closed the window");
+            return communicator.barrier().expect_err("it has been aborted");
+        }
+        communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("rank 0 aborts")
+    });
+    assert!(begin.elapsed() < TIMEOUT, "nobody waits for the deadline");
+    for error in results {
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        println!("{error}");
+    }
+}
+
+/// Buffers, streams and work outlive the communicator and each other.
+fn leaving(ranks: u32) {
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let results = on_communicators(DEADLINE, communicators, move |communicator| -> Result<()> {
+        let mut buffer = communicator.allocate(DataType::Float32, [1024])?;
+        communicator.all_reduce(&mut buffer, ReduceOperation::Sum)?;
+        let stream = cuda_stream(&communicator)?;
+        let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        let own = Buffer::zeroed_in(communicator.space(), DataType::Float32, [64])?;
+        let work = communicator.collective_async(sum, Operands::in_place(own), &stream)?;
+        drop(stream);
+        drop(communicator);
+        let own = work.wait()?.output.expect("handed back");
+        drop(buffer);
+        own.read(0, &mut [0; 256])
+    });
+    for result in results {
+        result.expect("no error");
+    }
+}
+
+/// A communicator that somebody else has made with NCCL: it is used, split from, and left as it was.
+fn borrowed(ranks: u32) {
+    let makers = Makers::find();
+    let id = NcclId::new().expect("an id");
+    let threads: Vec<_> = (0..ranks)
+        .map(|rank| {
+            std::thread::spawn(move || -> Result<()> {
+                // The current GPU of the thread is the one on which NCCL makes the communicator.
+                let stream = Stream::cuda(rank)?;
+                let raw = makers.make(&id, ranks, rank);
+                // SAFETY: the communicator has just been made by the same library, and is destroyed when all is gone.
+                let communicator = unsafe { Communicator::from_raw_nccl(raw, TIMEOUT)? };
+                assert_eq!((communicator.rank(), communicator.world_size()), (Rank(rank), ranks));
+                assert_eq!(communicator.space(), MemorySpace::Cuda(rank));
+                let mut x = [rank as f32, 1.0];
+                communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
+                assert_eq!(x, [(ranks * (ranks - 1) / 2) as f32, ranks as f32]);
+                let group = communicator.split(Some(rank % 2), 0)?.expect("a color");
+                group.barrier()?;
+                // It ends for us, and not for its owner.
+                communicator.abort("enough");
+                communicator.barrier().expect_err("it has been aborted");
+                drop((group, communicator, stream));
+                makers.destroy(raw);
+                Ok(())
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("no panic").expect("no error");
+    }
+    // SAFETY: a null pointer is an argument that is refused.
+    let error = unsafe { Communicator::from_raw_nccl(std::ptr::null_mut(), TIMEOUT) }.expect_err("null");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+type Make = unsafe extern "C" fn(*mut *mut c_void, i32, [u8; 128], i32) -> i32;
+type SetDevice = unsafe extern "C" fn(*mut c_void) -> i32;
+type Retain = unsafe extern "C" fn(*mut *mut c_void, i32) -> i32;
+type Destroy = unsafe extern "C" fn(*mut c_void) -> i32;
+
+/// What an engine with NCCL of its own calls.
+#[derive(Clone, Copy)]
+struct Makers {
+    retain: Retain,
+    set_current: SetDevice,
+    make: Make,
+    destroy: Destroy,
+}
+
+impl Makers {
+    fn find() -> Self {
+        // SAFETY: the libraries are loaded already; each function has the type that its documentation says.
+        unsafe {
+            let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
+            let nccl = libloading::Library::new("libnccl.so.2").expect("NCCL");
+            let makers = Makers {
+                retain: *cuda.get::<Retain>("cuDevicePrimaryCtxRetain").expect("a function"),
+                set_current: *cuda.get::<SetDevice>("cuCtxSetCurrent").expect("a function"),
+                make: *nccl.get::<Make>("ncclCommInitRank").expect("a function"),
+                destroy: *nccl.get::<Destroy>("ncclCommDestroy").expect("a function"),
+            };
+            std::mem::forget((cuda, nccl));
+            makers
+        }
+    }
+
+    /// Returns a usable value for FFI: pointers go through integers so that threads can have them.
+    fn make(&self, id: &NcclId, ranks: u32, rank: u32) -> *mut c_void {
+        let (mut context, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let id: [u8; 128] = id.as_bytes().try_into().expect("128 bytes");
+        // SAFETY: each call writes one pointer; the context lives as long as the process.
+        unsafe {
+            assert_eq!((self.retain)(&mut context, rank as i32), 0);
+            assert_eq!((self.set_current)(context), 0);
+            assert_eq!((self.make)(&mut raw, ranks as i32, id, rank as i32), 0);
+        }
+        raw
+    }
+
+    fn destroy(&self, raw: *mut c_void) {
+        // SAFETY: made by `make`, and destroyed once.
+        assert_eq!(unsafe { (self.destroy)(raw) }, 0);
+    }
+}
+
+/// Runs a role with a script for the test library, and looks for what ranks say.
+fn says(role: &str, ranks: u32, script: &str, expected: &[&str]) {
+    let text = Child::new(&format!("faults {role}"), ranks).with(&[("FAKE_NCCL", script)]).passes();
+    for part in expected {
+        assert!(text.contains(part), "{role} with {script:?} does not say {part:?}:\n{text}");
+    }
+}
+
+fn skips() -> bool {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+    }
+    is_on_gpu()
+}
+
+#[test]
+fn a_communicator_that_cannot_be_made_is_an_error_in_time() {
+    if skips() {
+        return;
+    }
+    says("init", 2, "fail=ncclCommInitRankConfig:1:2:1", &["ncclCommInitRankConfig: NCCL says ncclSystemError"]);
+    // Rank 0, which waits, is told at once.
+    says("init", 2, "fail=ncclCommInitRankConfig:1:2:1", &["rank 1 ended the communicator"]);
+    says("init", 2, "stall=ncclCommInitRankConfig:1:0", &["has not returned by the deadline"]);
+    says("init", 2, "in_progress=ncclCommInitRankConfig:60000", &["was still in progress at the deadline"]);
+    says("init", 2, "fail=ncclGetUniqueId:1:2", &["ncclGetUniqueId: NCCL says ncclSystemError"]);
+}
+
+#[test]
+fn a_call_that_fails_ends_the_communicator_on_every_rank() {
+    if skips() {
+        return;
+    }
+    let call = "rank 1: all_reduce(sum) of 1 float32 (collective 2 of ranks 0 and 1): ncclAllReduce: NCCL says";
+    // The first collective is the ranks' exchange of what they can do, an all_gather.
+    says(
+        "sum",
+        2,
+        "fail=ncclAllReduce:1:3:1",
+        &[&format!("{call} ncclInternalError"), "NCCL's last message, which may be"],
+    );
+    says("sum", 2, "fail=ncclAllReduce:1:6:1", &["PeerLost: rank 1", "ncclRemoteError"]);
+}
+
+#[test]
+fn an_error_that_comes_later_is_found() {
+    if skips() {
+        return;
+    }
+    for role in ["sum", "enqueued sum"] {
+        says(role, 2, "async_error=2:6:0", &["NCCL says ncclRemoteError", "rank 1: "]);
+        says(role, 3, "async_error=2:2:2", &["NCCL says ncclSystemError"]);
+    }
+}
+
+#[test]
+fn what_stays_in_progress_ends_at_the_deadline() {
+    if skips() {
+        return;
+    }
+    says("sum", 2, "in_progress=ncclAllReduce:60000", &["DeadlineExceeded", "still in progress at the deadline"]);
+    says("split", 2, "in_progress=ncclCommSplit:60000", &["DeadlineExceeded"]);
+    says("allocate", 2, "in_progress=ncclCommWindowRegister:60000", &["DeadlineExceeded"]);
+}
+
+#[test]
+fn what_never_returns_ends_at_the_deadline() {
+    if skips() {
+        return;
+    }
+    says("split", 2, "stall=ncclCommSplit:1:0", &["ncclCommSplit has not returned by the deadline"]);
+    says(
+        "allocate",
+        2,
+        "stall=ncclCommWindowRegister:1:0",
+        &["ncclCommWindowRegister has not returned by the deadline"],
+    );
+}
+
+#[test]
+fn being_in_progress_for_long_is_no_error() {
+    if skips() {
+        return;
+    }
+    for script in ["always_in_progress", "never_in_progress", "in_progress=ncclAllReduce:50"] {
+        Child::new("eager", 2).with(&[("FAKE_NCCL", script)]).passes();
+    }
+}
+
+#[test]
+fn an_invalid_argument_leaves_the_communicator() {
+    if skips() {
+        return;
+    }
+    says("invalid argument", 2, "fail=ncclAllReduce:1:4:0,fail=ncclAllReduce:1:4:1", &[]);
+}
+
+#[test]
+fn without_windows_memory_is_memory() {
+    if skips() {
+        return;
+    }
+    says("windows", 3, "null_window", &[]);
+    Child::new("faults windows", 2).on(Variant::Old).passes();
+}
+
+#[test]
+fn ranks_that_do_not_come_or_do_not_agree_are_found_at_the_deadline() {
+    if skips() {
+        return;
+    }
+    says("late rank", 3, "never_in_progress", &["the work on the GPU was not done by the deadline"]);
+    says("disagreement", 2, "never_in_progress", &["DeadlineExceeded"]);
+}
+
+#[test]
+fn who_aborts_tells_the_others_at_once() {
+    if skips() {
+        return;
+    }
+    says("abort", 3, "never_in_progress", &["rank 1: ", "rank 2: ", "the user has closed the window"]);
+}
+
+#[test]
+fn what_is_dropped_in_any_order_is_let_go_of() {
+    if skips() {
+        return;
+    }
+    says("leaving", 3, "always_in_progress", &[]);
+}
+
+#[test]
+fn a_borrowed_communicator_is_left_as_it_was() {
+    if skips() {
+        return;
+    }
+    says("borrowed", 3, "never_in_progress", &[]);
 }
