@@ -113,21 +113,19 @@ impl Stream {
     /// Runs a task, here or on the stream's thread, or enqueues what it does. `cell` is where a worker puts it, if it has been on
     /// one before.
     pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<Cell<T>>>) -> Work<T> {
-        let worker = match &self.kind {
-            Kind::Worker(worker) => worker,
-            kind => {
-                let state = match kind {
-                    Kind::Cuda(stream) => launch(task, stream),
-                    _ => {
-                        let result = task.run(None);
-                        if let Some(cell) = cell {
-                            task.keep_cell(cell);
-                        }
-                        WorkState::Done(task, result)
-                    }
-                };
-                return Work { state };
+        let Kind::Worker(worker) = &self.kind else {
+            // Where a worker is not wanted now, it may be the next time.
+            if let Some(cell) = cell {
+                task.keep_cell(cell);
             }
+            let state = match &self.kind {
+                Kind::Cuda(stream) => launch(task, stream),
+                _ => {
+                    let result = task.run(None);
+                    WorkState::Done(task, result)
+                }
+            };
+            return Work { state };
         };
         let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);

@@ -1,13 +1,15 @@
-//! A steady-state enqueue allocates nothing, on the inline stream and on a worker.
+//! A steady-state enqueue allocates nothing, on any stream and backend.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Partition,
-    Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, inputs, outputs,
+    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ExecutionContext,
+    MemorySpace, Network, Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, inputs,
+    outputs,
 };
 
 /// Counts allocations of the whole process while it is told to.
@@ -36,6 +38,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const RANKS: u32 = 2;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Tells a child its backend.
+const BACKEND: &str = "DCL_TEST_BACKEND";
 
 /// All kinds of layers.
 fn engine() -> Result<Engine> {
@@ -72,27 +78,45 @@ impl Plugin for Double {
         Ok(inputs.to_vec())
     }
 
+    fn runs_on_cuda(&self) -> bool {
+        true
+    }
+
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        // What comes out on a GPU does not matter here.
+        if call.cuda_stream().is_some() {
+            return Ok(());
+        }
         let input = call.input(0)?.as_slice::<f32>()?;
         call.output(0)?.as_mut_slice::<f32>()?.iter_mut().zip(input).for_each(|(y, x)| *y = 2.0 * x);
         Ok(())
     }
 }
 
-fn bindings(context: &ExecutionContext) -> Result<Bindings> {
+fn bindings(context: &ExecutionContext, space: MemorySpace) -> Result<Bindings> {
     let mut bindings = context.create_bindings();
-    bindings.bind_input("x", Buffer::zeroed(DataType::Float32, [4, 6])?)?;
-    bindings.bind_output("r", Buffer::zeroed(DataType::Bfloat16, [6, 4])?)?;
-    bindings.bind_output("z", Buffer::zeroed(DataType::Int8, [6, 4])?)?;
+    bindings.bind_input("x", Buffer::zeroed_in(space, DataType::Float32, [4, 6])?)?;
+    bindings.bind_output("r", Buffer::zeroed_in(space, DataType::Bfloat16, [6, 4])?)?;
+    bindings.bind_output("z", Buffer::zeroed_in(space, DataType::Int8, [6, 4])?)?;
     Ok(bindings)
 }
 
 /// Enqueues in every way there is; counts in the second half.
 fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
-    let mut context = engine.create_execution_context()?;
-    context.set_communicator(communicator)?;
-    let streams = [Stream::inline(), Stream::worker()?];
-    let mut bound = bindings(&context)?;
+    let space = communicator.space();
+    let streams = match space {
+        MemorySpace::Cuda(ordinal) => vec![Stream::inline(), Stream::cuda(ordinal)?, Stream::worker()?],
+        _ => vec![Stream::inline(), Stream::worker()?],
+    };
+    let mut ways = Vec::new();
+    // On the host the second context is like the first.
+    for cuda_graph in [false, true] {
+        let options = ContextOptions::default().cuda_graph(cuda_graph);
+        let mut context = engine.create_execution_context_with(options)?;
+        context.set_communicator(communicator)?;
+        let bound = bindings(&context, space)?;
+        ways.push((context, Some(bound)));
+    }
     let x = [1.0f32; 24];
     let (mut r, mut z) = (Buffer::zeroed(DataType::Bfloat16, [6, 4])?, [0i8; 24]);
     const ROUNDS: usize = 40;
@@ -102,29 +126,27 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
             COUNTING.store(true, Ordering::SeqCst);
             communicator.barrier()?;
         }
-        for stream in &streams {
-            bound = context.enqueue(bound, stream)?.wait()?;
+        for (context, bound) in &mut ways {
+            for stream in &streams {
+                *bound = bound.take().map(|bound| context.enqueue(bound, stream)?.wait()).transpose()?;
+            }
         }
-        context.execute(inputs!["x" => &x], outputs!["r" => &mut r, "z" => &mut z])?;
+        ways[0].0.execute(inputs!["x" => &x], outputs!["r" => &mut r, "z" => &mut z])?;
     }
     communicator.barrier()?;
     COUNTING.store(false, Ordering::SeqCst);
     communicator.barrier()
 }
 
-#[test]
-fn a_steady_state_enqueue_allocates_nothing() {
+fn allocates_nothing(communicators: Vec<Communicator>) {
     let engine = engine().expect("an engine");
     let (sender, results) = channel();
-    for communicator in Communicator::in_process(RANKS).expect("ranks") {
+    for communicator in communicators {
         let (sender, engine) = (sender.clone(), engine.clone());
-        std::thread::spawn(move || {
-            let communicator = communicator.with_timeout(Duration::from_secs(10));
-            sender.send(run(&communicator, &engine)).expect("the test listens");
-        });
+        std::thread::spawn(move || sender.send(run(&communicator, &engine)).expect("the test listens"));
     }
     for _ in 0..RANKS {
-        results.recv_timeout(Duration::from_secs(10)).expect("the ranks finish").expect("no error");
+        results.recv_timeout(TIMEOUT).expect("the ranks finish").expect("no error");
     }
     assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0);
     let before = ALLOCATIONS.load(Ordering::SeqCst);
@@ -132,4 +154,26 @@ fn a_steady_state_enqueue_allocates_nothing() {
     std::hint::black_box(vec![0u8; 100]);
     COUNTING.store(false, Ordering::SeqCst);
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > before, "the counter counts");
+}
+
+/// What a child does: the one test of a process, since all of it is counted.
+#[test]
+fn a_steady_state_enqueue_allocates_nothing() {
+    let Ok(backend) = std::env::var(BACKEND) else {
+        for backend in ["host", "nccl"] {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["a_steady_state", "--nocapture"]).env(BACKEND, backend);
+            // The test libraries' own allocations are C's, and not counted.
+            command.env("LD_LIBRARY_PATH", fake_gpu::library_dir(fake_gpu::Variant::Current));
+            let mut child = command.spawn().expect("a child starts");
+            let end = Instant::now() + TIMEOUT;
+            while Instant::now() < end && child.try_wait().expect("a child").is_none() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = child.kill();
+            assert!(child.wait().expect("a child").success(), "{backend}");
+        }
+        return;
+    };
+    allocates_nothing(Communicator::in_process_on(&backend, RANKS, TIMEOUT).expect("ranks"));
 }

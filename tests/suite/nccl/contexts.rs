@@ -1,12 +1,16 @@
 //! Contexts on GPUs: networks, graphs, plugins.
 
+use std::ffi::c_void;
+use std::ptr;
 use std::time::Duration;
 
 use distcollective::{
-    Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace, Network, Plugin,
-    PluginCall, ReduceOperation, Result, Shape, inputs, outputs,
+    Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace, Network,
+    Plugin, PluginCall, ReduceOperation, Result, Shape, inputs, outputs,
 };
+use libloading::Symbol;
 
+use super::libraries::cuda_calls;
 use super::{Child, TIMEOUT, available_ranks, cuda_stream, is_on_gpu, on_gpus};
 use crate::networks::run_exact_networks;
 
@@ -17,6 +21,8 @@ pub fn play(name: &str, ranks: u32) {
             let on = |n| Communicator::nccl_in_process(n, TIMEOUT).unwrap_or_else(|error| panic!("{error}"));
             run_exact_networks(40, &(1..=ranks).map(on).collect::<Vec<_>>());
         }
+        "graphs" => graphs(ranks),
+        "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
         "mistakes" => on_gpus(ranks, |communicator| mistakes(&communicator)),
         "old device" => on_gpus(ranks, |communicator| old_device(&communicator)),
         _ => panic!("{name} is no role"),
@@ -69,6 +75,93 @@ impl Plugin for Copying {
     }
 }
 
+/// A context that is told to record does so the second time, and replays from the third on, until addresses or shapes change.
+fn graphs(ranks: u32) {
+    on_gpus(ranks, |communicator| {
+        let n = communicator.world_size() as f32;
+        let engine = sum(communicator.world_size(), None)?;
+        let mut context = engine.create_execution_context_with(ContextOptions::default().cuda_graph(true))?;
+        context.set_communicator(&communicator)?;
+        let stream = cuda_stream(&communicator)?;
+        let tensor = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [4]);
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", tensor()?)?;
+        bindings.bind_output("y", tensor()?)?;
+        for round in 0..6 {
+            if round == 5 {
+                bindings.bind_output("y", tensor()?)?;
+            }
+            bindings.get_mut("x")?.write(0, &[round as f32; 4].map(f32::to_le_bytes).concat())?;
+            bindings = context.enqueue(bindings, &stream)?.wait()?;
+            let mut y = [0; 16];
+            bindings.get("y")?.read(0, &mut y)?;
+            assert_eq!(y.to_vec(), [n * round as f32; 4].map(f32::to_le_bytes).concat(), "round {round}");
+        }
+        Ok(())
+    });
+    if !is_on_gpu() {
+        assert_eq!(cuda_calls("cuGraphLaunch"), 4 * ranks as usize);
+        assert_eq!(cuda_calls("cuStreamBeginCapture_v2"), ranks as usize);
+    }
+}
+
+type Handle = *mut c_void;
+
+/// The caller's own capture: what a context and an eager call enqueue becomes part of the caller's graph.
+fn capture(communicator: &Communicator) -> Result<()> {
+    let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
+    let n = communicator.world_size() as f32;
+    let engine = sum(communicator.world_size(), None)?;
+    let mut context = engine.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let stream = cuda_stream(communicator)?;
+    let raw = stream.as_raw_cuda().expect("a CUDA stream");
+    let tensor = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [4]);
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", tensor()?)?;
+    bindings.bind_output("y", tensor()?)?;
+    // Once before, so that everything is there.
+    bindings = context.enqueue(bindings, &stream)?.wait()?;
+    // SAFETY: the driver's functions have these types; the buffers outlive the graph, which is launched and waited for here.
+    let graph = unsafe {
+        let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
+        let begin: Symbol<'_, unsafe extern "C" fn(Handle, i32) -> i32> =
+            cuda.get("cuStreamBeginCapture_v2").expect("it");
+        let end: Symbol<'_, unsafe extern "C" fn(Handle, *mut Handle) -> i32> =
+            cuda.get("cuStreamEndCapture").expect("it");
+        let make: Symbol<'_, unsafe extern "C" fn(*mut Handle, Handle, u64) -> i32> =
+            cuda.get("cuGraphInstantiateWithFlags").expect("it");
+        let set_current: Symbol<'_, unsafe extern "C" fn(Handle) -> i32> = cuda.get("cuCtxSetCurrent").expect("it");
+        let retain: Symbol<'_, unsafe extern "C" fn(*mut Handle, i32) -> i32> =
+            cuda.get("cuDevicePrimaryCtxRetain").expect("it");
+        let launch: Symbol<'_, unsafe extern "C" fn(Handle, Handle) -> i32> = cuda.get("cuGraphLaunch").expect("it");
+        let destroy: Symbol<'_, unsafe extern "C" fn(Handle) -> i32> = cuda.get("cuGraphDestroy").expect("it");
+        let destroy_exec: Symbol<'_, unsafe extern "C" fn(Handle) -> i32> = cuda.get("cuGraphExecDestroy").expect("it");
+        let (mut current, mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        assert_eq!(retain(&mut current, ordinal as i32), 0);
+        assert_eq!(set_current(current), 0);
+        const THREAD_LOCAL: i32 = 1;
+        assert_eq!(begin(raw, THREAD_LOCAL), 0);
+        let work = context.enqueue(bindings, &stream)?;
+        assert!(work.is_done(), "what is recorded is not waited for");
+        bindings = work.wait()?;
+        assert_eq!(end(raw, &mut graph), 0);
+        assert_eq!(make(&mut executable, graph, 0), 0);
+        for round in 1..4 {
+            bindings.get_mut("x")?.write(0, &[round as f32; 4].map(f32::to_le_bytes).concat())?;
+            assert_eq!(launch(executable, raw), 0);
+            stream.synchronize()?;
+            let mut y = [0; 16];
+            bindings.get("y")?.read(0, &mut y)?;
+            assert_eq!(y.to_vec(), [n * round as f32; 4].map(f32::to_le_bytes).concat(), "round {round}");
+        }
+        assert_eq!(destroy(graph), 0);
+        destroy_exec(executable)
+    };
+    assert_eq!(graph, 0);
+    communicator.barrier()
+}
+
 fn mistakes(communicator: &Communicator) -> Result<()> {
     let n = communicator.world_size();
     let stream = cuda_stream(communicator)?;
@@ -76,13 +169,13 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     let mut context = engine.create_execution_context()?;
 
     // A CUDA stream without a communicator on GPUs.
-    let error = context.enqueue(context_bindings(&context), &stream).expect_err("there is no communicator").error;
+    let error = context.enqueue(context.create_bindings(), &stream).expect_err("there is no communicator").error;
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
     context.set_communicator(communicator)?;
 
     // Host memory on a CUDA stream.
     let mut bindings = context.create_bindings();
-    let tensor = || distcollective::Buffer::from_slice(&[1.0f32; 4], [4]);
+    let tensor = || Buffer::from_slice(&[1.0f32; 4], [4]);
     bindings.bind_input("x", tensor()?)?;
     bindings.bind_output("y", tensor()?)?;
     let failed = context.enqueue(bindings, &stream).expect_err("host memory");
@@ -102,8 +195,8 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     {
         let other = MemorySpace::Cuda((own + 1) % n);
         let mut bindings = context.create_bindings();
-        bindings.bind_input("x", distcollective::Buffer::zeroed_in(other, DataType::Float32, [4])?)?;
-        bindings.bind_output("y", distcollective::Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+        bindings.bind_input("x", Buffer::zeroed_in(other, DataType::Float32, [4])?)?;
+        bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
         let error = context.enqueue(bindings, &stream).expect_err("another GPU's memory").error.to_string();
         assert!(error.contains("it is bound to the memory of GPU") && error.contains("the context runs on"), "{error}");
     }
@@ -124,10 +217,6 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     Ok(())
 }
 
-fn context_bindings(context: &distcollective::ExecutionContext) -> distcollective::Bindings {
-    context.create_bindings()
-}
-
 /// TensorRT's layer wants compute capability 8.0 of every rank.
 fn old_device(communicator: &Communicator) -> Result<()> {
     let engine = sum(communicator.world_size(), None)?;
@@ -143,6 +232,28 @@ fn old_device(communicator: &Communicator) -> Result<()> {
 fn networks_give_what_the_reference_gives() {
     let ranks = if is_on_gpu() { available_ranks().min(4) } else { 4 };
     Child::new("contexts networks", ranks).passes_within(Duration::from_secs(60));
+}
+
+#[test]
+fn contexts_record_graphs_and_replay_them() {
+    for ranks in [1, 3] {
+        if is_on_gpu() && ranks > available_ranks() {
+            println!("skipped: there cannot be {ranks} ranks here");
+            return;
+        }
+        Child::new("contexts graphs", ranks).passes();
+    }
+}
+
+#[test]
+fn what_is_enqueued_can_be_captured() {
+    for ranks in [1, 2] {
+        if is_on_gpu() && ranks > available_ranks() {
+            println!("skipped: there cannot be {ranks} ranks here");
+            return;
+        }
+        Child::new("contexts capture", ranks).passes();
+    }
 }
 
 #[test]

@@ -55,6 +55,11 @@ impl Fake {
     }
 }
 
+/// How often a function of the driver's has been called.
+pub fn cuda_calls(function: &str) -> usize {
+    Fake::open("libcuda.so.1").live("fake_cuda_calls", function)
+}
+
 /// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken. Helper threads may take a moment.
 /// After a fault that stays in the way of letting go, only the rules are looked at.
 pub fn assert_nothing_is_left(after_a_fault: bool) {
@@ -127,6 +132,34 @@ fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
     assert!(on(Variant::Current, "1").contains("on host"));
     assert!(on(Variant::NoNccl, "2").contains("on host"));
     assert!(on(Variant::NoDriver, "2").contains("on host"));
+}
+
+/// NVIDIA's own library, which needs no GPU for this, has every function that is called and tells its version and fresh ids.
+#[test]
+fn nccl_itself_answers() {
+    // SAFETY: NCCL may be loaded at any time.
+    let Ok(nccl) = (unsafe { Library::new("libnccl.so.2") }) else {
+        assert!(std::env::var_os("DCL_REQUIRE_PEERS").is_none(), "libnccl.so.2 is required here");
+        println!("skipped: libnccl.so.2 is not there");
+        return;
+    };
+    let bindings = include_str!("../../../src/comm/nccl/bindings.rs");
+    let names: Vec<&str> = bindings.split("b\"").skip(1).filter_map(|rest| rest.split("\\0").next()).collect();
+    assert!(names.len() >= 30 && names.contains(&"ncclAllReduce"), "{names:?}");
+    for name in names {
+        // SAFETY: the symbol is only looked for.
+        unsafe { nccl.get::<unsafe extern "C" fn()>(name) }.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    let [one, two] = [NcclId::new(), NcclId::new()].map(|id| id.expect("an id"));
+    assert_ne!(one, two);
+    // A version that is too old would have been refused.
+    let mut version = 0;
+    // SAFETY: the function writes one number.
+    unsafe {
+        let get: Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> = nccl.get("ncclGetVersion").expect("a function");
+        assert_eq!(get(&mut version), 0);
+    }
+    assert!(version >= 21_900, "{version}");
 }
 
 #[test]
