@@ -24,10 +24,10 @@ use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Dims;
 use crate::stream::Watch;
-use backend::Backend;
+pub(crate) use backend::Backend;
 pub(crate) use backend::Request;
-pub(crate) use nccl::NcclBackend;
 pub use nccl::NcclId;
+pub(crate) use nccl::{Group, NcclBackend};
 pub(crate) use signature::Purpose;
 pub(crate) use signature::Signature;
 pub(crate) use wanted::Wanted;
@@ -388,13 +388,18 @@ impl Communicator {
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that
     /// the call says, and used by nobody else.
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
+        self.check_request(request)?;
+        // SAFETY: the caller's promise, and the rules just checked.
+        unsafe { self.backend.run(request) }
+    }
+
+    /// Checks memory, alignment and overlap of the buffers.
+    pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
         let call = &request.signature.call;
         let (rank, world_size) = (GroupRank(self.rank().0), self.world_size() as usize);
         self.check_spaces(request, rank)
             .and_then(|()| check_buffers(call, rank, world_size, request.input.addr(), request.output.addr()))
-            .map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.backend.run(request) }
+            .map_err(|e| request.label(e))
     }
 
     /// Checks that the buffers are in memory that the backend reaches.

@@ -8,8 +8,9 @@ use super::attached::Attached;
 use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Group, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
+use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
 use crate::error::{Result, bail, error};
 use crate::lane::Lane;
@@ -125,8 +126,61 @@ impl<'a> Run<'a> {
     ///
     /// As [`run`]; tensors are in the lane's memory.
     pub(super) unsafe fn layers(&self) -> Result<()> {
-        // SAFETY: the caller's promise; the layers before each one have written what it reads.
-        self.attached.engine.analysis.schedule.iter().try_for_each(|&layer| unsafe { self.layer(layer) })
+        let analysis = &self.attached.engine.analysis;
+        for step in &analysis.steps {
+            let layers = &analysis.schedule[step.clone()];
+            // SAFETY: the caller's promise; the layers before these have written what they read.
+            unsafe {
+                match self.lane {
+                    Lane::Cuda(stream) if layers.len() > 1 && self.may_group(layers) => self.group(layers, stream)?,
+                    _ => layers.iter().try_for_each(|&layer| self.layer(layer))?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether collectives that do not depend on each other can be given to NCCL together. Every rank finds the same, also one that
+    /// takes part in some of them only: a communicator's calls in a group are one, and wait for the others' as one.
+    fn may_group(&self, layers: &[LayerId]) -> bool {
+        let Some(nccl) = self.attached.communicator.as_ref().and_then(Communicator::as_nccl) else { return false };
+        let collectives = &self.attached.engine.analysis.collectives;
+        layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
+            (Some(resolved), Some(call)) => nccl.is_direct(call, resolved.nb_rank as usize),
+            _ => false,
+        })
+    }
+
+    /// Enqueues collectives that do not depend on each other.
+    ///
+    /// # Safety
+    ///
+    /// As [`layers`](Self::layers).
+    unsafe fn group(&self, layers: &[LayerId], stream: &Arc<CudaStream>) -> Result<()> {
+        let engine = &*self.attached.engine;
+        let deadline = self.deadline();
+        let mut group = Group::default();
+        for id in layers {
+            let (Role::Member(communicator), Some(call)) = (self.attached.role(*id), self.shapes.calls[id.index()])
+            else {
+                continue;
+            };
+            let layer = &engine.network.layers[id.index()];
+            let request = Request {
+                signature: Signature { purpose: Purpose::Collective, call },
+                label: engine.analysis.collectives[id.index()].as_ref().map(|resolved| resolved.subject.as_str()),
+                input: self.located(layer.inputs[0]),
+                output: self.located(layer.outputs[0]),
+                deadline,
+                stream: Some(stream),
+            };
+            group.add(communicator, &request)?;
+        }
+        // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.
+        unsafe {
+            group.enqueue(stream, deadline)?;
+            layers.iter().try_for_each(|&id| self.finish(id))
+        }
     }
 
     /// A place of the memory plan. Places that are in use at the same time are apart, and each holds its tensor, because
@@ -175,13 +229,10 @@ impl<'a> Run<'a> {
     unsafe fn layer(&self, id: LayerId) -> Result<()> {
         let engine = &*self.attached.engine;
         let layer = &engine.network.layers[id.index()];
-        let mut written = true;
         match &layer.body {
             LayerBody::Constant(_) => {}
-            LayerBody::DistCollective(_) => {
-                // SAFETY: the caller's promise.
-                written = unsafe { self.dist_collective(id, layer.inputs[0], layer.outputs[0])? };
-            }
+            // SAFETY: the caller's promise.
+            LayerBody::DistCollective(_) => unsafe { self.dist_collective(id)? },
             LayerBody::Shuffle(_) => {
                 let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
                 let Some(steps) = &self.shapes.shuffles[id.index()] else { return Ok(()) };
@@ -211,7 +262,28 @@ impl<'a> Run<'a> {
                 result.map_err(|e| e.about(|| layer.subject()))?;
             }
         }
+        // SAFETY: the layer is done.
+        unsafe { self.finish(id) }
+    }
+
+    /// What follows a layer: its outputs are zeros where they are not written and are read, and are copied to the caller's.
+    ///
+    /// # Safety
+    ///
+    /// As [`Run::layer`]; the layer is done.
+    unsafe fn finish(&self, id: LayerId) -> Result<()> {
+        let engine = &*self.attached.engine;
+        let layer = &engine.network.layers[id.index()];
+        let call = self.shapes.calls[id.index()].as_ref();
+        let written = call.is_none_or(|call| self.attached.role(id).writes_output(call));
         for &tensor in &layer.outputs {
+            match &engine.memory.locations[tensor.index()] {
+                Location::Region(place) if !written => {
+                    // SAFETY: the place holds the tensor, and no peer is inside the collective any more.
+                    unsafe { self.lane.zero(self.place(place), self.raw(tensor).byte_len)? };
+                }
+                _ => {}
+            }
             if let Some(output) = engine.memory.copy_out[tensor.index()].filter(|_| written)
                 && let Some(bound) = &self.io.tensors[engine.input_count() + output]
             {
@@ -222,29 +294,21 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Runs a DistCollective layer and tells whether its output is written on this rank.
+    /// Runs a DistCollective layer.
     ///
     /// # Safety
     ///
     /// As [`Run::layer`].
-    unsafe fn dist_collective(&self, id: LayerId, input: TensorId, output: TensorId) -> Result<bool> {
+    unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
         let engine = &*self.attached.engine;
         let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], &self.shapes.calls[id.index()])
         else {
-            return Ok(true);
+            return Ok(());
         };
-        let role = self.attached.role(id);
-        let sides = [self.located(input), self.located(output)];
+        let layer = &engine.network.layers[id.index()];
+        let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         // SAFETY: the call was made for the shapes of these tensors.
-        unsafe { role.run(call, &resolved.subject, sides, self.deadline(), self.lane)? };
-        let written = role.writes_output(call);
-        if let Location::Region(place) = &engine.memory.locations[output.index()]
-            && !written
-        {
-            // SAFETY: the place holds the tensor, and no peer is inside the collective any more.
-            unsafe { self.lane.zero(self.place(place), self.raw(output).byte_len)? };
-        }
-        Ok(written)
+        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline(), self.lane) }
     }
 
     fn deadline(&self) -> Instant {

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
+use std::ops::Range;
 
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
@@ -13,11 +14,16 @@ use crate::shape::{Dims, Shape};
 /// The points of a profile, in the order in which shapes are kept.
 pub(crate) const POINTS: [&str; 3] = ["min", "opt", "max"];
 
+/// The most collectives of one step.
+pub(crate) const MOST_TOGETHER: usize = 8;
+
 /// What validation finds out about a network that is right.
 #[derive(Debug)]
 pub(crate) struct Analysis {
     /// The layers, each after those it depends on.
     pub(crate) schedule: Vec<LayerId>,
+    /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each other and may go on together.
+    pub(crate) steps: Vec<Range<usize>>,
     /// The type of each tensor.
     pub(crate) types: Vec<DataType>,
     /// The shape of each tensor at min, opt and max of the profiles.
@@ -67,7 +73,8 @@ pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
         return Err(error!(InvalidNetwork, "the network has a tensor that nothing computes"));
     };
     let warnings = warnings(network, &collectives, &readers);
-    Ok(Analysis { schedule, types, shapes: [min, opt, max], collectives, readers, warnings })
+    let steps = steps(network, &schedule, &collectives);
+    Ok(Analysis { schedule, steps, types, shapes: [min, opt, max], collectives, readers, warnings })
 }
 
 fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
@@ -132,6 +139,28 @@ fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
         mistakes.push(error!(InvalidNetwork, "layers wait for each other in a cycle: {}", stuck.join(", ")));
     }
     order
+}
+
+fn steps(network: &Network, schedule: &[LayerId], collectives: &[Option<ResolvedLayer>]) -> Vec<Range<usize>> {
+    let is_collective = |id: LayerId| collectives[id.index()].as_ref().is_some_and(|layer| !layer.is_identity());
+    let reads_from = |id: LayerId, other: LayerId| {
+        let outputs = &network.layers[other.index()].outputs;
+        network.layers[id.index()].inputs.iter().any(|input| outputs.contains(input))
+    };
+    let mut steps: Vec<Range<usize>> = Vec::new();
+    for (position, &id) in schedule.iter().enumerate() {
+        let joins = |step: &Range<usize>| {
+            let others = &schedule[step.clone()];
+            is_collective(id)
+                && others.len() < MOST_TOGETHER
+                && others.iter().all(|&other| is_collective(other) && !reads_from(id, other))
+        };
+        match steps.last_mut() {
+            Some(step) if joins(step) => step.end = position + 1,
+            _ => steps.push(position..position + 1),
+        }
+    }
+    steps
 }
 
 fn readers(network: &Network, schedule: &[LayerId]) -> Vec<Vec<LayerId>> {

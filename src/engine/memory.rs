@@ -68,8 +68,9 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     let tensor_count = network.tensors.len();
     let output_of = |tensor: TensorId| network.outputs.iter().position(|t| *t == tensor);
     let mut position = vec![0; network.layers.len()];
-    for (step, id) in analysis.schedule.iter().enumerate() {
-        position[id.index()] = step;
+    // Layers of one step may go on at the same time, so what they use is in use at the same time.
+    for (step, layers) in analysis.steps.iter().enumerate() {
+        analysis.schedule[layers.clone()].iter().for_each(|id| position[id.index()] = step);
     }
     let last_use =
         |tensor: TensorId| analysis.readers[tensor.index()].iter().map(|reader| position[reader.index()]).max();
@@ -82,7 +83,8 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     for (number, input) in network.inputs.iter().enumerate() {
         locations[input.index()] = Location::Input(number);
     }
-    for (step, &id) in analysis.schedule.iter().enumerate() {
+    for &id in &analysis.schedule {
+        let step = position[id.index()];
         let layer = &network.layers[id.index()];
         for &tensor in &layer.outputs {
             let output = output_of(tensor);
@@ -182,7 +184,8 @@ fn in_place_with(
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Constant(_) | LayerBody::Plugin(_) => false,
     };
-    let dies = analysis.readers[input.index()].iter().all(|reader| position[reader.index()] <= position[id.index()]);
+    let dies = (analysis.readers[input.index()].iter())
+        .all(|reader| *reader == id || position[reader.index()] < position[id.index()]);
     let read_once = analysis.readers[input.index()].iter().filter(|reader| **reader == id).count() == 1;
     let computed = matches!(network.tensors[input.index()].source, Source::Layer { .. });
     if able && dies && read_once && computed { allocation_of[input.index()] } else { None }

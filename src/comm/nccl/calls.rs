@@ -63,6 +63,20 @@ fn nccl_op(reduce_op: ReduceOperation) -> ncclRedOp_t {
     }
 }
 
+/// NCCL's name of a collective.
+fn name_of(collective: &Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce { .. } => "ncclAllReduce",
+        Collective::AllGather => "ncclAllGather",
+        Collective::Broadcast { .. } => "ncclBroadcast",
+        Collective::Reduce { .. } => "ncclReduce",
+        Collective::ReduceScatter { .. } => "ncclReduceScatter",
+        Collective::AllToAll => "ncclAlltoAll",
+        Collective::Gather { .. } => "ncclGather",
+        Collective::Scatter { .. } => "ncclScatter",
+    }
+}
+
 /// The collective with another reduction.
 fn with_reduction(collective: &Collective, reduce_op: ReduceOperation) -> Collective {
     match *collective {
@@ -161,6 +175,28 @@ impl NcclBackend {
         }
     }
 
+    /// Makes NCCL's call of a call that is nothing else, inside a group, by a thread that holds the communicator.
+    ///
+    /// # Safety
+    ///
+    /// As [`issue`](Self::issue).
+    pub(super) unsafe fn call_in_group(
+        &self,
+        call: &Call,
+        sides: [*mut u8; 2],
+        stream: &Arc<CudaStream>,
+    ) -> Result<ncclResult_t> {
+        let sides = self.or_stand_in(call, sides);
+        // SAFETY: the caller's promise.
+        unsafe { self.call_raw(&call.collective, Elements::of(call), sides, self.handle.raw(), stream) }
+    }
+
+    /// The addresses that NCCL gets: it wants some even where a rank uses none, and a barrier has no buffers at all.
+    fn or_stand_in(&self, call: &Call, [input, output]: [*mut u8; 2]) -> [*mut u8; 2] {
+        let choose = |side: *mut u8, used: bool| if used && !side.is_null() { side } else { self.stand_in.address() };
+        [choose(input, call.reads_input(self.rank)), choose(output, call.writes_output(self.rank))]
+    }
+
     /// Makes NCCL's call of a collective.
     ///
     /// # Safety
@@ -170,58 +206,63 @@ impl NcclBackend {
         &self,
         collective: &Collective,
         elements: Elements,
-        [input, output]: [*mut u8; 2],
+        sides: [*mut u8; 2],
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<(), Failure> {
+        self.handle.call(name_of(collective), deadline, &|| self.family.check(), |raw| {
+            // SAFETY: the caller's promise.
+            unsafe { self.call_raw(collective, elements, sides, raw, stream) }
+        })
+    }
+
+    /// The call itself, by a thread that may be inside NCCL.
+    ///
+    /// # Safety
+    ///
+    /// As [`call`](Self::call).
+    unsafe fn call_raw(
+        &self,
+        collective: &Collective,
+        elements: Elements,
+        [input, output]: [*mut u8; 2],
+        raw: ncclComm_t,
+        stream: &Arc<CudaStream>,
+    ) -> Result<ncclResult_t> {
         let library = self.handle.library;
         let Elements { data_type, block, .. } = elements;
         let (input, output, stream) = (input.cast_const().cast(), output.cast(), stream.as_ptr().cast());
         let root = collective.root().map_or(0, |root| root.0 as i32);
         let op = collective.reduce_op().map_or(ncclSum, nccl_op);
-        let name = match collective {
-            Collective::AllReduce { .. } => "ncclAllReduce",
-            Collective::AllGather => "ncclAllGather",
-            Collective::Broadcast { .. } => "ncclBroadcast",
-            Collective::Reduce { .. } => "ncclReduce",
-            Collective::ReduceScatter { .. } => "ncclReduceScatter",
-            Collective::AllToAll => "ncclAlltoAll",
-            Collective::Gather { .. } => "ncclGather",
-            Collective::Scatter { .. } => "ncclScatter",
-        };
-        self.handle.call(name, deadline, &|| self.family.check(), |raw| {
-            // SAFETY: the caller's promise.
-            Ok(unsafe {
-                match collective {
-                    Collective::AllReduce { .. } => {
-                        function!(library, ncclAllReduce)?(input, output, block, data_type, op, raw, stream)
-                    }
-                    Collective::AllGather => {
-                        function!(library, ncclAllGather)?(input, output, block, data_type, raw, stream)
-                    }
-                    Collective::Broadcast { .. } => {
-                        function!(library, ncclBroadcast)?(input, output, block, data_type, root, raw, stream)
-                    }
-                    Collective::Reduce { .. } => {
-                        function!(library, ncclReduce)?(input, output, block, data_type, op, root, raw, stream)
-                    }
-                    Collective::ReduceScatter { .. } => {
-                        function!(library, ncclReduceScatter)?(input, output, block, data_type, op, raw, stream)
-                    }
-                    _ if !self.features.has_all_to_all => {
-                        return self.send_and_receive(collective, elements, [input, output.cast_const()], raw, stream);
-                    }
-                    Collective::AllToAll => {
-                        function!(library, ncclAlltoAll)?(input, output, block, data_type, raw, stream)
-                    }
-                    Collective::Gather { .. } => {
-                        function!(library, ncclGather)?(input, output, block, data_type, root, raw, stream)
-                    }
-                    Collective::Scatter { .. } => {
-                        function!(library, ncclScatter)?(input, output, block, data_type, root, raw, stream)
-                    }
+        // SAFETY: the caller's promise.
+        Ok(unsafe {
+            match collective {
+                Collective::AllReduce { .. } => {
+                    function!(library, ncclAllReduce)?(input, output, block, data_type, op, raw, stream)
                 }
-            })
+                Collective::AllGather => {
+                    function!(library, ncclAllGather)?(input, output, block, data_type, raw, stream)
+                }
+                Collective::Broadcast { .. } => {
+                    function!(library, ncclBroadcast)?(input, output, block, data_type, root, raw, stream)
+                }
+                Collective::Reduce { .. } => {
+                    function!(library, ncclReduce)?(input, output, block, data_type, op, root, raw, stream)
+                }
+                Collective::ReduceScatter { .. } => {
+                    function!(library, ncclReduceScatter)?(input, output, block, data_type, op, raw, stream)
+                }
+                _ if !self.features.has_all_to_all => {
+                    return self.send_and_receive(collective, elements, [input, output.cast_const()], raw, stream);
+                }
+                Collective::AllToAll => function!(library, ncclAlltoAll)?(input, output, block, data_type, raw, stream),
+                Collective::Gather { .. } => {
+                    function!(library, ncclGather)?(input, output, block, data_type, root, raw, stream)
+                }
+                Collective::Scatter { .. } => {
+                    function!(library, ncclScatter)?(input, output, block, data_type, root, raw, stream)
+                }
+            }
         })
     }
 

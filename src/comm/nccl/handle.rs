@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::bindings::*;
@@ -136,6 +136,18 @@ impl Handle {
             bail!(Aborted, "NCCL's communicator has been aborted");
         }
         Ok(())
+    }
+
+    /// Keeps every other thread out, for calls with [`raw`](Self::raw).
+    pub(super) fn hold(&self) -> Result<MutexGuard<'_, bool>> {
+        let is_open = lock(&self.is_open);
+        self.check_open(*is_open)?;
+        Ok(is_open)
+    }
+
+    /// The communicator, for whoever holds it.
+    pub(super) fn raw(&self) -> ncclComm_t {
+        self.raw
     }
 
     /// Makes one call, or several that belong together, and waits until NCCL has taken it in. Gives NCCL's error, and whether the

@@ -7,6 +7,7 @@
 #[rustfmt::skip]
 mod bindings;
 mod calls;
+mod group;
 mod handle;
 mod id;
 mod library;
@@ -19,6 +20,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
+pub(crate) use group::Group;
 use handle::{Failure, Handle};
 pub use id::NcclId;
 pub(crate) use library::library;

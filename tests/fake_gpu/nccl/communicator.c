@@ -165,17 +165,22 @@ static ncclResult_t do_work(struct communicator *communicator, work_function wor
     return result;
 }
 
-static void *do_job(void *data) {
-    struct job *job = data;
+/* Waits for so long, or until the communicator has ended. */
+static void wait_in_progress(const struct communicator *communicator, int milliseconds) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_nsec += job->milliseconds % 1000 * 1000000L;
-    end.tv_sec += job->milliseconds / 1000 + end.tv_nsec / 1000000000L;
+    end.tv_nsec += milliseconds % 1000 * 1000000L;
+    end.tv_sec += milliseconds / 1000 + end.tv_nsec / 1000000000L;
     end.tv_nsec %= 1000000000L;
     pthread_mutex_lock(&lock);
-    while (!communicator_ended(job->communicator) && pthread_cond_timedwait(&changed, &lock, &end) != ETIMEDOUT)
+    while (!communicator_ended(communicator) && pthread_cond_timedwait(&changed, &lock, &end) != ETIMEDOUT)
         continue;
     pthread_mutex_unlock(&lock);
+}
+
+static void *do_job(void *data) {
+    struct job *job = data;
+    wait_in_progress(job->communicator, job->milliseconds);
     ncclResult_t result = do_work(job->communicator, job->work, job->argument);
     pthread_mutex_lock(&lock);
     if (result != ncclSuccess)
@@ -210,6 +215,60 @@ ncclResult_t complete(
     *job = (struct job){communicator, work, argument, milliseconds};
     pthread_t thread;
     if (pthread_create(&thread, NULL, do_job, job) != 0)
+        abort();
+    pthread_detach(thread);
+    return ncclInProgress;
+}
+
+/* Enqueues the bundles of a group in their order, and says of each communicator that it is done. */
+static ncclResult_t enqueue_in_order(struct bundle *bundle) {
+    ncclResult_t result = ncclSuccess;
+    while (bundle != NULL) {
+        struct bundle *next = bundle->next;
+        struct communicator *communicator = bundle->communicator;
+        ncclResult_t one = do_work(communicator, bundle_enqueue, bundle);
+        pthread_mutex_lock(&lock);
+        if (one != ncclSuccess) {
+            communicator->async_error = one;
+            result = one;
+        }
+        communicator->pending = false;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+        bundle = next;
+    }
+    return result;
+}
+
+struct group_job {
+    struct bundle *bundles;
+    int milliseconds;
+};
+
+static void *do_group_job(void *data) {
+    struct group_job *job = data;
+    wait_in_progress(job->bundles->communicator, job->milliseconds);
+    enqueue_in_order(job->bundles);
+    free(job);
+    return NULL;
+}
+
+ncclResult_t complete_group(const char *function, struct bundle *bundles) {
+    int milliseconds = -1;
+    pthread_mutex_lock(&lock);
+    for (struct bundle *bundle = bundles; bundle != NULL; bundle = bundle->next) {
+        int one = progress(function, bundle->communicator, true);
+        milliseconds = one > milliseconds ? one : milliseconds;
+    }
+    for (struct bundle *bundle = bundles; bundle != NULL && milliseconds >= 0; bundle = bundle->next)
+        bundle->communicator->pending = true;
+    pthread_mutex_unlock(&lock);
+    if (milliseconds < 0)
+        return enqueue_in_order(bundles);
+    struct group_job *job = allocate(sizeof *job);
+    *job = (struct group_job){bundles, milliseconds};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, do_group_job, job) != 0)
         abort();
     pthread_detach(thread);
     return ncclInProgress;

@@ -68,13 +68,16 @@ static void keep(ncclResult_t *result, ncclResult_t other) {
 
 static ncclResult_t finish(const char *function) {
     ncclResult_t result = group.result;
-    while (group.bundles != NULL) {
-        struct bundle *bundle = group.bundles;
-        group.bundles = bundle->next;
-        if (group.result != ncclSuccess)
-            free(bundle);
-        else
-            keep(&result, complete(function, bundle->communicator, true, bundle_enqueue, bundle));
+    struct bundle *bundles = group.bundles;
+    group.bundles = NULL;
+    if (bundles != NULL && group.result == ncclSuccess) {
+        keep(&result, complete_group(function, bundles));
+        bundles = NULL;
+    }
+    while (bundles != NULL) {
+        struct bundle *next = bundles->next;
+        free(bundles);
+        bundles = next;
     }
     /* Those that do not block first, lest one waits for another of this thread. */
     for (int blocking = 0; blocking < 2; blocking++) {

@@ -161,6 +161,11 @@ typedef ncclResult_t (*work_function)(struct communicator *communicator, void *a
 ncclResult_t complete(
     const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
 
+struct bundle;
+/* The same for the bundles of a group: they are enqueued in their order, by one thread, and in progress together, as NCCL does it,
+ * so that ranks with several communicators come to their collectives in one order. */
+ncclResult_t complete_group(const char *function, struct bundle *bundles);
+
 /* Meeting on the host: returns when all ranks have come, or NULL when the communicator has ended. With the lock held.
  * The last one to come calls `conclude`. */
 struct assembly {

@@ -5,12 +5,12 @@ use std::ptr;
 use std::time::Duration;
 
 use distcollective::{
-    Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace, Network,
-    Plugin, PluginCall, ReduceOperation, Result, Shape, inputs, outputs,
+    Bool, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace,
+    Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, inputs, outputs,
 };
 use libloading::Symbol;
 
-use super::libraries::cuda_calls;
+use super::libraries::{cuda_calls, nccl_calls};
 use super::{Child, TIMEOUT, available_ranks, cuda_stream, is_on_gpu, on_gpus};
 use crate::networks::run_exact_networks;
 
@@ -21,6 +21,7 @@ pub fn play(name: &str, ranks: u32) {
             let on = |n| Communicator::nccl_in_process(n, TIMEOUT).unwrap_or_else(|error| panic!("{error}"));
             run_exact_networks(40, &(1..=ranks).map(on).collect::<Vec<_>>());
         }
+        "groups" => groups(ranks),
         "graphs" => graphs(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
         "mistakes" => on_gpus(ranks, |communicator| mistakes(&communicator)),
@@ -72,6 +73,52 @@ impl Plugin for Copying {
 
     fn runs_on_cuda(&self) -> bool {
         self.runs_on_cuda
+    }
+}
+
+/// Collectives that do not depend on each other go to NCCL together, where they are nothing else than NCCL's.
+fn groups(ranks: u32) {
+    on_gpus(ranks, |communicator| {
+        let n = communicator.world_size();
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Int32, [i64::from(n), 2])?;
+        let t = network.add_input("t", DataType::Bool, [4])?;
+        let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).named("sum");
+        let max = DistCollective::all_reduce(ReduceOperation::Max)
+            .group((0..n).rev().map(Rank).collect::<Vec<_>>())
+            .named("max");
+        let first = DistCollective::reduce(ReduceOperation::Sum, Rank(0)).nb_rank(n).named("first");
+        let (sum, max, first) = (network.add(sum, x)?, network.add(max, x)?, network.add(first, x)?);
+        // These read what the ones before have written; the one of bool needs a kernel.
+        let all = network.add(DistCollective::all_gather().nb_rank(n).named("all"), first)?;
+        let any = network.add(DistCollective::all_reduce(ReduceOperation::Max).nb_rank(n).named("any"), t)?;
+        for (tensor, name) in [(sum, "sum"), (max, "max"), (all, "all"), (any, "any")] {
+            network.mark_output(tensor, name)?;
+        }
+        let engine = Builder::new().build(&network)?;
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let rank = communicator.rank().0 as i32;
+        let x = vec![rank + 1; 2 * n as usize];
+        let t = [Bool(u8::from(rank == 0)), Bool(0), Bool(1), Bool(rank as u8)];
+        let len = 2 * n as usize;
+        let (mut sum, mut max, mut all, mut any) =
+            (vec![0; len], vec![0; len], vec![9; n as usize * len], [Bool(0); 4]);
+        context.execute(
+            inputs!["x" => &x, "t" => &t],
+            outputs!["sum" => &mut sum, "max" => &mut max, "all" => &mut all, "any" => &mut any],
+        )?;
+        let total = (n * (n + 1) / 2) as i32;
+        assert_eq!((sum, max), (vec![total; len], vec![n as i32; len]));
+        // Off the root, what "first" gives reads as zeros.
+        assert_eq!(all[..len], vec![total; len]);
+        assert!(all[len..].iter().all(|x| *x == 0), "{all:?}");
+        assert_eq!(any.map(|x| x.0), [1, 0, 1, u8::from(n > 1)]);
+        Ok(())
+    });
+    if !is_on_gpu() {
+        // Each rank: "sum", "max" and "first" in one; "all" and "any" are one step too, but need more than NCCL's calls.
+        assert_eq!(nccl_calls("ncclGroupStart"), if ranks > 1 { ranks as usize } else { 0 });
     }
 }
 
@@ -232,6 +279,17 @@ fn old_device(communicator: &Communicator) -> Result<()> {
 fn networks_give_what_the_reference_gives() {
     let ranks = if is_on_gpu() { available_ranks().min(4) } else { 4 };
     Child::new("contexts networks", ranks).passes_within(Duration::from_secs(60));
+}
+
+#[test]
+fn independent_collectives_go_together() {
+    for ranks in [1, 2, 3] {
+        if is_on_gpu() && ranks > available_ranks() {
+            println!("skipped: there cannot be {ranks} ranks here");
+            return;
+        }
+        Child::new("contexts groups", ranks).passes();
+    }
 }
 
 #[test]

@@ -60,6 +60,11 @@ pub fn cuda_calls(function: &str) -> usize {
     Fake::open("libcuda.so.1").live("fake_cuda_calls", function)
 }
 
+/// How often a function of NCCL's has been called.
+pub fn nccl_calls(function: &str) -> usize {
+    Fake::open("libnccl.so.2").live("fake_nccl_calls", function)
+}
+
 /// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken. Helper threads may take a moment.
 /// After a fault that stays in the way of letting go, only the rules are looked at.
 pub fn assert_nothing_is_left(after_a_fault: bool) {
