@@ -7,10 +7,10 @@
 //! - **the layer by itself**, for engines with a graph of their own: [`DistCollectiveLayer`] → [`BoundLayer`];
 //! - **eager calls**, for those who know torch.distributed: the methods of [`Communicator`].
 //!
-//! Ranks are threads of one process ([`Communicator::in_process`]) or processes of one machine ([`Environment::from_env`],
-//! [`Communicator::builder`]). On them everything works that the layer means, without
-//! any GPU: eight operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types
-//! ([`DataType`]), groups and partitions ([`Groups`]).
+//! Ranks are threads of one process or processes, with a GPU each or without any. [`Environment::from_env`] finds what the launcher
+//! started; [`Communicator::in_process_on`] is for threads. Everything that the layer means works on both backends: eight
+//! operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types ([`DataType`]), groups and
+//! partitions ([`Groups`]).
 //!
 //! # What a collective means
 //!
@@ -21,6 +21,26 @@
 //!
 //! An output that an operation does not write on a rank (off the root of reduce and gather; on ranks that do not take part)
 //! keeps the bytes of a buffer that was bound to it, and reads as zeros inside a network.
+//!
+//! # On GPUs
+//!
+//! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. A call is enqueued on a
+//! CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory ([`Communicator::allocate`],
+//! [`Buffer::zeroed_in`]); on the inline stream, and with slices and arrays, it is done when it returns, and tensors may be in host
+//! memory too. What is enqueued allocates nothing after the first time and waits for nothing, so it can be captured into a CUDA
+//! graph; [`ContextOptions::cuda_graph`] does that by itself.
+//!
+//! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order is NCCL's, and float16,
+//! bfloat16 and float8 may be rounded at every step. Where the sum of the magnitudes stays below the type's maximum, sums and
+//! averages differ by at most n · (eps · Σ|x| + the smallest subnormal), products without intermediate over- or underflow by
+//! 2 n · eps · |result|; MAX and MIN in which NaN or which zero they give. Beyond those bounds nothing is promised: float8 need not
+//! saturate, and an overflow may come earlier. Integers, bool and movement have the host's bits. Some calls take a detour:
+//!
+//! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the element type first;
+//! - bool is made 0 or 1 and reduced as bytes, by maximum or minimum;
+//! - float8 is reduced by NCCL from compute capability 9.0 on; before, ranks gather all contributions and a kernel reduces
+//!   them, with the host's bits;
+//! - all_to_all, gather and scatter are sends and receives before NCCL 2.28.
 //!
 //! # Failure
 //!

@@ -51,6 +51,11 @@ pub(crate) use wanted::Wanted;
 ///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own
 ///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
 ///   `new_group`, lengths in `allocate` and plans in `set_communicator`, which every rank learns of.
+/// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until the deadline. Calls without
+///   elements are not compared either. What waits for a rank that failed, aborted or died is told at once where all ranks are on one
+///   machine and met through [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process); elsewhere it
+///   waits for its deadline. After an error what NCCL had under way has been aborted, and this rank's buffers are its own again.
+///   A call that NCCL itself refuses (`ncclInvalidArgument`) leaves the communicator as it was.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are

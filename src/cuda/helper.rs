@@ -21,6 +21,13 @@ impl<T> Sent<T> {
     }
 }
 
+/// Runs a call on a thread of its own, and waits for nothing.
+pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
+    if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(call) {
+        tracing::warn!("no thread for {what}: {error}; it is left out");
+    }
+}
+
 /// Runs a call on a thread of its own and waits for it until the deadline. Afterwards the thread is left to itself, with all that
 /// the call owns.
 pub(crate) fn bounded<T: Send + 'static>(

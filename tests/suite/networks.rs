@@ -483,12 +483,12 @@ enum Way {
 }
 
 /// Networks drawn at random, those whose bits do not depend on the backend, on communicators of 1 to 4 ranks. Every second context
-/// records graphs.
-pub fn run_exact_networks(cases: u32, communicators: &[Vec<Communicator>]) {
+/// records graphs. The same seed gives the same networks.
+pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicator>]) {
     let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
     let strategy = (0..communicators.len(), any::<bool>(), vec(0usize..DataType::ALL.len(), 1..=3), genes);
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]));
     let result = runner.run(&strategy, |(n, dynamic, types, genes)| {
         let communicators = communicators[n].clone();
         let plan = plan(communicators.len() as u32, dynamic, types, genes);

@@ -281,7 +281,8 @@ impl Drop for Handle {
             return;
         };
         let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
-        helper::release("ncclCommDestroy", move || {
+        // The peers' ends may be let go of by this very thread, after this one.
+        helper::detach("ncclCommDestroy", move || {
             let Ok(_current) = device.enter() else { return };
             let raw = raw.into_inner();
             let deadline = Instant::now() + DESTROY_TIMEOUT;
