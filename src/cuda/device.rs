@@ -132,7 +132,7 @@ impl Device {
         let stream = Arc::new(CudaStream::new(self)?);
         // SAFETY: the caller's promise.
         self.transfer(|transfer| unsafe {
-            transfer.to_host(from, to.as_mut_ptr(), to.len(), &stream, deadline(), &mut || Ok(()))
+            transfer.download(from, to.as_mut_ptr(), to.len(), &stream, deadline(), &mut || Ok(()))
         })
     }
 
@@ -145,7 +145,7 @@ impl Device {
         let stream = Arc::new(CudaStream::new(self)?);
         // SAFETY: the caller's promise.
         self.transfer(|transfer| unsafe {
-            transfer.to_device(from.as_ptr(), to, from.len(), &stream, deadline(), &mut || Ok(()))
+            transfer.upload(from.as_ptr(), to, from.len(), &stream, deadline(), &mut || Ok(()))
         })?;
         stream.synchronize(deadline(), || Ok(()))
     }

@@ -107,7 +107,7 @@ pub(super) fn check(what: &str, result: CUresult) -> Result<()> {
 }
 
 /// Whether an answer only says that work is not finished.
-pub(crate) fn is_not_ready(result: CUresult) -> bool {
+pub(super) fn is_not_ready(result: CUresult) -> bool {
     result == CUresult::CUDA_ERROR_NOT_READY
 }
 

@@ -48,7 +48,7 @@ impl Transfer {
     /// # Safety
     ///
     /// `from` is valid for reads, and `to` on the stream's GPU for writes when the stream comes to it, of `byte_len` bytes.
-    pub(crate) unsafe fn to_device(
+    pub(crate) unsafe fn upload(
         &mut self,
         from: *const u8,
         to: *mut u8,
@@ -79,7 +79,7 @@ impl Transfer {
     /// # Safety
     ///
     /// `from` on the stream's GPU is valid for reads when the stream comes to it, and `to` for writes, of `byte_len` bytes.
-    pub(crate) unsafe fn to_host(
+    pub(crate) unsafe fn download(
         &mut self,
         from: *const u8,
         to: *mut u8,

@@ -67,7 +67,10 @@ impl Library {
             // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's documented type.
             match unsafe { Nccl::new(name) } {
                 Ok(raw) => return Self::check_version(raw, name),
-                Err(e) => reasons.push(format!("{name} ({e})")),
+                Err(e) => {
+                    let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+                    reasons.push(format!("{name} ({why})"));
+                }
             }
         }
         bail!(

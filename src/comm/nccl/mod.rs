@@ -262,7 +262,7 @@ impl NcclBackend {
         let alive = &mut || self.check();
         // SAFETY: the caller's promise.
         self.device()
-            .transfer(|transfer| unsafe { transfer.to_device(from, to, byte_len, stream, deadline, alive) })
+            .transfer(|transfer| unsafe { transfer.upload(from, to, byte_len, stream, deadline, alive) })
             .map_err(|error| self.give_up_on(stream, error))
     }
 
@@ -282,7 +282,7 @@ impl NcclBackend {
         let alive = &mut || self.check();
         // SAFETY: the caller's promise.
         self.device()
-            .transfer(|transfer| unsafe { transfer.to_host(from, to, byte_len, stream, deadline, alive) })
+            .transfer(|transfer| unsafe { transfer.download(from, to, byte_len, stream, deadline, alive) })
             .map_err(|error| self.give_up_on(stream, error))
     }
 
