@@ -495,7 +495,7 @@ pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicato
         prop_assume!(plan.is_exact());
         let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
         let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
-        let options = ContextOptions::default().cuda_graph(plan.steps.len() % 2 == 0);
+        let options = ContextOptions::default().cuda_graph(plan.steps.len().is_multiple_of(2));
         let body = move |communicator| plan.run(&engine, &expected, &communicator, options);
         for result in on_communicators(DEADLINE, communicators, body) {
             result.unwrap_or_else(|error| panic!("{error}"));

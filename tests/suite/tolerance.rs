@@ -43,14 +43,14 @@ fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], w
         ReduceOperation::Sum | ReduceOperation::Avg => {
             let sum: f64 = operands.iter().map(|x| x.abs()).sum();
             // Nothing is promised where the sum of the magnitudes is not below the largest number.
-            !(sum < largest) || (want - got).abs() <= n * (epsilon * sum + smallest)
+            let is_bounded = sum < largest;
+            !is_bounded || (want - got).abs() <= n * (epsilon * sum + smallest)
         }
         ReduceOperation::Prod => {
             let is_ordinary = |x: f64| x.abs() < largest && x.abs() > smallest_normal;
             // Nor where a product on the way overflows or underflows, in whatever order it is made.
-            let magnitudes = operands.iter().map(|x| x.abs());
-            let greatest: f64 = magnitudes.clone().filter(|x| !(*x < 1.0)).product();
-            let least: f64 = magnitudes.filter(|x| *x < 1.0).product();
+            let (small, large): (Vec<f64>, Vec<f64>) = operands.iter().map(|x| x.abs()).partition(|x| *x < 1.0);
+            let (greatest, least): (f64, f64) = (large.iter().product(), small.iter().product());
             if !is_ordinary(greatest) || !is_ordinary(least) {
                 return true;
             }
