@@ -110,7 +110,7 @@ impl Communicator {
     }
 
     /// The ranks of a new communicator that are threads of this process, on a backend by name: "host" ("gloo" is another name of it),
-    /// "nccl", or "auto", which is NCCL where there is a GPU for each rank, and else the host.
+    /// "nccl", or "auto", which is NCCL where there are NCCL, NVRTC and a GPU for each rank, and else the host.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Communicator {
         match backend.parse()? {
             Wanted::Host => on_host(),
             Wanted::Nccl => Self::nccl_in_process(world_size, timeout),
-            Wanted::Auto if nccl::check_gpus(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
+            Wanted::Auto if nccl::check_all(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
             Wanted::Auto => on_host(),
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::is_loopback;
 use crate::comm::{Wanted, nccl};
-use crate::cuda::Device;
+use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::rank::list_ranks;
 
@@ -64,7 +64,9 @@ impl Statement {
         let gpu = match wanted {
             // Nothing of CUDA is touched.
             Wanted::Host => Err("it asks for the host backend".to_owned()),
-            Wanted::Auto | Wanted::Nccl => Gpu::find(ordinal).map_err(|error| error.to_string()),
+            Wanted::Nccl => Gpu::find(ordinal).map_err(|error| error.to_string()),
+            // What is chosen without being asked for can do everything.
+            Wanted::Auto => nvrtc_version().and_then(|_| Gpu::find(ordinal)).map_err(|error| error.to_string()),
         };
         Statement {
             wanted,

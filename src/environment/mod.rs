@@ -72,7 +72,7 @@ const DEFAULT_GROUP: &str = "default";
 ///
 /// # Backend
 ///
-/// NCCL where every rank has a GPU of its own, CUDA's driver and NCCL, else the host backend, for ranks on one machine; or what
+/// NCCL where every rank has a GPU of its own, CUDA's driver, NVRTC and NCCL, else the host backend, for ranks on one machine; or what
 /// [`EnvironmentBuilder::backend`] asks for. Ranks compare what they ask for, what they have, and where they are, and all come to the
 /// same end. A rank's GPU is the one whose number is its local rank, or the only one that its process sees.
 pub struct Environment {

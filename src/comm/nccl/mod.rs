@@ -33,7 +33,7 @@ use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
 use super::turn;
 use crate::collective::{Call, Collective};
-use crate::cuda::{CudaStream, Device, DeviceMemory, device_count};
+use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
@@ -126,6 +126,12 @@ pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
         );
     }
     Ok(gpus)
+}
+
+/// [`check_gpus`], and whether kernels can be made, without which some layers and types do not work.
+pub(crate) fn check_all(world_size: u32) -> Result<u32> {
+    nvrtc_version()?;
+    check_gpus(world_size)
 }
 
 /// The communicators of ranks that are threads of this process: rank `r` on GPU `r`, or shared among those there are.
