@@ -15,7 +15,7 @@ mod stream;
 mod transfer;
 
 pub(crate) use device::{Device, device_count};
-pub(crate) use driver::{driver_version, is_not_ready};
+pub(crate) use driver::driver_version;
 pub(crate) use graph::{Capture, Graph};
 pub(crate) use kernels::{Kernel, Transposition};
 pub(crate) use memory::DeviceMemory;
