@@ -58,6 +58,7 @@ mod compute;
 mod context;
 mod cuda;
 mod data_type;
+pub mod diagnosis;
 mod dist_collective;
 mod element;
 mod engine;
@@ -78,6 +79,7 @@ pub use collective::{
 pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, Operands};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
+pub use diagnosis::Diagnosis;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};

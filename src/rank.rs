@@ -41,11 +41,16 @@ impl fmt::Display for GroupRank {
 
 /// Lists ranks as a sentence does: `rank 3`, `ranks 0, 1 and 3`.
 pub(crate) fn list_ranks(ranks: impl IntoIterator<Item = u32>) -> String {
-    let numbers: Vec<String> = ranks.into_iter().map(|r| r.to_string()).collect();
+    list_of("rank", ranks)
+}
+
+/// Lists what has numbers: `GPU 3`, `GPUs 0, 1 and 3`.
+pub(crate) fn list_of(noun: &str, numbers: impl IntoIterator<Item = u32>) -> String {
+    let numbers: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
     match numbers.as_slice() {
-        [] => "no rank".to_owned(),
-        [one] => format!("rank {one}"),
-        [first @ .., last] => format!("ranks {} and {last}", first.join(", ")),
+        [] => format!("no {noun}"),
+        [one] => format!("{noun} {one}"),
+        [first @ .., last] => format!("{noun}s {} and {last}", first.join(", ")),
     }
 }
 

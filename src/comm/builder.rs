@@ -8,7 +8,7 @@ use crate::error::{Result, bail};
 use crate::rank::Rank;
 
 /// The most ranks of a communicator between processes.
-const MAX_RANKS: u32 = 1024;
+pub(super) const MAX_RANKS: u32 = 1024;
 
 /// Makes a communicator between processes of one machine and one user, each with one rank or several.
 ///

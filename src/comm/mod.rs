@@ -3,7 +3,7 @@
 mod backend;
 mod builder;
 mod eager;
-mod host;
+pub(crate) mod host;
 pub(crate) mod nccl;
 mod signature;
 mod turn;

@@ -55,15 +55,19 @@ const FUNCTIONS: &[&str] = &[
 /// Loads the driver, once.
 pub(super) fn load() -> Result<()> {
     static LOADED: OnceLock<Result<()>> = OnceLock::new();
-    LOADED.get_or_init(find).clone()
+    LOADED.get_or_init(initialize).clone()
+}
+
+fn initialize() -> Result<()> {
+    find()?;
+    // SAFETY: the function is there, as has just been checked.
+    check("cuInit", unsafe { sys::cuInit(0) })
 }
 
 fn find() -> Result<()> {
     let missing =
         "CUDA's driver, libcuda.so or libcuda.so.1, is not to be found; it comes with NVIDIA's display driver";
-    find_library(&["cuda", "nvcuda"], FUNCTIONS, missing)?;
-    // SAFETY: the function is there, as has just been checked.
-    check("cuInit", unsafe { sys::cuInit(0) })
+    find_library(&["cuda", "nvcuda"], FUNCTIONS, missing)
 }
 
 /// Finds a library as cudarc does, and looks whether it has these functions.
@@ -111,9 +115,9 @@ pub(super) fn is_not_ready(result: CUresult) -> bool {
     result == CUresult::CUDA_ERROR_NOT_READY
 }
 
-/// The newest CUDA that the driver is for: (13, 0).
+/// The newest CUDA that the driver is for: (13, 0). It tells that without any GPU too.
 pub(crate) fn driver_version() -> Result<(i32, i32)> {
-    load()?;
+    find()?;
     let mut version = 0;
     // SAFETY: writes one number.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;

@@ -42,7 +42,7 @@ struct Variables {
     job: &'static [&'static str],
 }
 
-const LAUNCHERS: [Variables; 5] = [
+static LAUNCHERS: [Variables; 5] = [
     Variables {
         launcher: Launcher::Torch,
         rank: "RANK",
@@ -147,6 +147,19 @@ pub(super) struct Discovery {
     pub(super) job: String,
     /// Where each value came from.
     pub(super) sources: BTreeMap<&'static str, String>,
+}
+
+/// Where ranks meet, and what is part of the job's name, whatever the launcher.
+const MEETING_VARIABLES: [&str; 3] = ["MASTER_ADDR", "MASTER_PORT", "DCL_RENDEZVOUS_PORT"];
+const RUN_VARIABLES: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
+
+/// Every variable that is looked for.
+pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
+    let of_launcher = |v: &'static Variables| {
+        let lists = [v.local_rank, v.local_world_size, v.job];
+        [v.rank, v.world_size].into_iter().chain(lists.into_iter().flatten().copied())
+    };
+    LAUNCHERS.iter().flat_map(of_launcher).chain(MEETING_VARIABLES).chain(RUN_VARIABLES)
 }
 
 /// The first launcher whose variables are there.
@@ -280,14 +293,14 @@ impl Search<'_> {
         several_machines: bool,
     ) -> (MeetingPoint, String) {
         let text = |name: &str| (self.variable)(name).filter(|text| !text.is_empty());
-        let host = given.host.clone().or_else(|| text("MASTER_ADDR"));
+        let [address_variable, port_variable, rendezvous_variable] = MEETING_VARIABLES;
+        let host = given.host.clone().or_else(|| text(address_variable));
         // torchrun's restarts of one job do not meet each other.
-        let restart = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
-        let run: Vec<String> = restart.iter().filter_map(|name| text(name)).collect();
+        let run: Vec<String> = RUN_VARIABLES.iter().filter_map(|name| text(name)).collect();
         let names = variables.map_or(&[][..], |v| v.job);
         let parts: Vec<String> = names.iter().filter_map(|name| text(name)).collect();
-        let port = self.port(given.port, "MASTER_PORT");
-        let rendezvous_port = self.port(given.rendezvous_port, "DCL_RENDEZVOUS_PORT");
+        let port = self.port(given.port, port_variable);
+        let rendezvous_port = self.port(given.rendezvous_port, rendezvous_variable);
         if let (Some(host), Some(port)) = (&host, port) {
             let source = if given.host.is_some() { "given by the caller" } else { "MASTER_ADDR, MASTER_PORT" };
             self.sources.insert("meeting", source.to_owned());
@@ -313,7 +326,7 @@ impl Search<'_> {
             let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
             return (MeetingPoint::Machine, format!("parent={parent}"));
         }
-        let missing: Vec<&str> = [("MASTER_ADDR", host.is_none()), ("MASTER_PORT", port.is_none())]
+        let missing: Vec<&str> = [(address_variable, host.is_none()), (port_variable, port.is_none())]
             .iter()
             .filter(|(_, missing)| *missing)
             .map(|(name, _)| *name)

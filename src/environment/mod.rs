@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use agreement::{Agreement, Backend, Statement, agree, is_this_machine};
 pub use discovery::Launcher;
+pub(crate) use discovery::variable_names;
 use discovery::{Discovery, Given, MeetingPoint};
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
@@ -317,6 +318,12 @@ impl EnvironmentBuilder {
             None => bail!(System, "the meeting gave no communicator"),
         }
     }
+}
+
+/// This process's rank and the number of ranks, as the launcher's variables have it. Nobody is met.
+pub(crate) fn place() -> Result<(Rank, u32)> {
+    let discovery = discovery::discover(&Given::default(), &|name| std::env::var(name).ok())?;
+    Ok((discovery.rank, discovery.world_size))
 }
 
 /// The GPU of a local rank: the one of the same number, or the only one.

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod doctor;
 mod env;
 mod launch;
 mod npy;
@@ -25,6 +26,7 @@ enum Command {
     Run(run::Arguments),
     Bench(bench::Arguments),
     Env(env::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -33,5 +35,6 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
     }
 }

@@ -31,6 +31,7 @@ mod shared_memory;
 #[path = "shared_memory_model.rs"]
 mod shared_memory;
 mod staged;
+mod system;
 mod wire;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -43,6 +44,7 @@ use office::{Office, Ticket};
 use run::Run;
 use segment::{LEFT, Mark, RING, Segment};
 use shared_memory::SharedMemory;
+pub(crate) use system::{check_system, most_processes};
 
 use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};

@@ -24,6 +24,7 @@ pub(crate) use group::Group;
 use handle::{Failure, Handle};
 pub use id::NcclId;
 pub(crate) use library::library;
+pub(crate) use route::reduces_float8;
 use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
@@ -105,6 +106,11 @@ impl Family {
             handles.iter().for_each(|handle| handle.abort());
         }
     }
+}
+
+/// Whether layers of several ranks may run on a GPU: TensorRT's page on DistCollective wants compute capability 8.0.
+pub(crate) fn runs_layers(device: &Device) -> bool {
+    device.capability >= OLDEST_CAPABILITY
 }
 
 /// Whether several ranks may share one GPU: from NCCL 2.30 on, where the environment asks for it.
@@ -230,18 +236,17 @@ impl NcclBackend {
         &self.stream
     }
 
-    /// Whether layers of several ranks may run on this GPU: TensorRT's page on DistCollective wants compute capability 8.0.
+    /// Whether layers of several ranks may run on this GPU.
     pub(crate) fn check_device(&self) -> Result<()> {
-        let (major, minor) = self.device().capability;
-        let (oldest_major, oldest_minor) = OLDEST_CAPABILITY;
-        if (major, minor) < OLDEST_CAPABILITY {
-            bail!(
-                Unsupported,
-                "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
-                self.device()
-            );
+        if runs_layers(self.device()) {
+            return Ok(());
         }
-        Ok(())
+        let ((major, minor), (oldest_major, oldest_minor)) = (self.device().capability, OLDEST_CAPABILITY);
+        bail!(
+            Unsupported,
+            "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
+            self.device()
+        )
     }
 
     /// Makes everything that a call needs, so that enqueueing it allocates and compiles nothing.

@@ -2,13 +2,13 @@
 
 use super::handle::Handle;
 use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
-use crate::cuda::Kernel;
+use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 
 /// What all ranks of a communicator can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Features {
-    /// float8 is reduced from compute capability 9.0 on (NCCL's `enqueue.cc`).
+    /// NCCL reduces float8.
     pub(super) reduces_float8: bool,
     /// AlltoAll, Gather and Scatter are there.
     pub(super) has_all_to_all: bool,
@@ -16,10 +16,15 @@ pub(super) struct Features {
     pub(super) has_windows: bool,
 }
 
+/// Whether NCCL reduces float8 on a GPU: from compute capability 9.0 on (NCCL's `enqueue.cc`).
+pub(crate) fn reduces_float8(device: &Device) -> bool {
+    device.capability >= (9, 0)
+}
+
 impl Features {
     pub(super) fn of(handle: &Handle) -> Self {
         Features {
-            reduces_float8: handle.device.capability >= (9, 0),
+            reduces_float8: reduces_float8(&handle.device),
             has_all_to_all: handle.library.has_all_to_all(),
             has_windows: handle.library.has_windows(),
         }

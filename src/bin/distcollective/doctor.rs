@@ -1,0 +1,134 @@
+//! `distcollective doctor`: what is here, and what follows from it.
+
+use std::process::ExitCode;
+
+use distcollective::Diagnosis;
+use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
+
+/// Shows what is on this machine for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), and what follows from it.
+///
+/// Nobody else is needed, and nothing is changed. The exit code is 0 also where something is missing; what is wrong is in the
+/// warnings. With --json, what could not be found out is an object with the one field "problem".
+///
+/// Example: distcollective doctor --json
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// One line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let diagnosis = Diagnosis::collect();
+    if !arguments.json {
+        tell(&diagnosis);
+        return ExitCode::SUCCESS;
+    }
+    match serde_json::to_string(&diagnosis) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(diagnosis: &Diagnosis) {
+    row("version", diagnosis.version);
+    host(&diagnosis.host);
+    launch(&diagnosis.launch);
+    row("driver", &either(&diagnosis.driver, library));
+    gpus(&diagnosis.gpus);
+    row("NVRTC", &either(&diagnosis.nvrtc, library));
+    row("NCCL", &either(&diagnosis.nccl, nccl));
+    row("MPI", &either(&diagnosis.mpi, library));
+    println!();
+    for conclusion in &diagnosis.conclusions {
+        println!("{conclusion}");
+    }
+    for warning in &diagnosis.warnings {
+        println!("warning: {warning}");
+    }
+}
+
+fn row(name: &str, text: &str) {
+    println!("{name:11} {text}");
+}
+
+/// What was found, in words, or why it was not.
+fn either<T>(finding: &Finding<T>, words: impl FnOnce(&T) -> String) -> String {
+    match finding {
+        Finding::Found(found) => words(found),
+        Finding::Missing { problem } => problem.clone(),
+    }
+}
+
+fn host(host: &Host) {
+    row("system", &host.system);
+    row("cores", &either(&host.cores, usize::to_string));
+    let limit = host.memory_limit_bytes.map_or(String::new(), |limit| format!(", limited to {}", size(limit)));
+    let available = |bytes: &u64| format!("{} available", size(*bytes));
+    row("memory", &format!("{}{limit}", either(&host.memory_available_bytes, available)));
+    row("/dev/shm", &host.dev_shm_bytes.map_or("none".to_owned(), size));
+    let count = |limit: Option<u64>| limit.map_or("without limit".to_owned(), |limit| limit.to_string());
+    let files = host.open_files;
+    row("limits", &format!("open files: {} (may be raised to: {})", count(files.soft), count(files.hard)));
+    row("", &format!("threads: {}; mappings of a process: {}", count(host.threads), count(host.mappings)));
+    row("processes", &either(&host.processes, |count| format!("about {count} can have a rank each")));
+}
+
+fn launch(launch: &Launch) {
+    let place = match (launch.rank, launch.world_size) {
+        (Some(rank), Some(world_size)) => format!(": rank {rank} of {world_size}"),
+        _ => String::new(),
+    };
+    row("launcher", &format!("{}{place}", launch.launcher.unwrap_or("none")));
+    let mut name = "variables";
+    for (variable, value) in &launch.variables {
+        row(name, &format!("{variable}={value}"));
+        name = "";
+    }
+}
+
+fn library(library: &Library) -> String {
+    let file = library.file.as_ref().map_or(String::new(), |file| format!(" ({file})"));
+    format!("{}{file}", library.version)
+}
+
+fn gpus(gpus: &Finding<Vec<Finding<Gpu>>>) {
+    let gpus = match gpus {
+        Finding::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
+        Finding::Found(gpus) => gpus,
+        Finding::Missing { problem } => return row("GPUs", problem),
+    };
+    for (number, found) in gpus.iter().enumerate() {
+        row(&format!("GPU {number}"), &either(found, gpu));
+    }
+}
+
+fn gpu(gpu: &Gpu) -> String {
+    let Gpu { name, capability, multiprocessors, bus_id, .. } = gpu;
+    let memory = size(gpu.memory_bytes);
+    let layers = if gpu.runs_layers { "" } else { "; no layers of several ranks" };
+    let float8 = if gpu.reduces_float8 { "by NCCL" } else { "by exchange" };
+    format!(
+        "{name}, {capability}, {memory}, {multiprocessors} multiprocessors, {bus_id}{layers}; float8 is reduced {float8}"
+    )
+}
+
+fn nccl(nccl: &Nccl) -> String {
+    let all_to_all = if nccl.has_all_to_all { "native" } else { "by send and receive" };
+    let windows = if nccl.has_windows { "symmetric windows" } else { "no symmetric windows" };
+    let sharing = if nccl.shares_gpus { "several ranks a GPU" } else { "one rank a GPU" };
+    let Nccl { version, file, .. } = nccl;
+    format!("{version} ({file}); all_to_all, gather and scatter {all_to_all}; {windows}; {sharing}")
+}
+
+/// `23.1 GiB`.
+fn size(bytes: u64) -> String {
+    let mebibytes = bytes as f64 / f64::from(1 << 20);
+    if mebibytes < 1024.0 { format!("{mebibytes:.1} MiB") } else { format!("{:.1} GiB", mebibytes / 1024.0) }
+}

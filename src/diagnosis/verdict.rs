@@ -1,0 +1,286 @@
+//! What follows from the facts.
+
+use super::{Diagnosis, Finding, Gpu, Host};
+use crate::rank::{count_of, list_of};
+
+/// What a container has of `/dev/shm` unless told otherwise.
+const SMALL_DEV_SHM: u64 = 64 << 20;
+
+/// Adds the conclusions and the warnings.
+pub(super) fn conclude(diagnosis: &mut Diagnosis) {
+    let (nccl_ranks, auto) = backend(diagnosis);
+    diagnosis.warnings = warnings(diagnosis, nccl_ranks);
+    diagnosis.conclusions = vec![auto, room(&diagnosis.host)];
+    diagnosis.nccl_ranks = nccl_ranks;
+}
+
+/// For how many ranks the backend "auto" is NCCL, and the sentence about it.
+fn backend(diagnosis: &Diagnosis) -> (u32, String) {
+    let on_host = |obstacle: &str| (0, format!("\"auto\" is the host backend; NCCL cannot be used: {obstacle}"));
+    let (nccl, gpus) = match (&diagnosis.nccl, &diagnosis.gpus) {
+        (_, Finding::Missing { problem }) | (Finding::Missing { problem }, _) => return on_host(problem),
+        (Finding::Found(nccl), Finding::Found(gpus)) => (nccl, gpus),
+    };
+    // Rank 0 has GPU 0, and so on.
+    let usable = gpus.iter().take_while(|gpu| gpu.found().is_some()).count();
+    if usable == 0 {
+        let problem = gpus.first().and_then(Finding::problem);
+        return on_host(&problem.map_or("there is no GPU".to_owned(), |problem| format!("GPU 0: {problem}")));
+    }
+    let sentence = match usable {
+        1 if nccl.shares_gpus => "\"auto\" is NCCL for any number of ranks, which share the GPU".to_owned(),
+        n if nccl.shares_gpus && n == gpus.len() => format!(
+            "\"auto\" is NCCL for any number of ranks that are threads, which share the {n} GPUs, and for up to {n} that are \
+             processes"
+        ),
+        1 => "\"auto\" is NCCL for 1 rank; several are on the host backend".to_owned(),
+        n => format!("\"auto\" is NCCL for up to {n} ranks, each with a GPU of its own; more are on the host backend"),
+    };
+    (usable as u32, sentence)
+}
+
+/// How many ranks the host backend is good for.
+fn room(host: &Host) -> String {
+    let threads = host.threads.map_or("any number of".to_owned(), |threads| format!("up to about {threads}"));
+    let processes = host.processes.found().map_or(String::new(), |count| format!(" or about {count} processes"));
+    let cores = host
+        .cores
+        .found()
+        .map_or(String::new(), |&cores| format!("; more ranks than the {} take turns", count_of(cores, "core")));
+    format!("the host backend takes ranks as {threads} threads{processes}{cores}")
+}
+
+fn warnings(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
+    let Diagnosis { host, launch, nvrtc, nccl, .. } = diagnosis;
+    let mut warnings = Vec::new();
+    if let Some(problem) = &launch.problem {
+        warnings.push(format!("ranks cannot meet as they were launched: {problem}"));
+    }
+    match (&host.processes, host.cores.found()) {
+        (Finding::Missing { problem }, _) => warnings.push(format!("ranks cannot be processes: {problem}")),
+        (Finding::Found(processes), Some(&cores)) if (*processes as usize) < cores => warnings.push(
+            "few files may be open, so that fewer ranks can be processes than there are cores; `ulimit -n` raises that"
+                .to_owned(),
+        ),
+        _ => {}
+    }
+    let all = diagnosis.gpus.found().map_or(&[][..], Vec::as_slice);
+    for (number, gpu) in all.iter().enumerate() {
+        if let Some(problem) = gpu.problem() {
+            warnings.push(format!(
+                "GPU {number} cannot be used: {problem}. Ranks that are threads would be given it all the same; \
+                 CUDA_VISIBLE_DEVICES can leave it out"
+            ));
+        }
+    }
+    let gpus: Vec<(u32, &Gpu)> =
+        (0..).zip(all).filter_map(|(number, gpu)| gpu.found().map(|gpu| (number, gpu))).collect();
+    if gpus.is_empty() {
+        return warnings;
+    }
+    let those = |condition: &dyn Fn(&Gpu) -> bool| {
+        let numbers: Vec<u32> = gpus.iter().filter(|(_, gpu)| condition(gpu)).map(|(number, _)| *number).collect();
+        (!numbers.is_empty()).then(|| list_of("GPU", numbers))
+    };
+    match nccl {
+        Finding::Missing { .. } => {
+            let (verb, them) = if gpus.len() == 1 { ("is", "it") } else { ("are", "them") };
+            let gpus = count_of(gpus.len(), "GPU");
+            warnings.push(format!("there {verb} {gpus}, and no NCCL that can use {them}"));
+        }
+        Finding::Found(nccl) if !nccl.has_all_to_all => warnings.push(format!(
+            "NCCL {} is older than 2.28: all_to_all, gather and scatter are made of sends and receives{}",
+            nccl.version,
+            if nccl.has_windows { "" } else { ", and there are no symmetric windows" }
+        )),
+        Finding::Found(_) => {}
+    }
+    if let Some(old) = those(&|gpu| !gpu.runs_layers) {
+        warnings.push(format!(
+            "layers of several ranks are refused on {old}: they need compute capability 8.0, or the backend \"host\""
+        ));
+    }
+    let float8 = if gpus.iter().all(|(_, gpu)| gpu.reduces_float8) { "" } else { " and float8" };
+    let lost = format!("averages of floats, reductions of bool{float8}, Cast and Shuffle layers fail");
+    match nvrtc {
+        Finding::Missing { .. } => warnings.push(format!("without NVRTC {lost} on GPUs")),
+        Finding::Found(_) => {
+            let troubled = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
+            warnings.extend(troubled.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
+        }
+    }
+    if let Some(&cores) = host.cores.found()
+        && cores < gpus.len()
+    {
+        let cores = count_of(cores, "core");
+        warnings.push(format!("{} for {} GPUs: each rank is driven by a thread of its own", cores, gpus.len()));
+    }
+    if nccl_ranks > 1 && host.dev_shm_bytes.is_some_and(|bytes| bytes <= SMALL_DEV_SHM) {
+        warnings.push(
+            "/dev/shm is as small as containers have it unless told otherwise; NCCL needs more between several GPUs \
+             (docker run --shm-size=1g)"
+                .to_owned(),
+        );
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Launch, Library, Nccl, OpenFiles};
+    use super::*;
+
+    fn missing<T>(problem: &str) -> Finding<T> {
+        Finding::Missing { problem: problem.to_owned() }
+    }
+
+    fn gpu() -> Gpu {
+        Gpu {
+            name: "A GPU".to_owned(),
+            capability: "9.0".to_owned(),
+            memory_bytes: 1 << 30,
+            bus_id: "0000:01:00.0".to_owned(),
+            multiprocessors: 1,
+            runs_layers: true,
+            reduces_float8: true,
+            kernel_problem: None,
+        }
+    }
+
+    /// A machine of four cores on which nothing is wrong, with these GPUs.
+    fn machine(gpus: Vec<Finding<Gpu>>) -> Diagnosis {
+        let library = || Finding::Found(Library { version: "13.0".to_owned(), file: None });
+        Diagnosis {
+            version: "1.0.0",
+            host: Host {
+                system: "Linux".to_owned(),
+                cores: Finding::Found(4),
+                memory_available_bytes: Finding::Found(1 << 30),
+                memory_limit_bytes: None,
+                dev_shm_bytes: Some(1 << 30),
+                open_files: OpenFiles { soft: Some(1024), hard: None },
+                threads: Some(1000),
+                mappings: None,
+                processes: Finding::Found(505),
+            },
+            launch: Launch {
+                launcher: None,
+                rank: None,
+                world_size: None,
+                problem: None,
+                variables: Default::default(),
+            },
+            driver: library(),
+            gpus: Finding::Found(gpus),
+            nvrtc: library(),
+            nccl: Finding::Found(Nccl {
+                version: "2.30.7".to_owned(),
+                file: "libnccl.so.2".to_owned(),
+                has_all_to_all: true,
+                has_windows: true,
+                shares_gpus: false,
+            }),
+            mpi: missing("not built in"),
+            nccl_ranks: 0,
+            conclusions: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn sharing(gpus: Vec<Finding<Gpu>>) -> Diagnosis {
+        let mut machine = machine(gpus);
+        if let Finding::Found(nccl) = &mut machine.nccl {
+            nccl.shares_gpus = true;
+        }
+        machine
+    }
+
+    fn concluded(mut diagnosis: Diagnosis) -> Diagnosis {
+        conclude(&mut diagnosis);
+        diagnosis
+    }
+
+    #[test]
+    fn auto_is_nccl_for_as_many_ranks_as_there_are_gpus_from_the_first_on() {
+        let good = || Finding::Found(gpu());
+        let bad = || missing("it is ill");
+        for (machine, ranks, sentence) in [
+            (machine(vec![]), 0, "\"auto\" is the host backend; NCCL cannot be used: there is no GPU"),
+            (machine(vec![bad()]), 0, "\"auto\" is the host backend; NCCL cannot be used: GPU 0: it is ill"),
+            (machine(vec![good()]), 1, "\"auto\" is NCCL for 1 rank; several are on the host backend"),
+            (machine(vec![good(), bad(), good()]), 1, "\"auto\" is NCCL for 1 rank; several are on the host backend"),
+            (
+                machine(vec![good(), good()]),
+                2,
+                "\"auto\" is NCCL for up to 2 ranks, each with a GPU of its own; more are on the host backend",
+            ),
+            (sharing(vec![good()]), 1, "\"auto\" is NCCL for any number of ranks, which share the GPU"),
+            (
+                sharing(vec![good(), good()]),
+                2,
+                "\"auto\" is NCCL for any number of ranks that are threads, which share the 2 GPUs, and for up to 2 that are \
+                 processes",
+            ),
+            (
+                Diagnosis { gpus: missing("no driver"), nccl: missing("no NCCL"), ..machine(vec![]) },
+                0,
+                "\"auto\" is the host backend; NCCL cannot be used: no driver",
+            ),
+            (
+                Diagnosis { nccl: missing("no NCCL"), ..machine(vec![good()]) },
+                0,
+                "\"auto\" is the host backend; NCCL cannot be used: no NCCL",
+            ),
+        ] {
+            let diagnosis = concluded(machine);
+            assert_eq!((diagnosis.nccl_ranks, diagnosis.conclusions[0].as_str()), (ranks, sentence));
+        }
+    }
+
+    #[test]
+    fn the_host_backend_says_how_many_ranks_it_takes() {
+        let mut machine = machine(vec![]);
+        assert_eq!(
+            room(&machine.host),
+            "the host backend takes ranks as up to about 1000 threads or about 505 processes; more ranks than the 4 cores \
+             take turns"
+        );
+        machine.host.processes = missing("no sockets");
+        machine.host.threads = None;
+        assert_eq!(
+            room(&machine.host),
+            "the host backend takes ranks as any number of threads; more ranks than the 4 cores take turns"
+        );
+        assert_eq!(concluded(machine).warnings, ["ranks cannot be processes: no sockets"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_warned_of_and_nothing_else() {
+        let good = || Finding::Found(gpu());
+        assert!(concluded(machine(vec![])).warnings.is_empty());
+        assert!(concluded(machine(vec![good(), good(), good(), good()])).warnings.is_empty());
+
+        let mut few = machine(vec![good(), missing("it is ill"), good()]);
+        few.host.cores = Finding::Found(1);
+        few.host.dev_shm_bytes = Some(64 << 20);
+        few.launch.problem = Some("RANK is not set".to_owned());
+        let few = concluded(few).warnings;
+        assert_eq!(few.len(), 3, "{few:#?}");
+        assert_eq!(few[0], "ranks cannot meet as they were launched: RANK is not set");
+        assert!(few[1].starts_with("GPU 1 cannot be used: it is ill. Ranks that are threads"), "{few:#?}");
+        assert_eq!(few[2], "1 core for 2 GPUs: each rank is driven by a thread of its own");
+
+        let mut container = machine(vec![good(), good()]);
+        container.host.dev_shm_bytes = Some(64 << 20);
+        container.host.processes = Finding::Found(3);
+        let container = concluded(container).warnings;
+        assert_eq!(container.len(), 2, "{container:#?}");
+        assert!(container[0].contains("`ulimit -n`") && container[1].starts_with("/dev/shm is as small"));
+
+        let without_kernels = Gpu { kernel_problem: Some("CUDA says no".to_owned()), ..gpu() };
+        assert_eq!(
+            concluded(machine(vec![good(), Finding::Found(without_kernels)])).warnings,
+            ["averages of floats, reductions of bool, Cast and Shuffle layers fail on GPU 1: CUDA says no"]
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`).
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use fake_gpu::{Variant, library_dir};
+use serde_json::{Value, json};
+
+/// A machine: a set of libraries, or none, and environment variables. Nothing of this process's environment is in it.
+#[derive(Clone, Copy)]
+struct Machine<'a> {
+    libraries: Option<Variant>,
+    variables: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Machine<'a> {
+    fn new(libraries: Variant, variables: &'a [(&'a str, &'a str)]) -> Self {
+        Machine { libraries: Some(libraries), variables }
+    }
+
+    /// A command of these words on it, which ends within 9 seconds.
+    fn command(self, words: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("9").args(words).env_clear().env("PATH", std::env::var_os("PATH").expect("a path"));
+        if let Some(variant) = self.libraries {
+            command.env("LD_LIBRARY_PATH", library_dir(variant));
+        }
+        command.envs(self.variables.iter().copied()).output().expect("the command")
+    }
+
+    /// What a successful command writes.
+    fn writes(self, words: &[&str]) -> String {
+        let output = self.command(words);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{}", text(&output.stdout));
+        text(&output.stdout)
+    }
+
+    fn text(self) -> String {
+        self.writes(&[DISTCOLLECTIVE, "doctor"])
+    }
+
+    fn json(self) -> Value {
+        let line = self.writes(&[DISTCOLLECTIVE, "doctor", "--json"]);
+        assert_eq!(line.lines().count(), 1);
+        serde_json::from_str(&line).expect("JSON")
+    }
+}
+
+const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
+
+/// Whether this machine may have libraries of its own beside, or instead of, the test libraries.
+fn has_real_libraries() -> bool {
+    let has = std::env::var_os("DCL_TEST_GPU").is_some();
+    if has {
+        println!("skipped: this needs a machine without CUDA and NCCL");
+    }
+    has
+}
+
+/// Whether a list has a sentence with this in it.
+fn says(sentences: &Value, part: &str) -> bool {
+    sentences.as_array().expect("a list").iter().any(|sentence| sentence.as_str().expect("a text").contains(part))
+}
+
+/// The problem of a fact that is missing, which is all that is said of it.
+fn problem(finding: &Value) -> &str {
+    assert_eq!(finding.as_object().map(serde_json::Map::len), Some(1), "{finding}");
+    finding["problem"].as_str().expect("a problem")
+}
+
+#[test]
+fn without_gpu_libraries_the_host_backend_is_all_there_is() {
+    if has_real_libraries() {
+        return;
+    }
+    let machine = Machine { libraries: None, variables: &[] };
+    let found = machine.json();
+    for (name, part) in [
+        ("driver", "libcuda.so.1, is not to be found"),
+        ("gpus", "libcuda.so.1, is not to be found"),
+        ("nvrtc", "libnvrtc.so.13 or .12, is not to be found"),
+        ("nccl", "NCCL is not to be found"),
+        ("mpi", "not built in"),
+    ] {
+        assert!(problem(&found[name]).contains(part), "{found}");
+    }
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    assert_eq!(found["host"]["cores"], cores);
+    assert!(found["host"]["memory_available_bytes"].as_u64() > Some(0) && found["host"]["threads"].as_u64() > Some(0));
+    assert_eq!((&found["launch"]["launcher"], &found["nccl_ranks"]), (&Value::Null, &json!(0)));
+    assert!(says(&found["conclusions"], "\"auto\" is the host backend; NCCL cannot be used: CUDA's driver"), "{found}");
+
+    let text = machine.text();
+    for line in [
+        format!("cores       {cores}"),
+        "launcher    none".to_owned(),
+        "MPI         not built in: there is no MPI backend yet".to_owned(),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    assert!(text.contains("\nNCCL        NCCL is not to be found"), "{text}");
+}
+
+#[test]
+fn gpus_and_libraries_are_described() {
+    let machine = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "1"), ("FAKE_CUDA_MEMORY", "3221225472")]);
+    let found = machine.json();
+    assert_eq!(
+        found["gpus"],
+        json!([{
+            "name": "Fake GPU 0",
+            "capability": "9.0",
+            "memory_bytes": 3_221_225_472u64,
+            "bus_id": "0000:01:00.0",
+            "multiprocessors": 4,
+            "runs_layers": true,
+            "reduces_float8": true,
+            "kernel_problem": null,
+        }])
+    );
+    for (library, version) in [("driver", "13.0"), ("nvrtc", "13.0"), ("nccl", "2.30.7")] {
+        let file = Path::new(found[library]["file"].as_str().expect("a file"));
+        let name = file.file_name().expect("a name");
+        let expected = library_dir(Variant::Current).join(name).canonicalize().expect("a library");
+        assert_eq!((&found[library]["version"], file), (&json!(version), expected.as_path()));
+    }
+    for (feature, is_there) in [("has_all_to_all", true), ("has_windows", true), ("shares_gpus", false)] {
+        assert_eq!(found["nccl"][feature], is_there, "{feature}");
+    }
+    assert_eq!((&found["nccl_ranks"], &found["warnings"]), (&json!(1), &json!([])));
+
+    let text = machine.text();
+    let gpu = "GPU 0       Fake GPU 0, 9.0, 3.0 GiB, 4 multiprocessors, 0000:01:00.0; float8 is reduced by NCCL\n";
+    assert!(text.contains(gpu) && !text.contains("warning"), "{text}");
+    assert!(
+        text.contains("libnccl.so.2); all_to_all, gather and scatter native; symmetric windows; one rank a GPU\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_a_gpu_can_do_follows_from_its_capability() {
+    for (sm, capability, runs_layers, reduces_float8) in
+        [("75", "7.5", false, false), ("80", "8.0", true, false), ("89", "8.9", true, false), ("90", "9.0", true, true)]
+    {
+        let found = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SM", sm)]).json();
+        for gpu in found["gpus"].as_array().expect("a list") {
+            assert_eq!(gpu["capability"], capability);
+            assert_eq!((&gpu["runs_layers"], &gpu["reduces_float8"]), (&json!(runs_layers), &json!(reduces_float8)));
+        }
+        let refused =
+            says(&found["warnings"], "layers of several ranks are refused on GPUs 0 and 1: they need compute");
+        assert_eq!(refused, !runs_layers, "{found}");
+    }
+}
+
+#[test]
+fn an_old_nccl_is_used_with_detours_and_an_ancient_one_not_at_all() {
+    let devices = &[("FAKE_CUDA_DEVICES", "2"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+    let old = Machine::new(Variant::Old, devices);
+    let found = old.json();
+    for feature in ["has_all_to_all", "has_windows", "shares_gpus"] {
+        assert_eq!(found["nccl"][feature], false, "{feature}");
+    }
+    assert_eq!((&found["nccl"]["version"], &found["nccl_ranks"]), (&json!("2.21.5"), &json!(2)));
+    assert!(says(&found["warnings"], "NCCL 2.21.5 is older than 2.28: all_to_all, gather and scatter"), "{found}");
+    assert!(old.text().contains("all_to_all, gather and scatter by send and receive; no symmetric windows"));
+
+    let found = Machine::new(Variant::Ancient, devices).json();
+    assert_eq!(problem(&found["nccl"]), "libnccl.so.2 is NCCL 2.18.3; 2.19.0 or newer is needed");
+    assert!(says(&found["warnings"], "there are 2 GPUs, and no NCCL that can use them"), "{found}");
+
+    // A newer one lets ranks share GPUs where it is asked to.
+    let found = Machine::new(Variant::Current, devices).json();
+    assert_eq!(found["nccl"]["shares_gpus"], true);
+    assert!(says(&found["conclusions"], "which share the 2 GPUs"), "{found}");
+}
+
+#[test]
+fn gpus_without_nccl_or_nvrtc_are_warned_of() {
+    if has_real_libraries() {
+        return;
+    }
+    let found = Machine::new(Variant::NoNccl, &[("FAKE_CUDA_DEVICES", "1")]).json();
+    assert!(problem(&found["nccl"]).starts_with("NCCL is not to be found"));
+    assert_eq!((&found["gpus"][0]["name"], &found["nccl_ranks"]), (&json!("Fake GPU 0"), &json!(0)));
+    assert!(says(&found["conclusions"], "\"auto\" is the host backend; NCCL cannot be used: NCCL is not"), "{found}");
+    assert!(says(&found["warnings"], "there is 1 GPU, and no NCCL that can use it"), "{found}");
+
+    for (sm, lost) in [("80", "bool and float8, Cast"), ("90", "bool, Cast")] {
+        let found = Machine::new(Variant::NoNvrtc, &[("FAKE_CUDA_DEVICES", "1"), ("FAKE_CUDA_SM", sm)]).json();
+        assert!(problem(&found["nvrtc"]).contains("nvidia-cuda-nvrtc"));
+        assert_eq!(found["nccl_ranks"], 1);
+        let warning = format!("without NVRTC averages of floats, reductions of {lost} and Shuffle layers fail on GPUs");
+        assert!(says(&found["warnings"], &warning), "{found}");
+    }
+}
+
+#[test]
+fn a_machine_without_a_gpu_or_with_a_broken_one_is_described() {
+    let found = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "0")]).json();
+    // The driver tells its version all the same.
+    assert_eq!(found["driver"]["version"], "13.0");
+    assert!(problem(&found["gpus"]).contains("CUDA_ERROR_NO_DEVICE"));
+    assert_eq!((&found["nccl_ranks"], &found["warnings"]), (&json!(0), &json!([])));
+
+    let broken = [("FAKE_CUDA_DEVICES", "3"), ("FAKE_CUDA_FAULTS", "cuDevicePrimaryCtxRetain:2:2")];
+    let found = Machine::new(Variant::Current, &broken).json();
+    assert_eq!(found["gpus"][2]["name"], "Fake GPU 2");
+    assert!(problem(&found["gpus"][1]).contains("cuDevicePrimaryCtxRetain"));
+    assert_eq!(found["nccl_ranks"], 1);
+    assert!(says(&found["warnings"], "GPU 1 cannot be used: cuDevicePrimaryCtxRetain"), "{found}");
+
+    let failing = [("FAKE_CUDA_DEVICES", "1"), ("FAKE_NVRTC", "fail")];
+    let found = Machine::new(Variant::Current, &failing).json();
+    assert_eq!(found["nvrtc"]["version"], "13.0");
+    assert!(found["gpus"][0]["kernel_problem"].as_str().is_some_and(|problem| problem.contains("told to fail")));
+    assert!(says(&found["warnings"], "Cast and Shuffle layers fail on GPU 0: nvrtcCompileProgram"), "{found}");
+}
+
+#[test]
+fn auto_is_the_backend_that_was_said() {
+    let machine = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "2")]);
+    assert_eq!(machine.json()["nccl_ranks"], 2);
+    for (ranks, backend) in [("2", "nccl"), ("3", "host")] {
+        let bench = ["bench", "--op", "broadcast", "--max-bytes", "8", "--backend", "auto", "--json", "-n", ranks];
+        let text = machine.writes(&[&[DISTCOLLECTIVE][..], &bench].concat());
+        let line: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+        assert_eq!(line["backend"], backend);
+    }
+}
+
+#[test]
+fn the_launcher_and_its_variables_are_told_but_no_secret() {
+    let launched = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "node7"),
+        ("MASTER_PORT", "29500"),
+        ("DCL_SECRET", "hush"),
+        ("NCCL_DEBUG", "WARN"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+        ("HOME", "/nowhere"),
+    ];
+    let machine = Machine { libraries: None, variables: &launched };
+    let found = machine.json();
+    assert_eq!(
+        found["launch"],
+        json!({
+            "launcher": "torchrun",
+            "rank": 1,
+            "world_size": 4,
+            "problem": null,
+            "variables": {
+                "RANK": "1",
+                "WORLD_SIZE": "4",
+                "MASTER_ADDR": "node7",
+                "MASTER_PORT": "29500",
+                "DCL_SECRET": "set, and not shown",
+                "NCCL_DEBUG": "WARN",
+                "CUDA_VISIBLE_DEVICES": "0",
+            },
+        })
+    );
+    let text = machine.text();
+    assert!(text.contains("launcher    torchrun: rank 1 of 4\nvariables   CUDA_VISIBLE_DEVICES=0\n"), "{text}");
+    assert!(!text.contains("hush") && !found.to_string().contains("hush"));
+
+    let found = Machine { libraries: None, variables: &[("SLURM_PROCID", "0")] }.json();
+    assert_eq!((&found["launch"]["launcher"], &found["launch"]["rank"]), (&json!("SLURM"), &Value::Null));
+    let problem = "ranks cannot meet as they were launched: launcher SLURM: SLURM_NTASKS is not set";
+    assert!(says(&found["warnings"], problem), "{found}");
+}
+
+#[test]
+fn the_limit_of_open_files_bounds_the_processes() {
+    let script = format!("ulimit -n 64 && exec {DISTCOLLECTIVE:?} doctor --json");
+    let line = Machine { libraries: None, variables: &[] }.writes(&["sh", "-c", &script]);
+    let found: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(found["host"]["open_files"], json!({ "soft": 64, "hard": 64 }));
+    assert_eq!(found["host"]["processes"], 25);
+}
+
+#[test]
+fn help_has_an_example_and_nothing_else_is_taken() {
+    let machine = Machine { libraries: None, variables: &[] };
+    assert!(machine.writes(&[DISTCOLLECTIVE, "doctor", "--help"]).contains("Example: distcollective doctor --json"));
+    assert_eq!(machine.command(&[DISTCOLLECTIVE, "doctor", "--fix"]).status.code(), Some(2));
+}
