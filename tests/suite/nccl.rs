@@ -210,3 +210,15 @@ fn eager_calls_on_slices_and_on_buffers_of_the_gpus() {
         Child::new("eager", ranks).passes();
     }
 }
+
+#[test]
+fn ranks_may_share_a_gpu() {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+        return;
+    }
+    let settings = &[("FAKE_CUDA_DEVICES", "1"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+    for role in ["eager", "contexts graphs", "contexts capture"] {
+        Child::new(role, 3).with(settings).passes();
+    }
+}
