@@ -22,7 +22,7 @@ pub fn run(options: &Options) -> Result<()> {
     let cuda = cuda::current(0)?;
     let rounds = if options.quick { 12 } else { options.rounds };
     let begin = Instant::now();
-    let warm_up = rounds / 10;
+    let warm_up = (rounds / 10).max(3);
     let mut before = None;
     let mut done = 0;
     while done < rounds && begin.elapsed() < options.time {
