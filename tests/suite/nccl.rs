@@ -15,7 +15,7 @@ use distcollective::{Communicator, MemorySpace, Rank, ReduceOperation, Result, S
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
-use crate::ranks::{DEADLINE, on_communicators, wait_all};
+use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
 const RANKS: &str = "DCL_TEST_NCCL_RANKS";
@@ -99,7 +99,8 @@ fn child() {
 
 /// Runs a body on ranks that are threads with a GPU each.
 fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).unwrap_or_else(|error| panic!("{error}"));
+    let communicators =
+        Communicator::nccl_in_process(ranks, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
     for result in on_communicators(deadline(), communicators, body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }
