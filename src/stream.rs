@@ -106,7 +106,12 @@ impl Stream {
                 worker.queue.wait_for_enqueued();
                 Ok(())
             }
-            Kind::Cuda(stream) => stream.synchronize(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(())),
+            Kind::Cuda(stream) => {
+                stream.synchronize(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()))?;
+                // Work that nobody waited for is let go of; it may hold the stream itself.
+                stream.sweep();
+                Ok(())
+            }
         }
     }
 

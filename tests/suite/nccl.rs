@@ -15,7 +15,7 @@ use distcollective::{Communicator, MemorySpace, Rank, ReduceOperation, Result, S
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
-use crate::ranks::{DEADLINE, on_communicators, wait_all};
+use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
 const RANKS: &str = "DCL_TEST_NCCL_RANKS";
@@ -99,7 +99,8 @@ fn child() {
 
 /// Runs a body on ranks that are threads with a GPU each.
 fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).unwrap_or_else(|error| panic!("{error}"));
+    let communicators =
+        Communicator::nccl_in_process(ranks, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
     for result in on_communicators(deadline(), communicators, body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }
@@ -208,5 +209,17 @@ fn eager_calls_on_slices_and_on_buffers_of_the_gpus() {
             return;
         }
         Child::new("eager", ranks).passes();
+    }
+}
+
+#[test]
+fn ranks_may_share_a_gpu() {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+        return;
+    }
+    let settings = &[("FAKE_CUDA_DEVICES", "1"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+    for role in ["eager", "contexts graphs", "contexts capture"] {
+        Child::new(role, 3).with(settings).passes();
     }
 }

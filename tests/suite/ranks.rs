@@ -10,6 +10,12 @@ use distcollective::Communicator;
 /// The deadline of a test with several ranks.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
+/// A deadline, `DCL_TEST_PATIENCE` times as long if that is set: for tools under which everything is slow.
+pub fn patient(deadline: Duration) -> Duration {
+    let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok());
+    deadline * patience.unwrap_or(1)
+}
+
 /// Runs `body` on `n` ranks that are threads, and gives what each returns, in rank order.
 ///
 /// # Panics
@@ -35,6 +41,7 @@ pub fn on_communicators<T: Send + 'static>(
     communicators: Vec<Communicator>,
     body: impl Fn(Communicator) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
+    let deadline = patient(deadline);
     let n = communicators.len();
     let (sender, results) = mpsc::channel();
     let threads: Vec<_> = communicators
@@ -71,6 +78,7 @@ pub fn on_communicators<T: Send + 'static>(
 
 /// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
 pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
+    let deadline = patient(deadline);
     let end = Instant::now() + deadline;
     let readers: Vec<_> = children
         .into_iter()

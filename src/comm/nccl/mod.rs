@@ -290,6 +290,8 @@ impl NcclBackend {
         stream: &CudaStream,
         deadline: Instant,
     ) -> Result<()> {
+        // First without the device's turn: another rank on this GPU may need it to come to the collective that this waits for.
+        self.wait(stream, deadline)?;
         let alive = &mut || self.check();
         // SAFETY: the caller's promise.
         self.device()

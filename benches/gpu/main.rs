@@ -1,0 +1,90 @@
+//! Benchmarks on a GPU: what this library adds to the bare calls of CUDA and NCCL, how fast its kernels are beside a copy, and
+//! whether it lets go of everything. `tools/gpu-check` runs them. Prints one JSON object a line; whether a figure is what it
+//! should be is in the line, `ok`, and not in the exit status.
+
+mod cuda;
+mod enqueue;
+mod kernels;
+mod leaks;
+mod measure;
+mod nccl;
+mod rank;
+mod replay;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use distcollective::Communicator;
+use serde_json::{Value, json};
+
+/// Why a benchmark could not be done.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
+
+/// How long a rank waits for another one.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+const USAGE: &str = "\
+usage: gpu_bench BENCHMARK [--ranks N] [--rounds N] [--seconds N] [--quick]
+
+benchmarks:
+  enqueue   what enqueueing an all_reduce costs the host, beside the bare call
+  replay    what replaying a graph of one costs the host, beside cuGraphLaunch
+  kernels   the bandwidth of kernels, beside a copy on the device
+  leaks     memory after making and dropping everything again and again
+
+  --ranks N     so many ranks, which are threads, for enqueue and replay (1)
+  --rounds N    so many rounds of leaks (200)
+  --seconds N   no further round of leaks after so many seconds (300)
+  --quick       few repetitions, small tensors: to see that it works, not how fast";
+
+/// What the command line says.
+struct Options {
+    ranks: u32,
+    rounds: u32,
+    time: Duration,
+    quick: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let (name, rest) = arguments.split_first().ok_or(USAGE)?;
+    let mut options = Options { ranks: 1, rounds: 200, time: Duration::from_secs(300), quick: false };
+    let mut rest = rest.iter();
+    while let Some(option) = rest.next() {
+        let mut number = || rest.next().ok_or(USAGE)?.parse::<u32>().map_err(|_| USAGE);
+        match option.as_str() {
+            "--ranks" => options.ranks = number()?,
+            "--rounds" => options.rounds = number()?,
+            "--seconds" => options.time = Duration::from_secs(number()?.into()),
+            "--quick" => options.quick = true,
+            _ => return Err(USAGE.into()),
+        }
+    }
+    if let Err(error) = Communicator::check_backend("nccl", options.ranks) {
+        print(json!({"benchmark": name, "ranks": options.ranks, "skipped": error.to_string()}));
+        return Ok(());
+    }
+    match name.as_str() {
+        "enqueue" => enqueue::run(&options),
+        "replay" => replay::run(&options),
+        "kernels" => kernels::run(&options),
+        "leaks" => leaks::run(&options),
+        _ => Err(USAGE.into()),
+    }
+}
+
+/// Prints one result at once, so that it stays if what comes next does not end.
+fn print(result: Value) {
+    println!("{result}");
+}

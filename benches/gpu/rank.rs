@@ -1,0 +1,177 @@
+//! Ranks that measure the all_reduce of float32, each on a thread, with a communicator of this library's and a bare one.
+
+use std::thread;
+use std::time::Instant;
+
+use distcollective::{
+    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, ExecutionContext, MemorySpace,
+    Network, ReduceOperation,
+};
+use serde_json::{Value, json};
+
+use crate::cuda::{self, Stream};
+use crate::measure::Way;
+use crate::nccl::{BareCommunicator, Id};
+use crate::{Options, Result, TIMEOUT, print};
+
+/// The bytes of an all_reduce.
+const SIZES: [usize; 2] = [2 << 10, 1 << 20];
+
+/// One rank, with a tensor of ones as input.
+pub struct Rank<'a> {
+    pub communicator: &'a Communicator,
+    pub bare: &'a BareCommunicator,
+    pub bare_stream: &'a Stream,
+    pub stream: &'a distcollective::Stream,
+    pub count: usize,
+    input: Buffer,
+    output: Buffer,
+}
+
+/// Runs `body` on every rank for every size, and prints what they give. One that fails leaves the communicator, which tells the
+/// others.
+pub fn on_ranks(options: &Options, body: impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>> + Sync) -> Result<()> {
+    let communicators = Communicator::nccl_in_process(options.ranks, TIMEOUT)?;
+    let id = Id::new()?;
+    thread::scope(|scope| {
+        let on_rank = |communicator| scope.spawn(|| on_rank(communicator, id, &body));
+        let threads: Vec<_> = communicators.into_iter().map(on_rank).collect();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")).collect();
+        results.into_iter().try_for_each(|result| result?)
+    })
+}
+
+fn on_rank(
+    communicator: Communicator,
+    id: Id,
+    body: &impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>>,
+) -> Result<()> {
+    let MemorySpace::Cuda(ordinal) = communicator.space() else {
+        return Err("the communicator is not on a GPU".into());
+    };
+    let cuda = cuda::current(ordinal)?;
+    let (number, ranks) = (communicator.rank().0, communicator.world_size());
+    let bare = BareCommunicator::new(id, number, ranks)?;
+    let bare_stream = Stream::new(cuda)?;
+    let stream = distcollective::Stream::cuda(ordinal)?;
+    for bytes in SIZES {
+        let count = bytes / size_of::<f32>();
+        let mut input = Buffer::zeroed_in(communicator.space(), DataType::Float32, [count as i64])?;
+        input.write(0, &1f32.to_le_bytes().repeat(count))?;
+        let output = Buffer::zeroed_in(communicator.space(), DataType::Float32, [count as i64])?;
+        let mut rank = Rank {
+            communicator: &communicator,
+            bare: &bare,
+            bare_stream: &bare_stream,
+            stream: &stream,
+            count,
+            input,
+            output,
+        };
+        let place = json!({"ranks": ranks, "rank": number, "bytes": bytes});
+        body(&mut rank, &place)?.into_iter().for_each(print);
+    }
+    bare.end()?;
+    communicator.finalize()?;
+    Ok(())
+}
+
+impl<'a> Rank<'a> {
+    pub fn byte_len(&self) -> usize {
+        self.count * size_of::<f32>()
+    }
+
+    pub fn input(&self) -> *const u8 {
+        self.input.as_ptr()
+    }
+
+    pub fn output(&mut self) -> *mut u8 {
+        self.output.as_mut_ptr()
+    }
+
+    /// What the output has to be, after every way of computing it: it is spoiled before.
+    pub fn check(&mut self, way: &mut Way<'_>) -> Result<()> {
+        let mut bytes = vec![0xff; self.byte_len()];
+        self.output.write(0, &bytes)?;
+        self.communicator.barrier()?;
+        (way.batch)(1)?;
+        self.output.read(0, &mut bytes)?;
+        let expected = self.communicator.world_size() as f32;
+        if bytes.chunks(4).all(|element| element == expected.to_le_bytes()) {
+            return Ok(());
+        }
+        Err(format!("{} gives something else than the sum", way.name).into())
+    }
+
+    /// The bare call: NCCL's; a copy where there is one rank, as this library does it.
+    ///
+    /// # Safety
+    ///
+    /// `output` is that of this rank, and is waited for while the rank is there.
+    pub unsafe fn call_bare(&self, output: *mut u8) -> Result<()> {
+        // SAFETY: input and output are as long; the rest is the caller's promise.
+        unsafe {
+            match self.communicator.world_size() {
+                1 => self.bare_stream.cuda.enqueue_copy(self.input(), output, self.byte_len(), self.bare_stream.raw),
+                _ => self.call_nccl(output),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`call_bare`](Self::call_bare).
+    pub unsafe fn call_nccl(&self, output: *mut u8) -> Result<()> {
+        // SAFETY: input and output are as long; the rest is the caller's promise.
+        unsafe { self.bare.sum(self.input(), output, self.count, self.bare_stream.raw) }
+    }
+
+    pub fn name_of_bare_call(&self) -> &'static str {
+        if self.communicator.world_size() == 1 { "cuMemcpyDtoDAsync" } else { "ncclAllReduce" }
+    }
+
+    /// A context with the layer, and bindings for a batch of runs, all of the same addresses.
+    pub fn context(&mut self, options: ContextOptions, runs: usize) -> Result<(ExecutionContext, Vec<Bindings>)> {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [self.count as i64])?;
+        let ranks = self.communicator.world_size();
+        let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks).named("sum"), x)?;
+        network.mark_output(y, "y")?;
+        let mut context = Builder::new().build(&network)?.create_execution_context_with(options)?;
+        context.set_communicator(self.communicator)?;
+        let addresses = [("x", self.input().cast_mut()), ("y", self.output())];
+        let mut all = Vec::with_capacity(runs);
+        for _ in 0..runs {
+            let mut bindings = context.create_bindings();
+            for (name, address) in addresses {
+                // SAFETY: the buffers are as long, and whoever enqueues the bindings waits for them while the rank is there; what
+                // several runs write is the same, one after the other.
+                unsafe { bindings.bind_address(name, address, self.byte_len())? };
+            }
+            all.push(bindings);
+        }
+        Ok((context, all))
+    }
+}
+
+/// A way of enqueueing by a context, which gives its bindings to each run and takes them back.
+pub fn by_context<'a>(
+    name: &'static str,
+    mut context: ExecutionContext,
+    mut bindings: Vec<Bindings>,
+    stream: &'a distcollective::Stream,
+) -> Way<'a> {
+    let mut works = Vec::with_capacity(bindings.len());
+    Way::ours(name, move |len| {
+        let begin = Instant::now();
+        for _ in 0..len {
+            let bindings = bindings.pop().ok_or("a batch is longer than was said")?;
+            works.push(context.enqueue(bindings, stream).map_err(|failed| failed.error)?);
+        }
+        let elapsed = begin.elapsed();
+        for work in works.drain(..) {
+            bindings.push(work.wait().map_err(|failed| failed.error)?);
+        }
+        Ok(elapsed)
+    })
+}
