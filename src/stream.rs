@@ -154,6 +154,9 @@ pub(crate) trait Task: Send + Sized + 'static {
     /// Does it, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 
+    /// Learns after which event of a stream what it has enqueued is done.
+    fn launched(&self, _event: &Event, _stream: &CudaStream) {}
+
     /// Says in an error of enqueued work what it was.
     fn label(&self, error: Error) -> Error {
         error
@@ -179,24 +182,33 @@ pub(crate) trait Watch: Send + Sync {
 
 /// Enqueues a task on a CUDA stream.
 fn launch<T: Task>(mut task: T, stream: &Arc<CudaStream>) -> WorkState<T> {
-    stream.sweep();
     let watch = task.watch();
-    let result = task.run(Some(stream)).and_then(|()| stream.is_capturing());
-    match result {
-        // What is recorded is not done; it may never be, or a hundred times.
-        Ok(true) => WorkState::Done(task, Ok(())),
-        Ok(false) => match stream.record() {
-            Ok(event) => {
-                let (work, stream) = (Some((task, event)), Arc::clone(stream));
-                WorkState::Launched(Launched { work, stream, watch, label: T::label })
-            }
-            Err(error) => WorkState::Done(task, Err(error)),
-        },
+    let is_capturing = match stream.is_capturing() {
+        Ok(is_capturing) => is_capturing,
+        Err(error) => return WorkState::Done(task, Err(error)),
+    };
+    let result = task.run(Some(stream));
+    // What is recorded is not done; it may never be, or a hundred times. A capture does not allow to ask for events either.
+    if is_capturing {
+        return WorkState::Done(task, result);
+    }
+    stream.sweep();
+    // A task that fails has seen to its communicator by itself.
+    let recorded = result.and_then(|()| {
+        stream.record().map_err(|error| match &watch {
+            Some((watch, _)) => watch.give_up(error),
+            None => error,
+        })
+    });
+    match recorded {
+        Ok(event) => {
+            task.launched(&event, stream);
+            let (work, stream) = (Some((task, event)), Arc::clone(stream));
+            WorkState::Launched(Launched { work, stream, watch, label: T::label })
+        }
         Err(error) => {
             // A part of it may have been enqueued.
-            if let Ok(false) = stream.is_capturing() {
-                drain(stream);
-            }
+            drain(stream);
             WorkState::Done(task, Err(error))
         }
     }

@@ -54,6 +54,12 @@ pub(crate) trait Backend: Watch {
     /// Memory of `byte_len` zeros that the communicator owns, as a tensor of bytes. Every rank asks for the same length.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;
 
+    /// [`allocate`](Self::allocate) for the operands of an engine's collectives, which lie at the same places on every rank; perhaps
+    /// for collectives in CUDA graphs.
+    fn allocate_region(&self, byte_len: usize, _for_graphs: bool, deadline: Instant) -> Result<Buffer> {
+        self.allocate(byte_len, deadline)
+    }
+
     /// The error of a dead communicator, or of one with a dead peer.
     fn check_peers(&self) -> Result<()> {
         self.check()

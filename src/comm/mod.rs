@@ -363,12 +363,13 @@ impl Communicator {
     /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract of [`Communicator`].
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
-        let buffer = self.allocate_bytes(shape.byte_len(data_type), self.deadline());
+        let buffer = self.backend.allocate(shape.byte_len(data_type), self.deadline());
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
-    pub(crate) fn allocate_bytes(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        self.backend.allocate(byte_len, deadline)
+    /// Memory for the operands of an engine's collectives. Collective.
+    pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
+        self.backend.allocate_region(byte_len, for_graphs, deadline)
     }
 
     /// The memory that the communicator's buffers are in, and raw addresses are taken to be in.
@@ -411,8 +412,14 @@ impl Communicator {
     fn check_spaces(&self, request: &Request<'_>, rank: GroupRank) -> Result<()> {
         let call = &request.signature.call;
         let own = self.space();
-        if request.stream.is_some() && own == MemorySpace::Host {
-            bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host");
+        match (request.stream.map(|stream| stream.device().ordinal()), own) {
+            (Some(_), MemorySpace::Host) => {
+                bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")
+            }
+            (Some(stream), own) if own != MemorySpace::Cuda(stream) => {
+                bail!(InvalidArgument, "the stream is one of GPU {stream}, and the communicator on {own}")
+            }
+            _ => {}
         }
         let uses =
             [("input", request.input, call.reads_input(rank)), ("output", request.output, call.writes_output(rank))];

@@ -9,7 +9,7 @@ use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
 use crate::comm::{Communicator, NcclBackend};
-use crate::cuda::{Kernel, Transposition};
+use crate::cuda::{CudaStream, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
 use crate::engine::{EngineInner, IoMode};
@@ -63,7 +63,8 @@ impl Attached {
             }
         }
         if region_bytes > 0 {
-            regions.memory.communicator = Some(communicator.allocate_bytes(region_bytes, deadline)?);
+            let region = communicator.allocate_region(region_bytes, options.cuda_graph, deadline)?;
+            regions.memory.communicator = Some(region);
         }
         let mut attached = Attached {
             used: Vec::new(),
@@ -74,23 +75,23 @@ impl Attached {
             regions: Mutex::new(regions),
         };
         attached.used = engine.io.iter().map(|io| attached.is_used(io.tensor)).collect();
-        attached.reserve(deadline).inspect_err(|error| communicator.abort_with(error))?;
+        if let Some(nccl) = communicator.as_nccl() {
+            attached.reserve(nccl.stream(), deadline).inspect_err(|error| communicator.abort_with(error))?;
+        }
         Ok(attached)
     }
 
-    /// Makes what the largest calls need on a GPU, so that enqueueing allocates nothing.
-    fn reserve(&self, deadline: Instant) -> Result<()> {
+    /// Makes what the largest calls need on a stream of a GPU, so that enqueueing them there allocates nothing.
+    pub(super) fn reserve(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         for &id in &analysis.schedule {
             let Some(resolved) = &analysis.collectives[id.index()] else { continue };
             let Role::Member(communicator) = self.role(id) else { continue };
             let Some(nccl) = communicator.as_nccl() else { continue };
             let input = network.layers[id.index()].inputs[0].index();
-            for shapes in &analysis.shapes {
-                let elements = shapes[input].element_count();
-                let n = resolved.nb_rank as usize;
-                nccl.reserve(&Call::new(resolved.collective, analysis.types[input], elements, n), deadline)?;
-            }
+            let elements = analysis.shapes.iter().map(|shapes| shapes[input].element_count()).max().unwrap_or(0);
+            let call = Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize);
+            nccl.reserve(&call, stream, deadline)?;
         }
         Ok(())
     }

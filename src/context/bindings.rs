@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::attached::Attached;
 use super::run::{RunIo, run};
 use super::shapes::Shapes;
-use crate::cuda::CudaStream;
+use crate::cuda::{CudaStream, Event};
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, Failed, Stream, Task, Watch, Work};
+use crate::stream::{Cell, Failed, Stream, Task, Watch, Work, lock};
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
 /// takes it and [`Work::wait`] hands it back, with the buffers in it.
@@ -211,6 +211,7 @@ impl Bindings {
                     data_type: own.io[index].data_type,
                     address: *address,
                     space,
+                    generation: 0,
                     byte_len: *byte_len,
                     shape: None,
                 },
@@ -228,6 +229,12 @@ impl Task for Bindings {
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
         let result = unsafe { run(attached, shapes, &self.inner.io, *timeout, stream) };
         result.map_err(|e: Error| attached.on_rank(e))
+    }
+
+    fn launched(&self, event: &Event, stream: &CudaStream) {
+        if let Some(job) = &self.inner.job {
+            lock(&job.attached.regions).set_last(stream, event);
+        }
     }
 
     fn label(&self, error: Error) -> Error {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::attached::Attached;
 use super::regions::Regions;
-use super::run::{Run, RunIo};
+use super::run::{Addresses, Run, RunIo};
 use super::shapes::Shapes;
 use crate::comm::NcclBackend;
 use crate::cuda::CudaStream;
@@ -14,6 +14,7 @@ use crate::engine::IoMode;
 use crate::error::Result;
 use crate::lane::Lane;
 use crate::memory::{MemorySpace, RawTensor};
+use crate::stream::Watch;
 
 /// # Safety
 ///
@@ -42,23 +43,29 @@ pub(super) unsafe fn run(
         })
     };
     let mirror = |located: &RunIo, index: usize| located.tensors[index].map_or(std::ptr::null_mut(), |raw| raw.address);
+    let alive = &mut || nccl.check();
     for (index, raw) in on_host(IoMode::Input) {
         let to = mirror(&regions.located, index);
         // SAFETY: the caller's promise; the mirror is as long.
-        unsafe { nccl.copy_in(raw.address, to, raw.byte_len, stream, deadline)? };
+        unsafe { regions.transfer(nccl.device())?.upload(raw.address, to, raw.byte_len, stream, deadline, alive)? };
     }
     let Regions { recording, memory, located, .. } = regions;
-    let run = Run::new(attached, shapes, located, timeout, Lane::Cuda(stream), memory);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if attached.options.cuda_graph && !is_capturing {
-            recording.run(shapes, located, stream, || run.layers())?;
-        } else {
-            run.layers()?;
-        }
-        for (index, raw) in on_host(IoMode::Output) {
-            nccl.copy_out(mirror(located, index), raw.address, raw.byte_len, stream, deadline)?;
-        }
+    let addresses = Addresses::of(memory);
+    let layers = |stream: &Arc<CudaStream>| {
+        // SAFETY: the caller's promise.
+        unsafe { Run::new(attached, shapes, located, timeout, Lane::Cuda(stream), addresses).layers() }
+    };
+    if attached.options.cuda_graph && !is_capturing {
+        let prepare = |stream: &CudaStream| attached.reserve(stream, deadline);
+        // SAFETY: the caller's promise.
+        unsafe { recording.run(nccl, (shapes, located), stream, prepare, layers)? };
+    } else {
+        layers(stream)?;
+    }
+    for (index, raw) in on_host(IoMode::Output) {
+        let from = mirror(&regions.located, index);
+        // SAFETY: the caller's promise; the mirror is as long.
+        unsafe { regions.transfer(nccl.device())?.download(from, raw.address, raw.byte_len, stream, deadline, alive)? };
     }
     if is_done_here { nccl.wait(stream, deadline) } else { Ok(()) }
 }

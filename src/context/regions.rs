@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::replay::Recording;
 use super::run::RunIo;
-use crate::cuda::CudaStream;
+use crate::cuda::{CudaStream, Device, Event, Transfer};
 use crate::data_type::DataType;
 use crate::engine::EngineInner;
 use crate::error::Result;
@@ -20,8 +20,10 @@ pub(super) struct Regions {
     pub(super) mirrors: Vec<Option<Buffer>>,
     /// Where a run's tensors are on the GPU.
     pub(super) located: RunIo,
-    /// The stream of the last run.
-    last: Option<Arc<CudaStream>>,
+    /// For copies from and to host memory, made when there is the first.
+    transfer: Option<Transfer>,
+    /// The stream of the last run, and when that is done.
+    last: Option<(u64, Event)>,
 }
 
 /// The memory of the tensors inside the network.
@@ -43,6 +45,7 @@ impl Regions {
             memory: Memory::default(),
             mirrors: engine.io.iter().map(|_| None).collect(),
             located: RunIo::for_engine(engine),
+            transfer: None,
             last: None,
         }
     }
@@ -69,15 +72,27 @@ impl Regions {
 
     /// Lets what is enqueued on this stream next come after the last run, which may have been on another one. A capture must not
     /// wait for what is not captured: there the caller sees to the order.
-    pub(super) fn follow(&mut self, stream: &Arc<CudaStream>, is_capturing: bool) -> Result<()> {
+    pub(super) fn follow(&mut self, stream: &CudaStream, is_capturing: bool) -> Result<()> {
         if is_capturing {
             return Ok(());
         }
-        if let Some(last) = self.last.as_ref().filter(|last| !last.is_same(stream)) {
-            stream.wait_for(&last.record()?)?;
+        match self.last.take() {
+            Some((last, event)) if last != stream.id() => stream.wait_for(&event),
+            _ => Ok(()),
         }
-        self.last = Some(Arc::clone(stream));
-        Ok(())
+    }
+
+    /// Says when the last run is done.
+    pub(super) fn set_last(&mut self, stream: &CudaStream, event: &Event) {
+        self.last = Some((stream.id(), event.clone()));
+    }
+
+    /// Where host tensors are copied through.
+    pub(super) fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
+        match &mut self.transfer {
+            Some(transfer) => Ok(transfer),
+            none => Ok(none.insert(Transfer::new(device)?)),
+        }
     }
 
     /// Room on the GPU for an input or output of so many bytes.

@@ -1,33 +1,46 @@
 //! Runs that are recorded into a CUDA graph and then replayed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::run::RunIo;
 use super::shapes::Shapes;
+use crate::comm::NcclBackend;
 use crate::cuda::{Capture, CudaStream, Graph};
 use crate::error::Result;
+use crate::stream::lock;
 
 /// The last run, and its graph once there is one. A run is done as usual the first time, so that everything it needs is there;
-/// recorded the second time; and replayed from then on, as long as shapes and addresses stay the same.
+/// recorded the second time; and replayed from then on, as long as shapes and memory stay the same.
 #[derive(Default)]
 pub(super) struct Recording {
     shapes: Option<Arc<Shapes>>,
-    addresses: Vec<usize>,
-    graph: Option<Graph>,
+    /// Each tensor's address, and what tells its memory from other memory there.
+    memory: Vec<(usize, u64)>,
+    /// The family of communicators may take it, before it ends.
+    graph: Arc<Mutex<Option<Graph>>>,
+    /// Where runs are recorded: nobody else's work comes between on this one.
+    stream: Option<Arc<CudaStream>>,
 }
 
 impl Recording {
-    /// Whether the last run was of these shapes and addresses; from now on it is.
+    /// Forgets what was recorded.
+    pub(super) fn clear(&mut self) {
+        *lock(&self.graph) = None;
+        self.shapes = None;
+    }
+
+    /// Whether the last run was of these shapes and this memory; from now on it is.
     fn is_again(&mut self, shapes: &Arc<Shapes>, io: &RunIo) -> bool {
-        let addresses = || io.tensors.iter().map(|raw| raw.as_ref().map_or(0, |raw| raw.address.addr()));
+        let memory =
+            || io.tensors.iter().map(|raw| raw.as_ref().map_or((0, 0), |raw| (raw.address.addr(), raw.generation)));
         let same_shapes = self.shapes.as_ref().is_some_and(|last| Arc::ptr_eq(last, shapes));
-        if same_shapes && addresses().eq(self.addresses.iter().copied()) {
+        if same_shapes && memory().eq(self.memory.iter().copied()) {
             return true;
         }
-        self.graph = None;
+        *lock(&self.graph) = None;
         self.shapes = Some(Arc::clone(shapes));
-        self.addresses.clear();
-        self.addresses.extend(addresses());
+        self.memory.clear();
+        self.memory.extend(memory());
         false
     }
 
@@ -35,22 +48,32 @@ impl Recording {
     ///
     /// # Safety
     ///
-    /// `layers` enqueues it on this stream, on memory that is good until it is done.
+    /// `layers` enqueues it on the stream it is given, on memory that is good until it is done; `prepare` makes what it needs there.
     pub(super) unsafe fn run(
         &mut self,
-        shapes: &Arc<Shapes>,
-        io: &RunIo,
-        stream: &CudaStream,
-        layers: impl Fn() -> Result<()>,
+        nccl: &NcclBackend,
+        (shapes, io): (&Arc<Shapes>, &RunIo),
+        stream: &Arc<CudaStream>,
+        prepare: impl FnOnce(&CudaStream) -> Result<()>,
+        layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
         if !self.is_again(shapes, io) {
-            return layers();
+            return layers(stream);
         }
-        let graph = match &mut self.graph {
+        let mut graph = lock(&self.graph);
+        let graph = match &mut *graph {
             Some(graph) => graph,
             none => {
-                let capture = Capture::begin(stream)?;
-                layers()?;
+                let own = match &self.stream {
+                    Some(own) => own,
+                    None => {
+                        nccl.add_graph(&self.graph);
+                        self.stream.insert(Arc::new(CudaStream::new(nccl.device())?))
+                    }
+                };
+                prepare(own)?;
+                let capture = Capture::begin(own)?;
+                layers(own)?;
                 none.insert(capture.finish()?)
             }
         };

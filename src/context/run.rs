@@ -16,7 +16,7 @@ use crate::error::{Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::{lock, panic_message};
+use crate::stream::{drain, lock, panic_message};
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
 pub(super) struct RunIo {
@@ -73,14 +73,21 @@ pub(super) unsafe fn run(
     // SAFETY: the caller's promise.
     let result = unsafe {
         match attached.communicator.as_ref().and_then(Communicator::as_nccl) {
-            None => Run::new(attached, shapes, io, timeout, Lane::Caller, &mut regions.memory).layers(),
+            None => Run::new(attached, shapes, io, timeout, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
             Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, timeout, stream),
         }
     };
-    if let (Err(error), Some(communicator)) = (&result, &attached.communicator) {
-        communicator.abort_with(error);
+    let Err(error) = result else { return Ok(()) };
+    // What was recorded goes before the communicator.
+    regions.recording.clear();
+    if let Some(communicator) = &attached.communicator {
+        communicator.abort_with(&error);
+        if let Some(nccl) = communicator.as_nccl() {
+            // Parts of the run may be under way; only when they are not is memory the caller's again.
+            drain(stream.unwrap_or(nccl.stream()));
+        }
     }
-    result
+    Err(error)
 }
 
 /// One run, and where its tensors are.
@@ -91,10 +98,24 @@ pub(super) struct Run<'a> {
     timeout: Option<Duration>,
     lane: Lane<'a>,
     space: MemorySpace,
-    communicator_memory: *mut u8,
-    private_memory: *mut u8,
+    addresses: Addresses<'a>,
+}
+
+/// Where the memory of the tensors inside the network is.
+#[derive(Clone, Copy)]
+pub(super) struct Addresses<'a> {
+    communicator: *mut u8,
+    private: *mut u8,
     /// The constants, where they are not the engine's own.
     constants: &'a [Option<Buffer>],
+}
+
+impl<'a> Addresses<'a> {
+    pub(super) fn of(memory: &'a mut Memory) -> Self {
+        let base = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+        let (communicator, private) = (base(&mut memory.communicator), base(&mut memory.private));
+        Addresses { communicator, private, constants: &memory.constants }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -104,20 +125,9 @@ impl<'a> Run<'a> {
         io: &'a RunIo,
         timeout: Option<Duration>,
         lane: Lane<'a>,
-        memory: &'a mut Memory,
+        addresses: Addresses<'a>,
     ) -> Self {
-        let base = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
-        Run {
-            attached,
-            shapes,
-            io,
-            timeout,
-            lane,
-            space: attached.space(),
-            communicator_memory: base(&mut memory.communicator),
-            private_memory: base(&mut memory.private),
-            constants: &memory.constants,
-        }
+        Run { attached, shapes, io, timeout, lane, space: attached.space(), addresses }
     }
 
     /// Does the layers in the order of the schedule.
@@ -187,8 +197,8 @@ impl<'a> Run<'a> {
     /// the plan made it so and `Shapes::infer` compared the lengths.
     fn place(&self, place: &Place) -> *mut u8 {
         let base = match place.region {
-            Region::Communicator => self.communicator_memory,
-            Region::Private => self.private_memory,
+            Region::Communicator => self.addresses.communicator,
+            Region::Private => self.addresses.private,
         };
         base.wrapping_add(place.offset)
     }
@@ -202,7 +212,7 @@ impl<'a> Run<'a> {
             Location::Output(number) => bound(engine.input_count() + number),
             Location::Region(place) => self.place(place),
             Location::Constant(layer) => {
-                let copy = self.constants.get(layer.index()).and_then(Option::as_ref);
+                let copy = self.addresses.constants.get(layer.index()).and_then(Option::as_ref);
                 let value = copy.or(match &engine.network.layers[layer.index()].body {
                     LayerBody::Constant(constant) => Some(constant.value()),
                     _ => None,
@@ -216,7 +226,14 @@ impl<'a> Run<'a> {
         let data_type = self.attached.engine.analysis.types[tensor.index()];
         let shape = self.shapes.all[tensor.index()];
         let Address { pointer, space } = self.located(tensor);
-        RawTensor { data_type, address: pointer, space, byte_len: shape.byte_len(data_type), shape: Some(shape) }
+        RawTensor {
+            data_type,
+            address: pointer,
+            space,
+            generation: 0,
+            byte_len: shape.byte_len(data_type),
+            shape: Some(shape),
+        }
     }
 
     fn located(&self, tensor: TensorId) -> Address {

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
 use super::driver::{check, load};
 use super::kernels::Kernels;
+use super::reaper::Reaper;
 use super::{CudaStream, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::stream::lock;
@@ -25,8 +26,9 @@ pub(crate) struct Device {
     /// What tells this GPU from the others of the machine: `0000:01:00.0`.
     pub(crate) bus_id: String,
     pub(super) kernels: Kernels,
-    /// Through which copies from and to the host go, made when there is the first.
-    transfer: Mutex<Option<Transfer>>,
+    /// For copies of a buffer by itself, made when there is the first.
+    copying: Mutex<Option<(CudaStream, Transfer)>>,
+    reaper: Reaper,
 }
 
 // SAFETY: a context may be used from any thread; the rest is plain data and a mutex.
@@ -104,7 +106,8 @@ impl Device {
             memory_bytes,
             bus_id: text(&bus_id),
             kernels: Kernels::default(),
-            transfer: Mutex::default(),
+            copying: Mutex::default(),
+            reaper: Reaper::default(),
         })
     }
 
@@ -113,26 +116,15 @@ impl Device {
         self.ordinal
     }
 
-    /// Through which copies from and to the host go.
-    pub(crate) fn transfer<T>(self: &Arc<Self>, copy: impl FnOnce(&mut Transfer) -> Result<T>) -> Result<T> {
-        let mut transfer = lock(&self.transfer);
-        let transfer = match &mut *transfer {
-            Some(transfer) => transfer,
-            none => none.insert(Transfer::new(self)?),
-        };
-        copy(transfer)
-    }
-
     /// Copies from the GPU to the host and waits for it.
     ///
     /// # Safety
     ///
     /// The address is valid for reads of as many bytes, which nobody writes.
     pub(crate) unsafe fn read(self: &Arc<Self>, from: *const u8, to: &mut [u8]) -> Result<()> {
-        let stream = Arc::new(CudaStream::new(self)?);
         // SAFETY: the caller's promise.
-        self.transfer(|transfer| unsafe {
-            transfer.download(from, to.as_mut_ptr(), to.len(), &stream, deadline(), &mut || Ok(()))
+        self.copying(|stream, transfer| unsafe {
+            transfer.download(from, to.as_mut_ptr(), to.len(), stream, deadline(), &mut || Ok(()))
         })
     }
 
@@ -142,12 +134,42 @@ impl Device {
     ///
     /// The address is valid for writes of as many bytes, which nobody else uses.
     pub(crate) unsafe fn write(self: &Arc<Self>, from: &[u8], to: *mut u8) -> Result<()> {
-        let stream = Arc::new(CudaStream::new(self)?);
-        // SAFETY: the caller's promise.
-        self.transfer(|transfer| unsafe {
-            transfer.upload(from.as_ptr(), to, from.len(), &stream, deadline(), &mut || Ok(()))
-        })?;
-        stream.synchronize(deadline(), || Ok(()))
+        self.copying(|stream, transfer| {
+            // SAFETY: the caller's promise.
+            unsafe { transfer.upload(from.as_ptr(), to, from.len(), stream, deadline(), &mut || Ok(()))? };
+            stream.synchronize(deadline(), || Ok(()))
+        })
+    }
+
+    /// One copy after the other. Nothing else goes on that stream, so none of them waits for a collective.
+    fn copying(self: &Arc<Self>, copy: impl FnOnce(&CudaStream, &mut Transfer) -> Result<()>) -> Result<()> {
+        let mut copying = lock(&self.copying);
+        let (stream, transfer) = match &mut *copying {
+            Some(copying) => copying,
+            none => none.insert((CudaStream::new(self)?, Transfer::new(self)?)),
+        };
+        copy(stream, transfer)
+    }
+
+    /// Lets go of something, after what was to be let go of before, and does not wait for it.
+    pub(crate) fn reap(self: &Arc<Self>, what: &'static str, release: impl FnOnce() -> Result<()> + Send + 'static) {
+        let device = Arc::clone(self);
+        self.reaper.reap(move || {
+            if let Err(error) = device.enter().and_then(|_current| release()) {
+                tracing::warn!("{what}: {error}; it is left behind");
+            }
+        });
+    }
+
+    /// Waits a while until everything has been let go of: a drop does not.
+    pub(super) fn settle(&self, timeout: Duration) {
+        self.reaper.settle(timeout);
+    }
+
+    /// Waits for everything that has been enqueued on this GPU. The device is current.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
     pub(super) fn context(&self) -> CUcontext {

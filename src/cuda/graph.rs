@@ -5,9 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUgraphExec, CUstreamCaptureMode};
 
 use super::driver::check;
-use super::helper::{self, Sent};
 use super::{CudaStream, Device};
-use crate::error::Result;
+use crate::error::{Result, bail};
 
 /// Recording on a stream. Dropping it without [`finish`](Self::finish) throws away what was recorded.
 pub(crate) struct Capture<'a> {
@@ -35,7 +34,7 @@ impl<'a> Capture<'a> {
 
     /// Ends the recording.
     pub(crate) fn finish(mut self) -> Result<Graph> {
-        let Some(stream) = self.stream.take() else { unreachable!("only finish and drop take the stream") };
+        let Some(stream) = self.stream.take() else { bail!(System, "a capture ends once") };
         let _current = stream.device().enter()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is alive, and capturing.
@@ -82,11 +81,11 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let (device, executable) = (Arc::clone(&self.device), Sent(self.executable));
-        helper::release("cuGraphExecDestroy", move || {
-            let Ok(_current) = device.enter() else { return };
-            // SAFETY: made by `finish`, and destroyed once; a launch under way goes on.
-            let _ = unsafe { sys::cuGraphExecDestroy(executable.into_inner()) };
-        });
+        // At once, since NCCL does not let go of a communicator before its graphs are gone; a launch under way goes on.
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: made by `finish`, and destroyed once.
+        if let Err(error) = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.executable) }) {
+            tracing::warn!("{error}");
+        }
     }
 }

@@ -1,12 +1,9 @@
 //! Calls that may never return, on threads of their own.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::{Result, bail, error};
-
-/// How long a drop waits for what it lets go of. What takes longer goes on without anybody waiting.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A value that a helper thread may use although it is a pointer or holds one.
 pub(crate) struct Sent<T>(pub(crate) T);
@@ -47,12 +44,5 @@ pub(crate) fn bounded<T: Send + 'static>(
         Ok(value) => Ok(value),
         Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
         Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
-    }
-}
-
-/// Lets go of something, and waits a little for that to be done.
-pub(crate) fn release(what: &'static str, call: impl FnOnce() + Send + 'static) {
-    if let Err(error) = bounded(what, Instant::now() + PATIENCE, call) {
-        tracing::warn!("{error}; it is left behind");
     }
 }

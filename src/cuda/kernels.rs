@@ -1,6 +1,6 @@
 //! The kernels of `cuda/`: compiled for the GPU at hand when they are first asked for, and launched.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Mutex;
 
@@ -99,8 +99,8 @@ impl Device {
     /// Compiles those kernels that are not there yet, so that enqueueing does not.
     pub(crate) fn prepare(&self, kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
         let mut loaded = lock(&self.kernels.loaded);
-        let mut missing: Vec<Kernel> = kernels.into_iter().filter(|kernel| !loaded.contains_key(kernel)).collect();
-        missing.dedup();
+        // Each once: NVRTC refuses a second definition.
+        let missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !loaded.contains_key(kernel)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -123,6 +123,11 @@ impl Device {
             loaded.insert(kernel, Function(function));
         }
         Ok(())
+    }
+
+    /// Whether a kernel is there.
+    pub(crate) fn has(&self, kernel: Kernel) -> bool {
+        lock(&self.kernels.loaded).contains_key(&kernel)
     }
 
     fn function(&self, kernel: Kernel) -> Result<CUfunction> {

@@ -2,19 +2,31 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::Device;
 use super::driver::check;
-use super::helper::{self, Sent};
-use crate::error::{Result, error};
+use super::helper::Sent;
+use crate::error::{Error, Result, error};
+
+/// How long memory that has been dropped may take to be free again, where there is not enough.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Memory on a GPU.
 pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     address: NonNull<u8>,
     byte_len: usize,
+    generation: u64,
+}
+
+/// A number that no other memory has: an address may come again, with other memory behind it.
+pub(crate) fn new_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 // SAFETY: an address, used only through calls that are unsafe themselves.
@@ -25,13 +37,21 @@ unsafe impl Sync for DeviceMemory {}
 impl DeviceMemory {
     /// So many bytes, not initialized; at least one, so that there is an address.
     pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
-        let _current = device.enter()?;
-        let mut address: CUdeviceptr = 0;
-        // SAFETY: writes one address.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })
-            .map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
+        let allocate = || {
+            let _current = device.enter()?;
+            let mut address: CUdeviceptr = 0;
+            // SAFETY: writes one address.
+            check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })?;
+            Ok::<_, Error>(address)
+        };
+        // What has been dropped may be on its way.
+        let address = allocate().or_else(|_| {
+            device.settle(PATIENCE);
+            allocate()
+        });
+        let address = address.map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
         let address = NonNull::new(address as *mut u8).ok_or_else(|| error!(System, "cuMemAlloc gave no address"))?;
-        Ok(DeviceMemory { device: Arc::clone(device), address, byte_len })
+        Ok(DeviceMemory { device: Arc::clone(device), address, byte_len, generation: new_generation() })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -40,6 +60,11 @@ impl DeviceMemory {
 
     pub(crate) fn address(&self) -> *mut u8 {
         self.address.as_ptr()
+    }
+
+    /// What tells it from other memory at the same address.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The address as one that is not null.
@@ -55,14 +80,9 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // Freeing waits for what runs on the GPU, which may be for ever.
-        let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
-        helper::release("cuMemFree", move || {
-            let Ok(_current) = device.enter() else { return };
-            // SAFETY: allocated by `new`, and freed once.
-            if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
-                tracing::warn!("{error}");
-            }
-        });
+        let address = self.address.as_ptr() as CUdeviceptr;
+        // SAFETY: allocated by `new`, and freed once.
+        self.device.reap("cuMemFree", move || check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
     }
 }
 
@@ -92,11 +112,10 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let (device, address) = (Arc::clone(&self.device), Sent(self.address));
-        helper::release("cuMemFreeHost", move || {
-            let Ok(_current) = device.enter() else { return };
+        let address = Sent(self.address);
+        self.device.reap("cuMemFreeHost", move || {
             // SAFETY: allocated by `new`, and freed once.
-            let _ = unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) };
+            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })
         });
     }
 }

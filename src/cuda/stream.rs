@@ -3,14 +3,17 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureStatus};
+use cudarc::driver::sys::{
+    self, CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
 
 use super::Device;
 use super::driver::{check, is_not_ready};
-use super::helper::{self, Sent};
+use super::helper::Sent;
+use super::memory::new_generation;
 use crate::error::{Result, bail};
 use crate::stream::lock;
 
@@ -19,8 +22,10 @@ pub(crate) struct CudaStream {
     device: Arc<Device>,
     raw: CUstream,
     is_own: bool,
+    id: u64,
+    alive: Arc<()>,
     /// Events that are not in use, so that work is enqueued without making any.
-    spare: Arc<Mutex<Vec<RawEvent>>>,
+    spare: Arc<Mutex<Vec<Arc<RawEvent>>>>,
     /// What work that nobody waits for may still use, with the event after which it does not.
     kept: Mutex<Vec<(Event, Box<dyn Any + Send>)>>,
 }
@@ -58,7 +63,27 @@ impl CudaStream {
     }
 
     fn with(device: &Arc<Device>, raw: CUstream, is_own: bool) -> Self {
-        CudaStream { device: Arc::clone(device), raw, is_own, spare: Arc::default(), kept: Mutex::default() }
+        // A handle of our own may come again while work of the one before is still under way; the caller's may not.
+        let id = if is_own { 2 * new_generation() + 1 } else { raw.addr() as u64 };
+        CudaStream {
+            device: Arc::clone(device),
+            raw,
+            is_own,
+            id,
+            alive: Arc::default(),
+            spare: Arc::default(),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Gone when the stream is.
+    pub(crate) fn alive(&self) -> Weak<()> {
+        Arc::downgrade(&self.alive)
+    }
+
+    /// What tells streams apart: even for the caller's, odd for our own.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -95,17 +120,12 @@ impl CudaStream {
         let spare = lock(&self.spare).pop();
         let raw = match spare {
             Some(raw) => raw,
-            None => RawEvent::new(&self.device)?,
+            None => Arc::new(RawEvent::new(&self.device)?),
         };
         let event = Event { raw: Some(raw), pool: Arc::clone(&self.spare) };
         // SAFETY: stream and event are alive and of one context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle(), self.raw) })?;
         Ok(event)
-    }
-
-    /// Whether both are the same stream.
-    pub(crate) fn is_same(&self, other: &CudaStream) -> bool {
-        self.raw == other.raw && self.device.ordinal() == other.device.ordinal()
     }
 
     /// Lets what is enqueued from now on wait for an event of another stream.
@@ -151,24 +171,27 @@ impl fmt::Debug for CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        self.sweep();
-        // What is still in use stays where it is.
-        std::mem::forget(std::mem::take(&mut *lock(&self.kept)));
+        // What work still uses goes after it.
+        for (until, what) in std::mem::take(&mut *lock(&self.kept)) {
+            self.device.reap("work that nobody waited for", move || {
+                until.wait(Instant::now() + KEEPING, || Ok(())).inspect_err(|_| std::mem::forget(what))
+            });
+        }
         if self.is_own {
-            let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
-            helper::release("cuStreamDestroy", move || {
-                let Ok(_current) = device.enter() else { return };
+            let raw = Sent(self.raw);
+            self.device.reap("cuStreamDestroy", move || {
                 // SAFETY: made by `new`, and destroyed once; what is enqueued on it is still done.
-                let _ = unsafe { sys::cuStreamDestroy_v2(raw.into_inner()) };
+                check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw.into_inner()) })
             });
         }
     }
 }
 
-/// A point in a stream.
+/// A point in a stream. Clones are the same; the last one gives the driver's event back to its stream.
+#[derive(Clone)]
 pub(crate) struct Event {
-    raw: Option<RawEvent>,
-    pool: Arc<Mutex<Vec<RawEvent>>>,
+    raw: Option<Arc<RawEvent>>,
+    pool: Arc<Mutex<Vec<Arc<RawEvent>>>>,
 }
 
 struct RawEvent {
@@ -199,6 +222,28 @@ impl Drop for RawEvent {
     }
 }
 
+/// Lets this thread ask for events although another one captures a stream, which a capture of the whole process forbids.
+struct Relaxed(CUstreamCaptureMode);
+
+impl Relaxed {
+    fn begin() -> Result<Self> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges the thread's mode with the value.
+        check("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
+        Ok(Relaxed(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: puts back what `begin` has found.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}
+
+/// How long what work uses is kept after its stream was dropped. Then it is left behind.
+const KEEPING: Duration = Duration::from_secs(3600);
+
 /// For how long a wait spins, and then gives way, before it sleeps.
 const SPINNING: Duration = Duration::from_micros(50);
 const YIELDING: Duration = Duration::from_millis(1);
@@ -213,6 +258,7 @@ impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         let Some(raw) = &self.raw else { return Ok(true) };
         let _current = raw.device.enter()?;
+        let _relaxed = Relaxed::begin()?;
         // SAFETY: the event is alive.
         let result = unsafe { sys::cuEventQuery(raw.handle) };
         if is_not_ready(result) {
@@ -237,7 +283,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw.take() {
+        if let Some(mut raw) = self.raw.take()
+            && Arc::get_mut(&mut raw).is_some()
+        {
             lock(&self.pool).push(raw);
         }
     }

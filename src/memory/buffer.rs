@@ -45,6 +45,11 @@ pub(crate) trait Lease: Send + Sync {
     /// collective has left behind may write what they reach, so they must not reach that.
     fn set_sliced(&self, is_sliced: bool);
 
+    /// What tells it from other memory of a GPU at the same address.
+    fn generation(&self) -> u64 {
+        0
+    }
+
     /// The GPU whose memory it is, if it is not the host's.
     fn device(&self) -> Option<&Arc<Device>> {
         None
@@ -60,6 +65,10 @@ impl Lease for DeviceMemory {
 
     fn device(&self) -> Option<&Arc<Device>> {
         Some(DeviceMemory::device(self))
+    }
+
+    fn generation(&self) -> u64 {
+        DeviceMemory::generation(self)
     }
 }
 
@@ -203,6 +212,10 @@ impl Buffer {
 
     fn device(&self) -> Option<&Arc<Device>> {
         self.lease().and_then(Lease::device)
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.lease().map_or(0, Lease::generation)
     }
 
     fn check_host(&self) -> Result<()> {

@@ -17,6 +17,8 @@ pub(crate) struct RawTensor {
     pub(crate) data_type: DataType,
     pub(crate) address: *mut u8,
     pub(crate) space: MemorySpace,
+    /// What tells memory of a GPU from other memory at the same address; 0 for the caller's own.
+    pub(crate) generation: u64,
     pub(crate) byte_len: usize,
     /// A slice has a length but no shape.
     pub(crate) shape: Option<Shape>,
@@ -28,6 +30,7 @@ impl RawTensor {
             data_type: T::DATA_TYPE,
             address: address.cast_mut().cast(),
             space: MemorySpace::Host,
+            generation: 0,
             byte_len: element_count * size_of::<T>(),
             shape,
         }
@@ -255,6 +258,7 @@ impl<'a> From<&'a Buffer> for TensorView<'a> {
             data_type: buffer.data_type(),
             address: buffer.as_ptr().cast_mut(),
             space: buffer.space(),
+            generation: buffer.generation(),
             byte_len: buffer.byte_len(),
             shape: Some(buffer.shape()),
         };
@@ -268,6 +272,7 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
             data_type: buffer.data_type(),
             address: buffer.as_mut_ptr(),
             space: buffer.space(),
+            generation: buffer.generation(),
             byte_len: buffer.byte_len(),
             shape: Some(buffer.shape()),
         };

@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use super::NcclBackend;
 use super::bindings::*;
-use super::handle::Failure;
 use super::library::function;
 use super::route::{Route, exchange};
 use super::scratch::Scratch;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::Result;
+use crate::error::{Result, bail};
 
 /// What NCCL moves or reduces: elements of a type, so many in a block.
 #[derive(Clone, Copy)]
@@ -101,7 +100,7 @@ impl NcclBackend {
         [input, output]: [*mut u8; 2],
         stream: &Arc<CudaStream>,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         if call.block_elements == 0 {
             return Ok(());
         }
@@ -112,22 +111,21 @@ impl NcclBackend {
             |side: *mut u8, used: bool| if used && !side.is_null() { side } else { self.stand_in.address() };
         let (input, output) = (or_stand_in(input, call.reads_input(self.rank)), or_stand_in(output, writes));
         let route = Route::of(call, n, &self.features);
-        let scratch = scratch.take(route.scratch_bytes(call, n), stream).map_err(Failure::harmless)?;
+        self.prepare(route, call, stream)?;
+        let scratch = scratch.take(route.scratch_bytes(call, n), stream)?;
         let input_elements = call.input_bytes(n) / call.data_type.byte_len();
         let output_elements = call.output_bytes(n) / call.data_type.byte_len();
         // SAFETY: the caller's promise; scratch is as long as the route asked for; the stand-in is used where nothing is read or
         // written.
         unsafe {
             match route {
-                Route::Copy => stream.copy(input, output, call.block_bytes()).map_err(Failure::fatal),
+                Route::Copy => stream.copy(input, output, call.block_bytes()),
                 Route::Direct => self.call(&call.collective, Elements::of(call), [input, output], stream, deadline),
                 Route::Average if call.data_type == DataType::Float32 => {
                     let sum = with_reduction(&call.collective, ReduceOperation::Sum);
                     self.call(&sum, Elements::of(call), [input, output], stream, deadline)?;
                     if writes {
-                        stream
-                            .divide(output, n as f32, DataType::Float32, output, output_elements)
-                            .map_err(Failure::fatal)?;
+                        stream.divide(output, n as f32, DataType::Float32, output, output_elements)?;
                     }
                     Ok(())
                 }
@@ -140,14 +138,10 @@ impl NcclBackend {
                         _ => 0,
                     };
                     let result = scratch.wrapping_add(at);
-                    stream
-                        .cast(call.data_type, input, DataType::Float32, scratch, input_elements)
-                        .map_err(Failure::fatal)?;
+                    stream.cast(call.data_type, input, DataType::Float32, scratch, input_elements)?;
                     self.call(&sum, wide, [scratch, result], stream, deadline)?;
                     if writes {
-                        stream
-                            .divide(result, n as f32, call.data_type, output, output_elements)
-                            .map_err(Failure::fatal)?;
+                        stream.divide(result, n as f32, call.data_type, output, output_elements)?;
                     }
                     Ok(())
                 }
@@ -156,7 +150,7 @@ impl NcclBackend {
                         Some(ReduceOperation::Prod | ReduceOperation::Min) => ReduceOperation::Min,
                         _ => ReduceOperation::Max,
                     };
-                    stream.normalize_bool(input, scratch, input_elements).map_err(Failure::fatal)?;
+                    stream.normalize_bool(input, scratch, input_elements)?;
                     let collective = with_reduction(&call.collective, reduce_op);
                     self.call(&collective, Elements::of(call), [scratch, output], stream, deadline)
                 }
@@ -165,14 +159,25 @@ impl NcclBackend {
                     let bytes = Elements::bytes(call.block_bytes());
                     self.call(&exchange(call), bytes, [input, scratch], stream, deadline)?;
                     if writes {
-                        stream
-                            .reduce((call.data_type, reduce_op), scratch, output, call.block_elements, n)
-                            .map_err(Failure::fatal)?;
+                        stream.reduce((call.data_type, reduce_op), scratch, output, call.block_elements, n)?;
                     }
                     Ok(())
                 }
             }
         }
+    }
+
+    /// Compiles the kernels of a route that are not there yet.
+    fn prepare(&self, route: Route, call: &Call, stream: &CudaStream) -> Result<()> {
+        let mut missing = route.kernels(call).into_iter().flatten().filter(|kernel| !self.device().has(*kernel));
+        let Some(kernel) = missing.next() else { return Ok(()) };
+        if stream.is_capturing()? {
+            bail!(
+                NotReady,
+                "the first call of this kind compiles a kernel, which a capture does not allow; run it once before"
+            );
+        }
+        self.device().prepare(std::iter::once(kernel).chain(missing))
     }
 
     /// Makes NCCL's call of a call that is nothing else, inside a group, by a thread that holds the communicator.
@@ -209,7 +214,7 @@ impl NcclBackend {
         sides: [*mut u8; 2],
         stream: &Arc<CudaStream>,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         self.handle.call(name_of(collective), deadline, &|| self.family.check(), |raw| {
             // SAFETY: the caller's promise.
             unsafe { self.call_raw(collective, elements, sides, raw, stream) }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::NcclBackend;
 use super::bindings::*;
-use super::handle::{Failure, Handle};
+use super::handle::Handle;
 use super::library::function;
 use super::route::Route;
 use crate::collective::Call;
@@ -31,7 +31,9 @@ struct Grouped<'a> {
 impl NcclBackend {
     /// Whether a call among so many of these ranks is one of NCCL's and nothing else.
     pub(crate) fn is_direct(&self, call: &Call, rank_count: usize) -> bool {
-        call.block_elements > 0 && Route::of(call, rank_count, &self.features) == Route::Direct
+        // NCCL does not put communicators that block and others into one group; a borrowed one may be either.
+        let is_ours = self.family.is_ours;
+        is_ours && call.block_elements > 0 && Route::of(call, rank_count, &self.features) == Route::Direct
     }
 }
 
@@ -61,21 +63,11 @@ impl<'a> Group<'a> {
     pub(crate) unsafe fn enqueue(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
         let Some(first) = self.calls().next() else { return Ok(()) };
         // SAFETY: the caller's promise.
-        let result = unsafe { self.launch(first.backend, stream) };
-        result
-            .and_then(|result| {
-                // What NCCL still does, it does for each communicator by itself.
-                self.calls().try_for_each(|Grouped { backend, .. }| {
-                    let settled =
-                        backend.handle.call("ncclGroupEnd", deadline, &|| backend.family.check(), |_| Ok(result));
-                    settled.map_err(|Failure { error, .. }| error)
-                })
-            })
-            .map_err(|error| {
-                let error = error.about(|| format!("a group of {} collectives", self.len));
-                self.calls().for_each(|grouped| drop(grouped.backend.give_up(error.clone())));
-                error
-            })
+        unsafe { self.launch(first.backend, stream, deadline) }.map_err(|error| {
+            let error = error.about(|| format!("a group of {} collectives", self.len));
+            self.calls().for_each(|grouped| drop(grouped.backend.give_up(error.clone())));
+            error
+        })
     }
 
     /// Makes the calls between the group's start and its end, with no other thread inside any of the communicators.
@@ -83,7 +75,7 @@ impl<'a> Group<'a> {
     /// # Safety
     ///
     /// As [`enqueue`](Self::enqueue).
-    unsafe fn launch(&self, first: &NcclBackend, stream: &Arc<CudaStream>) -> Result<ncclResult_t> {
+    unsafe fn launch(&self, first: &NcclBackend, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
         let library = first.handle.library;
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let mut held: [Option<MutexGuard<'_, bool>>; MOST_TOGETHER] = Default::default();
@@ -101,24 +93,27 @@ impl<'a> Group<'a> {
         }
         let _current = first.handle.device.enter()?;
         // SAFETY: a group is the thread's own; the caller's promise.
-        unsafe {
+        let result = unsafe {
             let mut result = start();
+            let mut failed = Ok(());
             for Grouped { backend, call, sides } in self.calls() {
-                if result != ncclSuccess {
+                if result != ncclSuccess || failed.is_err() {
                     break;
                 }
                 match backend.call_in_group(call, *sides, stream) {
                     Ok(answer) if answer == ncclInProgress => {}
                     Ok(answer) => result = answer,
-                    Err(error) => {
-                        end();
-                        return Err(error);
-                    }
+                    Err(error) => failed = Err(error),
                 }
             }
             // A group that was begun is ended, whatever happened in it.
             let ended = end();
-            Ok(if result == ncclSuccess { ended } else { result })
-        }
+            failed?;
+            if result == ncclSuccess { ended } else { result }
+        };
+        // What NCCL still does, it does for each communicator by itself.
+        self.calls().try_for_each(|Grouped { backend, .. }| {
+            backend.handle.settle("ncclGroupEnd", result, deadline, &|| backend.family.check())
+        })
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Handle {
     pub(super) library: &'static Library,
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
-    is_own: bool,
+    pub(super) is_own: bool,
     /// Held while a thread is inside NCCL. Says whether the communicator is still there.
     is_open: Mutex<bool>,
 }
@@ -150,23 +150,19 @@ impl Handle {
         self.raw
     }
 
-    /// Makes one call, or several that belong together, and waits until NCCL has taken it in. Gives NCCL's error, and whether the
-    /// communicator still works after it.
+    /// Makes one call, or several that belong together, and waits until NCCL has taken it in.
     pub(super) fn call(
         &self,
         what: &str,
         deadline: Instant,
         alive: Alive<'_>,
         call: impl FnOnce(ncclComm_t) -> Result<ncclResult_t>,
-    ) -> Result<(), Failure> {
+    ) -> Result<()> {
         let is_open = lock(&self.is_open);
-        self.check_open(*is_open).map_err(Failure::fatal)?;
-        let _current = self.device.enter().map_err(Failure::fatal)?;
-        let result = call(self.raw).map_err(Failure::harmless)?;
-        if result == ncclInvalidArgument {
-            return Err(Failure::harmless(self.library.error(what, result, self.raw)));
-        }
-        self.settle(what, result, deadline, alive).map_err(Failure::fatal)
+        self.check_open(*is_open)?;
+        let _current = self.device.enter()?;
+        let result = call(self.raw)?;
+        self.settle(what, result, deadline, alive)
     }
 
     /// Makes a call that may never return, on a helper thread. If it does not, the communicator is left as it is: nobody may touch
@@ -195,7 +191,13 @@ impl Handle {
     }
 
     /// Waits until a call is not in progress any more. The caller holds the lock, or is the only one who has the handle.
-    fn settle(&self, what: &str, mut result: ncclResult_t, deadline: Instant, alive: Alive<'_>) -> Result<()> {
+    pub(super) fn settle(
+        &self,
+        what: &str,
+        mut result: ncclResult_t,
+        deadline: Instant,
+        alive: Alive<'_>,
+    ) -> Result<()> {
         let mut pause = Pause::begin();
         while result != ncclSuccess {
             if result != ncclInProgress {
@@ -219,9 +221,9 @@ impl Handle {
         Ok(state)
     }
 
-    /// The error that NCCL has met since, if it has.
+    /// The error that NCCL has met since, if it has. While a thread is inside it finds that out by itself.
     pub(super) fn asynchronous_error(&self) -> Result<()> {
-        let is_open = lock(&self.is_open);
+        let Ok(is_open) = self.is_open.try_lock() else { return Ok(()) };
         self.check_open(*is_open)?;
         let state = self.state()?;
         let is_well = state == ncclSuccess || state == ncclInProgress;
@@ -331,21 +333,5 @@ impl Place {
 
     fn get(self) -> ncclComm_t {
         self.0.load(Ordering::Acquire)
-    }
-}
-
-/// What became of a call, and whether the communicator still works.
-pub(super) struct Failure {
-    pub(super) error: Error,
-    pub(super) is_fatal: bool,
-}
-
-impl Failure {
-    pub(super) fn fatal(error: Error) -> Self {
-        Failure { error, is_fatal: true }
-    }
-
-    pub(super) fn harmless(error: Error) -> Self {
-        Failure { error, is_fatal: false }
     }
 }

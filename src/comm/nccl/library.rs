@@ -22,6 +22,10 @@ pub(crate) struct Version {
 }
 
 impl Version {
+    pub(crate) const fn new(major: i32, minor: i32, patch: i32) -> Self {
+        Version { major, minor, patch }
+    }
+
     /// From NCCL's number: 23007 is 2.30.7. (Up to 2.8 it was written with one digit less; those are too old anyway.)
     const fn from_code(code: i32) -> Self {
         Version { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }

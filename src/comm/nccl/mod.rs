@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 pub(crate) use group::Group;
-use handle::{Failure, Handle};
+use handle::Handle;
 pub use id::NcclId;
 pub(crate) use library::library;
 pub(crate) use route::reduces_float8;
@@ -34,7 +34,7 @@ use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
 use super::turn;
 use crate::collective::{Call, Collective};
-use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
+use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
@@ -69,20 +69,36 @@ struct Progress {
     sequence: u64,
     scratch: Scratch,
     staging: Staging,
+    /// For tensors in host memory.
+    transfer: Option<Transfer>,
+}
+
+impl Progress {
+    /// Where host tensors are copied through, made when there is the first.
+    fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
+        match &mut self.transfer {
+            Some(transfer) => Ok(transfer),
+            none => Ok(none.insert(Transfer::new(device)?)),
+        }
+    }
 }
 
 /// A communicator and everything that was split from it: what ends one ends all.
 struct Family {
     ended: OnceLock<Error>,
     handles: Mutex<Vec<Weak<Handle>>>,
+    /// What was recorded of their collectives: NCCL does not let go of a communicator before its graphs are gone.
+    graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
     /// A communicator of the same ranks on the host, where they are on one machine: NCCL tells nobody that a rank has failed or
     /// died; it does, at once.
     sidecar: Option<Communicator>,
+    /// Whether the first communicator is our own, and not borrowed.
+    is_ours: bool,
 }
 
 impl Family {
-    fn new(sidecar: Option<Communicator>) -> Self {
-        Family { ended: OnceLock::new(), handles: Mutex::default(), sidecar }
+    fn new(sidecar: Option<Communicator>, is_ours: bool) -> Self {
+        Family { ended: OnceLock::new(), handles: Mutex::default(), graphs: Mutex::default(), sidecar, is_ours }
     }
 
     fn check(&self) -> Result<()> {
@@ -92,8 +108,15 @@ impl Family {
         self.sidecar.as_ref().map_or(Ok(()), |sidecar| sidecar.check_peers())
     }
 
+    /// The error that NCCL has met on any of the communicators.
+    fn asynchronous_error(&self) -> Result<()> {
+        lock(&self.handles).iter().filter_map(Weak::upgrade).try_for_each(|handle| handle.asynchronous_error())
+    }
+
     fn add(&self, handle: &Arc<Handle>) {
-        lock(&self.handles).push(Arc::downgrade(handle));
+        let mut handles = lock(&self.handles);
+        handles.retain(|handle| handle.strong_count() > 0);
+        handles.push(Arc::downgrade(handle));
     }
 
     /// Ends all communicators, because of this error or an earlier one.
@@ -101,10 +124,24 @@ impl Family {
         if let Some(sidecar) = &self.sidecar {
             sidecar.abort_with(&error);
         }
-        if self.ended.set(error).is_ok() {
-            let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
-            handles.iter().for_each(|handle| handle.abort());
+        if self.ended.set(error).is_err() {
+            return;
         }
+        for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
+            // One that is being launched goes with its context.
+            if let Ok(mut graph) = graph.try_lock() {
+                *graph = None;
+            }
+        }
+        let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
+        // Together: one may wait for what another one still does on the GPU.
+        std::thread::scope(|scope| {
+            for handle in &handles {
+                // Where there is no thread, one after the other.
+                let aborting = std::thread::Builder::new().spawn_scoped(scope, || handle.abort());
+                aborting.map_or_else(|_| handle.abort(), drop);
+            }
+        });
     }
 }
 
@@ -198,10 +235,10 @@ pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Res
 impl NcclBackend {
     /// The first communicator of a family: its ranks tell each other what they can do.
     fn begin(handle: Handle, sidecar: Option<Communicator>, deadline: Instant) -> Result<Self> {
-        let features = Features::of(&handle);
+        let (features, is_ours) = (Features::of(&handle), handle.is_own);
         let [_, world_size] = handle.place()?;
         let origins = (0..world_size).map(Rank).collect();
-        let mut backend = Self::with(handle, origins, features, Arc::new(Family::new(sidecar)))?;
+        let mut backend = Self::with(handle, origins, features, Arc::new(Family::new(sidecar, is_ours)))?;
         let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
         backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
         Ok(backend)
@@ -249,54 +286,19 @@ impl NcclBackend {
         )
     }
 
-    /// Makes everything that a call needs, so that enqueueing it allocates and compiles nothing.
-    pub(crate) fn reserve(&self, call: &Call, deadline: Instant) -> Result<()> {
+    /// Makes everything that a call on a stream needs, so that enqueueing it allocates and compiles nothing.
+    pub(crate) fn reserve(&self, call: &Call, stream: &CudaStream, deadline: Instant) -> Result<()> {
         let route = Route::of(call, self.origins.len(), &self.features);
-        self.device().prepare(route.kernels(call))?;
+        self.device().prepare(route.kernels(call).into_iter().flatten())?;
         let bytes = route.scratch_bytes(call, self.origins.len());
-        self.turn(deadline)?.scratch.reserve(self.device(), bytes)
+        self.turn(deadline)?.scratch.reserve(self.device(), bytes, stream)
     }
 
-    /// Enqueues a copy from the host's memory, which is not needed any more when this returns. An error ends the communicator.
-    ///
-    /// # Safety
-    ///
-    /// `from` is valid for reads, and `to` on the GPU for writes when the stream comes to it, of `byte_len` bytes.
-    pub(crate) unsafe fn copy_in(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        byte_len: usize,
-        stream: &CudaStream,
-        deadline: Instant,
-    ) -> Result<()> {
-        let alive = &mut || self.check();
-        // SAFETY: the caller's promise.
-        self.device()
-            .transfer(|transfer| unsafe { transfer.upload(from, to, byte_len, stream, deadline, alive) })
-            .map_err(|error| self.give_up_on(stream, error))
-    }
-
-    /// Copies to the host's memory what has been enqueued so far, and waits for it. An error ends the communicator.
-    ///
-    /// # Safety
-    ///
-    /// `from` on the GPU is valid for reads when the stream comes to it, and `to` for writes, of `byte_len` bytes.
-    pub(crate) unsafe fn copy_out(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        byte_len: usize,
-        stream: &CudaStream,
-        deadline: Instant,
-    ) -> Result<()> {
-        // First without the device's turn: another rank on this GPU may need it to come to the collective that this waits for.
-        self.wait(stream, deadline)?;
-        let alive = &mut || self.check();
-        // SAFETY: the caller's promise.
-        self.device()
-            .transfer(|transfer| unsafe { transfer.download(from, to, byte_len, stream, deadline, alive) })
-            .map_err(|error| self.give_up_on(stream, error))
+    /// Has a graph of collectives destroyed before the communicators are.
+    pub(crate) fn add_graph(&self, graph: &Arc<Mutex<Option<Graph>>>) {
+        let mut graphs = lock(&self.family.graphs);
+        graphs.retain(|graph| graph.strong_count() > 0);
+        graphs.push(Arc::downgrade(graph));
     }
 
     /// Waits for what has been enqueued on a stream, with an eye on the communicator. An error ends it.
@@ -305,7 +307,7 @@ impl NcclBackend {
     }
 
     /// Gives up, and waits until what was aborted on a stream has come to its end; only then is memory the caller's again.
-    fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
+    pub(crate) fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
         let error = self.give_up(error);
         drain(stream);
         error
@@ -331,12 +333,19 @@ impl NcclBackend {
                 None => self.complete(progress, request),
             }
         };
-        result.map_err(|Failure { error, is_fatal }| {
-            let error = request
-                .label(Error::new(error.kind(), format!("{}: {error}", self.describe(request, progress.sequence))));
-            if !is_fatal {
+        result.map_err(|error| {
+            // What the family has ended with says by itself what it was.
+            let own = self.family.ended.get().is_none();
+            let error = match own {
+                true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, progress.sequence))),
+                false => error,
+            };
+            let error = request.label(error);
+            // In a capture nothing has happened yet.
+            if error.kind() == ErrorKind::NotReady {
                 return error;
             }
+            // Peers may have come to this collective already: nothing else can follow it.
             match request.stream {
                 Some(_) => self.give_up(error),
                 None => self.give_up_on(&self.stream, error),
@@ -355,15 +364,7 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn enqueue(
-        &self,
-        progress: &mut Progress,
-        request: &Request<'_>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), Failure> {
-        if stream.device().ordinal() != self.device().ordinal() {
-            return Err(Failure::harmless(error!(InvalidArgument, "{stream:?} is not one of {:?}", self.device())));
-        }
+    unsafe fn enqueue(&self, progress: &mut Progress, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
         let sides = [request.input.pointer, request.output.pointer];
         // SAFETY: the caller's promise.
         unsafe { self.issue(&mut progress.scratch, &with_something_to_do(request), sides, stream, request.deadline) }
@@ -374,7 +375,7 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn complete(&self, progress: &mut Progress, request: &Request<'_>) -> Result<(), Failure> {
+    unsafe fn complete(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
         let (call, n, deadline) = (request.signature.call, self.origins.len(), request.deadline);
         let on_host = |side: Address, byte_len: usize, used: bool| {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }
@@ -382,23 +383,25 @@ impl NcclBackend {
         let given = on_host(request.input, call.input_bytes(n), call.reads_input(self.rank));
         let wanted = on_host(request.output, call.output_bytes(n), call.writes_output(self.rank));
         let [mut input, mut output] = [request.input.pointer, request.output.pointer];
-        if wanted > 0 {
-            output = progress.staging.output(self.device(), wanted).map_err(Failure::harmless)?;
-        }
+        let (device, stream) = (self.device(), &self.stream);
+        let alive = &mut || self.check();
         // SAFETY: the caller's promise; the staging is as long as was asked for, and is used in this turn only.
         unsafe {
-            if given > 0 {
-                input = progress.staging.input(self.device(), given).map_err(Failure::harmless)?;
-                self.copy_in(request.input.pointer, input, given, &self.stream, deadline).map_err(Failure::fatal)?;
-            }
-            let call = with_something_to_do(request);
-            self.issue(&mut progress.scratch, &call, [input, output], &self.stream, deadline)?;
             if wanted > 0 {
-                self.copy_out(output, request.output.pointer, wanted, &self.stream, deadline)
-                    .map_err(Failure::fatal)?;
+                output = progress.staging.output(device, wanted)?;
+            }
+            if given > 0 {
+                input = progress.staging.input(device, given)?;
+                let from = request.input.pointer;
+                progress.transfer(device)?.upload(from, input, given, stream, deadline, alive)?;
+            }
+            self.issue(&mut progress.scratch, &with_something_to_do(request), [input, output], stream, deadline)?;
+            if wanted > 0 {
+                let to = request.output.pointer;
+                progress.transfer(device)?.download(output, to, wanted, stream, deadline, alive)?;
             }
         }
-        self.wait(&self.stream, deadline).map_err(Failure::fatal)
+        stream.synchronize(deadline, alive)
     }
 
     /// Gathers the same number of words from every rank.
@@ -430,7 +433,7 @@ fn with_something_to_do(request: &Request<'_>) -> Call {
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
         self.family.check()?;
-        self.handle.asynchronous_error()
+        self.family.asynchronous_error()
     }
 
     fn give_up(&self, error: Error) -> Error {
@@ -470,25 +473,47 @@ impl Backend for NcclBackend {
     fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather(&mine, Purpose::Split, deadline)?;
+        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == mine[0]).collect();
+        members.sort_by_key(|&rank| all[rank][1]);
+        // NCCL's colors and keys are signed: a group's first rank stands for its color, and a rank's place for its key.
+        let own = members.iter().position(|&rank| rank == self.rank.index()).unwrap_or_default();
+        let group = color.map(|_| members.iter().copied().min().unwrap_or_default() as u32);
         let alive = || self.family.check();
         let handle = {
             let _turn = self.turn(deadline)?;
-            // NCCL orders by key and then by rank, as `members` below.
-            let handle = self.handle.split(color, key, deadline, &alive);
+            let handle = self.handle.split(group, own as u32, deadline, &alive);
             handle.map_err(|error| self.give_up(error.about(|| "split".to_owned())))?
         };
-        let Some(color) = color else { return Ok(None) };
+        if color.is_none() {
+            return Ok(None);
+        }
         let Some(handle) = handle else {
             return Err(self.give_up(error!(System, "ncclCommSplit gave no communicator")));
         };
-        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == i64::from(color)).collect();
-        members.sort_by_key(|&rank| all[rank][1]);
         let origins = members.iter().map(|&rank| self.origins[rank]).collect();
         let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.family));
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
     }
 
+    /// It is no window: NCCL takes other ways with windows, which all ranks have to take, and a buffer of the caller's may meet another
+    /// kind of buffer on another rank.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        self.allocate_alike(byte_len, false, deadline)
+    }
+
+    fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
+        let Features { has_windows, has_graph_windows, .. } = self.features;
+        self.allocate_alike(byte_len, if for_graphs { has_graph_windows } else { has_windows }, deadline)
+    }
+
+    fn abort(&self, kind: ErrorKind, reason: &str) {
+        self.family.end(Error::new(kind, reason));
+    }
+}
+
+impl NcclBackend {
+    /// Memory of the same length on every rank.
+    fn allocate_alike(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
         let all = self.gather(&[byte_len as i64], Purpose::Allocate, deadline)?;
         if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
             // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
@@ -499,10 +524,6 @@ impl Backend for NcclBackend {
                 all[other][0]
             );
         }
-        self.symmetric_buffer(byte_len, deadline)
-    }
-
-    fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.family.end(Error::new(kind, reason));
+        self.symmetric_buffer(byte_len, as_window, deadline)
     }
 }

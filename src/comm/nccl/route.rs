@@ -1,6 +1,7 @@
 //! Which way a call goes: NCCL's own collective, or one of the detours where NCCL lacks something or does something else.
 
 use super::handle::Handle;
+use super::library::Version;
 use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
@@ -12,8 +13,10 @@ pub(super) struct Features {
     pub(super) reduces_float8: bool,
     /// AlltoAll, Gather and Scatter are there.
     pub(super) has_all_to_all: bool,
-    /// Memory can be registered as a symmetric window.
+    /// Memory can be registered as a symmetric window. (Before 2.28.7 small messages in windows are corrupted.)
     pub(super) has_windows: bool,
+    /// So can memory that collectives in graphs use. (Before 2.30.7 symmetric kernels in graphs lack a barrier: sglang #37768.)
+    pub(super) has_graph_windows: bool,
 }
 
 /// Whether NCCL reduces float8 on a GPU: from compute capability 9.0 on (NCCL's `enqueue.cc`).
@@ -26,7 +29,8 @@ impl Features {
         Features {
             reduces_float8: reduces_float8(&handle.device),
             has_all_to_all: handle.library.has_all_to_all(),
-            has_windows: handle.library.has_windows(),
+            has_windows: handle.library.has_windows() && handle.library.version >= Version::new(2, 28, 7),
+            has_graph_windows: handle.library.has_windows() && handle.library.version >= Version::new(2, 30, 7),
         }
     }
 
@@ -36,19 +40,18 @@ impl Features {
             reduces_float8: self.reduces_float8 && other.reduces_float8,
             has_all_to_all: self.has_all_to_all && other.has_all_to_all,
             has_windows: self.has_windows && other.has_windows,
+            has_graph_windows: self.has_graph_windows && other.has_graph_windows,
         }
     }
 
-    pub(super) fn to_words(self) -> [i64; 3] {
-        [self.reduces_float8.into(), self.has_all_to_all.into(), self.has_windows.into()]
+    pub(super) fn to_words(self) -> [i64; 4] {
+        let Features { reduces_float8, has_all_to_all, has_windows, has_graph_windows } = self;
+        [reduces_float8, has_all_to_all, has_windows, has_graph_windows].map(i64::from)
     }
 
-    pub(super) fn from_words([reduces_float8, has_all_to_all, has_windows]: [i64; 3]) -> Self {
-        Features {
-            reduces_float8: reduces_float8 != 0,
-            has_all_to_all: has_all_to_all != 0,
-            has_windows: has_windows != 0,
-        }
+    pub(super) fn from_words(words: [i64; 4]) -> Self {
+        let [reduces_float8, has_all_to_all, has_windows, has_graph_windows] = words.map(|word| word != 0);
+        Features { reduces_float8, has_all_to_all, has_windows, has_graph_windows }
     }
 }
 
@@ -95,14 +98,13 @@ impl Route {
     }
 
     /// The kernels that it launches.
-    pub(super) fn kernels(self, call: &Call) -> Vec<Kernel> {
+    pub(super) fn kernels(self, call: &Call) -> [Option<Kernel>; 2] {
         let data_type = call.data_type;
         match (self, call.collective.reduce_op()) {
-            (Route::Average, _) if data_type == DataType::Float32 => vec![Kernel::Divide(data_type)],
-            (Route::Average, _) => vec![Kernel::Cast(data_type, DataType::Float32), Kernel::Divide(data_type)],
-            (Route::Truth, _) => vec![Kernel::NormalizeBool],
-            (Route::Exchange, Some(reduce_op)) => vec![Kernel::Reduce(data_type, reduce_op)],
-            _ => vec![],
+            (Route::Average, _) => [Kernel::of_cast(data_type, DataType::Float32), Some(Kernel::Divide(data_type))],
+            (Route::Truth, _) => [Some(Kernel::NormalizeBool), None],
+            (Route::Exchange, Some(reduce_op)) => [Some(Kernel::Reduce(data_type, reduce_op)), None],
+            _ => [None, None],
         }
     }
 }

@@ -1,55 +1,61 @@
 //! Memory on the GPU for what lies between the steps of one call.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::cuda::{CudaStream, Device, DeviceMemory};
 use crate::error::{Result, bail};
 
-/// One piece of memory, used by one call after the other. What it was before it grew is kept, since a graph may have recorded it;
-/// it grows by doubling, so all of them together are at most twice the largest.
+/// Memory for each stream on which calls need some: what is enqueued on one stream goes on one after the other, so it is used by one
+/// call at a time. What it was before it grew is kept, since a graph may have recorded it; it grows by doubling, so all of it together
+/// is at most twice the largest.
 #[derive(Default)]
 pub(super) struct Scratch {
-    pieces: Vec<DeviceMemory>,
-    /// The stream that has used it last.
-    last: Option<Arc<CudaStream>>,
+    pieces: Vec<Piece>,
+}
+
+struct Piece {
+    stream: u64,
+    /// Gone when the stream is.
+    alive: Weak<()>,
+    memory: DeviceMemory,
 }
 
 impl Scratch {
-    /// Makes it at least so long.
-    pub(super) fn reserve(&mut self, device: &Arc<Device>, byte_len: usize) -> Result<()> {
-        if byte_len > self.byte_len() {
-            let grown = DeviceMemory::new(device, byte_len.max(2 * self.byte_len()))?;
-            self.pieces.push(grown);
+    /// Makes it at least so long for a stream.
+    pub(super) fn reserve(&mut self, device: &Arc<Device>, byte_len: usize, stream: &CudaStream) -> Result<()> {
+        let before = self.of(stream).map_or(0, |piece| piece.memory.byte_len());
+        if byte_len > before {
+            // Freeing memory waits for what still uses it.
+            self.pieces.retain(|piece| piece.alive.strong_count() > 0);
+            let memory = DeviceMemory::new(device, byte_len.max(2 * before))?;
+            self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), memory });
         }
         Ok(())
     }
 
-    fn byte_len(&self) -> usize {
-        self.pieces.last().map_or(0, DeviceMemory::byte_len)
+    /// The latest piece of a stream.
+    fn of(&mut self, stream: &CudaStream) -> Option<&mut Piece> {
+        self.pieces.iter_mut().rev().find(|piece| piece.stream == stream.id())
     }
 
-    /// The memory, for what is enqueued on this stream next. What another stream still does with it comes first.
-    pub(super) fn take(&mut self, byte_len: usize, stream: &Arc<CudaStream>) -> Result<*mut u8> {
+    /// The memory, for what is enqueued on this stream next.
+    pub(super) fn take(&mut self, byte_len: usize, stream: &CudaStream) -> Result<*mut u8> {
         if byte_len == 0 {
             return Ok(std::ptr::null_mut());
         }
-        let is_capturing = stream.is_capturing()?;
-        if byte_len > self.byte_len() {
-            if is_capturing {
+        if self.of(stream).is_none_or(|piece| piece.memory.byte_len() < byte_len) {
+            if stream.is_capturing()? {
                 bail!(
                     NotReady,
-                    "the first call of this size needs memory, which cannot be had during a capture; run it once before"
+                    "the first call of this size on a stream needs memory, which a capture does not allow; run it once before"
                 );
             }
-            self.reserve(stream.device(), byte_len)?;
+            self.reserve(stream.device(), byte_len, stream)?;
         }
-        // A capture must not wait for what is not captured.
-        if !is_capturing {
-            if let Some(last) = self.last.as_ref().filter(|last| !last.is_same(stream)) {
-                stream.wait_for(&last.record()?)?;
-            }
-            self.last = Some(Arc::clone(stream));
-        }
-        Ok(self.pieces.last().map_or(std::ptr::null_mut(), DeviceMemory::address))
+        Ok(self.of(stream).map_or(std::ptr::null_mut(), |piece| {
+            // The caller may have wrapped his stream again.
+            piece.alive = stream.alive();
+            piece.memory.address()
+        }))
     }
 }

@@ -10,8 +10,8 @@ use super::bindings::*;
 use super::handle::{Alive, Handle};
 use super::library::function;
 use crate::comm::signature::Purpose;
-use crate::cuda::Device;
-use crate::cuda::helper::{self, Sent};
+use crate::cuda::helper::Sent;
+use crate::cuda::{Device, new_generation};
 use crate::error::{Result, bail, error};
 use crate::memory::{Buffer, Lease};
 use crate::rank::list_ranks;
@@ -26,6 +26,7 @@ fn registered_len(byte_len: usize) -> usize {
 struct SymmetricMemory {
     handle: Arc<Handle>,
     address: NonNull<u8>,
+    generation: u64,
     window: Option<Sent<NonNull<ncclWindow_vidmem>>>,
 }
 
@@ -35,8 +36,8 @@ unsafe impl Send for SymmetricMemory {}
 unsafe impl Sync for SymmetricMemory {}
 
 impl NcclBackend {
-    /// Memory of so many zeros on this rank's GPU, registered where all ranks can.
-    pub(super) fn symmetric_buffer(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+    /// Memory of so many zeros on this rank's GPU, registered if it shall be and all ranks can.
+    pub(super) fn symmetric_buffer(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
         let memory = SymmetricMemory::new(&self.handle, byte_len).and_then(|memory| {
             // SAFETY: the memory is as long, and nobody else has it.
             unsafe { self.stream.zero(memory.address.as_ptr(), byte_len)? };
@@ -50,7 +51,7 @@ impl NcclBackend {
         if without.clone().next().is_some() {
             bail!(System, "{} had no memory for {byte_len} bytes", list_ranks(without));
         }
-        if self.features.has_windows && byte_len > 0 {
+        if as_window && byte_len > 0 {
             {
                 let _turn = self.turn(deadline)?;
                 let registered = memory.register(byte_len, deadline, &|| self.family.check());
@@ -76,7 +77,7 @@ impl SymmetricMemory {
         let result = unsafe { allocate(&mut address, registered_len(byte_len)) };
         handle.library.check("ncclMemAlloc", result)?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
-        Ok(SymmetricMemory { handle: Arc::clone(handle), address, window: None })
+        Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), window: None })
     }
 
     /// Registers the memory. Collective.
@@ -113,6 +114,10 @@ impl Lease for SymmetricMemory {
     fn device(&self) -> Option<&Arc<Device>> {
         Some(&self.handle.device)
     }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
 }
 
 impl Drop for SymmetricMemory {
@@ -120,17 +125,14 @@ impl Drop for SymmetricMemory {
         let Ok(free) = function!(self.handle.library, ncclMemFree) else { return };
         let window = self.window.take();
         let (handle, address) = (Arc::clone(&self.handle), Sent(self.address));
-        // Both wait for what runs on the GPU.
-        helper::release("ncclMemFree", move || {
-            if let Some(Err(error)) = window.map(|window| handle.deregister(window)) {
-                tracing::warn!("{error}");
-            }
-            let Ok(_current) = handle.device.enter() else { return };
+        let device = Arc::clone(&handle.device);
+        device.reap("ncclMemFree", move || {
+            // Neither of the two waits for what runs on the GPU and uses the memory.
+            handle.device.synchronize()?;
+            window.map_or(Ok(()), |window| handle.deregister(window))?;
             // SAFETY: allocated by `new`, and freed once.
             let result = unsafe { free(address.into_inner().as_ptr().cast()) };
-            if let Err(error) = handle.library.check("ncclMemFree", result) {
-                tracing::warn!("{error}");
-            }
+            handle.library.check("ncclMemFree", result)
         });
     }
 }

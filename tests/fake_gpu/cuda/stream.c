@@ -153,6 +153,22 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     return LOCKED(synchronize(stream));
 }
 
+/* Everything that has been enqueued on streams of the current context. A stream may go while this waits, so it begins anew. */
+static CUresult synchronize_context(void) {
+    for (struct stream *stream = streams; stream != NULL;) {
+        bool busy = stream->context == current_context() && stream->capture == NULL && stream->finished != stream->enqueued;
+        if (busy)
+            stream_drain(stream);
+        stream = busy ? streams : stream->next;
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSynchronize(void) {
+    ENTER(CONTEXT);
+    return LOCKED(synchronize_context());
+}
+
 static CUresult query(CUstream handle) {
     struct stream *stream;
     TRY(stream_get(handle, &stream));

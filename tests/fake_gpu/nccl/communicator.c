@@ -159,7 +159,7 @@ struct job {
 static ncclResult_t do_work(struct communicator *communicator, work_function work, void *argument) {
     ncclResult_t result = work(communicator, argument);
     pthread_mutex_lock(&lock);
-    if (result != ncclSuccess && result != ncclInvalidArgument)
+    if (result != ncclSuccess && (result != ncclInvalidArgument || !communicator->blocking))
         communicator->async_error = result;
     pthread_mutex_unlock(&lock);
     return result;

@@ -33,6 +33,7 @@ typedef enum {
 struct program {
     struct program *next;
     bool destroyed;
+    bool defines_twice;
     const char *cubin, *ptx, *log;
 };
 
@@ -93,6 +94,21 @@ EXPORT nvrtcResult nvrtcGetSupportedArchs(int *supported) {
     return NVRTC_SUCCESS;
 }
 
+/* Whether a line that defines a kernel, DCL_…, is there twice. */
+static bool has_a_line_twice(const char *source) {
+    for (const char *line = source; line != NULL; line = strchr(line, '\n') != NULL ? strchr(line, '\n') + 1 : NULL) {
+        size_t length = strcspn(line, "\n");
+        if (strncmp(line, "DCL_", 4) != 0)
+            continue;
+        for (const char *other = line + length; *other != '\0'; other += strcspn(other, "\n")) {
+            other++;
+            if (strncmp(other, line, length) == 0 && (other[length] == '\n' || other[length] == '\0'))
+                return true;
+        }
+    }
+    return false;
+}
+
 EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name, int header_count,
     const char *const *headers, const char *const *header_names) {
     (void)name;
@@ -103,6 +119,7 @@ EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source,
     if (*program == NULL)
         return NVRTC_ERROR_OUT_OF_MEMORY;
     (*program)->log = "";
+    (*program)->defines_twice = has_a_line_twice(source);
     pthread_mutex_lock(&lock);
     (*program)->next = programs;
     programs = *program;
@@ -136,6 +153,10 @@ EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int option_count, c
     const char *script = getenv("FAKE_NVRTC");
     if (script != NULL && strcmp(script, "fail") == 0) {
         program->log = FAILURE_LOG;
+        return NVRTC_ERROR_COMPILATION;
+    }
+    if (program->defines_twice) {
+        program->log = "a kernel has already been defined";
         return NVRTC_ERROR_COMPILATION;
     }
     program->cubin = IMAGE;

@@ -258,6 +258,8 @@ fn a_call_that_fails_ends_the_communicator_on_every_rank() {
         "fail=ncclAllReduce:1:3:1",
         &[&format!("{call} ncclInternalError"), "NCCL's last message, which may be"],
     );
+    // A communicator that does not block keeps this error too.
+    says("sum", 2, "fail=ncclAllReduce:1:4:1", &[&format!("{call} ncclInvalidArgument")]);
     says("sum", 2, "fail=ncclAllReduce:1:6:1", &["PeerLost: rank 1", "ncclRemoteError"]);
 }
 
@@ -304,14 +306,6 @@ fn being_in_progress_for_long_is_no_error() {
     for script in ["always_in_progress", "never_in_progress", "in_progress=ncclAllReduce:50"] {
         Child::new("eager", 2).with(&[("FAKE_NCCL", script)]).passes();
     }
-}
-
-#[test]
-fn an_invalid_argument_leaves_the_communicator() {
-    if skips() {
-        return;
-    }
-    says("invalid argument", 2, "fail=ncclAllReduce:1:4:0,fail=ncclAllReduce:1:4:1", &[]);
 }
 
 #[test]
