@@ -95,7 +95,7 @@ pub struct Diagnosis {
     pub nccl: Finding<Nccl>,
     /// MPI.
     pub mpi: Finding<Library>,
-    /// For up to so many ranks on this machine the backend "auto" is NCCL, and for more the host; for more it is NCCL too where
+    /// For up to so many ranks on this machine the backend "auto" is NCCL, and for more the host; it may be NCCL for more where
     /// [`Nccl::shares_gpus`].
     pub nccl_ranks: u32,
     /// What follows, in sentences.
