@@ -87,7 +87,7 @@ pub struct Diagnosis {
     pub launch: Launch,
     /// CUDA's driver; its version is that of the newest CUDA that it is for.
     pub driver: Finding<Library>,
-    /// The GPUs, by their number.
+    /// The GPUs, by their number among those that this process sees.
     pub gpus: Finding<Vec<Finding<Gpu>>>,
     /// CUDA's run-time compiler.
     pub nvrtc: Finding<Library>,

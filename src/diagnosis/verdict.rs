@@ -18,15 +18,21 @@ pub(super) fn conclude(diagnosis: &mut Diagnosis) {
 /// For how many ranks the backend "auto" is NCCL, and the sentence about it.
 fn backend(diagnosis: &Diagnosis) -> (u32, String) {
     let on_host = |obstacle: &str| (0, format!("\"auto\" is the host backend; NCCL cannot be used: {obstacle}"));
-    let (nccl, gpus) = match (&diagnosis.nccl, &diagnosis.gpus) {
-        (_, Finding::Missing { problem }) | (Finding::Missing { problem }, _) => return on_host(problem),
-        (Finding::Found(nccl), Finding::Found(gpus)) => (nccl, gpus),
+    let (gpus, nccl) = match (&diagnosis.gpus, &diagnosis.nccl) {
+        (Finding::Missing { problem }, _) | (_, Finding::Missing { problem }) => return on_host(problem),
+        (Finding::Found(gpus), Finding::Found(nccl)) => (gpus, nccl),
     };
+    if gpus.is_empty() {
+        return on_host("there is no GPU");
+    }
+    // It could be, but "auto" wants what can do everything.
+    if let Some(problem) = diagnosis.nvrtc.problem() {
+        return (0, format!("\"auto\" is the host backend; NCCL could not do everything: {problem}"));
+    }
     // Rank 0 has GPU 0, and so on.
     let usable = gpus.iter().take_while(|gpu| gpu.found().is_some()).count();
-    if usable == 0 {
-        let problem = gpus.first().and_then(Finding::problem);
-        return on_host(&problem.map_or("there is no GPU".to_owned(), |problem| format!("GPU 0: {problem}")));
+    if let Some(problem) = gpus[0].problem() {
+        return on_host(&format!("GPU 0: {problem}"));
     }
     let sentence = match usable {
         1 if nccl.shares_gpus => "\"auto\" is NCCL for any number of ranks, which share the GPU".to_owned(),
@@ -108,7 +114,7 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
     let float8 = if gpus.iter().all(|(_, gpu)| gpu.reduces_float8) { "" } else { " and float8" };
     let lost = format!("averages of floats, reductions of bool{float8}, Cast and Shuffle layers fail");
     if diagnosis.nvrtc.found().is_none() {
-        warnings.push(format!("without NVRTC {lost} on GPUs"));
+        warnings.push(format!("with the backend \"nccl\" and without NVRTC {lost} on GPUs"));
     } else {
         let troubled = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
         warnings.extend(troubled.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
@@ -232,6 +238,11 @@ mod tests {
                 Diagnosis { nccl: missing("no NCCL"), ..machine(vec![good()]) },
                 0,
                 "\"auto\" is the host backend; NCCL cannot be used: no NCCL",
+            ),
+            (
+                Diagnosis { nvrtc: missing("no NVRTC"), ..machine(vec![good()]) },
+                0,
+                "\"auto\" is the host backend; NCCL could not do everything: no NVRTC",
             ),
         ] {
             let diagnosis = concluded(machine);
