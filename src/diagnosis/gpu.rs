@@ -26,7 +26,7 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Whether layers of several ranks run on it, as TensorRT has it: from compute capability 8.0 on.
     pub runs_layers: bool,
-    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else ranks exchange the inputs and a kernel reduces them.
+    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else a kernel does, after an exchange of inputs.
     pub reduces_float8: bool,
     /// Why kernels cannot be compiled for it and loaded, where they cannot.
     pub kernel_problem: Option<String>,

@@ -21,12 +21,12 @@ pub struct Host {
     pub memory_available_bytes: Finding<u64>,
     /// The memory that this process's control group may have, where it has a limit.
     pub memory_limit_bytes: Option<u64>,
-    /// The length of `/dev/shm`, where there is one: NCCL lets ranks of one machine share memory there. The host backend needs no
-    /// file system.
+    /// The length of `/dev/shm`, where there is one: NCCL lets ranks of one machine share memory there. The host backend
+    /// does not need it.
     pub dev_shm_bytes: Option<u64>,
     /// How many files a process may have open.
     pub open_files: OpenFiles,
-    /// How many threads there may be, of whatever process: the least of the system's limit, the user's and the control group's.
+    /// How many threads there may be in all processes: the least of the system's limit, the user's and the control group's.
     pub threads: Option<u64>,
     /// How many mappings a process may have. Each group and each symmetric buffer between processes is one or a few.
     pub mappings: Option<u64>,

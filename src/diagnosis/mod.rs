@@ -87,7 +87,7 @@ pub struct Diagnosis {
     pub launch: Launch,
     /// CUDA's driver; its version is that of the newest CUDA that it is for.
     pub driver: Finding<Library>,
-    /// The GPUs, by their number.
+    /// The GPUs, by their number among those that this process sees.
     pub gpus: Finding<Vec<Finding<Gpu>>>,
     /// CUDA's run-time compiler.
     pub nvrtc: Finding<Library>,
@@ -95,7 +95,7 @@ pub struct Diagnosis {
     pub nccl: Finding<Nccl>,
     /// MPI.
     pub mpi: Finding<Library>,
-    /// For up to so many ranks on this machine the backend "auto" is NCCL, and for more the host; for more it is NCCL too where
+    /// For up to so many ranks on this machine the backend "auto" is NCCL, and for more the host; it may be NCCL for more where
     /// [`Nccl::shares_gpus`].
     pub nccl_ranks: u32,
     /// What follows, in sentences.

@@ -9,7 +9,8 @@ const SMALL_DEV_SHM: u64 = 64 << 20;
 /// Adds the conclusions and the warnings.
 pub(super) fn conclude(diagnosis: &mut Diagnosis) {
     let (nccl_ranks, auto) = backend(diagnosis);
-    diagnosis.warnings = warnings(diagnosis, nccl_ranks);
+    diagnosis.warnings = warnings_of_host(diagnosis);
+    diagnosis.warnings.extend(warnings_of_gpus(diagnosis, nccl_ranks));
     diagnosis.conclusions = vec![auto, room(&diagnosis.host)];
     diagnosis.nccl_ranks = nccl_ranks;
 }
@@ -17,21 +18,27 @@ pub(super) fn conclude(diagnosis: &mut Diagnosis) {
 /// For how many ranks the backend "auto" is NCCL, and the sentence about it.
 fn backend(diagnosis: &Diagnosis) -> (u32, String) {
     let on_host = |obstacle: &str| (0, format!("\"auto\" is the host backend; NCCL cannot be used: {obstacle}"));
-    let (nccl, gpus) = match (&diagnosis.nccl, &diagnosis.gpus) {
-        (_, Finding::Missing { problem }) | (Finding::Missing { problem }, _) => return on_host(problem),
-        (Finding::Found(nccl), Finding::Found(gpus)) => (nccl, gpus),
+    let (gpus, nccl) = match (&diagnosis.gpus, &diagnosis.nccl) {
+        (Finding::Missing { problem }, _) | (_, Finding::Missing { problem }) => return on_host(problem),
+        (Finding::Found(gpus), Finding::Found(nccl)) => (gpus, nccl),
     };
+    if gpus.is_empty() {
+        return on_host("there is no GPU");
+    }
+    // It could be, but "auto" wants what can do everything.
+    if let Some(problem) = diagnosis.nvrtc.problem() {
+        return (0, format!("\"auto\" is the host backend; NCCL could not do everything: {problem}"));
+    }
     // Rank 0 has GPU 0, and so on.
     let usable = gpus.iter().take_while(|gpu| gpu.found().is_some()).count();
-    if usable == 0 {
-        let problem = gpus.first().and_then(Finding::problem);
-        return on_host(&problem.map_or("there is no GPU".to_owned(), |problem| format!("GPU 0: {problem}")));
+    if let Some(problem) = gpus[0].problem() {
+        return on_host(&format!("GPU 0: {problem}"));
     }
     let sentence = match usable {
         1 if nccl.shares_gpus => "\"auto\" is NCCL for any number of ranks, which share the GPU".to_owned(),
         n if nccl.shares_gpus && n == gpus.len() => format!(
-            "\"auto\" is NCCL for any number of ranks that are threads, which share the {n} GPUs, and for up to {n} that are \
-             processes"
+            "\"auto\" is NCCL for any number of ranks that are threads, which share the {n} GPUs, and for up to {n} that \
+             are processes"
         ),
         1 => "\"auto\" is NCCL for 1 rank; several are on the host backend".to_owned(),
         n => format!("\"auto\" is NCCL for up to {n} ranks, each with a GPU of its own; more are on the host backend"),
@@ -50,43 +57,45 @@ fn room(host: &Host) -> String {
     format!("the host backend takes ranks as {threads} threads{processes}{cores}")
 }
 
-fn warnings(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
-    let Diagnosis { host, launch, nvrtc, nccl, .. } = diagnosis;
+/// What is wrong with the machine and the launch, whatever the GPUs.
+fn warnings_of_host(diagnosis: &Diagnosis) -> Vec<String> {
+    let Diagnosis { host, launch, .. } = diagnosis;
     let mut warnings = Vec::new();
     if let Some(problem) = &launch.problem {
         warnings.push(format!("ranks cannot meet as they were launched: {problem}"));
     }
     match (&host.processes, host.cores.found()) {
         (Finding::Missing { problem }, _) => warnings.push(format!("ranks cannot be processes: {problem}")),
-        (Finding::Found(processes), Some(&cores)) if (*processes as usize) < cores => warnings.push(
-            "few files may be open, so that fewer ranks can be processes than there are cores; `ulimit -n` raises that"
-                .to_owned(),
-        ),
+        (Finding::Found(processes), Some(&cores)) if (*processes as usize) < cores => {
+            let text =
+                "so few files may be open that fewer ranks can be processes than there are cores; see `ulimit -n`";
+            warnings.push(text.to_owned());
+        }
         _ => {}
     }
-    let all = diagnosis.gpus.found().map_or(&[][..], Vec::as_slice);
-    for (number, gpu) in all.iter().enumerate() {
-        if let Some(problem) = gpu.problem() {
-            warnings.push(format!(
+    warnings
+}
+
+/// What is wrong with the GPUs, and with what they are used through.
+fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut gpus: Vec<(u32, &Gpu)> = Vec::new();
+    for (number, gpu) in (0..).zip(diagnosis.gpus.found().into_iter().flatten()) {
+        match gpu {
+            Finding::Found(gpu) => gpus.push((number, gpu)),
+            Finding::Missing { problem } => warnings.push(format!(
                 "GPU {number} cannot be used: {problem}. Ranks that are threads would be given it all the same; \
                  CUDA_VISIBLE_DEVICES can leave it out"
-            ));
+            )),
         }
     }
-    let gpus: Vec<(u32, &Gpu)> =
-        (0..).zip(all).filter_map(|(number, gpu)| gpu.found().map(|gpu| (number, gpu))).collect();
     if gpus.is_empty() {
         return warnings;
     }
-    let those = |condition: &dyn Fn(&Gpu) -> bool| {
-        let numbers: Vec<u32> = gpus.iter().filter(|(_, gpu)| condition(gpu)).map(|(number, _)| *number).collect();
-        (!numbers.is_empty()).then(|| list_of("GPU", numbers))
-    };
-    match nccl {
+    match &diagnosis.nccl {
         Finding::Missing { .. } => {
             let (verb, them) = if gpus.len() == 1 { ("is", "it") } else { ("are", "them") };
-            let gpus = count_of(gpus.len(), "GPU");
-            warnings.push(format!("there {verb} {gpus}, and no NCCL that can use {them}"));
+            warnings.push(format!("there {verb} {}, and no NCCL that can use {them}", count_of(gpus.len(), "GPU")));
         }
         Finding::Found(nccl) if !nccl.has_all_to_all => warnings.push(format!(
             "NCCL {} is older than 2.28: all_to_all, gather and scatter are made of sends and receives{}",
@@ -95,32 +104,31 @@ fn warnings(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
         )),
         Finding::Found(_) => {}
     }
-    if let Some(old) = those(&|gpu| !gpu.runs_layers) {
+    let old: Vec<u32> = gpus.iter().filter(|(_, gpu)| !gpu.runs_layers).map(|(number, _)| *number).collect();
+    if !old.is_empty() {
+        let old = list_of("GPU", old);
         warnings.push(format!(
             "layers of several ranks are refused on {old}: they need compute capability 8.0, or the backend \"host\""
         ));
     }
     let float8 = if gpus.iter().all(|(_, gpu)| gpu.reduces_float8) { "" } else { " and float8" };
     let lost = format!("averages of floats, reductions of bool{float8}, Cast and Shuffle layers fail");
-    match nvrtc {
-        Finding::Missing { .. } => warnings.push(format!("without NVRTC {lost} on GPUs")),
-        Finding::Found(_) => {
-            let troubled = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
-            warnings.extend(troubled.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
-        }
+    if diagnosis.nvrtc.found().is_none() {
+        warnings.push(format!("with the backend \"nccl\" and without NVRTC {lost} on GPUs"));
+    } else {
+        let troubled = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
+        warnings.extend(troubled.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
     }
-    if let Some(&cores) = host.cores.found()
+    if let Some(&cores) = diagnosis.host.cores.found()
         && cores < gpus.len()
     {
-        let cores = count_of(cores, "core");
-        warnings.push(format!("{} for {} GPUs: each rank is driven by a thread of its own", cores, gpus.len()));
+        let (cores, gpus) = (count_of(cores, "core"), gpus.len());
+        warnings.push(format!("{cores} for {gpus} GPUs: each rank is driven by a thread of its own"));
     }
-    if nccl_ranks > 1 && host.dev_shm_bytes.is_some_and(|bytes| bytes <= SMALL_DEV_SHM) {
-        warnings.push(
-            "/dev/shm is as small as containers have it unless told otherwise; NCCL needs more between several GPUs \
-             (docker run --shm-size=1g)"
-                .to_owned(),
-        );
+    if nccl_ranks > 1 && diagnosis.host.dev_shm_bytes.is_some_and(|bytes| bytes <= SMALL_DEV_SHM) {
+        let text = "/dev/shm is as small as containers have it unless told otherwise; NCCL needs more between several GPUs \
+                    (docker run --shm-size=1g)";
+        warnings.push(text.to_owned());
     }
     warnings
 }
@@ -218,8 +226,8 @@ mod tests {
             (
                 sharing(vec![good(), good()]),
                 2,
-                "\"auto\" is NCCL for any number of ranks that are threads, which share the 2 GPUs, and for up to 2 that are \
-                 processes",
+                "\"auto\" is NCCL for any number of ranks that are threads, which share the 2 GPUs, and for up to 2 that \
+                 are processes",
             ),
             (
                 Diagnosis { gpus: missing("no driver"), nccl: missing("no NCCL"), ..machine(vec![]) },
@@ -230,6 +238,11 @@ mod tests {
                 Diagnosis { nccl: missing("no NCCL"), ..machine(vec![good()]) },
                 0,
                 "\"auto\" is the host backend; NCCL cannot be used: no NCCL",
+            ),
+            (
+                Diagnosis { nvrtc: missing("no NVRTC"), ..machine(vec![good()]) },
+                0,
+                "\"auto\" is the host backend; NCCL could not do everything: no NVRTC",
             ),
         ] {
             let diagnosis = concluded(machine);

@@ -7,8 +7,8 @@ use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
 
 /// Shows what is on this machine for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), and what follows from it.
 ///
-/// Nobody else is needed, and nothing is changed. The exit code is 0 also where something is missing; what is wrong is in the
-/// warnings. With --json, what could not be found out is an object with the one field "problem".
+/// No other rank is needed, and nothing is changed. The exit code is 0 also where something is missing: what is wrong is in
+/// the warnings. With --json, what could not be found out is an object with the one field "problem".
 ///
 /// Example: distcollective doctor --json
 #[derive(clap::Args)]

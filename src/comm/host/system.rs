@@ -9,11 +9,11 @@ use super::shared_memory::SharedMemory;
 use crate::comm::builder::MAX_RANKS;
 use crate::error::{Result, error};
 
-/// The descriptors of a process that are not for other processes: its standard files, the meeting, memory on its way, and a few
-/// of the program's own.
+/// The descriptors of a process that are not for other processes: its standard files, the meeting, memory on its way, and a
+/// few of the program's own.
 const OTHER_DESCRIPTORS: u64 = 16;
 
-/// Looks whether there are sealed memory files, descriptors of processes and abstract sockets. Containers may forbid any of them.
+/// Looks whether there are sealed memory files, descriptors of processes and abstract sockets. Containers may forbid any.
 pub(crate) fn check_system() -> Result<()> {
     SharedMemory::of_processes(1)?;
     pidfd_open(getpid(), PidfdFlags::empty())
@@ -23,8 +23,8 @@ pub(crate) fn check_system() -> Result<()> {
     listener.map(|_| ()).map_err(|e| error!(System, "there are no abstract Unix sockets to meet on ({e})"))
 }
 
-/// About how many processes with a rank each there can be, where each may have so many descriptors: rank 0's has a connection to
-/// each other process, and a descriptor to watch it by.
+/// About how many processes with a rank each there can be, where each may have so many descriptors: rank 0's has a
+/// connection to each other process, and a descriptor to watch it by.
 pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
     let others = |descriptors: u64| descriptors.saturating_sub(OTHER_DESCRIPTORS) / 2;
     descriptors.map_or(MAX_RANKS, |descriptors| others(descriptors).min(u64::from(MAX_RANKS) - 1) as u32 + 1)
