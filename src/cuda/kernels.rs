@@ -87,6 +87,8 @@ impl Kernel {
 #[derive(Default)]
 pub(super) struct Kernels {
     loaded: Mutex<HashMap<Kernel, Function>>,
+    /// Held while some are compiled.
+    compiling: Mutex<()>,
 }
 
 #[derive(Clone, Copy)]
@@ -98,9 +100,10 @@ unsafe impl Send for Function {}
 impl Device {
     /// Compiles those kernels that are not there yet, so that enqueueing does not.
     pub(crate) fn prepare(&self, kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
-        let mut loaded = lock(&self.kernels.loaded);
+        // Launches go on meanwhile.
+        let _turn = lock(&self.kernels.compiling);
         // Each once: NVRTC refuses a second definition.
-        let missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !loaded.contains_key(kernel)).collect();
+        let missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !self.has(*kernel)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -120,7 +123,7 @@ impl Device {
             // SAFETY: writes one pointer; the name ends with a zero.
             let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
             check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.name()))?;
-            loaded.insert(kernel, Function(function));
+            lock(&self.kernels.loaded).insert(kernel, Function(function));
         }
         Ok(())
     }

@@ -169,15 +169,17 @@ impl NcclBackend {
 
     /// Compiles the kernels of a route that are not there yet.
     fn prepare(&self, route: Route, call: &Call, stream: &CudaStream) -> Result<()> {
-        let mut missing = route.kernels(call).into_iter().flatten().filter(|kernel| !self.device().has(*kernel));
-        let Some(kernel) = missing.next() else { return Ok(()) };
+        let kernels = route.kernels(call).into_iter().flatten();
+        if kernels.clone().all(|kernel| self.device().has(kernel)) {
+            return Ok(());
+        }
         if stream.is_capturing()? {
             bail!(
                 NotReady,
                 "the first call of this kind compiles a kernel, which a capture does not allow; run it once before"
             );
         }
-        self.device().prepare(std::iter::once(kernel).chain(missing))
+        self.device().prepare(kernels)
     }
 
     /// Makes NCCL's call of a call that is nothing else, inside a group, by a thread that holds the communicator.
