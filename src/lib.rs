@@ -27,7 +27,7 @@
 //! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. A call is enqueued on a
 //! CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory ([`Communicator::allocate`],
 //! [`Buffer::zeroed_in`]); on the inline stream, and with slices and arrays, it is done when it returns, and tensors may be in host
-//! memory too. What is enqueued allocates nothing after the first time and waits for nothing, so it can be captured into a CUDA
+//! memory too. What is enqueued allocates nothing after the first time on a stream and waits for nothing, so it can be captured into a CUDA
 //! graph; [`ContextOptions::cuda_graph`] does that by itself.
 //!
 //! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order is NCCL's, and float16,

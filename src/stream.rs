@@ -59,7 +59,8 @@ impl Stream {
     /// # Safety
     ///
     /// It is a stream of that GPU's primary context, the one that the CUDA runtime uses, and it is destroyed only when all clones of
-    /// this and all work enqueued through them are gone.
+    /// this and all work enqueued through them are gone. Buffers, contexts and communicators outlive the caller's graphs of what was
+    /// enqueued on them, and launches of those graphs do not overlap other work of the same contexts.
     ///
     /// # Errors
     ///

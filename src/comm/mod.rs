@@ -52,10 +52,10 @@ pub(crate) use wanted::Wanted;
 ///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
 ///   `new_group`, lengths in `allocate` and plans in `set_communicator`, which every rank learns of.
 /// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until the deadline. Calls without
-///   elements are not compared either. What waits for a rank that failed, aborted or died is told at once where all ranks are on one
-///   machine and met through [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process); elsewhere it
-///   waits for its deadline. After an error what NCCL had under way has been aborted, and this rank's buffers are its own again.
-///   A call that NCCL itself refuses (`ncclInvalidArgument`) leaves the communicator as it was.
+///   elements are not compared either. Who waits for a rank that failed, aborted or died is told at once where all ranks are on one
+///   machine and met through [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process); elsewhere, and for
+///   a rank that just dropped its handles, he waits for his deadline. After an error what NCCL had under way has been aborted, and
+///   this rank's buffers are its own again. A borrowed communicator is never aborted, and one that blocks may do so beyond the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
@@ -354,7 +354,8 @@ impl Communicator {
         Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
     }
 
-    /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between. Every rank asks for
+    /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between; on GPUs in memory of
+    /// NCCL's. Every rank asks for
     /// the same number of bytes. It serves in the communicators that are split from this one too, and wherever another buffer
     /// does; dropping it gives the memory back, whatever the others do with theirs. Collective.
     ///

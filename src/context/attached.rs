@@ -8,7 +8,7 @@ use super::regions::Regions;
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
-use crate::comm::{Communicator, NcclBackend};
+use crate::comm::{Communicator, NcclBackend, Purpose};
 use crate::cuda::{CudaStream, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
@@ -55,6 +55,13 @@ impl Attached {
         let own_bytes = engine.memory.communicator_bytes;
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
+        if communicator.as_nccl().is_some() {
+            // Ranks have to record and replay together.
+            let all = communicator.exchange(Purpose::SetCommunicator, &[u8::from(options.cuda_graph)], deadline)?;
+            if all.iter().any(|other| *other != all[0]) {
+                bail!(Disagreement, "contexts of some ranks record CUDA graphs (`cuda_graph`), and of others do not");
+            }
+        }
         let mut roles_of = Roles::new(communicator, deadline);
         let mut roles = vec![None; collectives.len()];
         for id in &engine.analysis.schedule {

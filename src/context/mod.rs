@@ -47,8 +47,9 @@ pub struct ExecutionContext {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ContextOptions {
-    /// On GPUs, runs with the same shapes and addresses are recorded into a CUDA graph, the second time, and replayed from then on.
-    /// Plugins then have to enqueue the same work every time. On the host it changes nothing.
+    /// On GPUs, runs with the same shapes and memory are recorded into a CUDA graph, the second time, and replayed from then on. All
+    /// ranks have to do alike: bind the same buffers again on every rank, or others on every rank. Plugins have to enqueue the
+    /// same work every time. On the host it changes nothing.
     pub cuda_graph: bool,
 }
 

@@ -158,9 +158,13 @@ fn obstacle_to_nccl(statements: &[Statement]) -> Option<String> {
     }
     statements.iter().enumerate().find_map(|(rank, statement)| {
         let gpu = statement.gpu.as_ref().ok()?;
-        let is_same = |other: &&Statement| other.machine == statement.machine && other.gpu == statement.gpu;
-        let first = statements[..rank].iter().position(|other| is_same(&other))?;
-        (!gpu.is_shareable).then(|| {
+        let shares = |other: &Statement| {
+            let other_gpu = other.gpu.as_ref().is_ok_and(|other| other.bus_id == gpu.bus_id);
+            other_gpu && other.machine == statement.machine
+        };
+        let first = statements[..rank].iter().position(shares)?;
+        let may = |statement: &Statement| statement.gpu.as_ref().is_ok_and(|gpu| gpu.is_shareable);
+        (!may(statement) || !may(&statements[first])).then(|| {
             format!(
                 "ranks {first} and {rank} are both on GPU {}, and NCCL has one rank a GPU; from 2.30 on several share it with \
                  NCCL_MULTI_RANK_GPU_ENABLE=1",
@@ -238,7 +242,10 @@ mod tests {
              with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same on one machine without GPUs"
         );
         let shared = Statement { gpu: Ok(Gpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(Wanted::Nccl) };
-        assert_eq!(verdict(&[shared.clone(), shared]), "Nccl, 5");
+        assert_eq!(verdict(&[shared.clone(), shared.clone()]), "Nccl, 5");
+        assert!(
+            verdict(&[shared, with_gpu(Wanted::Nccl, "01")]).starts_with("NCCL cannot be used: ranks 0 and 1 are both")
+        );
     }
 
     #[test]

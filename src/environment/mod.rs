@@ -532,8 +532,9 @@ impl fmt::Debug for Environment {
         let Discovery { launcher, rank, world_size, local_rank, local_world_size, .. } = &self.discovery;
         write!(
             f,
-            "rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}, launcher {launcher}, backend host, \
+            "rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}, launcher {launcher}, backend {}, \
              seed {}",
+            self.backend(),
             self.seed
         )
     }

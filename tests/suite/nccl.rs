@@ -198,6 +198,12 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert_eq!(first[0] as u32, halves[0].0);
     assert_eq!(group.origin_rank(), communicator.rank());
     group.finalize()?;
+    // NCCL's colors and keys are signed, and ours are not.
+    let all = communicator.split(Some(u32::MAX), u32::MAX - rank)?.expect("a color");
+    assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));
+    let mut own = [all.rank().0 as i32];
+    all.all_reduce(&mut own, ReduceOperation::Max)?;
+    assert_eq!(own[0] as u32, n - 1);
     communicator.clone().finalize()
 }
 

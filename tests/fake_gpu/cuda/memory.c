@@ -107,9 +107,12 @@ static CUresult drop(const void *address, bool pinned) {
     return CUDA_SUCCESS;
 }
 
+/* Threads may still free memory while the process ends. */
 __attribute__((destructor)) static void check_at_exit(void) {
+    pthread_mutex_lock(&lock);
     for (struct allocation *allocation = quarantine; allocation != NULL; allocation = allocation->next)
         check(allocation);
+    pthread_mutex_unlock(&lock);
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {

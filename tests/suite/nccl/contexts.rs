@@ -5,7 +5,7 @@ use std::ptr;
 
 use distcollective::{
     Bool, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace,
-    Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, inputs, outputs,
+    Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -22,6 +22,8 @@ pub fn play(name: &str, ranks: u32) {
             let on = |n| Communicator::nccl_in_process(n, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
             run_exact_networks(30, seed, &(1..=ranks).map(on).collect::<Vec<_>>());
         }
+        "casts" => on_gpus(ranks, |communicator| casts(&communicator)),
+        "options" => on_gpus(ranks, |communicator| options(&communicator)),
         "groups" => groups(ranks),
         "graphs" => graphs(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
@@ -75,6 +77,35 @@ impl Plugin for Copying {
     fn runs_on_cuda(&self) -> bool {
         self.runs_on_cuda
     }
+}
+
+/// A network that needs one kernel several times, with others between.
+fn casts(communicator: &Communicator) -> Result<()> {
+    let mut network = Network::new();
+    let mut x = network.add_input("x", DataType::Float32, [3, 5])?;
+    for to in [DataType::Float16, DataType::Float32, DataType::Float16, DataType::Int8, DataType::Float32] {
+        x = network.add_cast(x, to)?;
+        x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+    }
+    network.mark_output(x, "y")?;
+    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let given: Vec<f32> = (0..15).map(|x| x as f32).collect();
+    let mut y = vec![0f32; 15];
+    context.execute(inputs!["x" => &given], outputs!["y" => &mut y])?;
+    // Transposed five times.
+    assert_eq!(y[..6], [0.0, 5.0, 10.0, 1.0, 6.0, 11.0]);
+    Ok(())
+}
+
+/// Ranks have to record alike.
+fn options(communicator: &Communicator) -> Result<()> {
+    let engine = sum(communicator.world_size(), None)?;
+    let options = ContextOptions::default().cuda_graph(communicator.rank() == Rank(0));
+    let mut context = engine.create_execution_context_with(options)?;
+    let error = context.set_communicator(communicator).expect_err("the options differ");
+    assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+    communicator.barrier()
 }
 
 /// Collectives that do not depend on each other go to NCCL together, where they are nothing else than NCCL's.
@@ -302,6 +333,20 @@ fn independent_collectives_go_together() {
         }
         Child::new("contexts groups", ranks).passes();
     }
+}
+
+#[test]
+fn kernels_are_made_once() {
+    Child::new("contexts casts", 1).passes();
+}
+
+#[test]
+fn ranks_record_alike() {
+    if is_on_gpu() && available_ranks() < 2 {
+        println!("skipped: there cannot be 2 ranks here");
+        return;
+    }
+    Child::new("contexts options", 2).passes();
 }
 
 #[test]
