@@ -16,7 +16,7 @@ use crate::error::{Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::{lock, panic_message};
+use crate::stream::{drain, lock, panic_message};
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
 pub(super) struct RunIo {
@@ -79,6 +79,10 @@ pub(super) unsafe fn run(
     };
     if let (Err(error), Some(communicator)) = (&result, &attached.communicator) {
         communicator.abort_with(error);
+        // What was enqueued before the error uses memory of this context. On the caller's stream, whoever enqueues sees to that.
+        if let (Some(nccl), None) = (communicator.as_nccl(), stream) {
+            drain(nccl.stream());
+        }
     }
     result
 }
