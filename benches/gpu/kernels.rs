@@ -289,7 +289,7 @@ fn check(work: &Work, dims: &[usize], pattern: &[u8], output: &Buffer) -> Result
         let element = match sample {
             0 => 0,
             1 => count - 1,
-            _ => (sample.wrapping_mul(0x9e37_79b9_7f4a_7c15) as u128 * count as u128 >> 64) as usize,
+            _ => ((u128::from(sample.wrapping_mul(0x9e37_79b9_7f4a_7c15)) * count as u128) >> 64) as usize,
         };
         let mut found = vec![0; width];
         output.read(element * width, &mut found)?;

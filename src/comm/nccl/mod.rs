@@ -422,6 +422,15 @@ impl NcclBackend {
     }
 }
 
+impl Drop for NcclBackend {
+    /// Where another rank has ended the family, its communicators are aborted here too: finalizing would wait for that rank.
+    fn drop(&mut self) {
+        if let Err(error) = self.family.check() {
+            self.family.end(error);
+        }
+    }
+}
+
 /// The call; a barrier, which has no elements, as an all_reduce of one byte.
 fn with_something_to_do(request: &Request<'_>) -> Call {
     match request.signature {
