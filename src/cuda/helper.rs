@@ -1,9 +1,11 @@
 //! Calls that may never return, on threads of their own.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Instant;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail, error};
+use crate::stream::lock;
 
 /// A value that a helper thread may use although it is a pointer or holds one.
 pub(crate) struct Sent<T>(pub(crate) T);
@@ -18,11 +20,32 @@ impl<T> Sent<T> {
     }
 }
 
+/// How many calls that nobody waits for are under way.
+static DETACHED: Mutex<usize> = Mutex::new(0);
+static CHANGED: Condvar = Condvar::new();
+
 /// Runs a call on a thread of its own, and waits for nothing.
 pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
-    if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(call) {
+    *lock(&DETACHED) += 1;
+    let counted = move || {
+        call();
+        leave();
+    };
+    if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(counted) {
+        leave();
         tracing::warn!("no thread for {what}: {error}; it is left out");
     }
+}
+
+fn leave() {
+    *lock(&DETACHED) -= 1;
+    CHANGED.notify_all();
+}
+
+/// Waits a while until none of those calls is under way: before a process ends.
+pub(crate) fn settle(timeout: Duration) {
+    let waited = CHANGED.wait_timeout_while(lock(&DETACHED), timeout, |detached| *detached > 0);
+    drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
 
 /// Runs a call on a thread of its own and waits for it until the deadline. Afterwards the thread is left to itself, with all that

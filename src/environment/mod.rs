@@ -27,6 +27,9 @@ use crate::memory::MemorySpace;
 use crate::rank::Rank;
 use crate::stream::lock;
 
+/// How long NCCL's communicators may take to end with those of the other ranks.
+const FAREWELL: Duration = Duration::from_secs(10);
+
 /// ColossalAI's default seed.
 pub const DEFAULT_SEED: u64 = 1024;
 
@@ -523,7 +526,11 @@ impl Environment {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.communicator.clone().finalize()
+        let finalized = self.communicator.clone().finalize();
+        drop(self);
+        // On GPUs a process that ends at once may take from its peers what they still use.
+        cuda::helper::settle(FAREWELL);
+        finalized
     }
 }
 
