@@ -41,6 +41,8 @@ enum Bound {
 
 // SAFETY: buffers may be sent, and for raw addresses `bind_address` has a promise.
 unsafe impl Send for Bindings {}
+// SAFETY: a shared reference gives no way to a raw address, and of buffers only what may be shared.
+unsafe impl Sync for Bindings {}
 
 /// What a run needs beside the bindings.
 struct Job {

@@ -341,6 +341,8 @@ pub struct RawCall {
 
 // SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
 unsafe impl Send for RawCall {}
+// SAFETY: a shared reference gives no way to the addresses.
+unsafe impl Sync for RawCall {}
 
 impl Task for RawCall {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {

@@ -658,3 +658,12 @@ fn a_plugin_writes_its_outputs_together() {
     context.execute(inputs!["x" => &[7, 9, 11]], outputs!["q" => &mut q, "r" => &mut r]).expect("a run");
     assert_eq!((q, r), ([2, 3, 3], [1, 0, 2]));
 }
+
+/// What a failed call hands back goes through `?` into anybody's error.
+#[test]
+fn errors_with_operands_are_errors_for_threads() {
+    fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
+    is_error::<distcollective::Failed<Bindings>>();
+    is_error::<distcollective::Failed<distcollective::Operands>>();
+    is_error::<distcollective::Failed<distcollective::RawCall>>();
+}
