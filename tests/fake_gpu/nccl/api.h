@@ -27,11 +27,14 @@
  *   in_progress=FUNCTION:MS            the function always answers ncclInProgress on non-blocking communicators, for so long
  *   always_in_progress                 so does every function that can
  *   never_in_progress                  none does
- *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but
- * for ncclInvalidArgument (4) async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its
- * communicator has this error from then on stall=FUNCTION:NTH[:RANK]          the call does not return hang_abort
- * ncclCommAbort does not return null_window                        windows are not supported: registration gives NULL A rank
- * is that of the communicator at hand. NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one device.
+ *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but for
+ *                                      ncclInvalidArgument (4) on one that blocks
+ *   async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its communicator has this error from
+ *                                      then on
+ *   stall=FUNCTION:NTH[:RANK]          the call does not return
+ *   hang_abort                         ncclCommAbort does not return
+ *   null_window                        windows are not supported: registration gives NULL
+ * A rank is that of the communicator at hand. NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one device.
  *
  * FAKE_NCCL_VERSION at compile time is the version, and decides which functions there are.
  */
