@@ -16,8 +16,8 @@ const DEVICES: usize = 8;
 pub fn play(name: &str, ranks: u32) {
     match name {
         "refused" => println!("{}", Communicator::nccl_in_process(ranks, TIMEOUT).expect_err("something is missing")),
+        "integers" => on_gpus(ranks, |communicator| communicator.all_reduce(&mut [1i32], ReduceOperation::Avg)),
         "average" => on_gpus(ranks, |communicator| {
-            communicator.all_reduce(&mut [1i32], ReduceOperation::Avg)?;
             let error = communicator.all_reduce(&mut [1f32], ReduceOperation::Avg).expect_err("there is no compiler");
             println!("{error}");
             Ok(())
@@ -117,6 +117,7 @@ fn what_is_missing_is_named_with_where_to_get_it() {
     let text = Child::new("libraries refused", 2).with(&[("FAKE_CUDA_DEVICES", "1")]).passes();
     assert!(text.contains("2 ranks on 1 GPU: NCCL has one rank a GPU; from 2.30 on several share it"), "{text}");
     // Without NVRTC all works that needs no kernel.
+    Child::new("libraries integers", 2).on(Variant::NoNvrtc).passes();
     let text = Child::new("libraries average", 2).on(Variant::NoNvrtc).passes();
     assert!(
         text.contains("CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found"),
