@@ -79,10 +79,13 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Freeing waits for what runs on the GPU, which may be for ever.
-        let address = self.address.as_ptr() as CUdeviceptr;
-        // SAFETY: allocated by `new`, and freed once.
-        self.device.reap("cuMemFree", move || check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+        let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
+        self.device.reap("cuMemFree", move || {
+            // What still uses it comes first; if that never ends, the memory is never freed.
+            device.synchronize()?;
+            // SAFETY: allocated by `new`, and freed once.
+            check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+        });
     }
 }
 
@@ -112,8 +115,9 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let address = Sent(self.address);
+        let (device, address) = (Arc::clone(&self.device), Sent(self.address));
         self.device.reap("cuMemFreeHost", move || {
+            device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })
         });

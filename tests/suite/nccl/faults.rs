@@ -16,6 +16,9 @@ use crate::ranks::{DEADLINE, on_communicators};
 /// How long a rank waits where nothing is to come.
 const SHORT: Duration = Duration::from_millis(500);
 
+/// How long ranks may take that wait for an abort, and for what it should have ended: each has ten seconds.
+const LONG: Duration = Duration::from_secs(40);
+
 /// Plays a role in a child.
 pub fn play(name: &str, ranks: u32) {
     match name {
@@ -25,6 +28,9 @@ pub fn play(name: &str, ranks: u32) {
             assert!(begin.elapsed() < Duration::from_secs(5), "it is bounded");
         }
         "sum" => sums(ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)),
+        "sum and abort" => {
+            sums_within(LONG, ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum))
+        }
         "enqueued sum" => sums(ranks, |communicator| {
             let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
             let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
@@ -51,8 +57,13 @@ pub fn play(name: &str, ranks: u32) {
 
 /// A call on every rank that fails on all of them, in time. Prints what they say.
 fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
+    sums_within(DEADLINE, ranks, call);
+}
+
+/// [`sums`] with another deadline.
+fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
     let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
-    let results = on_communicators(DEADLINE, communicators, move |communicator| {
+    let results = on_communicators(deadline, communicators, move |communicator| {
         let communicator = communicator.with_timeout(SHORT);
         let error = call(&communicator).expect_err("it fails");
         // The communicator is dead, and says why at once.
@@ -303,6 +314,17 @@ fn what_never_returns_ends_at_the_deadline() {
         "stall=ncclCommWindowRegister:1:0",
         &["ncclCommWindowRegister has not returned by the deadline"],
     );
+}
+
+/// What an abort and what it should end are given, ten seconds each, is the subject here.
+#[test]
+fn an_abort_that_hangs_is_left_behind() {
+    if skips() {
+        return;
+    }
+    let script = [("FAKE_NCCL", "hang_abort,fail=ncclAllReduce:1:3:1")];
+    let text = Child::new("faults sum and abort", 2).with(&script).passes_within(LONG);
+    assert!(text.contains("ncclInternalError"), "{text}");
 }
 
 #[test]
