@@ -12,7 +12,7 @@ use crate::comm::{Communicator, Group, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
-use crate::error::{Result, bail, error};
+use crate::error::{ErrorKind, Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
@@ -78,11 +78,16 @@ pub(super) unsafe fn run(
         }
     };
     let Err(error) = result else { return Ok(()) };
+    let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
+    if is_capturing && error.kind() == ErrorKind::NotReady {
+        // Something has to be made first; nothing has been done.
+        return Err(error);
+    }
     // What was recorded goes before the communicator.
     regions.recording.clear();
     if let Some(communicator) = &attached.communicator {
         communicator.abort_with(&error);
-        if let Some(nccl) = communicator.as_nccl() {
+        if let Some(nccl) = communicator.as_nccl().filter(|_| !is_capturing) {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
             drain(stream.unwrap_or(nccl.stream()));
         }

@@ -198,6 +198,8 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert_eq!(first[0] as u32, halves[0].0);
     assert_eq!(group.origin_rank(), communicator.rank());
     group.finalize()?;
+    // A group of nobody exchanges nothing, and still is a call of everybody's.
+    assert!(communicator.new_group(&[])?.is_none());
     // NCCL's colors and keys are signed, and ours are not.
     let all = communicator.split(Some(u32::MAX), u32::MAX - rank)?.expect("a color");
     assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));

@@ -33,7 +33,7 @@ use super::Communicator;
 use super::backend::{Backend, Request};
 use super::signature::{Purpose, Signature};
 use super::turn;
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -365,9 +365,9 @@ impl NcclBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn enqueue(&self, progress: &mut Progress, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
-        let sides = [request.input.pointer, request.output.pointer];
+        let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
         // SAFETY: the caller's promise.
-        unsafe { self.issue(&mut progress.scratch, &with_something_to_do(request), sides, stream, request.deadline) }
+        unsafe { self.issue(&mut progress.scratch, &call, sides, stream, request.deadline) }
     }
 
     /// Does a collective on this communicator's own stream: tensors in host memory are copied to the GPU and back.
@@ -395,7 +395,8 @@ impl NcclBackend {
                 let from = request.input.pointer;
                 progress.transfer(device)?.upload(from, input, given, stream, deadline, alive)?;
             }
-            self.issue(&mut progress.scratch, &with_something_to_do(request), [input, output], stream, deadline)?;
+            let (call, sides) = with_something_to_do(request, [input, output]);
+            self.issue(&mut progress.scratch, &call, sides, stream, deadline)?;
             if wanted > 0 {
                 let to = request.output.pointer;
                 progress.transfer(device)?.download(output, to, wanted, stream, deadline, alive)?;
@@ -431,11 +432,15 @@ impl Drop for NcclBackend {
     }
 }
 
-/// The call; a barrier, which has no elements, as an all_reduce of one byte.
-fn with_something_to_do(request: &Request<'_>) -> Call {
+/// The call and its buffers. One of the library's own without elements still is a barrier: an all_reduce of one byte that nobody
+/// reads, in no buffer of the caller's.
+fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*mut u8; 2]) {
     match request.signature {
-        Signature { purpose: Purpose::Collective, call } => call,
-        Signature { call, .. } => Call { block_elements: call.block_elements.max(1), ..call },
+        Signature { purpose, call } if purpose != Purpose::Collective && call.block_elements == 0 => {
+            let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+            (Call { collective, data_type: DataType::Uint8, block_elements: 1 }, [std::ptr::null_mut(); 2])
+        }
+        Signature { call, .. } => (call, sides),
     }
 }
 

@@ -220,6 +220,20 @@ fn capture(communicator: &Communicator) -> Result<()> {
         assert_eq!(retain(&mut current, ordinal as i32), 0);
         assert_eq!(set_current(current), 0);
         const THREAD_LOCAL: i32 = 1;
+        // What needs memory or a kernel first says so, and leaves the communicator as it was.
+        if n > 1.0 {
+            let layer =
+                DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()).into_layer();
+            let bound = layer.bind(communicator, DataType::Bool)?;
+            let mut truths = Buffer::zeroed_in(communicator.space(), DataType::Bool, [4])?;
+            let address = truths.as_mut_ptr();
+            assert_eq!(begin(raw, THREAD_LOCAL), 0);
+            let failed = bound.enqueue(address, address, &[4], &stream)?.wait().expect_err("nothing is there yet");
+            assert_eq!(failed.error.kind(), ErrorKind::NotReady, "{failed}");
+            assert_eq!(end(raw, &mut graph), 0);
+            assert_eq!(destroy(graph), 0);
+            bound.enqueue(address, address, &[4], &stream)?.wait()?;
+        }
         assert_eq!(begin(raw, THREAD_LOCAL), 0);
         let work = context.enqueue(bindings, &stream)?;
         assert!(work.is_done(), "what is recorded is not waited for");
