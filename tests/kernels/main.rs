@@ -2,6 +2,8 @@
 
 mod cast;
 mod memory;
+#[path = "../shared/random.rs"]
+mod random;
 mod reduce;
 mod reference;
 mod transpose;

@@ -9,6 +9,8 @@ mod nccl;
 mod networks;
 mod processes;
 
+#[path = "../shared/random.rs"]
+mod random;
 mod ranks;
 mod reference;
 mod tolerance;
