@@ -65,7 +65,7 @@ extern "C" {
  * Values
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* The version of this header. Before 1.0 a new minor version may change the ABI; the soname is libdistcollective.so.0. */
+/* The version of this header. Before 1.0 a new minor version may change the ABI; the soname therefore names both: libdistcollective.so.0.1. */
 #define DCL_VERSION_MAJOR 0
 #define DCL_VERSION_MINOR 1
 #define DCL_VERSION_PATCH 0

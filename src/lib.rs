@@ -52,6 +52,8 @@ compile_error!("distcollective supports Linux only");
 compile_error!("distcollective supports little-endian processors only");
 
 mod builder;
+#[cfg(target_pointer_width = "64")]
+mod capi;
 mod collective;
 mod comm;
 mod compute;
@@ -64,6 +66,7 @@ mod element;
 mod engine;
 mod environment;
 mod error;
+mod framing;
 mod lane;
 mod memory;
 mod network;
@@ -76,7 +79,7 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, Operands};
+pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, Operands, RawCollective};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;

@@ -415,6 +415,11 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
+    /// Whether the work was finished, or recorded, when it was enqueued, so that waiting for it asks nobody.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.state, WorkState::Done(..))
+    }
+
     /// Blocks until the work is finished and hands back what it owned. It takes no longer than the deadlines of the
     /// collectives inside.
     ///

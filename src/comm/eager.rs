@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Communicator, Purpose, Request, Signature};
-use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, check_type};
+use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, check_buffers, check_type};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, error};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::stream::{Failed, Stream, Task, Watch, Work};
@@ -179,6 +179,53 @@ impl Communicator {
         }
     }
 
+    /// Any of the eight on raw addresses, on a stream: for engines that have their own memory. They are in the memory of the
+    /// communicator, [`space`](Self::space). An address that this rank does not use may be null. `block_elements` is NCCL's count: what
+    /// a rank gives to all_gather and gather, gets from reduce_scatter and scatter, sends each rank in all_to_all, and the whole buffer
+    /// in all_reduce, broadcast and reduce. Collective.
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, and for ever if it is leaked before, the buffers are as long as the operation and the count say, as far
+    /// as this rank uses them, and nobody else uses that memory.
+    ///
+    /// # Errors
+    ///
+    /// A root that is not a rank; the average of bool; more elements than memory can hold; misaligned, overlapping or null
+    /// addresses; from [`Work::wait`], see the contract of [`Communicator`].
+    pub unsafe fn enqueue(
+        &self,
+        collective: Collective<Rank>,
+        data_type: DataType,
+        block_elements: usize,
+        input: *const u8,
+        output: *mut u8,
+        stream: &Stream,
+    ) -> Result<Work<RawCollective>> {
+        let n = self.world_size() as usize;
+        let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
+        if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let elements = count_of(block_elements, "element");
+            let error = error!(InvalidBuffer, "{elements} for each of {n} ranks are more than memory can hold");
+            return Err(error.on_rank(self.origin_rank()).about(|| collective.operation().to_string()));
+        }
+        // What the operation does not name by its block has n of them.
+        let side = |is_block: bool| Some((data_type, if is_block { block_elements } else { block_elements * n }));
+        let (input_is_block, output_is_block) = match collective.operation() {
+            CollectiveOperation::AllGather | CollectiveOperation::Gather => (true, false),
+            CollectiveOperation::ReduceScatter | CollectiveOperation::Scatter => (false, true),
+            CollectiveOperation::AllToAll => (false, false),
+            _ => (true, true),
+        };
+        let call = self.call(collective, side(input_is_block), side(output_is_block))?;
+        check_buffers(&call, GroupRank(self.rank().0), n, input.addr(), output.addr())
+            .map_err(|e| e.on_rank(self.origin_rank()).about(|| call.to_string()))?;
+        let space = self.space();
+        let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
+        let task = RawCollective { communicator: self.clone(), call, sides, deadline: self.deadline() };
+        Ok(stream.submit(task, None))
+    }
+
     fn in_place(&self, collective: Collective<Rank>, mut buffer: TensorViewMut<'_>) -> Result<()> {
         let raw = buffer.raw();
         let side = Some((raw.data_type, raw.element_count()));
@@ -199,11 +246,7 @@ impl Communicator {
         let about = |error: Error| error.on_rank(self.origin_rank()).about(|| operation.to_string());
         let fail = |text: String| Err(about(Error::new(crate::ErrorKind::InvalidBuffer, text)));
         if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
-            return Err(about(crate::error::error!(
-                InvalidArgument,
-                "root {root} is not one of {}",
-                count_of(n, "rank")
-            )));
+            return Err(about(error!(InvalidArgument, "root {root} is not one of {}", count_of(n, "rank"))));
         }
         let local =
             Collective::from_parts(operation, collective.reduce_op(), collective.root().map(|r| GroupRank(r.0)));
@@ -275,6 +318,37 @@ impl Communicator {
 /// Whether the operation is done in place with one buffer for both sides.
 fn is_in_place<R>(collective: &Collective<R>) -> bool {
     matches!(collective, Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. })
+}
+
+/// A collective on raw addresses.
+#[derive(Debug)]
+pub struct RawCollective {
+    communicator: Communicator,
+    call: Call,
+    sides: [Address; 2],
+    deadline: Instant,
+}
+
+// SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
+unsafe impl Send for RawCollective {}
+// SAFETY: a shared reference gives no way to the addresses.
+unsafe impl Sync for RawCollective {}
+
+impl Task for RawCollective {
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        // A worker may come to it late.
+        let deadline = if stream.is_some() { self.deadline } else { self.communicator.deadline() };
+        // SAFETY: the promise of `enqueue`.
+        unsafe { self.communicator.run_call(&self.call, self.sides, deadline, stream) }
+    }
+
+    fn label(&self, error: Error) -> Error {
+        error.on_rank(self.communicator.origin_rank()).about(|| self.call.collective.operation().to_string())
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        Some((self.communicator.watch(), self.deadline))
+    }
 }
 
 /// The buffers of an asynchronous collective.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use builder::CommunicatorBuilder;
-pub use eager::Operands;
+pub use eager::{Operands, RawCollective};
 
 use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;

@@ -74,6 +74,11 @@ impl ExecutionContext {
         &self.engine.io
     }
 
+    /// The place of an input or output among them.
+    pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
+        self.engine.io_index(name)
+    }
+
     /// Sets the communicator on which the layers run. Collective: every rank of the communicator calls it, each on its own
     /// thread, and they compare the collective calls of their plans, once. Layers, their weights and their names may differ;
     /// operations, reductions, roots, participants, types and shapes may not. Work under way keeps the old communicator.

@@ -17,8 +17,12 @@ use crate::collective::{
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
+use crate::framing::Format;
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::{Dims, Shape};
+
+/// The attributes as bytes.
+const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" };
 
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`, and the shape of a plugin for engines with a graph of their
 /// own (attributes → output dims → in-place rules → [`bind`](Self::bind) to a communicator → execute).
@@ -285,6 +289,26 @@ impl DistCollectiveLayer {
 
     fn resolve_one(&self) -> Result<ResolvedLayer> {
         self.resolve().map_err(Error::from_mistakes)
+    }
+
+    /// The attributes as bytes, for a plugin that is kept in an engine's own file.
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        FORMAT.write(self)
+    }
+
+    /// Reads those bytes, which may come from anywhere.
+    ///
+    /// # Errors
+    ///
+    /// Bytes that are not a layer, not one of this version, or damaged; attributes that no call could have set.
+    pub fn deserialize(bytes: &[u8]) -> Result<Self> {
+        let layer: Self = FORMAT.read(bytes)?;
+        layer.nb_rank.map_or(Ok(()), check_nb_rank).and_then(|()| layer.groups.check()).map_err(|e| layer.label(e))?;
+        Ok(layer)
     }
 
     /// The dimensions of the output, from those of the input; a dynamic dimension stays so.

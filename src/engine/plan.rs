@@ -1,16 +1,7 @@
 //! Plan bytes: an engine as a file.
 //!
 //! A plan holds the description of the network, not what was derived from it: reading it validates and plans again, so that
-//! bytes from elsewhere can break no rule. Layout, little endian:
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 8 | magic `DCLPLAN\0` |
-//! | 4 | format version |
-//! | 1 + n | the crate version that wrote it: length and text |
-//! | 8 | length of the body |
-//! | 32 | SHA-256 of everything else |
-//! | … | body: the network in [postcard](https://postcard.jamesmunns.com/wire-format) |
+//! bytes from elsewhere can break no rule. [`crate::framing`] has the layout.
 
 use std::sync::Arc;
 
@@ -20,6 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::data_type::DataType;
 use crate::dist_collective::DistCollectiveLayer;
 use crate::error::{Error, Result, bail, error};
+use crate::framing::Format;
 use crate::memory::Buffer;
 use crate::network::{
     CastLayer, ConstantLayer, Info, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Profile, Shuffle,
@@ -27,12 +19,7 @@ use crate::network::{
 };
 use crate::shape::Dims;
 
-const MAGIC: [u8; 8] = *b"DCLPLAN\0";
-
-/// Raised whenever the body changes its layout.
-const FORMAT_VERSION: u32 = 1;
-
-const CHECKSUM_BYTES: usize = 32;
+const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 1, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {
@@ -79,70 +66,12 @@ pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
         inputs: network.inputs.iter().map(|t| t.0).collect(),
         outputs: network.outputs.iter().map(|t| t.0).collect(),
     };
-    let body = postcard::to_stdvec(&body).map_err(|e| error!(System, "the plan cannot be written").with_source(e))?;
-    let version = env!("CARGO_PKG_VERSION").as_bytes();
-    let mut plan = Vec::with_capacity(body.len() + 128);
-    plan.extend(MAGIC);
-    plan.extend(FORMAT_VERSION.to_le_bytes());
-    plan.push(version.len() as u8);
-    plan.extend(version);
-    plan.extend((body.len() as u64).to_le_bytes());
-    let checksum = checksum(&plan, &body);
-    plan.extend(checksum);
-    plan.extend(body);
-    Ok(plan)
+    FORMAT.write(&body)
 }
 
-fn checksum(header: &[u8], body: &[u8]) -> [u8; CHECKSUM_BYTES] {
-    Sha256::new().chain_update(header).chain_update(body).finalize().into()
-}
-
-/// Reads a plan. Every byte counts: what is cut or altered is an error.
+/// Reads a plan.
 pub(crate) fn read(plan: &[u8], registry: &PluginRegistry) -> Result<Network> {
-    let mut rest = plan;
-    let mut take = |len: usize, what: &str| -> Result<&[u8]> {
-        match rest.split_at_checked(len) {
-            Some((taken, left)) => {
-                rest = left;
-                Ok(taken)
-            }
-            None => bail!(InvalidPlan, "the plan ends after {} bytes, within its {what}", plan.len()),
-        }
-    };
-    let magic = take(MAGIC.len(), "magic")?;
-    if magic != MAGIC {
-        bail!(InvalidPlan, "the bytes are not a distcollective plan: they begin with {magic:02x?}");
-    }
-    let format = take(4, "format version")?.try_into().map_or(0, u32::from_le_bytes);
-    let version_len = take(1, "crate version")?[0];
-    let version = String::from_utf8_lossy(take(version_len.into(), "crate version")?).into_owned();
-    if format != FORMAT_VERSION {
-        bail!(
-            InvalidPlan,
-            "the plan has format {format}, written by distcollective {version:?}; this is {}, which reads format \
-             {FORMAT_VERSION}",
-            env!("CARGO_PKG_VERSION")
-        );
-    }
-    let body_len = take(8, "length")?.try_into().map_or(0, u64::from_le_bytes);
-    let stored = take(CHECKSUM_BYTES, "checksum")?;
-    if rest.len() as u64 != body_len {
-        bail!(
-            InvalidPlan,
-            "the plan is damaged: its header promises {body_len} bytes after it, and {} follow",
-            rest.len()
-        );
-    }
-    let header = &plan[..plan.len() - rest.len() - CHECKSUM_BYTES];
-    if checksum(header, rest) != stored {
-        bail!(InvalidPlan, "the plan is damaged: its checksum does not fit its {} bytes", plan.len());
-    }
-    let (body, left): (Body, &[u8]) = postcard::take_from_bytes(rest)
-        .map_err(|e| error!(InvalidPlan, "the plan's body cannot be read").with_source(e))?;
-    if !left.is_empty() {
-        bail!(InvalidPlan, "the plan's body has {} bytes too many", left.len());
-    }
-    to_network(body, registry)
+    to_network(FORMAT.read(plan)?, registry)
 }
 
 fn tensor_record(tensor: &Tensor) -> TensorRecord {
@@ -295,19 +224,12 @@ mod tests {
 
     fn body_of(network: &Network) -> Vec<u8> {
         let plan = write(network).expect("a plan");
-        let header = MAGIC.len() + 4 + 1 + env!("CARGO_PKG_VERSION").len() + 8 + CHECKSUM_BYTES;
-        plan[header..].to_vec()
+        FORMAT.open(&plan).expect("a plan").to_vec()
     }
 
     /// A plan with this body whose header and checksum are right.
     fn plan_of(body: &[u8]) -> Vec<u8> {
-        let mut plan = Vec::from(MAGIC);
-        plan.extend(FORMAT_VERSION.to_le_bytes());
-        plan.push(0);
-        plan.extend((body.len() as u64).to_le_bytes());
-        plan.extend(checksum(&plan, body));
-        plan.extend(body);
-        plan
+        FORMAT.seal(body)
     }
 
     fn network() -> Result<Network> {

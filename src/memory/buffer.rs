@@ -250,7 +250,7 @@ impl Buffer {
         Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) })
     }
 
-    fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
+    pub(crate) fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
         if offset.checked_add(byte_len).is_none_or(|end| end > self.byte_len()) {
             bail!(InvalidBuffer, "the buffer has {} bytes, not {byte_len} from byte {offset} on", self.byte_len());
         }

@@ -60,6 +60,21 @@ impl Shuffle {
         self.second.as_deref()
     }
 
+    /// Sets the first transpose.
+    pub fn set_first_transpose(&mut self, permutation: Option<Vec<u8>>) {
+        self.first = permutation;
+    }
+
+    /// Sets the dimensions of the reshape.
+    pub fn set_reshape_dims(&mut self, dims: Option<Vec<i64>>) {
+        self.reshape = dims;
+    }
+
+    /// Sets the second transpose.
+    pub fn set_second_transpose(&mut self, permutation: Option<Vec<u8>>) {
+        self.second = permutation;
+    }
+
     /// What the arguments alone show.
     pub(crate) fn check(&self) -> Result<()> {
         for permutation in [&self.first, &self.second].into_iter().flatten() {

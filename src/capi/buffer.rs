@@ -1,0 +1,116 @@
+//! Buffers.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use super::arguments::{Bytes, Out, Room, unsigned};
+use super::communicator::CCommunicator;
+use super::handle::{Handle, Object, busy};
+use super::status::{Fault, Result, Status, call};
+use crate::data_type::DataType;
+use crate::memory::{Buffer, MemorySpace};
+use crate::shape::Dims;
+
+/// `dcl_buffer_t`.
+pub(super) struct CBuffer {
+    buffer: Mutex<Buffer>,
+    byte_len: usize,
+}
+
+impl Object for CBuffer {
+    const TYPE: &'static str = "dcl_buffer_t";
+}
+
+impl CBuffer {
+    fn new(buffer: Buffer) -> Self {
+        CBuffer { byte_len: buffer.byte_len(), buffer: Mutex::new(buffer) }
+    }
+
+    /// The buffer, for one thread at a time.
+    fn lock(&self) -> Result<MutexGuard<'_, Buffer>> {
+        match self.buffer.try_lock() {
+            Ok(buffer) => Ok(buffer),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(busy::<CBuffer>()),
+        }
+    }
+}
+
+fn dims(byte_len: usize) -> Result<Dims> {
+    match i64::try_from(byte_len) {
+        Ok(byte_len) => Ok(Dims::new(&[byte_len])?),
+        Err(_) => Err(Fault::invalid_argument(format!("{byte_len} bytes are more than memory can hold"))),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_allocate(
+    communicator: Handle<CCommunicator>,
+    byte_len: usize,
+    buffer: Out<Handle<CBuffer>>,
+) -> Status {
+    call(|| {
+        let (communicator, buffer) = (communicator.get()?, buffer.place("buffer")?);
+        let made = communicator.communicator.allocate(DataType::Uint8, dims(byte_len)?)?;
+        buffer.set(Handle::new(CBuffer::new(made)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: Out<Handle<CBuffer>>) -> Status {
+    call(|| {
+        let buffer = buffer.place("buffer")?;
+        let space = if device == -1 { MemorySpace::Host } else { MemorySpace::Cuda(unsigned("device", device)?) };
+        let made = Buffer::zeroed_in(space, DataType::Uint8, dims(byte_len)?)?;
+        buffer.set(Handle::new(CBuffer::new(made)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_free(buffer: Handle<CBuffer>) -> Status {
+    call(|| buffer.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_get_address(buffer: Handle<CBuffer>, address: Out<*mut c_void>) -> Status {
+    call(|| {
+        let (buffer, address) = (buffer.get()?, address.place("address")?);
+        address.set(buffer.lock()?.as_mut_ptr().cast());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_get_byte_len(buffer: Handle<CBuffer>, byte_len: Out<usize>) -> Status {
+    call(|| {
+        let (buffer, byte_len) = (buffer.get()?, byte_len.place("byte_len")?);
+        byte_len.set(buffer.byte_len);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_read(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Room, byte_len: usize) -> Status {
+    call(|| {
+        let (buffer, mut bytes) = (buffer.get()?, bytes);
+        let buffer = buffer.lock()?;
+        buffer.check_range(byte_offset, byte_len)?;
+        buffer.read(byte_offset, bytes.get("bytes", byte_len)?)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_write(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Bytes, byte_len: usize) -> Status {
+    call(|| {
+        let buffer = buffer.get()?;
+        let mut buffer = buffer.lock()?;
+        buffer.check_range(byte_offset, byte_len)?;
+        buffer.write(byte_offset, bytes.get("bytes", byte_len)?)?;
+        // What was written as a slice is C's again, by its address.
+        buffer.as_mut_ptr();
+        Ok(())
+    })
+}

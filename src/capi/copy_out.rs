@@ -1,0 +1,91 @@
+//! Text and bytes for the caller's buffers, by (buffer, capacity, length).
+
+use std::ffi::{c_char, c_void};
+
+use super::arguments::{Out, Place};
+use super::status::{Fault, Result, Status};
+
+/// `char *` with room for text.
+#[repr(transparent)]
+pub(super) struct TextRoom(*mut c_char);
+
+/// `void *` with room for bytes.
+#[repr(transparent)]
+pub(super) struct BytesRoom(*mut c_void);
+
+/// Where text goes.
+pub(super) struct TextOut {
+    pub(super) buffer: TextRoom,
+    pub(super) capacity: usize,
+    pub(super) length: Out<usize>,
+}
+
+impl TextOut {
+    /// Copies text and a NUL.
+    pub(super) fn write(self, text: &str) -> Result<()> {
+        let text = [text.as_bytes(), &[0]].concat();
+        // SAFETY: C's promise (see `arguments`).
+        unsafe { copy_out(&text, self.buffer.0.cast(), self.capacity, self.length.optional(), text.len() - 1) }
+    }
+}
+
+/// Where bytes go.
+pub(super) struct BytesOut {
+    pub(super) buffer: BytesRoom,
+    pub(super) capacity: usize,
+    pub(super) length: Out<usize>,
+}
+
+impl BytesOut {
+    /// Copies bytes.
+    pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
+        // SAFETY: C's promise (see `arguments`).
+        unsafe { copy_out(bytes, self.buffer.0.cast(), self.capacity, self.length.optional(), bytes.len()) }
+    }
+}
+
+/// # Safety
+///
+/// `buffer` is null, or `capacity` bytes from it on are the call's to write.
+unsafe fn copy_out(
+    bytes: &[u8],
+    buffer: *mut u8,
+    capacity: usize,
+    length: Option<Place<usize>>,
+    shown_len: usize,
+) -> Result<()> {
+    if let Some(length) = length {
+        length.set(shown_len);
+    }
+    if buffer.is_null() {
+        return Ok(());
+    }
+    if capacity < bytes.len() {
+        let message = format!("the buffer has room for {capacity} bytes, and {} are needed", bytes.len());
+        return Err(Fault::new(Status::BUFFER_TOO_SMALL, message));
+    }
+    // SAFETY: the room was compared just now.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
+    Ok(())
+}
+
+impl TextRoom {
+    /// Copies as much of a text as fits, and a NUL.
+    pub(super) fn write_fitting(&self, text: &[u8], capacity: usize) {
+        if self.0.is_null() || capacity == 0 {
+            return;
+        }
+        let text = fitting(std::str::from_utf8(text).unwrap_or_default(), capacity - 1).as_bytes();
+        // SAFETY: C's promise (see `arguments`), and the text is shorter than the capacity.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), self.0.cast(), text.len());
+            self.0.add(text.len()).write(0);
+        }
+    }
+}
+
+/// As much of a text as so many bytes hold, in whole characters.
+pub(super) fn fitting(text: &str, byte_len: usize) -> &str {
+    let end = (0..=byte_len.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}

@@ -1,0 +1,354 @@
+//! Networks and their tensors.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, reduce_op};
+use super::copy_out::{TextOut, TextRoom};
+use super::handle::{Handle, Object, busy};
+use super::layer::CLayer;
+use super::status::{Fault, Result, Status, call};
+use crate::memory::Buffer;
+use crate::network::{LayerId, Network, Shuffle, TensorId};
+
+/// `dcl_network_t`.
+#[derive(Default)]
+pub(super) struct CNetwork {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) network: Network,
+    /// The handles that have been given out, each of which holds the network.
+    tensors: HashMap<TensorId, Handle<CTensor>>,
+    layers: HashMap<LayerId, Handle<CLayer>>,
+    is_freed: bool,
+}
+
+impl Object for CNetwork {
+    const TYPE: &'static str = "dcl_network_t";
+}
+
+/// `dcl_tensor_t`: a tensor of a network.
+pub(super) struct CTensor {
+    network: Arc<CNetwork>,
+    pub(super) id: TensorId,
+}
+
+impl Object for CTensor {
+    const TYPE: &'static str = "dcl_tensor_t";
+}
+
+impl CNetwork {
+    /// The network, for one thread at a time.
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(busy::<CNetwork>()),
+        };
+        match state.is_freed {
+            false => Ok(state),
+            true => Err(Fault::new(Status::INVALID_HANDLE, "the dcl_network_t has been freed")),
+        }
+    }
+
+    /// The tensor, if it is one of this network.
+    pub(super) fn own(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
+        let tensor = tensor.get()?;
+        match Arc::ptr_eq(&tensor.network, self) {
+            true => Ok(tensor.id),
+            false => Err(Fault::invalid_argument("the tensor is one of another network")),
+        }
+    }
+}
+
+impl State {
+    /// The handle of a tensor, the same every time.
+    pub(super) fn tensor(&mut self, network: &Arc<CNetwork>, id: TensorId) -> Handle<CTensor> {
+        let new = || Handle::new(CTensor { network: Arc::clone(network), id });
+        *self.tensors.entry(id).or_insert_with(new)
+    }
+
+    /// The handle of a layer, the same every time.
+    fn layer(&mut self, network: &Arc<CNetwork>, id: LayerId) -> Handle<CLayer> {
+        let new = || Handle::new(CLayer::of_network(Arc::clone(network), id));
+        *self.layers.entry(id).or_insert_with(new)
+    }
+
+    /// The layer that computes a tensor that was added just now.
+    fn layer_of(&mut self, network: &Arc<CNetwork>, tensor: TensorId) -> Result<Handle<CLayer>> {
+        match self.network.producer(tensor)? {
+            Some(layer) => Ok(self.layer(network, layer)),
+            None => Err(Fault::new(Status::INTERNAL, "no layer computes the output of a layer")),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_new(network: Out<Handle<CNetwork>>) -> Status {
+    call(|| {
+        let network = network.place("network")?;
+        network.set(Handle::new(CNetwork::default()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
+    call(|| {
+        if network.is_null() {
+            return Ok(());
+        }
+        let network = network.take()?;
+        // Another thread may be in the middle of a call that it began before.
+        let mut state = network.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_freed = true;
+        let (tensors, layers) = (std::mem::take(&mut state.tensors), std::mem::take(&mut state.layers));
+        drop(state);
+        tensors.into_values().try_for_each(Handle::free)?;
+        layers.into_values().try_for_each(Handle::free)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_input(
+    network: Handle<CNetwork>,
+    name: Text,
+    data_type: i32,
+    dims: In<CDims>,
+    tensor: Out<Handle<CTensor>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (tensor, name, dims) = (tensor.place("tensor")?, name.get("name")?, dims.get("dims")?.to_dims()?);
+        let data_type = self::data_type(data_type)?;
+        let mut state = network.lock()?;
+        let id = state.network.add_input(name, data_type, dims)?;
+        tensor.set(state.tensor(&network, id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_set_optimization_profile(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    min: In<CDims>,
+    opt: In<CDims>,
+    max: In<CDims>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let input = network.own(input)?;
+        let [min, opt, max] = [min.get("min")?, opt.get("opt")?, max.get("max")?].map(CDims::to_dims);
+        network.lock()?.network.set_optimization_profile(input, min?, opt?, max?)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_dist_collective(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    operation: i32,
+    reduce_op: i32,
+    root: i64,
+    groups: In<i64>,
+    group_size: i64,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let (operation, reduce_op) = (self::operation(operation)?, self::reduce_op(reduce_op)?);
+        let groups = groups.several("groups", group_size)?;
+        let mut state = network.lock()?;
+        let id = state.network.add_dist_collective(input, operation, reduce_op, root, &groups)?;
+        layer.set(state.layer(&network, id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_shuffle(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let mut state = network.lock()?;
+        let output = state.network.add_shuffle(input, Shuffle::default())?;
+        layer.set(state.layer_of(&network, output)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_cast(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    to_type: i32,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer, to_type) = (network.own(input)?, layer.place("layer")?, data_type(to_type)?);
+        let mut state = network.lock()?;
+        let output = state.network.add_cast(input, to_type)?;
+        layer.set(state.layer_of(&network, output)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_constant(
+    network: Handle<CNetwork>,
+    data_type: i32,
+    dims: In<CDims>,
+    weights: Bytes,
+    byte_len: usize,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let layer = layer.place("layer")?;
+        let value = constant(data_type, &dims, &weights, byte_len)?;
+        let mut state = network.lock()?;
+        let output = state.network.add_constant_buffer(value)?;
+        layer.set(state.layer_of(&network, output)?);
+        Ok(())
+    })
+}
+
+/// The value of a constant.
+pub(super) fn constant(data_type: i32, dims: &In<CDims>, weights: &Bytes, byte_len: usize) -> Result<Buffer> {
+    let data_type = self::data_type(data_type)?;
+    let shape = dims.get("dims")?.to_shape()?;
+    let wanted = shape.byte_len(data_type);
+    if wanted != byte_len {
+        return Err(
+            crate::error::error!(InvalidBuffer, "{data_type} {shape} has {wanted} bytes, and not {byte_len}").into()
+        );
+    }
+    let mut value = Buffer::zeroed(data_type, shape)?;
+    value.write(0, weights.get("weights", byte_len)?)?;
+    Ok(value)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_mark_output(network: Handle<CNetwork>, tensor: Handle<CTensor>, name: Text) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (tensor, name) = (network.own(tensor)?, name.get("name")?);
+        network.lock()?.network.mark_output(tensor, name)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_layers(network: Handle<CNetwork>, nb_layers: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_layers = nb_layers.place("nb_layers")?;
+        nb_layers.set(count(network.lock()?.network.layers().count()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer: Out<Handle<CLayer>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let layer = layer.place("layer")?;
+        let mut state = network.lock()?;
+        let ids: Vec<LayerId> = state.network.layers().map(|(id, _)| id).collect();
+        let id = ids[self::index("layer", index, ids.len())?];
+        layer.set(state.layer(&network, id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_inputs(network: Handle<CNetwork>, nb_inputs: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_inputs = nb_inputs.place("nb_inputs")?;
+        nb_inputs.set(count(network.lock()?.network.inputs().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let tensor = tensor.place("tensor")?;
+        let mut state = network.lock()?;
+        let inputs = state.network.inputs();
+        let id = inputs[self::index("input", index, inputs.len())?];
+        tensor.set(state.tensor(&network, id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_outputs(network: Handle<CNetwork>, nb_outputs: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_outputs = nb_outputs.place("nb_outputs")?;
+        nb_outputs.set(count(network.lock()?.network.outputs().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let tensor = tensor.place("tensor")?;
+        let mut state = network.lock()?;
+        let outputs = state.network.outputs();
+        let id = outputs[self::index("output", index, outputs.len())?];
+        tensor.set(state.tensor(&network, id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_get_name(
+    tensor: Handle<CTensor>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let state = tensor.network.lock()?;
+        TextOut { buffer, capacity, length }.write(state.network.tensor_name(tensor.id)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: Text) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let name = name.get("name")?;
+        tensor.network.lock()?.network.set_tensor_name(tensor.id, name)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_get_type(tensor: Handle<CTensor>, data_type: Out<i32>) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let data_type = data_type.place("data_type")?;
+        let found = tensor.network.lock()?.network.tensor_data_type(tensor.id)?;
+        data_type.set(found.number());
+        Ok(())
+    })
+}

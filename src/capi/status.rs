@@ -1,0 +1,187 @@
+//! What becomes of a call: its status, and this thread's last error.
+
+use std::any::type_name;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::{Error, ErrorKind};
+use crate::stream::panic_message;
+
+/// `dcl_status_t`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Status(i32);
+
+impl Status {
+    pub(super) const SUCCESS: Status = Status(0);
+    pub(super) const INVALID_ARGUMENT: Status = Status(1);
+    pub(super) const INVALID_HANDLE: Status = Status(2);
+    pub(super) const INVALID_NETWORK: Status = Status(3);
+    pub(super) const INVALID_PLAN: Status = Status(4);
+    pub(super) const INVALID_SHAPE: Status = Status(5);
+    pub(super) const INVALID_BUFFER: Status = Status(6);
+    pub(super) const INVALID_COMMUNICATOR: Status = Status(7);
+    pub(super) const NOT_READY: Status = Status(8);
+    pub(super) const UNSUPPORTED: Status = Status(9);
+    pub(super) const BUSY: Status = Status(10);
+    pub(super) const BUFFER_TOO_SMALL: Status = Status(11);
+    pub(super) const DISAGREEMENT: Status = Status(12);
+    pub(super) const DEADLINE_EXCEEDED: Status = Status(13);
+    pub(super) const PEER_LOST: Status = Status(14);
+    pub(super) const ABORTED: Status = Status(15);
+    pub(super) const PLUGIN: Status = Status(16);
+    pub(super) const SYSTEM: Status = Status(17);
+    pub(super) const INTERNAL: Status = Status(18);
+
+    /// The name in the header.
+    pub(super) fn name(self) -> &'static std::ffi::CStr {
+        match self {
+            Status::SUCCESS => c"DCL_STATUS_SUCCESS",
+            Status::INVALID_ARGUMENT => c"DCL_STATUS_INVALID_ARGUMENT",
+            Status::INVALID_HANDLE => c"DCL_STATUS_INVALID_HANDLE",
+            Status::INVALID_NETWORK => c"DCL_STATUS_INVALID_NETWORK",
+            Status::INVALID_PLAN => c"DCL_STATUS_INVALID_PLAN",
+            Status::INVALID_SHAPE => c"DCL_STATUS_INVALID_SHAPE",
+            Status::INVALID_BUFFER => c"DCL_STATUS_INVALID_BUFFER",
+            Status::INVALID_COMMUNICATOR => c"DCL_STATUS_INVALID_COMMUNICATOR",
+            Status::NOT_READY => c"DCL_STATUS_NOT_READY",
+            Status::UNSUPPORTED => c"DCL_STATUS_UNSUPPORTED",
+            Status::BUSY => c"DCL_STATUS_BUSY",
+            Status::BUFFER_TOO_SMALL => c"DCL_STATUS_BUFFER_TOO_SMALL",
+            Status::DISAGREEMENT => c"DCL_STATUS_DISAGREEMENT",
+            Status::DEADLINE_EXCEEDED => c"DCL_STATUS_DEADLINE_EXCEEDED",
+            Status::PEER_LOST => c"DCL_STATUS_PEER_LOST",
+            Status::ABORTED => c"DCL_STATUS_ABORTED",
+            Status::PLUGIN => c"DCL_STATUS_PLUGIN",
+            Status::SYSTEM => c"DCL_STATUS_SYSTEM",
+            Status::INTERNAL => c"DCL_STATUS_INTERNAL",
+            Status(_) => c"unknown status",
+        }
+    }
+}
+
+impl From<ErrorKind> for Status {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidArgument => Status::INVALID_ARGUMENT,
+            ErrorKind::InvalidNetwork => Status::INVALID_NETWORK,
+            ErrorKind::InvalidPlan => Status::INVALID_PLAN,
+            ErrorKind::InvalidShape => Status::INVALID_SHAPE,
+            ErrorKind::InvalidBuffer => Status::INVALID_BUFFER,
+            ErrorKind::InvalidCommunicator => Status::INVALID_COMMUNICATOR,
+            ErrorKind::NotReady => Status::NOT_READY,
+            ErrorKind::Unsupported => Status::UNSUPPORTED,
+            ErrorKind::Disagreement => Status::DISAGREEMENT,
+            ErrorKind::DeadlineExceeded => Status::DEADLINE_EXCEEDED,
+            ErrorKind::PeerLost => Status::PEER_LOST,
+            ErrorKind::Aborted => Status::ABORTED,
+            ErrorKind::Plugin => Status::PLUGIN,
+            ErrorKind::System => Status::SYSTEM,
+        }
+    }
+}
+
+/// Why a call fails: an error of the library's, or one that only this door has.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    status: Status,
+    error: Error,
+}
+
+pub(super) type Result<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    /// A fault whose status no [`ErrorKind`] has.
+    pub(super) fn new(status: Status, message: impl Into<String>) -> Self {
+        Fault { status, error: Error::new(ErrorKind::InvalidArgument, message) }
+    }
+
+    pub(super) fn invalid_argument(message: impl Into<String>) -> Self {
+        Fault::new(Status::INVALID_ARGUMENT, message)
+    }
+}
+
+impl<E: Into<Error>> From<E> for Fault {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        Fault { status: error.kind().into(), error }
+    }
+}
+
+/// What `dcl_last_error_message` and `dcl_last_error_rank` tell.
+struct LastError {
+    message: String,
+    rank: Option<u32>,
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<Option<LastError>> = const { RefCell::new(None) };
+}
+
+/// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
+pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
+    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return Status::SUCCESS,
+        Ok(Err(fault)) => fault,
+        Err(panic) => {
+            let text = panic_message(panic.as_ref()).to_owned();
+            // Its drop may panic too.
+            std::mem::forget(panic);
+            Fault::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
+        }
+    };
+    let Fault { status, error } = fault;
+    // Where the sentence is about nothing yet, it is about the function.
+    let error = error.about(|| function_name::<F>().to_owned());
+    let last = LastError { message: error.to_string(), rank: error.rank().map(|rank| rank.0) };
+    // A thread that is ending has no last error any more.
+    let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
+    status
+}
+
+/// The function in which a closure is written: of `distcollective::capi::network::dcl_network_new::{{closure}}` the last but one.
+fn function_name<F>() -> &'static str {
+    type_name::<F>().rsplit("::").find(|part| part.starts_with("dcl_")).unwrap_or("distcollective")
+}
+
+/// Copies as much of the last message as fits, and gives its length.
+pub(super) fn last_message(copy: impl FnOnce(&[u8])) -> usize {
+    let length = LAST_ERROR.try_with(|last| match &*last.borrow() {
+        Some(last) => {
+            copy(last.message.as_bytes());
+            last.message.len()
+        }
+        None => {
+            copy(&[]);
+            0
+        }
+    });
+    length.unwrap_or(0)
+}
+
+pub(super) fn last_rank() -> Option<u32> {
+    LAST_ERROR.try_with(|last| last.borrow().as_ref().and_then(|last| last.rank)).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capi::copy_out::fitting;
+
+    fn message() -> String {
+        let mut text = String::new();
+        last_message(|bytes| text = String::from_utf8_lossy(bytes).into_owned());
+        text
+    }
+
+    fn dcl_that_panics() -> Status {
+        call(|| panic!("on purpose"))
+    }
+
+    #[test]
+    fn a_panic_is_a_status() {
+        assert_eq!(dcl_that_panics(), Status::INTERNAL);
+        assert_eq!(message(), "dcl_that_panics: a mistake of this library's, please report it: on purpose");
+        assert_eq!(fitting(&message(), 15), "dcl_that_panics");
+    }
+}

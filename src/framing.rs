@@ -1,0 +1,111 @@
+//! Bytes that outlive the program, and come back from anywhere. Layout, little endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | magic |
+//! | 4 | format version |
+//! | 1 + n | the crate version that wrote it: length and text |
+//! | 8 | length of the body |
+//! | 32 | SHA-256 of everything else |
+//! | … | body: a value in [postcard](https://postcard.jamesmunns.com/wire-format) |
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use crate::error::{Result, bail, error};
+
+const CHECKSUM_BYTES: usize = 32;
+
+/// One kind of such bytes.
+pub(crate) struct Format {
+    pub(crate) magic: [u8; 8],
+    /// Raised whenever the body changes its layout.
+    pub(crate) version: u32,
+    /// What errors call them.
+    pub(crate) noun: &'static str,
+}
+
+impl Format {
+    /// Writes a value.
+    pub(crate) fn write(&self, value: &impl Serialize) -> Result<Vec<u8>> {
+        let noun = self.noun;
+        let body =
+            postcard::to_stdvec(value).map_err(|e| error!(System, "the {noun} cannot be written").with_source(e))?;
+        Ok(self.seal(&body))
+    }
+
+    /// Puts a header before a body.
+    pub(crate) fn seal(&self, body: &[u8]) -> Vec<u8> {
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
+        let mut bytes = Vec::with_capacity(body.len() + 128);
+        bytes.extend(self.magic);
+        bytes.extend(self.version.to_le_bytes());
+        bytes.push(version.len() as u8);
+        bytes.extend(version);
+        bytes.extend((body.len() as u64).to_le_bytes());
+        let checksum = checksum(&bytes, body);
+        bytes.extend(checksum);
+        bytes.extend(body);
+        bytes
+    }
+
+    /// Reads a value. Every byte counts: what is cut or altered is an error.
+    pub(crate) fn read<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T> {
+        let noun = self.noun;
+        let (value, left) = postcard::take_from_bytes(self.open(bytes)?)
+            .map_err(|e| error!(InvalidPlan, "the {noun}'s body cannot be read").with_source(e))?;
+        if !left.is_empty() {
+            bail!(InvalidPlan, "the {noun}'s body has {} bytes too many", left.len());
+        }
+        Ok(value)
+    }
+
+    /// The body after a header that is whole.
+    pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        let noun = self.noun;
+        let mut rest = bytes;
+        let mut take = |len: usize, what: &str| -> Result<&[u8]> {
+            match rest.split_at_checked(len) {
+                Some((taken, left)) => {
+                    rest = left;
+                    Ok(taken)
+                }
+                None => bail!(InvalidPlan, "the {noun} ends after {} bytes, within its {what}", bytes.len()),
+            }
+        };
+        let magic = take(self.magic.len(), "magic")?;
+        if magic != self.magic {
+            bail!(InvalidPlan, "the bytes are not a distcollective {noun}: they begin with {magic:02x?}");
+        }
+        let format = take(4, "format version")?.try_into().map_or(0, u32::from_le_bytes);
+        let version_len = take(1, "crate version")?[0];
+        let version = String::from_utf8_lossy(take(version_len.into(), "crate version")?).into_owned();
+        if format != self.version {
+            bail!(
+                InvalidPlan,
+                "the {noun} has format {format}, written by distcollective {version:?}; this is {}, which reads format {}",
+                env!("CARGO_PKG_VERSION"),
+                self.version
+            );
+        }
+        let body_len = take(8, "length")?.try_into().map_or(0, u64::from_le_bytes);
+        let stored = take(CHECKSUM_BYTES, "checksum")?;
+        if rest.len() as u64 != body_len {
+            bail!(
+                InvalidPlan,
+                "the {noun} is damaged: its header promises {body_len} bytes after it, and {} follow",
+                rest.len()
+            );
+        }
+        let header = &bytes[..bytes.len() - rest.len() - CHECKSUM_BYTES];
+        if checksum(header, rest) != stored {
+            bail!(InvalidPlan, "the {noun} is damaged: its checksum does not fit its {} bytes", bytes.len());
+        }
+        Ok(rest)
+    }
+}
+
+fn checksum(header: &[u8], body: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    Sha256::new().chain_update(header).chain_update(body).finalize().into()
+}
