@@ -453,7 +453,71 @@ dcl_status_t dcl_constant_set_weights(dcl_layer_t *layer, dcl_data_type_t data_t
                                       size_t byte_len);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
- * 1c. The engine
+ * 1c. Plugins: layers of the caller's own, so that a model's compute can stand between collectives
+ * ------------------------------------------------------------------------------------------------------------------------------ */
+
+/* The most inputs of a plugin, and the most outputs. */
+#define DCL_MAX_PLUGIN_TENSORS 16
+
+/* A tensor of one run of a plugin. */
+typedef struct dcl_plugin_tensor {
+    /* In the memory that the context runs in: the host's, or the GPU's. Aligned to the element. */
+    void *address;
+    size_t byte_len;
+    dcl_data_type_t data_type;
+    dcl_dims_t dims;
+} dcl_plugin_tensor_t;
+
+/* What a plugin is: TensorRT's IPluginV3 with its phases in one. The callbacks may be called by several threads at once, on the threads that
+ * build and run; they return a status, and do not leave by an exception or longjmp. */
+typedef struct dcl_plugin {
+    size_t struct_size;
+    /* How plans and errors know it. Copied. */
+    const char *type_name;
+    /* A plan is read back by the same version only. NULL is "1". Copied. */
+    const char *version;
+    /* Handed to every callback. Kept until `destroy`. */
+    void *user_data;
+    int32_t nb_outputs;
+    /* Not 0: `enqueue` can compute on a GPU. Without, it cannot stand in a network that runs on GPUs. */
+    int32_t runs_on_cuda;
+    /* Writes the types of the outputs. */
+    dcl_status_t (*get_output_data_types)(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
+                                          int32_t nb_outputs);
+    /* Writes the shapes of the outputs; none of those that come is dynamic. */
+    dcl_status_t (*get_output_shapes)(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs,
+                                      int32_t nb_outputs);
+    /* Computes every output, whole. On a GPU it enqueues on `cuda_stream` what computes them, and waits for nothing; on the host that is NULL.
+     * An error ends the communicator: the other ranks get one that names this layer. */
+    dcl_status_t (*enqueue)(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs, const dcl_plugin_tensor_t *outputs,
+                            int32_t nb_outputs, void *cuda_stream);
+    /* Copies out what a plan keeps, by (buffer, capacity, length). NULL: a plan cannot keep the plugin. */
+    dcl_status_t (*serialize)(void *user_data, void *buffer, size_t capacity, size_t *length);
+    /* Called once, by whichever thread frees the last that needs the plugin. May be NULL. */
+    void (*destroy)(void *user_data);
+} dcl_plugin_t;
+#define DCL_PLUGIN_INIT {sizeof(dcl_plugin_t), NULL, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, NULL}
+
+/* Adds a plugin layer: TensorRT's addPluginV3. The layer belongs to the network and goes with it; the plugin goes when no network, engine or
+ * context needs it. If the call fails the plugin stays the caller's, and `destroy` is not called. [local, exclusive] */
+dcl_status_t dcl_network_add_plugin(dcl_network_t *network, const char *name, dcl_tensor_t *const *inputs, int32_t nb_inputs,
+                                    const dcl_plugin_t *plugin, dcl_layer_t **layer);
+
+/* Makes plugins again from what plans keep of them: TensorRT's IPluginCreatorV3One. */
+typedef struct dcl_plugin_creator {
+    size_t struct_size;
+    /* What it makes; NULL is version "1". */
+    const char *type_name;
+    const char *version;
+    void *user_data;
+    /* Fills in `plugin` from the bytes of its `serialize`. It comes as DCL_PLUGIN_INIT has it; its struct_size is the room there is, and
+     * stays. What is filled in is the library's, as with dcl_network_add_plugin. */
+    dcl_status_t (*create)(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin);
+} dcl_plugin_creator_t;
+#define DCL_PLUGIN_CREATOR_INIT {sizeof(dcl_plugin_creator_t), NULL, NULL, NULL, NULL}
+
+/* ---------------------------------------------------------------------------------------------------------------------------------
+ * 1d. The engine
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* Validates a network, plans its memory and gives an engine that does not change any more: TensorRT's IBuilder and ICudaEngine. The network
@@ -467,9 +531,13 @@ dcl_status_t dcl_engine_free(dcl_engine_t *engine);
 /* The engine as plan bytes, copied out. The same network gives the same bytes, on every rank. [local, shared] */
 dcl_status_t dcl_engine_serialize(dcl_engine_t *engine, void *buffer, size_t capacity, size_t *length);
 
-/* Reads plan bytes: TensorRT's deserializeCudaEngine. They may come from anywhere; what breaks a rule is an error. Plugins are made by
- * `creators`. Free the engine with dcl_engine_free. [local, shared] */
+/* Reads plan bytes: TensorRT's deserializeCudaEngine. They may come from anywhere; what breaks a rule is an error. Free
+ * the engine with dcl_engine_free. [local, shared] */
 dcl_status_t dcl_engine_deserialize(const void *plan, size_t byte_len, dcl_engine_t **engine);
+
+/* dcl_engine_deserialize of a network with plugins, which are made by `creators`. They are used during the call only. [local, shared] */
+dcl_status_t dcl_engine_deserialize_with_plugins(const void *plan, size_t byte_len, const dcl_plugin_creator_t *creators,
+                                                 int32_t nb_creators, dcl_engine_t **engine);
 
 /* Tensors, layers, schedule and memory as JSON, copied out: TensorRT's IEngineInspector. [local, shared] */
 dcl_status_t dcl_engine_inspect(dcl_engine_t *engine, char *buffer, size_t capacity, size_t *length);
@@ -502,7 +570,7 @@ dcl_status_t dcl_engine_get_tensor_shape(dcl_engine_t *engine, const char *name,
 dcl_status_t dcl_engine_get_profile_shape(dcl_engine_t *engine, const char *name, dcl_opt_profile_selector_t selector, dcl_dims_t *dims);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
- * 1d. The execution context
+ * 1e. The execution context
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* How a context runs. */
@@ -805,7 +873,8 @@ dcl_status_t dcl_buffer_new(int32_t device, size_t byte_len, dcl_buffer_t **buff
 dcl_status_t dcl_buffer_free(dcl_buffer_t *buffer);
 
 /* The address of the first byte, always the same, aligned for every type. After a collective has failed, ask once more before touching
- * symmetric memory: that takes it out of the reach of ranks that were left behind in the middle of a copy. [local, exclusive] */
+ * symmetric memory: that takes it, with its bytes, out of the reach of ranks that were left behind in the middle of a copy. Nobody
+ * touches the memory during that call. [local, exclusive] */
 dcl_status_t dcl_buffer_get_address(dcl_buffer_t *buffer, void **address);
 
 /* The length in bytes. [local, shared] */
@@ -841,7 +910,7 @@ dcl_status_t dcl_stream_free(dcl_stream_t *stream);
 /* The CUstream of a CUDA stream; NULL for a worker. [local, shared] */
 dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
 
-/* Waits until everything enqueued so far is done. Returns the first error of what was enqueued without a work handle since the last time.
+/* Waits until everything enqueued so far is done; on the NULL stream that is nothing. Returns the first error of what was enqueued without a work handle since the last time.
  * [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 

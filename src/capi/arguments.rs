@@ -57,10 +57,33 @@ pub(super) unsafe trait Growing: Copy {
 }
 
 impl<T: Growing> In<T> {
-    /// The structure, with what the caller's version lacks as it is initially; the initial one for NULL.
+    /// The structure; the initial one for NULL.
     pub(super) fn structure(&self, name: &str) -> Result<T> {
+        if self.0.is_null() { Ok(T::INITIAL) } else { self.given(name) }
+    }
+
+    /// So many structures, each as long as the first says that it is.
+    pub(super) fn structures(&self, name: &str, count: i32) -> Result<Vec<T>> {
+        let Ok(count) = usize::try_from(count) else {
+            return Err(Fault::invalid_argument(format!("the number of {name} is negative")));
+        };
+        let mut structures = Vec::new();
+        if count > 0 && self.0.is_null() {
+            return Err(is_null(name));
+        }
+        let mut next = self.0;
+        for _ in 0..count {
+            structures.push(In(next).given(name)?);
+            // SAFETY: C's promise: there is another one, or the array ends here.
+            next = unsafe { next.byte_add(self.0.cast::<usize>().read()) };
+        }
+        Ok(structures)
+    }
+
+    /// The structure, with what the caller's version lacks as it is initially.
+    pub(super) fn given(&self, name: &str) -> Result<T> {
         if self.0.is_null() {
-            return Ok(T::INITIAL);
+            return Err(is_null(name));
         }
         let start = self.0.cast::<u8>();
         // SAFETY: C's promise; the first field is the size.

@@ -1,9 +1,10 @@
 //! Engines.
 
-use super::arguments::{Bytes, CDims, Out, Text, count, index};
+use super::arguments::{Bytes, CDims, In, Out, Text, count, index};
 use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::network::CNetwork;
+use super::plugin::{CPluginCreator, registry};
 use super::status::{Fault, Result, Status, call};
 use crate::builder::Builder;
 use crate::engine::{Engine, IoMode};
@@ -48,6 +49,23 @@ extern "C" fn dcl_engine_deserialize(plan: Bytes, byte_len: usize, engine: Out<H
     call(|| {
         let engine = engine.place("engine")?;
         let read = Engine::deserialize(plan.get("plan", byte_len)?)?;
+        engine.set(Handle::new(CEngine { engine: read }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_deserialize_with_plugins(
+    plan: Bytes,
+    byte_len: usize,
+    creators: In<CPluginCreator>,
+    nb_creators: i32,
+    engine: Out<Handle<CEngine>>,
+) -> Status {
+    call(|| {
+        let engine = engine.place("engine")?;
+        let registry = registry(&creators, nb_creators)?;
+        let read = Engine::deserialize_with(plan.get("plan", byte_len)?, &registry)?;
         engine.set(Handle::new(CEngine { engine: read }));
         Ok(())
     })

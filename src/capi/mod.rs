@@ -9,6 +9,7 @@
 //! | `copy_out` | text and bytes for the caller's buffers |
 //! | `library` | version, names, the log |
 //! | `network`, `layer` | describing a network; attributes of layers, those in no network too |
+//! | `plugin` | layers of the caller's own |
 //! | `engine`, `context` | building and running it |
 //! | `bound_layer` | the layer by itself |
 //! | `environment`, `communicator`, `collectives` | ranks |
@@ -27,5 +28,6 @@ mod handle;
 mod layer;
 mod library;
 mod network;
+mod plugin;
 mod status;
 mod stream;

@@ -7,6 +7,7 @@ use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, ope
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object, busy};
 use super::layer::CLayer;
+use super::plugin::{CPlugin, ForeignPlugin};
 use super::status::{Fault, Result, Status, call};
 use crate::memory::Buffer;
 use crate::network::{LayerId, Network, Shuffle, TensorId};
@@ -237,6 +238,31 @@ pub(super) fn constant(data_type: i32, dims: &In<CDims>, weights: &Bytes, byte_l
     let mut value = Buffer::zeroed(data_type, shape)?;
     value.write(0, weights.get("weights", byte_len)?)?;
     Ok(value)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_plugin(
+    network: Handle<CNetwork>,
+    name: Text,
+    inputs: In<Handle<CTensor>>,
+    nb_inputs: i32,
+    plugin: In<CPlugin>,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (name, layer) = (name.get("name")?, layer.place("layer")?);
+        let inputs = inputs.several("inputs", nb_inputs)?;
+        let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own(input)).collect::<Result<_>>()?;
+        let plugin = ForeignPlugin::new(plugin.given("plugin")?)?;
+        plugin.check_input_count(inputs.len())?;
+        let ownership = plugin.ownership();
+        let mut state = network.lock()?;
+        let output = state.network.add_plugin(name, plugin, &inputs)?;
+        ownership.take();
+        layer.set(state.layer_of(&network, output)?);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind};
-use crate::stream::panic_message;
+use crate::stream::{Failed, panic_message};
 
 /// `dcl_status_t`.
 #[repr(transparent)]
@@ -60,6 +60,15 @@ impl Status {
     }
 }
 
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name().to_str() {
+            Ok(name) if name.starts_with("DCL_") => f.write_str(name),
+            _ => write!(f, "status {}", self.0),
+        }
+    }
+}
+
 impl From<ErrorKind> for Status {
     fn from(kind: ErrorKind) -> Self {
         match kind {
@@ -101,10 +110,22 @@ impl Fault {
     }
 }
 
-impl<E: Into<Error>> From<E> for Fault {
-    fn from(error: E) -> Self {
-        let error = error.into();
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
         Fault { status: error.kind().into(), error }
+    }
+}
+
+impl<T> From<Failed<T>> for Fault {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error.into()
+    }
+}
+
+/// For code of ours that C's callbacks stand behind.
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        fault.error
     }
 }
 

@@ -101,6 +101,12 @@ impl<'a> PluginCall<'a> {
         }
     }
 
+    /// All inputs.
+    pub fn inputs(&self) -> impl Iterator<Item = TensorView<'a>> {
+        // SAFETY: the promise of `new`.
+        (0..).map_while(|index| (self.inputs)(index)).map(|raw| unsafe { TensorView::from_raw(raw) })
+    }
+
     /// An output, to be written whole. What it holds before is not defined.
     ///
     /// # Errors

@@ -1,0 +1,314 @@
+//! Layers of the caller's own.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::arguments::{CDims, Growing, In, Text, data_type};
+use super::status::{Fault, Result, Status};
+use crate::data_type::DataType;
+use crate::error::{self, Error, error};
+use crate::network::{Plugin, PluginCall, PluginRegistry};
+use crate::shape::Shape;
+
+/// `DCL_MAX_PLUGIN_TENSORS`.
+const MAX_TENSORS: usize = 16;
+
+/// `dcl_plugin_tensor_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CPluginTensor {
+    address: *mut c_void,
+    byte_len: usize,
+    data_type: i32,
+    dims: CDims,
+}
+
+impl CPluginTensor {
+    const NONE: Self = CPluginTensor { address: std::ptr::null_mut(), byte_len: 0, data_type: 0, dims: CDims::ABSENT };
+
+    fn new(address: *mut u8, data_type: DataType, shape: Option<Shape>) -> Self {
+        let shape = shape.unwrap_or_default();
+        CPluginTensor {
+            address: address.cast(),
+            byte_len: shape.byte_len(data_type),
+            data_type: data_type.number(),
+            dims: shape.into(),
+        }
+    }
+}
+
+type OutputDataTypes = extern "C" fn(*mut c_void, *const i32, i32, *mut i32, i32) -> Status;
+type OutputShapes = extern "C" fn(*mut c_void, *const CDims, i32, *mut CDims, i32) -> Status;
+type Enqueue = extern "C" fn(*mut c_void, *const CPluginTensor, i32, *const CPluginTensor, i32, *mut c_void) -> Status;
+type Serialize = extern "C" fn(*mut c_void, *mut c_void, usize, *mut usize) -> Status;
+type Destroy = extern "C" fn(*mut c_void);
+type Create = extern "C" fn(*mut c_void, *const c_void, usize, *mut CPlugin) -> Status;
+
+/// `dcl_plugin_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CPlugin {
+    struct_size: usize,
+    type_name: Text,
+    version: Text,
+    user_data: *mut c_void,
+    nb_outputs: i32,
+    runs_on_cuda: i32,
+    get_output_data_types: Option<OutputDataTypes>,
+    get_output_shapes: Option<OutputShapes>,
+    enqueue: Option<Enqueue>,
+    serialize: Option<Serialize>,
+    destroy: Option<Destroy>,
+}
+
+// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
+unsafe impl Growing for CPlugin {
+    const FIRST_LEN: usize = 80;
+    const INITIAL: Self = CPlugin {
+        struct_size: size_of::<Self>(),
+        type_name: Text::NULL,
+        version: Text::NULL,
+        user_data: std::ptr::null_mut(),
+        nb_outputs: 1,
+        runs_on_cuda: 0,
+        get_output_data_types: None,
+        get_output_shapes: None,
+        enqueue: None,
+        serialize: None,
+        destroy: None,
+    };
+}
+
+/// `dcl_plugin_creator_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CPluginCreator {
+    struct_size: usize,
+    type_name: Text,
+    version: Text,
+    user_data: *mut c_void,
+    create: Option<Create>,
+}
+
+/// A plugin behind C's callbacks.
+pub(super) struct ForeignPlugin {
+    type_name: String,
+    version: String,
+    user_data: *mut c_void,
+    nb_outputs: usize,
+    runs_on_cuda: bool,
+    get_output_data_types: OutputDataTypes,
+    get_output_shapes: OutputShapes,
+    enqueue: Enqueue,
+    serialize: Option<Serialize>,
+    destroy: Option<Destroy>,
+    ownership: Ownership,
+}
+
+// SAFETY: the header wants callbacks that any thread may call with the user data, several at once.
+unsafe impl Send for ForeignPlugin {}
+// SAFETY: as above.
+unsafe impl Sync for ForeignPlugin {}
+
+/// Whether a plugin is the library's to destroy.
+#[derive(Clone, Default)]
+pub(super) struct Ownership(Arc<AtomicBool>);
+
+impl Ownership {
+    pub(super) fn take(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn required<T>(callback: Option<T>, name: &str) -> Result<T> {
+    callback.ok_or_else(|| Fault::invalid_argument(format!("{name} of plugin is NULL")))
+}
+
+fn version(version: &Text) -> Result<&str> {
+    Ok(version.optional("version")?.unwrap_or("1"))
+}
+
+impl ForeignPlugin {
+    /// The plugin, which stays the caller's until its [`Ownership`] is taken.
+    pub(super) fn new(plugin: CPlugin) -> Result<Self> {
+        let nb_outputs = usize::try_from(plugin.nb_outputs).unwrap_or(0);
+        if !(1..=MAX_TENSORS).contains(&nb_outputs) {
+            let message = format!("nb_outputs of plugin is {}; it is 1 to {MAX_TENSORS}", plugin.nb_outputs);
+            return Err(Fault::invalid_argument(message));
+        }
+        Ok(ForeignPlugin {
+            type_name: plugin.type_name.get("type_name of plugin")?.to_owned(),
+            version: version(&plugin.version)?.to_owned(),
+            user_data: plugin.user_data,
+            nb_outputs,
+            runs_on_cuda: plugin.runs_on_cuda != 0,
+            get_output_data_types: required(plugin.get_output_data_types, "get_output_data_types")?,
+            get_output_shapes: required(plugin.get_output_shapes, "get_output_shapes")?,
+            enqueue: required(plugin.enqueue, "enqueue")?,
+            serialize: plugin.serialize,
+            destroy: plugin.destroy,
+            ownership: Ownership::default(),
+        })
+    }
+
+    pub(super) fn ownership(&self) -> Ownership {
+        self.ownership.clone()
+    }
+
+    pub(super) fn check_input_count(&self, inputs: usize) -> Result<()> {
+        match inputs > MAX_TENSORS {
+            true => Err(Fault::invalid_argument(format!("{inputs} inputs; a plugin has at most {MAX_TENSORS}"))),
+            false => Ok(()),
+        }
+    }
+
+    fn check(&self, what: &str, status: Status) -> error::Result<()> {
+        match status {
+            Status::SUCCESS => Ok(()),
+            status => Err(error!(Plugin, "the plugin's {what} returned {status}")),
+        }
+    }
+}
+
+impl Plugin for ForeignPlugin {
+    fn type_name(&self) -> &str {
+        &self.type_name
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> error::Result<Vec<DataType>> {
+        let inputs: Vec<i32> = inputs.iter().map(|input| input.number()).collect();
+        let mut outputs = vec![-1; self.nb_outputs];
+        let (nb_inputs, nb_outputs) = (inputs.len() as i32, self.nb_outputs as i32);
+        let status =
+            (self.get_output_data_types)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs);
+        self.check("get_output_data_types", status)?;
+        outputs.into_iter().map(|output| data_type(output).map_err(Error::from)).collect()
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> error::Result<Vec<Shape>> {
+        let inputs: Vec<CDims> = inputs.iter().map(|input| (*input).into()).collect();
+        let mut outputs = vec![CDims::ABSENT; self.nb_outputs];
+        let (nb_inputs, nb_outputs) = (inputs.len() as i32, self.nb_outputs as i32);
+        let status =
+            (self.get_output_shapes)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs);
+        self.check("get_output_shapes", status)?;
+        outputs.into_iter().map(|output| output.to_shape().map_err(Error::from)).collect()
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> error::Result<()> {
+        let (mut inputs, mut outputs) = ([CPluginTensor::NONE; MAX_TENSORS], [CPluginTensor::NONE; MAX_TENSORS]);
+        let (mut nb_inputs, mut nb_outputs) = (0, 0);
+        for (place, input) in inputs.iter_mut().zip(call.inputs()) {
+            *place = CPluginTensor::new(input.as_ptr().cast_mut(), input.data_type(), input.shape());
+            nb_inputs += 1;
+        }
+        for (place, mut output) in outputs.iter_mut().zip(call.outputs()) {
+            *place = CPluginTensor::new(output.as_mut_ptr(), output.data_type(), output.shape());
+            nb_outputs += 1;
+        }
+        let stream = call.cuda_stream().unwrap_or(std::ptr::null_mut());
+        let status = (self.enqueue)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_ptr(), nb_outputs, stream);
+        self.check("enqueue", status)
+    }
+
+    fn runs_on_cuda(&self) -> bool {
+        self.runs_on_cuda
+    }
+
+    fn serialize(&self) -> error::Result<Vec<u8>> {
+        let Some(serialize) = self.serialize else {
+            return Err(error!(Unsupported, "plugin {:?} does not say how it is serialized", self.type_name));
+        };
+        let mut length = 0;
+        self.check("serialize", serialize(self.user_data, std::ptr::null_mut(), 0, &mut length))?;
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(length).is_err() {
+            return Err(error!(Plugin, "the plugin's serialize wants {length} bytes"));
+        }
+        bytes.resize(length, 0u8);
+        let mut written = 0;
+        self.check("serialize", serialize(self.user_data, bytes.as_mut_ptr().cast(), length, &mut written))?;
+        match written == length {
+            true => Ok(bytes),
+            false => Err(error!(Plugin, "the plugin's serialize gave {length} bytes first, and then {written}")),
+        }
+    }
+}
+
+impl Drop for ForeignPlugin {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.destroy
+            && self.ownership.0.load(Ordering::Relaxed)
+        {
+            destroy(self.user_data);
+        }
+    }
+}
+
+impl fmt::Debug for ForeignPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.type_name, self.version)
+    }
+}
+
+// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
+unsafe impl Growing for CPluginCreator {
+    const FIRST_LEN: usize = 40;
+    const INITIAL: Self = CPluginCreator {
+        struct_size: size_of::<Self>(),
+        type_name: Text::NULL,
+        version: Text::NULL,
+        user_data: std::ptr::null_mut(),
+        create: None,
+    };
+}
+
+/// A creator while plan bytes are read.
+struct Creator {
+    create: Create,
+    user_data: *mut c_void,
+}
+
+// SAFETY: the header wants callbacks that any thread may call with the user data.
+unsafe impl Send for Creator {}
+// SAFETY: as above, several at once.
+unsafe impl Sync for Creator {}
+
+impl Creator {
+    fn create(&self, bytes: &[u8]) -> error::Result<ForeignPlugin> {
+        let mut plugin = CPlugin::INITIAL;
+        let status = (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), &mut plugin);
+        if status != Status::SUCCESS {
+            return Err(error!(Plugin, "the plugin's creator returned {status}"));
+        }
+        match ForeignPlugin::new(plugin) {
+            Ok(made) => {
+                made.ownership.take();
+                Ok(made)
+            }
+            Err(fault) => {
+                if let Some(destroy) = plugin.destroy {
+                    destroy(plugin.user_data);
+                }
+                Err(fault.into())
+            }
+        }
+    }
+}
+
+/// What makes plugins from plans.
+pub(super) fn registry(creators: &In<CPluginCreator>, nb_creators: i32) -> Result<PluginRegistry> {
+    let mut registry = PluginRegistry::new();
+    for creator in creators.structures("creators", nb_creators)? {
+        let type_name = creator.type_name.get("type_name of a creator")?;
+        let made = Creator { create: required(creator.create, "create")?, user_data: creator.user_data };
+        registry.register(type_name, version(&creator.version)?, move |bytes| made.create(bytes))?;
+    }
+    Ok(registry)
+}
