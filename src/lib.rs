@@ -12,6 +12,8 @@
 //! operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types ([`DataType`]), groups and
 //! partitions ([`Groups`]).
 //!
+//! Engines in C and C++ have the same three doors in `include/distcollective.h`; the crate is also a shared and a static library.
+//!
 //! # What a collective means
 //!
 //! Shapes are checked by [`output_shape`], where buffers may share memory by [`InPlace`]. Floats are reduced in float32, in
