@@ -1,0 +1,956 @@
+// distcollective: the C header with types and ownership, for C++17.
+//
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// distcollective.h says what everything means; this header adds nothing to that. Its own rules are these:
+//
+// Names. A method is the C function without the prefix of its type: dcl_engine_get_tensor_shape is Engine::get_tensor_shape. `new`
+// being a keyword, dcl_network_new is Network::create. Enumerators are spelled as TensorRT's.
+//
+// Ownership. Network, DistCollective, BoundLayer, Engine, ExecutionContext, Environment, Communicator, Buffer, Stream and Work own
+// their handle: they are moved, not copied, and free it at the end. Tensor and the ...Layer classes are views of what belongs to
+// somebody else: they are copied freely, and the library refuses them once their owner is gone. An object that is
+// default-constructed or was moved from has no handle, and is refused as NULL is; only a Stream without a handle means something:
+// the calling thread.
+//
+// Errors. A call that can fail returns a Result, which must be looked at:
+//
+//     Engine engine = Engine::build(network).value();              // throws the Error
+//     if (auto engine = Engine::build(network); !engine) { ... engine.error().message() ... }
+//
+// Without exceptions (-fno-exceptions) value() of a failed call prints the error and aborts. All translation units of a program
+// agree on that.
+//
+// const. A method is const if it only reads, or if several threads may call it at once ([shared] in C).
+#ifndef DISTCOLLECTIVE_HPP
+#define DISTCOLLECTIVE_HPP
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distcollective.h"
+
+namespace distcollective {
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Values
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+enum class Status : dcl_status_t {
+    kSUCCESS = DCL_STATUS_SUCCESS,
+    kINVALID_ARGUMENT = DCL_STATUS_INVALID_ARGUMENT,
+    kINVALID_HANDLE = DCL_STATUS_INVALID_HANDLE,
+    kINVALID_NETWORK = DCL_STATUS_INVALID_NETWORK,
+    kINVALID_PLAN = DCL_STATUS_INVALID_PLAN,
+    kINVALID_SHAPE = DCL_STATUS_INVALID_SHAPE,
+    kINVALID_BUFFER = DCL_STATUS_INVALID_BUFFER,
+    kINVALID_COMMUNICATOR = DCL_STATUS_INVALID_COMMUNICATOR,
+    kNOT_READY = DCL_STATUS_NOT_READY,
+    kUNSUPPORTED = DCL_STATUS_UNSUPPORTED,
+    kBUSY = DCL_STATUS_BUSY,
+    kBUFFER_TOO_SMALL = DCL_STATUS_BUFFER_TOO_SMALL,
+    kDISAGREEMENT = DCL_STATUS_DISAGREEMENT,
+    kDEADLINE_EXCEEDED = DCL_STATUS_DEADLINE_EXCEEDED,
+    kPEER_LOST = DCL_STATUS_PEER_LOST,
+    kABORTED = DCL_STATUS_ABORTED,
+    kPLUGIN = DCL_STATUS_PLUGIN,
+    kSYSTEM = DCL_STATUS_SYSTEM,
+    kINTERNAL = DCL_STATUS_INTERNAL
+};
+
+enum class DataType : dcl_data_type_t {
+    kFLOAT = DCL_DATA_TYPE_FLOAT,
+    kHALF = DCL_DATA_TYPE_HALF,
+    kINT8 = DCL_DATA_TYPE_INT8,
+    kINT32 = DCL_DATA_TYPE_INT32,
+    kBOOL = DCL_DATA_TYPE_BOOL,
+    kUINT8 = DCL_DATA_TYPE_UINT8,
+    kFP8 = DCL_DATA_TYPE_FP8,
+    kBF16 = DCL_DATA_TYPE_BF16,
+    kINT64 = DCL_DATA_TYPE_INT64,
+    kFP8_E5M2 = DCL_DATA_TYPE_FP8_E5M2
+};
+
+enum class CollectiveOperation : dcl_collective_operation_t {
+    kALL_REDUCE = DCL_COLLECTIVE_ALL_REDUCE,
+    kALL_GATHER = DCL_COLLECTIVE_ALL_GATHER,
+    kBROADCAST = DCL_COLLECTIVE_BROADCAST,
+    kREDUCE = DCL_COLLECTIVE_REDUCE,
+    kREDUCE_SCATTER = DCL_COLLECTIVE_REDUCE_SCATTER,
+    kALL_TO_ALL = DCL_COLLECTIVE_ALL_TO_ALL,
+    kGATHER = DCL_COLLECTIVE_GATHER,
+    kSCATTER = DCL_COLLECTIVE_SCATTER
+};
+
+enum class ReduceOperation : dcl_reduce_operation_t {
+    kSUM = DCL_REDUCE_SUM,
+    kPROD = DCL_REDUCE_PROD,
+    kMAX = DCL_REDUCE_MAX,
+    kMIN = DCL_REDUCE_MIN,
+    kAVG = DCL_REDUCE_AVG,
+    kNONE = DCL_REDUCE_NONE
+};
+
+enum class TensorIOMode : dcl_tensor_io_mode_t {
+    kNONE = DCL_TENSOR_IO_MODE_NONE,
+    kINPUT = DCL_TENSOR_IO_MODE_INPUT,
+    kOUTPUT = DCL_TENSOR_IO_MODE_OUTPUT
+};
+
+enum class OptProfileSelector : dcl_opt_profile_selector_t {
+    kMIN = DCL_OPT_PROFILE_MIN,
+    kOPT = DCL_OPT_PROFILE_OPT,
+    kMAX = DCL_OPT_PROFILE_MAX
+};
+
+enum class Severity : dcl_severity_t {
+    kERROR = DCL_SEVERITY_ERROR,
+    kWARNING = DCL_SEVERITY_WARNING,
+    kINFO = DCL_SEVERITY_INFO,
+    kVERBOSE = DCL_SEVERITY_VERBOSE
+};
+
+enum class InPlace : dcl_in_place_t {
+    kNEVER = DCL_IN_PLACE_NEVER,
+    kSAME_ADDRESS = DCL_IN_PLACE_SAME_ADDRESS,
+    kINPUT_AT = DCL_IN_PLACE_INPUT_AT,
+    kOUTPUT_AT = DCL_IN_PLACE_OUTPUT_AT,
+    kUNUSED = DCL_IN_PLACE_UNUSED
+};
+
+// Dimensions, as a list: Dims{-1, 4096}. More than DCL_MAX_DIMS of them are refused by the first call that gets them.
+struct Dims : dcl_dims_t {
+    Dims() noexcept : dcl_dims_t{} {}
+    Dims(const dcl_dims_t &dims) noexcept : dcl_dims_t(dims) {}
+    Dims(std::initializer_list<std::int64_t> dims) noexcept : dcl_dims_t{} {
+        nb_dims = static_cast<std::int32_t>(dims.size());
+        std::copy_n(dims.begin(), size(), d);
+    }
+
+    // No dimensions at all, which is something else than zero of them: a Shuffle without a reshape.
+    static Dims none() noexcept {
+        Dims dims;
+        dims.nb_dims = -1;
+        return dims;
+    }
+
+    std::size_t size() const noexcept { return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS)); }
+    const std::int64_t *begin() const noexcept { return d; }
+    const std::int64_t *end() const noexcept { return d + size(); }
+};
+
+inline bool operator==(const Dims &a, const Dims &b) noexcept {
+    return a.nb_dims == b.nb_dims && std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+inline bool operator!=(const Dims &a, const Dims &b) noexcept { return !(a == b); }
+
+using Bytes = std::vector<std::uint8_t>;
+using Ranks = std::vector<std::int64_t>;
+using Timeout = std::chrono::milliseconds;
+using NcclId = std::array<std::uint8_t, DCL_NCCL_ID_BYTES>;
+
+inline constexpr Timeout default_timeout{DCL_TIMEOUT_DEFAULT};
+inline constexpr std::int32_t no_color = DCL_NO_COLOR;
+// The device of memory that is the host's.
+inline constexpr std::int32_t host_memory = -1;
+
+// The C structures, initialized. Their strings are the caller's, and used during the call only.
+struct ExecutionContextOptions : dcl_execution_context_options_t {
+    ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
+};
+struct EnvironmentConfig : dcl_environment_config_t {
+    EnvironmentConfig() noexcept : dcl_environment_config_t DCL_ENVIRONMENT_CONFIG_INIT {}
+};
+struct Meeting : dcl_meeting_t {
+    Meeting() noexcept : dcl_meeting_t DCL_MEETING_INIT {}
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Errors
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+inline const char *status_name(Status status) noexcept { return dcl_status_name(static_cast<dcl_status_t>(status)); }
+
+// What went wrong: a status, a sentence, and the communicator rank on which it happened, -1 where that is not known.
+class Error : public std::exception {
+  public:
+    Error() = default;
+    Error(Status status, std::string message, std::int32_t rank = -1)
+        : status_(status), message_(std::move(message)), rank_(rank) {}
+
+    // The error of this thread's last call, which has just failed with this status.
+    static Error last(dcl_status_t status) {
+        std::string message(dcl_last_error_message(nullptr, 0), '\0');
+        dcl_last_error_message(message.data(), message.size() + 1);
+        return Error(static_cast<Status>(status), std::move(message), dcl_last_error_rank());
+    }
+
+    Status status() const noexcept { return status_; }
+    const std::string &message() const noexcept { return message_; }
+    std::int32_t rank() const noexcept { return rank_; }
+    const char *what() const noexcept override { return message_.c_str(); }
+
+    // Throws the error, or without exceptions prints it and aborts.
+    [[noreturn]] void raise() const {
+#ifdef __cpp_exceptions
+        throw *this;
+#else
+        std::fprintf(stderr, "%s: %s\n", status_name(status_), what());
+        std::abort();
+#endif
+    }
+
+  private:
+    Status status_ = Status::kSUCCESS;
+    std::string message_;
+    std::int32_t rank_ = -1;
+};
+
+// What a call gives, or the error with which it failed. `*` and `->` are value() for short.
+template <typename T>
+class [[nodiscard]] Result {
+  public:
+    Result(T value) : value_(std::move(value)) {}
+    Result(Error error) : error_(std::move(error)) {}
+
+    bool has_value() const noexcept { return value_.has_value(); }
+    explicit operator bool() const noexcept { return has_value(); }
+
+    T &value() & {
+        require();
+        return *value_;
+    }
+    const T &value() const & {
+        require();
+        return *value_;
+    }
+    T value() && {
+        require();
+        return std::move(*value_);
+    }
+
+    T &operator*() & { return value(); }
+    const T &operator*() const & { return value(); }
+    T operator*() && { return std::move(*this).value(); }
+    T *operator->() { return &value(); }
+    const T *operator->() const { return &value(); }
+
+    // After a success its status is kSUCCESS.
+    const Error &error() const noexcept { return error_; }
+
+  private:
+    void require() const {
+        if (!has_value()) error_.raise();
+    }
+
+    std::optional<T> value_;
+    Error error_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+  public:
+    Result() = default;
+    Result(Error error) : error_(std::move(error)) {}
+
+    bool has_value() const noexcept { return error_.status() == Status::kSUCCESS; }
+    explicit operator bool() const noexcept { return has_value(); }
+    void value() const {
+        if (!has_value()) error_.raise();
+    }
+    const Error &error() const noexcept { return error_; }
+
+  private:
+    Error error_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// What the classes below are made of
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+template <typename Enum>
+constexpr std::int32_t number(Enum value) noexcept {
+    return static_cast<std::int32_t>(value);
+}
+
+inline Result<void> check(dcl_status_t status) {
+    if (status != DCL_STATUS_SUCCESS) return Error::last(status);
+    return {};
+}
+
+// Calls a function whose last argument is the output, of type `Out` in C and `T` here.
+template <typename Out, typename T = Out, typename Function, typename... Arguments>
+Result<T> output(Function function, Arguments... arguments) {
+    Out out{};
+    if (auto called = check(function(arguments..., &out)); !called) return called.error();
+    return T(out);
+}
+
+// Calls a function whose last arguments are (buffer, capacity, length): for the length, and then for the text or the bytes.
+template <typename Container, typename Function, typename... Arguments>
+Result<Container> copy_out(Function function, Arguments... arguments) {
+    Container copy;
+    std::size_t length = 0;
+    if (auto asked = check(function(arguments..., nullptr, std::size_t{0}, &length)); !asked) return asked.error();
+    copy.resize(length + 1); // text has a NUL at its end
+    if (auto copied = check(function(arguments..., copy.data(), copy.size(), &length)); !copied) return copied.error();
+    copy.resize(length);
+    return copy;
+}
+
+// A handle that belongs to somebody else.
+template <typename T>
+class Handle {
+  public:
+    using Raw = T;
+
+    Handle() = default;
+    explicit Handle(Raw *raw) noexcept : raw_(raw) {}
+
+    Raw *get() const noexcept { return raw_; }
+    explicit operator bool() const noexcept { return raw_ != nullptr; }
+
+  protected:
+    Raw *raw_ = nullptr;
+};
+
+// The same, or a class derived from it, with the ownership of the handle.
+template <typename View, dcl_status_t (*free_handle)(typename View::Raw *)>
+class Owned : public View {
+  public:
+    using Raw = typename View::Raw;
+
+    Owned() = default;
+    // Takes the ownership over.
+    explicit Owned(Raw *raw) noexcept : View(raw) {}
+    Owned(Owned &&other) noexcept : View(other.release()) {}
+    Owned &operator=(Owned &&other) noexcept {
+        if (this != &other) reset(other.release());
+        return *this;
+    }
+    ~Owned() { reset(); }
+
+    // Gives the ownership up.
+    [[nodiscard]] Raw *release() noexcept { return std::exchange(this->raw_, nullptr); }
+    void reset(Raw *raw = nullptr) noexcept {
+        if (Raw *old = std::exchange(this->raw_, raw)) free_handle(old);
+    }
+};
+
+} // namespace detail
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The library
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+inline std::uint32_t version() noexcept { return dcl_version(); }
+inline const char *version_string() noexcept { return dcl_version_string(); }
+
+// These are NULL, or 0, for a number that has no name.
+inline const char *data_type_name(DataType data_type) noexcept { return dcl_data_type_name(detail::number(data_type)); }
+inline std::size_t data_type_size(DataType data_type) noexcept { return dcl_data_type_size(detail::number(data_type)); }
+inline const char *collective_operation_name(CollectiveOperation operation) noexcept {
+    return dcl_collective_operation_name(detail::number(operation));
+}
+inline const char *reduce_operation_name(ReduceOperation reduce_op) noexcept {
+    return dcl_reduce_operation_name(detail::number(reduce_op));
+}
+
+// `user_data` has to live until another callback, or none, is set.
+inline Result<void> set_log_callback(dcl_log_callback_t callback, void *user_data, Severity most_verbose) {
+    return detail::check(dcl_set_log_callback(callback, user_data, detail::number(most_verbose)));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Streams and work
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+// Where calls are enqueued. Without a handle it is the calling thread: a call there is done when it returns.
+class Stream : public detail::Owned<detail::Handle<dcl_stream_t>, dcl_stream_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<Stream> new_worker() { return detail::output<dcl_stream_t *, Stream>(dcl_stream_new_worker); }
+    static Result<Stream> new_cuda(std::int32_t device) {
+        return detail::output<dcl_stream_t *, Stream>(dcl_stream_new_cuda, device);
+    }
+    // The cudaStream_t stays the caller's, and has to live longer than this object and what was enqueued through it.
+    static Result<Stream> from_cuda(void *cuda_stream, std::int32_t device) {
+        return detail::output<dcl_stream_t *, Stream>(dcl_stream_from_cuda, cuda_stream, device);
+    }
+
+    Result<void *> get_cuda() const { return detail::output<void *>(dcl_stream_get_cuda, get()); }
+    Result<void> synchronize() const { return detail::check(dcl_stream_synchronize(get())); }
+};
+
+// One enqueued call. Work that is not waited for goes on, and its error is lost.
+class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
+  public:
+    using Owned::Owned;
+
+    Result<bool> is_done() const { return detail::output<std::int32_t, bool>(dcl_work_is_done, get()); }
+    Result<void> wait() { return detail::check(dcl_work_wait(get())); }
+};
+
+namespace detail {
+
+// Calls a function whose last argument is a work handle, which the caller may not want.
+template <typename Function, typename... Arguments>
+Result<void> enqueue(Work *work, Function function, Arguments... arguments) {
+    dcl_work_t *raw = nullptr;
+    auto enqueued = check(function(arguments..., work != nullptr ? &raw : nullptr));
+    if (enqueued && work != nullptr) work->reset(raw);
+    return enqueued;
+}
+
+} // namespace detail
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Buffers
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+class Buffer : public detail::Owned<detail::Handle<dcl_buffer_t>, dcl_buffer_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<Buffer> create(std::int32_t device, std::size_t byte_len) {
+        return detail::output<dcl_buffer_t *, Buffer>(dcl_buffer_new, device, byte_len);
+    }
+
+    Result<void *> get_address() { return detail::output<void *>(dcl_buffer_get_address, get()); }
+    Result<std::size_t> get_byte_len() const { return detail::output<std::size_t>(dcl_buffer_get_byte_len, get()); }
+    Result<void> read(std::size_t byte_offset, void *bytes, std::size_t byte_len) const {
+        return detail::check(dcl_buffer_read(get(), byte_offset, bytes, byte_len));
+    }
+    Result<void> write(std::size_t byte_offset, const void *bytes, std::size_t byte_len) {
+        return detail::check(dcl_buffer_write(get(), byte_offset, bytes, byte_len));
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Communicators
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+inline Result<NcclId> new_nccl_id() {
+    NcclId id{};
+    if (auto made = detail::check(dcl_nccl_id_new(id.data())); !made) return made.error();
+    return id;
+}
+
+class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dcl_communicator_free> {
+  public:
+    using Owned::Owned;
+
+    // Element r is rank r, for a thread of its own.
+    static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size, const std::string &backend = "auto",
+                                                            Timeout timeout = default_timeout) {
+        std::vector<dcl_communicator_t *> raw(room(world_size));
+        auto made = detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
+        if (!made) return made.error();
+        return std::vector<Communicator>(raw.begin(), raw.end());
+    }
+    // This process's ranks, each for a thread of its own.
+    static Result<std::vector<Communicator>> meet(const Meeting &meeting) {
+        std::vector<dcl_communicator_t *> raw(room(meeting.local_ranks));
+        if (auto met = detail::check(dcl_communicator_meet(&meeting, raw.data())); !met) return met.error();
+        return std::vector<Communicator>(raw.begin(), raw.end());
+    }
+    static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size, std::int32_t device,
+                                         Timeout timeout = default_timeout) {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_nccl, id.data(), rank, world_size, device,
+                                                                  timeout.count());
+    }
+    // The ncclComm_t stays the caller's, and has to live longer than this object and what was made with it.
+    static Result<Communicator> from_nccl(void *nccl_comm, Timeout timeout = default_timeout) {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm, timeout.count());
+    }
+
+    // Frees the handle, also with an error.
+    Result<void> finalize() { return detail::check(dcl_communicator_finalize(release())); }
+
+    Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_rank, get()); }
+    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_communicator_get_world_size, get()); }
+    Result<std::int32_t> get_origin_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get()); }
+    Result<std::string> get_backend() const { return detail::copy_out<std::string>(dcl_communicator_get_backend, get()); }
+    Result<std::int32_t> get_device() const { return detail::output<std::int32_t>(dcl_communicator_get_device, get()); }
+    Result<Timeout> get_timeout() const { return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get()); }
+    // Another handle on the same rank.
+    Result<Communicator> with_timeout(Timeout timeout) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(), timeout.count());
+    }
+
+    Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
+    Result<void> abort(const std::string &reason) const { return detail::check(dcl_communicator_abort(get(), reason.c_str())); }
+    Result<void> barrier() const { return detail::check(dcl_communicator_barrier(get())); }
+
+    // A rank that is in no group gets a Communicator without a handle.
+    Result<Communicator> split(std::int32_t color, std::int32_t key = 0) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_split, get(), color, key);
+    }
+    Result<Communicator> new_group(const Ranks &ranks) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_group, get(), ranks.data(),
+                                                                  static_cast<std::int64_t>(ranks.size()));
+    }
+
+    Result<Buffer> allocate(std::size_t byte_len) const {
+        return detail::output<dcl_buffer_t *, Buffer>(dcl_communicator_allocate, get(), byte_len);
+    }
+
+    // The collectives. Memory is the caller's until the call is done; `work`, if it is not NULL, gets a handle on it.
+    Result<void> all_reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
+                            const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_reduce, get(), input, output, count, detail::number(data_type),
+                               detail::number(reduce_op), stream.get());
+    }
+    Result<void> all_gather(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
+                            Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_gather, get(), input, output, count, detail::number(data_type), stream.get());
+    }
+    Result<void> broadcast(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
+                           const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_broadcast, get(), input, output, count, detail::number(data_type), root, stream.get());
+    }
+    Result<void> reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
+                        std::int32_t root, const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_reduce, get(), input, output, count, detail::number(data_type),
+                               detail::number(reduce_op), root, stream.get());
+    }
+    Result<void> reduce_scatter(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
+                                const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_reduce_scatter, get(), input, output, count, detail::number(data_type),
+                               detail::number(reduce_op), stream.get());
+    }
+    Result<void> all_to_all(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
+                            Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_to_all, get(), input, output, count, detail::number(data_type), stream.get());
+    }
+    Result<void> gather(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
+                        const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_gather, get(), input, output, count, detail::number(data_type), root, stream.get());
+    }
+    Result<void> scatter(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
+                         const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_scatter, get(), input, output, count, detail::number(data_type), root, stream.get());
+    }
+
+  private:
+    static std::size_t room(std::int32_t ranks) noexcept { return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0)); }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The environment
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+// One that is not finalized leaves without a word.
+class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_environment_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<std::string> detect_launcher() { return detail::copy_out<std::string>(dcl_environment_detect_launcher); }
+    static Result<Environment> initialize(const EnvironmentConfig &config = EnvironmentConfig()) {
+        return detail::output<dcl_environment_t *, Environment>(dcl_environment_initialize, &config);
+    }
+
+    // Frees the handle, also with an error.
+    Result<void> finalize() { return detail::check(dcl_environment_finalize(release())); }
+
+    Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_environment_get_rank, get()); }
+    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_environment_get_world_size, get()); }
+    Result<std::int32_t> get_local_rank() const { return detail::output<std::int32_t>(dcl_environment_get_local_rank, get()); }
+    Result<std::int32_t> get_local_world_size() const {
+        return detail::output<std::int32_t>(dcl_environment_get_local_world_size, get());
+    }
+    Result<std::string> get_launcher() const { return detail::copy_out<std::string>(dcl_environment_get_launcher, get()); }
+    Result<std::uint64_t> get_seed() const { return detail::output<std::uint64_t>(dcl_environment_get_seed, get()); }
+    Result<Communicator> get_communicator() const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_communicator, get());
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// Tensors and layers
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+class BoundLayer;
+class DistCollective;
+
+// A view of a network's tensor.
+class Tensor : public detail::Handle<dcl_tensor_t> {
+  public:
+    using Handle::Handle;
+
+    Result<std::string> get_name() const { return detail::copy_out<std::string>(dcl_tensor_get_name, get()); }
+    Result<void> set_name(const std::string &name) { return detail::check(dcl_tensor_set_name(get(), name.c_str())); }
+    Result<DataType> get_type() const { return detail::output<dcl_data_type_t, DataType>(dcl_tensor_get_type, get()); }
+};
+
+// A view of a layer of any kind.
+class Layer : public detail::Handle<dcl_layer_t> {
+  public:
+    using Handle::Handle;
+
+    Result<std::string> get_kind() const { return detail::copy_out<std::string>(dcl_layer_get_kind, get()); }
+    Result<std::string> get_name() const { return detail::copy_out<std::string>(dcl_layer_get_name, get()); }
+    Result<void> set_name(const std::string &name) { return detail::check(dcl_layer_set_name(get(), name.c_str())); }
+    Result<std::string> get_metadata() const { return detail::copy_out<std::string>(dcl_layer_get_metadata, get()); }
+    Result<void> set_metadata(const std::string &metadata) {
+        return detail::check(dcl_layer_set_metadata(get(), metadata.c_str()));
+    }
+    Result<std::int32_t> get_nb_rank() const { return detail::output<std::int32_t>(dcl_layer_get_nb_rank, get()); }
+    Result<void> set_nb_rank(std::int32_t nb_rank) { return detail::check(dcl_layer_set_nb_rank(get(), nb_rank)); }
+
+    Result<std::int32_t> get_nb_inputs() const { return detail::output<std::int32_t>(dcl_layer_get_nb_inputs, get()); }
+    Result<Tensor> get_input(std::int32_t index) const {
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_layer_get_input, get(), index);
+    }
+    Result<void> set_input(std::int32_t index, Tensor tensor) {
+        return detail::check(dcl_layer_set_input(get(), index, tensor.get()));
+    }
+    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_layer_get_nb_outputs, get()); }
+    Result<Tensor> get_output(std::int32_t index) const {
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_layer_get_output, get(), index);
+    }
+};
+
+// A view of a DistCollective layer, in a network or by itself.
+class DistCollectiveLayer : public Layer {
+  public:
+    using Layer::Layer;
+    // If the layer is of another kind, the library refuses the calls below.
+    explicit DistCollectiveLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<CollectiveOperation> get_collective_operation() const {
+        return detail::output<dcl_collective_operation_t, CollectiveOperation>(dcl_dist_collective_get_collective_operation, get());
+    }
+    Result<void> set_collective_operation(CollectiveOperation operation) {
+        return detail::check(dcl_dist_collective_set_collective_operation(get(), detail::number(operation)));
+    }
+    Result<ReduceOperation> get_reduce_op() const {
+        return detail::output<dcl_reduce_operation_t, ReduceOperation>(dcl_dist_collective_get_reduce_op, get());
+    }
+    Result<void> set_reduce_op(ReduceOperation reduce_op) {
+        return detail::check(dcl_dist_collective_set_reduce_op(get(), detail::number(reduce_op)));
+    }
+    Result<std::int64_t> get_root() const { return detail::output<std::int64_t>(dcl_dist_collective_get_root, get()); }
+    Result<void> set_root(std::int64_t root) { return detail::check(dcl_dist_collective_set_root(get(), root)); }
+
+    // Empty where all ranks take part, one list with a group, more with a partition.
+    Result<std::vector<Ranks>> get_groups() const {
+        std::int64_t nb_groups = 0;
+        std::int64_t group_size = 0;
+        auto asked = detail::check(dcl_dist_collective_get_groups(get(), nullptr, 0, &nb_groups, &group_size));
+        if (!asked) return asked.error();
+        Ranks flat(static_cast<std::size_t>(nb_groups * group_size));
+        auto copied = detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
+        if (!copied) return copied.error();
+        std::vector<Ranks> groups;
+        for (auto first = flat.begin(); first != flat.end(); first += group_size) groups.emplace_back(first, first + group_size);
+        return groups;
+    }
+    Result<void> set_groups(const Ranks &group) {
+        return detail::check(dcl_dist_collective_set_groups(get(), group.data(), static_cast<std::int64_t>(group.size())));
+    }
+    Result<void> set_partition(const std::vector<Ranks> &groups) {
+        const std::size_t group_size = groups.empty() ? 0 : groups.front().size();
+        Ranks flat;
+        for (const Ranks &group : groups) {
+            if (group.size() != group_size) return Error(Status::kINVALID_ARGUMENT, "groups of a partition have the same length");
+            flat.insert(flat.end(), group.begin(), group.end());
+        }
+        return detail::check(dcl_dist_collective_set_partition(get(), flat.data(), static_cast<std::int64_t>(groups.size()),
+                                                               static_cast<std::int64_t>(group_size)));
+    }
+
+    // The layer by itself: what a plugin of another engine needs.
+    Result<DistCollective> clone() const;
+    Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_dist_collective_serialize, get()); }
+    Result<void> check_type(DataType data_type) const {
+        return detail::check(dcl_dist_collective_check_type(get(), detail::number(data_type)));
+    }
+    Result<Dims> get_output_dims(const Dims &input) const {
+        return detail::output<Dims>(dcl_dist_collective_get_output_dims, get(), &input);
+    }
+    Result<BoundLayer> bind(const Communicator &communicator, DataType data_type) const;
+};
+
+// A DistCollective layer that belongs to no network.
+class DistCollective : public detail::Owned<DistCollectiveLayer, dcl_layer_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<DistCollective> create(CollectiveOperation operation, ReduceOperation reduce_op = ReduceOperation::kNONE,
+                                         std::int64_t root = -1, const Ranks &groups = {}) {
+        return detail::output<dcl_layer_t *, DistCollective>(dcl_dist_collective_new, detail::number(operation),
+                                                             detail::number(reduce_op), root, groups.data(),
+                                                             static_cast<std::int64_t>(groups.size()));
+    }
+    static Result<DistCollective> deserialize(const void *bytes, std::size_t byte_len) {
+        return detail::output<dcl_layer_t *, DistCollective>(dcl_dist_collective_deserialize, bytes, byte_len);
+    }
+    static Result<DistCollective> deserialize(const Bytes &bytes) { return deserialize(bytes.data(), bytes.size()); }
+};
+
+inline Result<DistCollective> DistCollectiveLayer::clone() const {
+    return detail::output<dcl_layer_t *, DistCollective>(dcl_dist_collective_clone, get());
+}
+
+// A copy of a DistCollective layer on a communicator.
+class BoundLayer : public detail::Owned<detail::Handle<dcl_bound_layer_t>, dcl_bound_layer_free> {
+  public:
+    using Owned::Owned;
+
+    struct InPlaceRule {
+        InPlace in_place;
+        std::size_t element_offset;
+    };
+    struct Uses {
+        bool reads_input;
+        bool writes_output;
+    };
+
+    Result<Dims> get_output_dims(const Dims &input) const {
+        return detail::output<Dims>(dcl_bound_layer_get_output_dims, get(), &input);
+    }
+    Result<InPlaceRule> get_in_place(const Dims &input) const {
+        dcl_in_place_t in_place = DCL_IN_PLACE_NEVER;
+        std::size_t element_offset = 0;
+        auto got = detail::check(dcl_bound_layer_get_in_place(get(), &input, &in_place, &element_offset));
+        if (!got) return got.error();
+        return InPlaceRule{static_cast<InPlace>(in_place), element_offset};
+    }
+    Result<Uses> get_uses() const {
+        std::int32_t reads_input = 0;
+        std::int32_t writes_output = 0;
+        if (auto got = detail::check(dcl_bound_layer_get_uses(get(), &reads_input, &writes_output)); !got) return got.error();
+        return Uses{reads_input != 0, writes_output != 0};
+    }
+    // Memory is the caller's until the run is done; `work`, if it is not NULL, gets a handle on it.
+    Result<void> enqueue(const void *input, void *output, const Dims &dims, const Stream &stream = Stream(),
+                         Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_bound_layer_enqueue, get(), input, output, &dims, stream.get());
+    }
+};
+
+inline Result<BoundLayer> DistCollectiveLayer::bind(const Communicator &communicator, DataType data_type) const {
+    return detail::output<dcl_bound_layer_t *, BoundLayer>(dcl_dist_collective_bind, get(), communicator.get(),
+                                                           detail::number(data_type));
+}
+
+// A view of a Shuffle layer.
+class ShuffleLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit ShuffleLayer(Layer layer) noexcept : Layer(layer) {}
+
+    // Empty where there is no transpose.
+    using Permutation = std::vector<std::int32_t>;
+
+    Result<Permutation> get_first_transpose() const { return get_transpose(dcl_shuffle_get_first_transpose); }
+    Result<void> set_first_transpose(const Permutation &permutation) {
+        return detail::check(dcl_shuffle_set_first_transpose(get(), permutation.data(), nb_dims(permutation)));
+    }
+    // Dims::none() where there is no reshape.
+    Result<Dims> get_reshape_dimensions() const { return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get()); }
+    Result<void> set_reshape_dimensions(const Dims &dims) {
+        return detail::check(dcl_shuffle_set_reshape_dimensions(get(), &dims));
+    }
+    Result<Permutation> get_second_transpose() const { return get_transpose(dcl_shuffle_get_second_transpose); }
+    Result<void> set_second_transpose(const Permutation &permutation) {
+        return detail::check(dcl_shuffle_set_second_transpose(get(), permutation.data(), nb_dims(permutation)));
+    }
+
+  private:
+    static std::int32_t nb_dims(const Permutation &permutation) noexcept { return static_cast<std::int32_t>(permutation.size()); }
+    Result<Permutation> get_transpose(dcl_status_t (*get_it)(dcl_layer_t *, std::int32_t *, std::int32_t *)) const {
+        Permutation permutation(DCL_MAX_DIMS);
+        std::int32_t length = 0;
+        if (auto got = detail::check(get_it(get(), permutation.data(), &length)); !got) return got.error();
+        permutation.resize(static_cast<std::size_t>(length));
+        return permutation;
+    }
+};
+
+// A view of a Cast layer.
+class CastLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit CastLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<DataType> get_to_type() const { return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get()); }
+    Result<void> set_to_type(DataType to_type) { return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type))); }
+};
+
+// A view of a Constant layer.
+class ConstantLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit ConstantLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<DataType> get_data_type() const {
+        dcl_data_type_t data_type = DCL_DATA_TYPE_FLOAT;
+        if (auto got = detail::check(dcl_constant_get_dimensions(get(), &data_type, nullptr)); !got) return got.error();
+        return static_cast<DataType>(data_type);
+    }
+    Result<Dims> get_dimensions() const { return detail::output<Dims>(dcl_constant_get_dimensions, get(), nullptr); }
+    Result<Bytes> get_weights() const { return detail::copy_out<Bytes>(dcl_constant_get_weights, get()); }
+    Result<void> set_weights(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
+        return detail::check(dcl_constant_set_weights(get(), detail::number(data_type), &dims, weights, byte_len));
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The network
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+// Tensors and layers that its methods give are views of what belongs to it.
+class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<Network> create() { return detail::output<dcl_network_t *, Network>(dcl_network_new); }
+
+    Result<Tensor> add_input(const std::string &name, DataType data_type, const Dims &dims) {
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(), detail::number(data_type), &dims);
+    }
+    Result<void> set_optimization_profile(Tensor input, const Dims &min, const Dims &opt, const Dims &max) {
+        return detail::check(dcl_network_set_optimization_profile(get(), input.get(), &min, &opt, &max));
+    }
+    Result<DistCollectiveLayer> add_dist_collective(Tensor input, CollectiveOperation operation,
+                                                    ReduceOperation reduce_op = ReduceOperation::kNONE, std::int64_t root = -1,
+                                                    const Ranks &groups = {}) {
+        return detail::output<dcl_layer_t *, DistCollectiveLayer>(dcl_network_add_dist_collective, get(), input.get(),
+                                                                  detail::number(operation), detail::number(reduce_op), root,
+                                                                  groups.data(), static_cast<std::int64_t>(groups.size()));
+    }
+    Result<ShuffleLayer> add_shuffle(Tensor input) {
+        return detail::output<dcl_layer_t *, ShuffleLayer>(dcl_network_add_shuffle, get(), input.get());
+    }
+    Result<CastLayer> add_cast(Tensor input, DataType to_type) {
+        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(), detail::number(to_type));
+    }
+    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
+        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type), &dims,
+                                                            weights, byte_len);
+    }
+    Result<void> mark_output(Tensor tensor, const std::string &name) {
+        return detail::check(dcl_network_mark_output(get(), tensor.get(), name.c_str()));
+    }
+
+    Result<std::int32_t> get_nb_layers() const { return detail::output<std::int32_t>(dcl_network_get_nb_layers, get()); }
+    Result<Layer> get_layer(std::int32_t index) const {
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_get_layer, get(), index);
+    }
+    Result<std::int32_t> get_nb_inputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_inputs, get()); }
+    Result<Tensor> get_input(std::int32_t index) const {
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_input, get(), index);
+    }
+    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_outputs, get()); }
+    Result<Tensor> get_output(std::int32_t index) const {
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_output, get(), index);
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+// The engine and the execution context
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_context_t>, dcl_execution_context_free> {
+  public:
+    using Owned::Owned;
+
+    Result<void> set_communicator(const Communicator &communicator) {
+        return detail::check(dcl_execution_context_set_communicator(get(), communicator.get()));
+    }
+    Result<void> set_timeout(Timeout timeout) {
+        return detail::check(dcl_execution_context_set_timeout(get(), timeout.count()));
+    }
+
+    Result<void> set_input_shape(const std::string &name, const Dims &dims) {
+        return detail::check(dcl_execution_context_set_input_shape(get(), name.c_str(), &dims));
+    }
+    Result<void> set_input_shapes(const std::vector<std::pair<std::string, Dims>> &shapes) {
+        std::vector<const char *> names;
+        std::vector<dcl_dims_t> dims;
+        for (const auto &[name, shape] : shapes) {
+            names.push_back(name.c_str());
+            dims.push_back(shape);
+        }
+        return detail::check(dcl_execution_context_set_input_shapes(get(), names.data(), dims.data(),
+                                                                    static_cast<std::int32_t>(names.size())));
+    }
+    Result<Dims> get_tensor_shape(const std::string &name) const {
+        return detail::output<Dims>(dcl_execution_context_get_tensor_shape, get(), name.c_str());
+    }
+
+    // The memory stays the caller's.
+    Result<void> set_tensor_address(const std::string &name, void *address, std::size_t byte_len) {
+        return detail::check(dcl_execution_context_set_tensor_address(get(), name.c_str(), address, byte_len));
+    }
+    Result<void *> get_tensor_address(const std::string &name) const {
+        return detail::output<void *>(dcl_execution_context_get_tensor_address, get(), name.c_str());
+    }
+
+    // `work`, if it is not NULL, gets a handle on the run.
+    Result<void> enqueue(const Stream &stream = Stream(), Work *work = nullptr) {
+        return detail::enqueue(work, dcl_execution_context_enqueue, get(), stream.get());
+    }
+};
+
+class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<Engine> build(const Network &network) {
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_build, network.get());
+    }
+    static Result<Engine> deserialize(const void *plan, std::size_t byte_len) {
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize, plan, byte_len);
+    }
+    static Result<Engine> deserialize(const Bytes &plan) { return deserialize(plan.data(), plan.size()); }
+
+    Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_engine_serialize, get()); }
+    Result<std::string> inspect() const { return detail::copy_out<std::string>(dcl_engine_inspect, get()); }
+    Result<std::string> get_fingerprint() const { return detail::copy_out<std::string>(dcl_engine_get_fingerprint, get()); }
+    Result<std::int32_t> get_nb_warnings() const { return detail::output<std::int32_t>(dcl_engine_get_nb_warnings, get()); }
+    Result<std::string> get_warning(std::int32_t index) const {
+        return detail::copy_out<std::string>(dcl_engine_get_warning, get(), index);
+    }
+
+    Result<std::int32_t> get_nb_io_tensors() const { return detail::output<std::int32_t>(dcl_engine_get_nb_io_tensors, get()); }
+    Result<std::string> get_io_tensor_name(std::int32_t index) const {
+        return detail::copy_out<std::string>(dcl_engine_get_io_tensor_name, get(), index);
+    }
+    Result<TensorIOMode> get_tensor_io_mode(const std::string &name) const {
+        return detail::output<dcl_tensor_io_mode_t, TensorIOMode>(dcl_engine_get_tensor_io_mode, get(), name.c_str());
+    }
+    Result<DataType> get_tensor_data_type(const std::string &name) const {
+        return detail::output<dcl_data_type_t, DataType>(dcl_engine_get_tensor_data_type, get(), name.c_str());
+    }
+    Result<Dims> get_tensor_shape(const std::string &name) const {
+        return detail::output<Dims>(dcl_engine_get_tensor_shape, get(), name.c_str());
+    }
+    Result<Dims> get_profile_shape(const std::string &name, OptProfileSelector selector) const {
+        return detail::output<Dims>(dcl_engine_get_profile_shape, get(), name.c_str(), detail::number(selector));
+    }
+
+    Result<ExecutionContext> create_execution_context(const ExecutionContextOptions &options = ExecutionContextOptions()) const {
+        return detail::output<dcl_execution_context_t *, ExecutionContext>(dcl_engine_create_execution_context, get(), &options);
+    }
+};
+
+} // namespace distcollective
+
+#endif // DISTCOLLECTIVE_HPP
