@@ -1,0 +1,607 @@
+// The demo for engines with a graph of their own: the DistCollective layer by itself, as a plugin of a toy engine.
+//
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+//     input [3, batch] -> Transpose -> [batch, 3] -> DistCollectivePlugin -> "collective" -> Transpose -> "output"
+//
+// The graph is made once, written as a plan and read back on every rank. A rank binds the plugin to its communicator once, and then
+// runs two batch sizes, with the plugin's buffers apart and in place. Memory begins as a pattern: on a rank where the operation
+// does not write (off the root of REDUCE and GATHER), "collective" must keep it, and so must "output".
+//
+// The demo throws what goes wrong; the mistakes (--mistakes) look at each Result.
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "distcollective.hpp"
+#include "toy_engine.hpp"
+
+using namespace distcollective;
+using namespace std::chrono_literals;
+
+namespace {
+
+// The toy engine computes in host memory.
+const char *const backend = "host";
+
+constexpr std::int64_t rows = 3;
+
+// --------------------------------------------------------------------------------------------------------------------------------
+// The plugin
+// --------------------------------------------------------------------------------------------------------------------------------
+
+class DistCollectivePlugin : public toy::Node {
+  public:
+    explicit DistCollectivePlugin(DistCollective layer) : layer_(std::move(layer)) {}
+
+    static std::unique_ptr<Node> deserialize(const Bytes &bytes) {
+        return std::make_unique<DistCollectivePlugin>(DistCollective::deserialize(bytes).value());
+    }
+
+    std::string kind() const override { return "dist_collective"; }
+    void check_type(DataType type) const override { layer_.check_type(type).value(); }
+    Dims get_output_dims(const Dims &input) const override { return layer_.get_output_dims(input).value(); }
+    Bytes serialize() const override { return layer_.serialize().value(); }
+    std::unique_ptr<Node> clone() const override { return std::make_unique<DistCollectivePlugin>(layer_.clone().value()); }
+
+    void attach(const Communicator &communicator, DataType type) override { bound_ = layer_.bind(communicator, type).value(); }
+    Rule get_in_place(const Dims &input) const override { return bound_.get_in_place(input).value(); }
+    void enqueue(const void *input, void *output, const Dims &dims, DataType) override {
+        bound_.enqueue(input, output, dims).value();
+    }
+
+  private:
+    DistCollective layer_;
+    BoundLayer bound_;
+};
+
+const toy::Creators creators = {
+    {"transpose", [](const Bytes &) { return std::make_unique<toy::Transpose>(); }},
+    {"dist_collective", DistCollectivePlugin::deserialize},
+};
+
+// --------------------------------------------------------------------------------------------------------------------------------
+// What the operations mean
+// --------------------------------------------------------------------------------------------------------------------------------
+
+constexpr std::array operations = {
+    CollectiveOperation::kALL_REDUCE,     CollectiveOperation::kALL_GATHER, CollectiveOperation::kBROADCAST,
+    CollectiveOperation::kREDUCE,         CollectiveOperation::kREDUCE_SCATTER, CollectiveOperation::kALL_TO_ALL,
+    CollectiveOperation::kGATHER,         CollectiveOperation::kSCATTER,
+};
+
+constexpr std::array types = {DataType::kFLOAT, DataType::kBF16, DataType::kINT64, DataType::kINT32,
+                              DataType::kINT8,  DataType::kUINT8, DataType::kBOOL};
+
+struct Arguments {
+    std::vector<CollectiveOperation> operations{::operations.begin(), ::operations.end()};
+    std::int32_t ranks = 2;
+    std::int32_t root = 0;
+    DataType type = DataType::kFLOAT;
+    bool mistakes = false;
+};
+
+using Values = std::vector<std::int64_t>;
+
+bool reduces(CollectiveOperation operation) {
+    return operation == CollectiveOperation::kALL_REDUCE || operation == CollectiveOperation::kREDUCE ||
+           operation == CollectiveOperation::kREDUCE_SCATTER;
+}
+
+bool has_root(CollectiveOperation operation) {
+    return operation == CollectiveOperation::kBROADCAST || operation == CollectiveOperation::kREDUCE ||
+           operation == CollectiveOperation::kGATHER || operation == CollectiveOperation::kSCATTER;
+}
+
+// A rank's input: small whole numbers, which every type holds.
+Values input_values(std::int32_t rank, std::int64_t batch) {
+    Values values;
+    for (std::int64_t i = 0; i < rows * batch; i++) values.push_back((i + 2 * rank) % 3);
+    return values;
+}
+
+Values transpose(const Values &values, std::int64_t from_rows) {
+    const std::int64_t columns = static_cast<std::int64_t>(values.size()) / from_rows;
+    Values transposed;
+    for (std::int64_t column = 0; column < columns; column++) {
+        for (std::int64_t row = 0; row < from_rows; row++) {
+            transposed.push_back(values[static_cast<std::size_t>(row * columns + column)]);
+        }
+    }
+    return transposed;
+}
+
+Values concatenation(const std::vector<Values> &parts) {
+    Values all;
+    for (const Values &part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
+Values sum(const std::vector<Values> &parts, DataType type) {
+    if (parts.size() == 1) return parts[0];
+    Values sums(parts[0].size(), 0);
+    for (const Values &part : parts) {
+        for (std::size_t i = 0; i < part.size(); i++) sums[i] += part[i];
+    }
+    // The sum of bool is or.
+    if (type == DataType::kBOOL) {
+        for (std::int64_t &value : sums) value = value != 0 ? 1 : 0;
+    }
+    return sums;
+}
+
+Values block(const Values &values, std::int32_t index, std::int32_t blocks) {
+    const auto length = static_cast<std::ptrdiff_t>(values.size()) / blocks;
+    return Values(values.begin() + index * length, values.begin() + (index + 1) * length);
+}
+
+// What the collective gives a rank; nothing where it does not write.
+std::optional<Values> expected_values(const Arguments &arguments, CollectiveOperation operation, std::int32_t rank,
+                                      std::int64_t batch) {
+    std::vector<Values> inputs;
+    std::vector<Values> blocks;
+    for (std::int32_t r = 0; r < arguments.ranks; r++) {
+        inputs.push_back(transpose(input_values(r, batch), rows));
+        blocks.push_back(block(inputs.back(), rank, arguments.ranks));
+    }
+    const Values &root_input = inputs[static_cast<std::size_t>(arguments.root)];
+    const bool is_root = rank == arguments.root;
+    switch (operation) {
+    case CollectiveOperation::kALL_REDUCE: return sum(inputs, arguments.type);
+    case CollectiveOperation::kALL_GATHER: return concatenation(inputs);
+    case CollectiveOperation::kBROADCAST: return root_input;
+    case CollectiveOperation::kREDUCE: return is_root ? std::optional(sum(inputs, arguments.type)) : std::nullopt;
+    case CollectiveOperation::kREDUCE_SCATTER: return sum(blocks, arguments.type);
+    case CollectiveOperation::kALL_TO_ALL: return concatenation(blocks);
+    case CollectiveOperation::kGATHER: return is_root ? std::optional(concatenation(inputs)) : std::nullopt;
+    case CollectiveOperation::kSCATTER: return block(root_input, rank, arguments.ranks);
+    }
+    return std::nullopt;
+}
+
+template <typename T>
+void append(Bytes &bytes, T value) {
+    const auto *first = reinterpret_cast<const std::uint8_t *>(&value);
+    bytes.insert(bytes.end(), first, first + sizeof value);
+}
+
+// Small whole numbers as elements of a type.
+Bytes encode(DataType type, const Values &values) {
+    Bytes bytes;
+    for (std::int64_t value : values) {
+        const auto as_float = static_cast<float>(value);
+        switch (type) {
+        case DataType::kFLOAT: append(bytes, as_float); break;
+        case DataType::kBF16: {
+            // The upper half of a float32; the lower one is zero here.
+            std::uint32_t bits = 0;
+            std::memcpy(&bits, &as_float, sizeof bits);
+            append(bytes, static_cast<std::uint16_t>(bits >> 16));
+            break;
+        }
+        case DataType::kINT64: append(bytes, value); break;
+        case DataType::kINT32: append(bytes, static_cast<std::int32_t>(value)); break;
+        default: append(bytes, static_cast<std::uint8_t>(value)); break;
+        }
+    }
+    return bytes;
+}
+
+// --------------------------------------------------------------------------------------------------------------------------------
+// One rank
+// --------------------------------------------------------------------------------------------------------------------------------
+
+// Describes the graph and writes its plan. It is the same on every rank.
+Bytes build(const Arguments &arguments, CollectiveOperation operation) {
+    const ReduceOperation reduce_op = reduces(operation) ? ReduceOperation::kSUM : ReduceOperation::kNONE;
+    const std::int32_t root = has_root(operation) ? arguments.root : -1;
+    DistCollective layer = DistCollective::create(operation, reduce_op, root).value();
+    layer.set_name(collective_operation_name(operation)).value();
+    layer.set_nb_rank(arguments.ranks).value();
+
+    toy::Graph graph;
+    graph.type = arguments.type;
+    graph.input = {rows, -1};
+    graph.nodes.push_back(std::make_unique<toy::Transpose>());
+    graph.nodes.push_back(std::make_unique<DistCollectivePlugin>(std::move(layer)));
+    graph.nodes.push_back(std::make_unique<toy::Transpose>());
+    graph.check();
+    return graph.serialize();
+}
+
+// What became of a rank.
+struct Outcome {
+    std::string error;
+    Dims input;
+    Dims output;
+    std::string in_place;
+    bool written = true;
+    std::chrono::duration<double, std::micro> time{};
+};
+
+std::string text(const Dims &dims) {
+    std::string text;
+    for (std::int64_t dim : dims) text += (text.empty() ? "[" : ", ") + std::to_string(dim);
+    return text + "]";
+}
+
+std::string text(const BoundLayer::InPlaceRule &rule) {
+    switch (rule.in_place) {
+    case InPlace::kNEVER: return "never";
+    case InPlace::kSAME_ADDRESS: return "same address";
+    case InPlace::kINPUT_AT: return "input at " + std::to_string(rule.element_offset);
+    case InPlace::kOUTPUT_AT: return "output at " + std::to_string(rule.element_offset);
+    case InPlace::kUNUSED: return "unused";
+    }
+    return "?";
+}
+
+void check(const char *name, const Bytes &got, const Bytes &expected) {
+    if (got == expected) return;
+    std::string message = std::string("the bytes of \"") + name + "\" are wrong:";
+    char byte[8];
+    for (std::uint8_t value : got) message += (std::snprintf(byte, sizeof byte, " %02x", value), byte);
+    message += ", not";
+    for (std::uint8_t value : expected) message += (std::snprintf(byte, sizeof byte, " %02x", value), byte);
+    throw std::runtime_error(message);
+}
+
+// Reads the plan, attaches it to the communicator, and runs and checks two batch sizes.
+Outcome run_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan, const Communicator &communicator) {
+    const std::int32_t rank = communicator.get_rank().value();
+    const toy::Graph graph = toy::Graph::deserialize(plan, creators);
+    toy::Session session(graph, communicator);
+    Outcome outcome;
+    for (const std::int64_t batch : {2 * arguments.ranks, 3 * arguments.ranks}) {
+        for (const bool in_place : {false, true}) {
+            const Bytes input = encode(arguments.type, input_values(rank, batch));
+            const auto start = std::chrono::steady_clock::now();
+            session.run({rows, batch}, input, in_place);
+            outcome.time = std::max(outcome.time, decltype(outcome.time)(std::chrono::steady_clock::now() - start));
+
+            const Bytes collective = session.bytes(2);
+            const Bytes output = session.bytes(3);
+            if (const auto expected = expected_values(arguments, operation, rank, batch)) {
+                check("collective", collective, encode(arguments.type, *expected));
+                check("output", output, encode(arguments.type, transpose(*expected, session.dims(2).d[0])));
+            } else {
+                check("collective", collective, Bytes(collective.size(), toy::pattern));
+                check("output", output, Bytes(output.size(), toy::pattern));
+                outcome.written = false;
+            }
+        }
+    }
+    outcome.input = session.dims(1);
+    outcome.output = session.dims(2);
+    outcome.in_place = text(session.in_place(1));
+    return outcome;
+}
+
+// The same, with what is thrown kept in the outcome.
+Outcome try_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan, const Communicator &communicator) {
+    Outcome outcome;
+    try {
+        outcome = run_rank(arguments, operation, plan, communicator);
+    } catch (const std::exception &error) {
+        outcome.error = error.what();
+    }
+    return outcome;
+}
+
+// A line of the summary.
+struct Row {
+    explicit Row(CollectiveOperation operation) {
+        for (const char *c = collective_operation_name(operation); *c != '\0'; c++) name += static_cast<char>(std::toupper(*c));
+    }
+
+    // Prints what became of one rank, and keeps it for the summary.
+    void tell(std::int32_t rank, const Outcome &outcome) {
+        if (!outcome.error.empty()) {
+            std::printf("Rank %d - %s FAILED: %s\n", rank, name.c_str(), outcome.error.c_str());
+            passed = false;
+            return;
+        }
+        std::printf("Rank %d - %s PASSED\n", rank, name.c_str());
+        std::printf("Rank %d - %s test completed successfully!\n", rank, name.c_str());
+        if (first.input.nb_dims == 0) first = outcome;
+        slowest = std::max(slowest, outcome.time.count());
+        all_written = all_written && outcome.written;
+    }
+
+    std::string name;
+    Outcome first;
+    double slowest = 0;
+    bool all_written = true;
+    bool passed = true;
+};
+
+void print_summary(const Arguments &arguments, const char *ranks_are, const std::vector<Row> &summary) {
+    std::printf("\nranks: %d %s; type: %s; backend: %s\n", arguments.ranks, ranks_are, data_type_name(arguments.type), backend);
+    std::printf("%-15s %-10s %-10s %-14s %12s  result\n", "operation", "input", "output", "in place", "slowest run");
+    for (const Row &row : summary) {
+        const char *result = !row.passed ? "FAILED" : row.all_written ? "PASSED" : "PASSED, untouched off the root";
+        std::printf("%-15s %-10s %-10s %-14s %9.1f us  %s\n", row.name.c_str(), text(row.first.input).c_str(),
+                    text(row.first.output).c_str(), row.first.in_place.c_str(), row.slowest, result);
+    }
+}
+
+// Runs every operation on ranks that are threads of this process.
+bool in_threads(const Arguments &arguments) {
+    std::vector<Row> summary;
+    bool passed = true;
+    for (CollectiveOperation operation : arguments.operations) {
+        const Bytes plan = build(arguments, operation);
+        auto communicators = Communicator::new_in_process(arguments.ranks, backend, 30s).value();
+        std::vector<Outcome> outcomes(communicators.size());
+        std::vector<std::thread> threads;
+        for (std::size_t rank = 0; rank < communicators.size(); rank++) {
+            threads.emplace_back([&, rank] {
+                // A rank that fails leaves, so that the others do not wait for it.
+                const Communicator communicator = std::move(communicators[rank]);
+                outcomes[rank] = try_rank(arguments, operation, plan, communicator);
+            });
+        }
+        for (std::thread &thread : threads) thread.join();
+        Row row(operation);
+        for (std::size_t rank = 0; rank < outcomes.size(); rank++) row.tell(static_cast<std::int32_t>(rank), outcomes[rank]);
+        passed = passed && row.passed;
+        summary.push_back(std::move(row));
+    }
+    print_summary(arguments, arguments.ranks == 1 ? "thread" : "threads", summary);
+    return passed;
+}
+
+// Started by a launcher, this process is one rank of the job.
+bool as_one_rank(Arguments arguments) {
+    EnvironmentConfig config;
+    config.backend = backend;
+    config.timeout_ms = Timeout(60s).count();
+    Environment environment = Environment::initialize(config).value();
+    const std::int32_t rank = environment.get_rank().value();
+    arguments.ranks = environment.get_world_size().value();
+    const Communicator communicator = environment.get_communicator().value();
+    std::vector<Row> summary;
+    bool passed = true;
+    for (CollectiveOperation operation : arguments.operations) {
+        summary.emplace_back(operation);
+        summary.back().tell(rank, try_rank(arguments, operation, build(arguments, operation), communicator));
+        passed = passed && summary.back().passed;
+    }
+    communicator.barrier().value();
+    if (rank == 0) print_summary(arguments, "processes", summary);
+    environment.finalize().value();
+    return passed;
+}
+
+// --------------------------------------------------------------------------------------------------------------------------------
+// Mistakes
+// --------------------------------------------------------------------------------------------------------------------------------
+
+// Compares what became of a mistake with the status that belongs to it, and prints the library's words.
+bool refused(const std::string &mistake, Status expected, const Error &error) {
+    std::printf("%s\n    %s: %s\n", mistake.c_str(), status_name(error.status()), error.message().c_str());
+    if (error.status() == expected) return true;
+    std::printf("    but %s was expected\n", status_name(expected));
+    return false;
+}
+
+// The same for what two ranks do, each on a thread of its own.
+using OneOfTwo = std::function<Result<void>(Communicator &, std::int32_t)>;
+
+bool two_ranks_refused(const std::string &mistake, Status expected_0, Status expected_1, const OneOfTwo &make_mistake) {
+    auto communicators = Communicator::new_in_process(2, backend, 10s).value();
+    std::array<Error, 2> errors;
+    const auto run = [&](std::size_t rank) {
+        try {
+            errors[rank] = make_mistake(communicators[rank], static_cast<std::int32_t>(rank)).error();
+        } catch (const Error &error) {
+            errors[rank] = error;
+        }
+    };
+    std::thread other(run, 1);
+    run(0);
+    other.join();
+    const bool refused_0 = refused(mistake + " (rank 0)", expected_0, errors[0]);
+    const bool refused_1 = refused(mistake + " (rank 1)", expected_1, errors[1]);
+    return refused_0 && refused_1;
+}
+
+DistCollective layer_of(std::int32_t nb_rank, CollectiveOperation operation, ReduceOperation reduce_op = ReduceOperation::kNONE) {
+    DistCollective layer = DistCollective::create(operation, reduce_op).value();
+    layer.set_nb_rank(nb_rank).value();
+    layer.set_name("mistaken").value();
+    return layer;
+}
+
+// Makes mistakes on purpose. Each must be refused with the status that the header gives it.
+bool make_mistakes() {
+    bool as_expected = true;
+    const auto expect = [&](const char *mistake, Status expected, const Error &error) {
+        as_expected &= refused(mistake, expected, error);
+    };
+    const auto expect_of_two = [&](const char *mistake, Status expected_0, Status expected_1, const OneOfTwo &make_mistake) {
+        as_expected &= two_ranks_refused(mistake, expected_0, expected_1, make_mistake);
+    };
+
+    expect("all_gather with a reduction", Status::kINVALID_ARGUMENT,
+           DistCollective::create(CollectiveOperation::kALL_GATHER, ReduceOperation::kSUM).error());
+
+    const DistCollective average = layer_of(2, CollectiveOperation::kALL_REDUCE, ReduceOperation::kAVG);
+    expect("the average of bool", Status::kINVALID_ARGUMENT, average.check_type(DataType::kBOOL).error());
+
+    const DistCollective scattered = layer_of(4, CollectiveOperation::kREDUCE_SCATTER, ReduceOperation::kSUM);
+    expect("10 rows between 4 ranks", Status::kINVALID_SHAPE, scattered.get_output_dims({10, 8}).error());
+
+    Bytes bytes = average.serialize().value();
+    bytes.back() ^= 1;
+    expect("a plan with one bit wrong", Status::kINVALID_PLAN, DistCollective::deserialize(bytes).error());
+
+    DistCollective freed = layer_of(2, CollectiveOperation::kALL_TO_ALL);
+    const DistCollectiveLayer view = freed;
+    freed.reset();
+    expect("a layer that was freed", Status::kINVALID_HANDLE, view.get_name().error());
+
+    expect_of_two("a layer for 4 ranks on 2", Status::kINVALID_COMMUNICATOR, Status::kINVALID_COMMUNICATOR,
+                  [&](Communicator &communicator, std::int32_t) -> Result<void> {
+                      return scattered.bind(communicator, DataType::kFLOAT).error();
+                  });
+
+    expect_of_two("one rank sums, one takes the maximum", Status::kDISAGREEMENT, Status::kDISAGREEMENT,
+                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
+                      const auto reduce_op = rank == 0 ? ReduceOperation::kSUM : ReduceOperation::kMAX;
+                      const DistCollective layer = layer_of(2, CollectiveOperation::kALL_REDUCE, reduce_op);
+                      return layer.bind(communicator, DataType::kFLOAT).error();
+                  });
+
+    // What is found before anything moves leaves the communicator as it was.
+    expect_of_two("a float at an odd address", Status::kINVALID_BUFFER, Status::kINVALID_BUFFER,
+                  [](Communicator &communicator, std::int32_t) -> Result<void> {
+                      const auto layer = layer_of(2, CollectiveOperation::kALL_REDUCE, ReduceOperation::kSUM);
+                      const BoundLayer bound = layer.bind(communicator, DataType::kFLOAT).value();
+                      std::array<float, 5> memory{};
+                      void *odd = reinterpret_cast<std::uint8_t *>(memory.data()) + 1;
+                      auto enqueued = bound.enqueue(odd, odd, {4});
+                      communicator.barrier().value();
+                      return enqueued;
+                  });
+    expect_of_two("buffers that overlap by an element", Status::kINVALID_BUFFER, Status::kINVALID_BUFFER,
+                  [](Communicator &communicator, std::int32_t) -> Result<void> {
+                      const auto layer = layer_of(2, CollectiveOperation::kALL_TO_ALL);
+                      const BoundLayer bound = layer.bind(communicator, DataType::kFLOAT).value();
+                      std::array<float, 7> memory{};
+                      auto enqueued = bound.enqueue(memory.data(), memory.data() + 3, {4});
+                      communicator.barrier().value();
+                      return enqueued;
+                  });
+
+    expect_of_two("one rank reduces, one broadcasts", Status::kDISAGREEMENT, Status::kDISAGREEMENT,
+                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
+                      std::array<float, 4> memory{};
+                      float *address = memory.data();
+                      if (rank == 0) return communicator.all_reduce(address, address, 4, DataType::kFLOAT, ReduceOperation::kSUM);
+                      return communicator.broadcast(address, address, 4, DataType::kFLOAT, 0);
+                  });
+    expect_of_two("one rank does not come", Status::kDEADLINE_EXCEEDED, Status::kSUCCESS,
+                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
+                      if (rank == 1) return {};
+                      return communicator.with_timeout(300ms).value().barrier();
+                  });
+    expect_of_two("one rank leaves", Status::kPEER_LOST, Status::kSUCCESS,
+                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
+                      if (rank == 0) return communicator.barrier();
+                      communicator.reset();
+                      return {};
+                  });
+
+    std::printf("\n%s\n", as_expected ? "every mistake was refused as it should be" : "some mistakes were not refused as they should");
+    return as_expected;
+}
+
+// --------------------------------------------------------------------------------------------------------------------------------
+// The command line
+// --------------------------------------------------------------------------------------------------------------------------------
+
+const char *const usage =
+    "Runs TensorRT's DistCollective operations between ranks, as a plugin of a toy engine, and checks every result.\n"
+    "\n"
+    "    sample_plugin [--op NAME|all] [--ranks N] [--dtype TYPE] [--root K]\n"
+    "    sample_plugin --mistakes\n"
+    "\n"
+    "  --op NAME     all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter, in any case; or all,\n"
+    "                which it is without this\n"
+    "  --ranks N     1 to 64 ranks, 2 without this, each a thread of this process; under a launcher this process is one of\n"
+    "                the launcher's\n"
+    "  --dtype TYPE  float32, which it is without this, bfloat16, int64, int32, int8, uint8, bool\n"
+    "  --root K      the root, for operations that have one; 0 without this\n"
+    "  --mistakes    makes mistakes on purpose and prints what the library says to them\n"
+    "\n"
+    "Exit status: 0 if all is as it should be, 1 if not, 2 for arguments that this text does not have.\n";
+
+// A mistake in the arguments.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+std::string lower(std::string text) {
+    for (char &c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+}
+
+std::int32_t parse_number(const std::string &option, const std::string &text, std::int32_t least, std::int32_t most) {
+    char *end = nullptr;
+    const long number = std::strtol(text.c_str(), &end, 10);
+    if (text.empty() || *end != '\0' || number < least || number > most) {
+        throw UsageError(option + ": \"" + text + "\" is no number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return static_cast<std::int32_t>(number);
+}
+
+// Finds a name among those that the library has for values.
+template <typename List, typename Name>
+auto parse_name(const std::string &option, const std::string &text, const List &list, Name name_of) {
+    for (const auto value : list) {
+        if (lower(text) == name_of(value)) return value;
+    }
+    throw UsageError(option + ": \"" + text + "\" is none of its names");
+}
+
+Arguments parse(int count, char **words) {
+    Arguments arguments;
+    for (int i = 1; i < count; i++) {
+        const std::string option = words[i];
+        if (option == "--mistakes") {
+            arguments.mistakes = true;
+            continue;
+        }
+        if (i + 1 == count) throw UsageError("\"" + option + "\" is no option, or lacks its value");
+        const std::string value = words[++i];
+        if (option == "--op") {
+            if (lower(value) != "all") arguments.operations = {parse_name(option, value, operations, collective_operation_name)};
+        } else if (option == "--ranks") {
+            arguments.ranks = parse_number(option, value, 1, 64);
+        } else if (option == "--dtype") {
+            arguments.type = parse_name(option, value, types, data_type_name);
+        } else if (option == "--root") {
+            arguments.root = parse_number(option, value, 0, 63);
+        } else {
+            throw UsageError("\"" + option + "\" is no option");
+        }
+    }
+    return arguments;
+}
+
+} // namespace
+
+int main(int count, char **words) {
+    if (count == 2 && (std::string(words[1]) == "--help" || std::string(words[1]) == "-h")) {
+        std::fputs(usage, stdout);
+        return 0;
+    }
+    try {
+        const Arguments arguments = parse(count, words);
+        if (arguments.mistakes) return make_mistakes() ? 0 : 1;
+        const bool launched = !Environment::detect_launcher().value().empty();
+        return (launched ? as_one_rank(arguments) : in_threads(arguments)) ? 0 : 1;
+    } catch (const UsageError &error) {
+        std::fprintf(stderr, "error: %s; see --help\n", error.what());
+        return 2;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "error: %s\n", error.what());
+        return 1;
+    }
+}
