@@ -60,7 +60,12 @@ class DistCollectivePlugin : public toy::Node {
     std::unique_ptr<Node> clone() const override { return std::make_unique<DistCollectivePlugin>(layer_.clone().value()); }
 
     void attach(const Communicator &communicator, DataType type) override { bound_ = layer_.bind(communicator, type).value(); }
-    Rule get_in_place(const Dims &input) const override { return bound_.get_in_place(input).value(); }
+    Rule get_in_place(const Dims &input) const override {
+        // An output that is not written keeps its own bytes, and an input that is not read stays as it is.
+        const BoundLayer::Uses uses = bound_.get_uses().value();
+        if (!uses.reads_input || !uses.writes_output) return {InPlace::kUNUSED, 0};
+        return bound_.get_in_place(input).value();
+    }
     void enqueue(const void *input, void *output, const Dims &dims, DataType) override {
         bound_.enqueue(input, output, dims).value();
     }
@@ -236,8 +241,8 @@ struct Outcome {
 
 std::string text(const Dims &dims) {
     std::string text;
-    for (std::int64_t dim : dims) text += (text.empty() ? "[" : ", ") + std::to_string(dim);
-    return text + "]";
+    for (std::int64_t dim : dims) text += (text.empty() ? "" : ", ") + std::to_string(dim);
+    return "[" + text + "]";
 }
 
 std::string text(const BoundLayer::InPlaceRule &rule) {
