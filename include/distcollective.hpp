@@ -8,8 +8,8 @@
 // being a keyword, dcl_network_new is Network::create. Enumerators are spelled as TensorRT's.
 //
 // Ownership. Network, DistCollective, BoundLayer, Engine, ExecutionContext, Environment, Communicator, Buffer, Stream and Work own
-// their handle: they are moved, not copied, and free it at the end. Tensor and the ...Layer classes are views of what belongs to
-// somebody else: they are copied freely, and the library refuses them once their owner is gone. An object that is
+// their handle: they are moved, not copied, and free it at the end. Tensor, Layer and the other ...Layer classes are views of what
+// belongs to somebody else: they are copied freely, and the library refuses them once their owner is gone. An object that is
 // default-constructed or was moved from has no handle, and is refused as NULL is; only a Stream without a handle means something:
 // the calling thread.
 //
@@ -33,7 +33,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -812,6 +814,134 @@ class ConstantLayer : public Layer {
 };
 
 // ---------------------------------------------------------------------------------------------------------------------------------
+// Plugins
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+using PluginTensor = dcl_plugin_tensor_t;
+
+// A layer of the caller's own. Several threads may be in its methods at once. A status other than kSUCCESS fails the call that
+// needed the plugin, and so does what is thrown, which gets no further.
+class Plugin {
+  public:
+    virtual ~Plugin() = default;
+
+    virtual const char *get_type_name() const = 0;
+    virtual const char *get_version() const { return "1"; }
+    virtual std::int32_t get_nb_outputs() const { return 1; }
+    virtual bool runs_on_cuda() const { return false; }
+
+    virtual Status get_output_data_types(const DataType *inputs, std::int32_t nb_inputs, DataType *outputs,
+                                         std::int32_t nb_outputs) const = 0;
+    virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs, std::int32_t nb_outputs) const = 0;
+    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs, std::int32_t nb_outputs,
+                           void *cuda_stream) const = 0;
+    virtual Status serialize(Bytes &) const { return Status::kUNSUPPORTED; }
+};
+
+// Makes plugins of one type again, from what their serialize() gave.
+struct PluginCreator {
+    std::string type_name;
+    // Gives NULL for bytes of which no plugin can be made.
+    std::function<std::unique_ptr<Plugin>(const Bytes &bytes)> create;
+    std::string version = "1";
+};
+
+namespace detail {
+
+// Runs the body of a callback, and keeps in what it throws.
+template <typename Body>
+dcl_status_t callback(Body body) noexcept {
+#ifdef __cpp_exceptions
+    try {
+        return number(body());
+    } catch (const Error &error) {
+        return number(error.status());
+    } catch (...) {
+        return DCL_STATUS_PLUGIN;
+    }
+#else
+    return number(body());
+#endif
+}
+
+// The callbacks of plugins and their creators, which are the user_data.
+
+inline dcl_status_t plugin_data_types(void *plugin, const dcl_data_type_t *inputs, std::int32_t nb_inputs, dcl_data_type_t *outputs,
+                                      std::int32_t nb_outputs) noexcept {
+    return callback([=] {
+        std::array<DataType, DCL_MAX_PLUGIN_TENSORS> in{};
+        std::array<DataType, DCL_MAX_PLUGIN_TENSORS> out{};
+        std::transform(inputs, inputs + nb_inputs, in.begin(), [](dcl_data_type_t type) { return static_cast<DataType>(type); });
+        out.fill(static_cast<DataType>(-1)); // refused, if the plugin leaves it
+        const auto status =
+            static_cast<const Plugin *>(plugin)->get_output_data_types(in.data(), nb_inputs, out.data(), nb_outputs);
+        std::transform(out.begin(), out.begin() + nb_outputs, outputs, number<DataType>);
+        return status;
+    });
+}
+
+inline dcl_status_t plugin_shapes(void *plugin, const dcl_dims_t *inputs, std::int32_t nb_inputs, dcl_dims_t *outputs,
+                                  std::int32_t nb_outputs) noexcept {
+    return callback([=] {
+        std::array<Dims, DCL_MAX_PLUGIN_TENSORS> in;
+        std::array<Dims, DCL_MAX_PLUGIN_TENSORS> out;
+        std::copy_n(inputs, nb_inputs, in.begin());
+        out.fill(Dims::none()); // refused, if the plugin leaves it
+        const auto status = static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
+        std::copy_n(out.begin(), nb_outputs, outputs);
+        return status;
+    });
+}
+
+inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
+                                   std::int32_t nb_outputs, void *cuda_stream) noexcept {
+    return callback(
+        [=] { return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream); });
+}
+
+inline dcl_status_t plugin_serialize(void *plugin, void *buffer, std::size_t capacity, std::size_t *length) noexcept {
+    return callback([=] {
+        Bytes bytes;
+        const auto status = static_cast<const Plugin *>(plugin)->serialize(bytes);
+        if (status != Status::kSUCCESS) return status;
+        if (length != nullptr) *length = bytes.size();
+        if (buffer == nullptr) return status;
+        if (capacity < bytes.size()) return Status::kBUFFER_TOO_SMALL;
+        std::copy(bytes.begin(), bytes.end(), static_cast<std::uint8_t *>(buffer));
+        return status;
+    });
+}
+
+inline void plugin_destroy(void *plugin) noexcept { delete static_cast<Plugin *>(plugin); }
+
+// Fills in a structure that comes as DCL_PLUGIN_INIT has it.
+inline void describe(const Plugin &plugin, dcl_plugin_t &c_plugin) {
+    c_plugin.type_name = plugin.get_type_name();
+    c_plugin.version = plugin.get_version();
+    c_plugin.user_data = const_cast<Plugin *>(&plugin);
+    c_plugin.nb_outputs = plugin.get_nb_outputs();
+    c_plugin.runs_on_cuda = plugin.runs_on_cuda() ? 1 : 0;
+    c_plugin.get_output_data_types = plugin_data_types;
+    c_plugin.get_output_shapes = plugin_shapes;
+    c_plugin.enqueue = plugin_enqueue;
+    c_plugin.serialize = plugin_serialize;
+    c_plugin.destroy = plugin_destroy;
+}
+
+inline dcl_status_t plugin_create(void *creator, const void *bytes, std::size_t byte_len, dcl_plugin_t *c_plugin) noexcept {
+    return callback([=] {
+        const auto *first = static_cast<const std::uint8_t *>(bytes);
+        std::unique_ptr<Plugin> plugin = static_cast<const PluginCreator *>(creator)->create(Bytes(first, first + byte_len));
+        if (plugin == nullptr) return Status::kINVALID_PLAN;
+        describe(*plugin, *c_plugin);
+        plugin.release(); // the library's now
+        return Status::kSUCCESS;
+    });
+}
+
+} // namespace detail
+
+// ---------------------------------------------------------------------------------------------------------------------------------
 // The network
 // ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -844,6 +974,17 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
     Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
         return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type), &dims,
                                                             weights, byte_len);
+    }
+    // The plugin goes with the last that needs it, or right away if the call fails.
+    Result<Layer> add_plugin(const std::string &name, const std::vector<Tensor> &inputs, std::unique_ptr<Plugin> plugin) {
+        std::vector<dcl_tensor_t *> tensors;
+        for (const Tensor &input : inputs) tensors.push_back(input.get());
+        dcl_plugin_t c_plugin = DCL_PLUGIN_INIT;
+        if (plugin != nullptr) detail::describe(*plugin, c_plugin);
+        auto layer = detail::output<dcl_layer_t *, Layer>(dcl_network_add_plugin, get(), name.c_str(), tensors.data(),
+                                                          static_cast<std::int32_t>(tensors.size()), &c_plugin);
+        if (layer) plugin.release(); // the library's now
+        return layer;
     }
     Result<void> mark_output(Tensor tensor, const std::string &name) {
         return detail::check(dcl_network_mark_output(get(), tensor.get(), name.c_str()));
@@ -920,6 +1061,24 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
         return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize, plan, byte_len);
     }
     static Result<Engine> deserialize(const Bytes &plan) { return deserialize(plan.data(), plan.size()); }
+
+    static Result<Engine> deserialize_with_plugins(const void *plan, std::size_t byte_len,
+                                                   const std::vector<PluginCreator> &creators) {
+        std::vector<dcl_plugin_creator_t> c_creators;
+        for (const PluginCreator &creator : creators) {
+            dcl_plugin_creator_t c_creator = DCL_PLUGIN_CREATOR_INIT;
+            c_creator.type_name = creator.type_name.c_str();
+            c_creator.version = creator.version.c_str();
+            c_creator.user_data = const_cast<PluginCreator *>(&creator);
+            c_creator.create = detail::plugin_create;
+            c_creators.push_back(c_creator);
+        }
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len, c_creators.data(),
+                                                      static_cast<std::int32_t>(c_creators.size()));
+    }
+    static Result<Engine> deserialize_with_plugins(const Bytes &plan, const std::vector<PluginCreator> &creators) {
+        return deserialize_with_plugins(plan.data(), plan.size(), creators);
+    }
 
     Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_engine_serialize, get()); }
     Result<std::string> inspect() const { return detail::copy_out<std::string>(dcl_engine_inspect, get()); }
