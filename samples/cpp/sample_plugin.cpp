@@ -256,14 +256,15 @@ std::string text(const BoundLayer::InPlaceRule &rule) {
     return "?";
 }
 
-void check(const char *name, const Bytes &got, const Bytes &expected) {
-    if (got == expected) return;
-    std::string message = std::string("the bytes of \"") + name + "\" are wrong:";
-    char byte[8];
-    for (std::uint8_t value : got) message += (std::snprintf(byte, sizeof byte, " %02x", value), byte);
-    message += ", not";
-    for (std::uint8_t value : expected) message += (std::snprintf(byte, sizeof byte, " %02x", value), byte);
-    throw std::runtime_error(message);
+std::string text(const Bytes &bytes) {
+    const char *const digits = "0123456789abcdef";
+    std::string text;
+    for (std::uint8_t byte : bytes) text += {' ', digits[byte >> 4], digits[byte & 15]};
+    return text;
+}
+
+void check(const std::string &name, const Bytes &got, const Bytes &expected) {
+    if (got != expected) throw std::runtime_error("\"" + name + "\" is wrong:" + text(got) + ", not" + text(expected));
 }
 
 // Reads the plan, attaches it to the communicator, and runs and checks two batch sizes.
