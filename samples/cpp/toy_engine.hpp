@@ -1,6 +1,6 @@
-// A toy inference engine with a graph, plan bytes and memory of its own, into which plugins go. The graph is a chain of nodes with
-// one input; a plan is the chain as bytes; a session runs it on one rank. Of distcollective it takes types and dimensions, and hands
-// communicators through.
+// A toy inference engine with a graph, plan bytes and memory of its own, into which plugins go. The graph is a chain of nodes
+// with one input; a plan is the chain as bytes; a session runs it on one rank. Of distcollective it takes types and dimensions,
+// and hands communicators through.
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #ifndef TOY_ENGINE_HPP
