@@ -79,7 +79,7 @@ enum {
     DCL_STATUS_INVALID_ARGUMENT = 1,
     /* NULL, freed, of another type, or never a handle. */
     DCL_STATUS_INVALID_HANDLE = 2,
-    /* The network breaks one rule or more; the message lists all mistakes, one a line. */
+    /* The network, or a layer by itself, breaks one rule or more; the message lists all mistakes, one a line. */
     DCL_STATUS_INVALID_NETWORK = 3,
     /* Bytes are not a plan (or a serialized layer), not one of this version, or a damaged one. */
     DCL_STATUS_INVALID_PLAN = 4,
@@ -179,7 +179,7 @@ enum {
     DCL_IN_PLACE_INPUT_AT = 2,
     /* The output is a block of the input: output = input + element_offset elements. */
     DCL_IN_PLACE_OUTPUT_AT = 3,
-    /* One of the two is not used on this rank, so nothing can overlap. */
+    /* Gather and scatter off the root, and ranks that do not take part: one of the two is not used, so nothing can overlap. */
     DCL_IN_PLACE_UNUSED = 4
 };
 
@@ -673,7 +673,8 @@ dcl_status_t dcl_bound_layer_free(dcl_bound_layer_t *bound);
 /* The dimensions of the output, from those of the input; here none is -1. `output` may be `input`. [local, shared] */
 dcl_status_t dcl_bound_layer_get_output_dims(dcl_bound_layer_t *bound, const dcl_dims_t *input, dcl_dims_t *output);
 
-/* Where input and output may share memory on this rank, for an input of these dimensions. *element_offset is 0 where the rule has none, and
+/* Where input and output may share memory on this rank, for an input of these dimensions; which of them are used at all is
+ * dcl_bound_layer_get_uses's matter. *element_offset is 0 where the rule has none, and
  * `element_offset` may be NULL. [local, shared] */
 dcl_status_t dcl_bound_layer_get_in_place(dcl_bound_layer_t *bound, const dcl_dims_t *input, dcl_in_place_t *in_place,
                                           size_t *element_offset);
@@ -848,7 +849,8 @@ dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char
 /* Waits until every rank has come here. [collective, shared] */
 dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
 
-/* Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as ncclCommSplit does. With DCL_NO_COLOR
+/* Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as ncclCommSplit does; a
+ * color is 0 or more. With DCL_NO_COLOR
  * a rank takes part in the call and gets NULL. Free it with dcl_communicator_free. [collective, shared] */
 dcl_status_t dcl_communicator_split(dcl_communicator_t *communicator, int32_t color, int32_t key, dcl_communicator_t **group);
 

@@ -294,10 +294,18 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
     Ok(ReduceOperation::from_number(number)?)
 }
 
-/// A rank, a number of ranks or of a GPU.
+/// The number of a rank or of a GPU.
 pub(super) fn unsigned(name: &str, number: impl Into<i64>) -> Result<u32> {
     let number = number.into();
     u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more")))
+}
+
+/// A number of ranks.
+pub(super) fn positive(name: &str, number: i32) -> Result<u32> {
+    match u32::try_from(number) {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
+    }
 }
 
 pub(super) fn ranks(numbers: &[i64]) -> Result<Vec<Rank>> {

@@ -1,6 +1,6 @@
 //! Communicators.
 
-use super::arguments::{Growing, In, Out, Place, Room, Text, ranks, timeout_or_default, unsigned};
+use super::arguments::{Growing, In, Out, Place, Room, Text, positive, ranks, timeout_or_default, unsigned};
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::status::{Fault, Result, Status, call};
@@ -36,8 +36,8 @@ extern "C" fn dcl_communicator_new_in_process(
     communicators: Out<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
+        let (backend, world_size) = (backend.optional("backend")?, positive("world_size", world_size)?);
         let places = communicators.place("communicators")?;
-        let (backend, world_size) = (backend.optional("backend")?, unsigned("world_size", world_size)?);
         let timeout = timeout_or_default(timeout_ms)?;
         hand_over(Communicator::in_process_on(backend.unwrap_or("auto"), world_size, timeout)?, places);
         Ok(())
@@ -72,13 +72,14 @@ unsafe impl Growing for CMeeting {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Handle<CCommunicator>>) -> Status {
     call(|| {
-        let places = communicators.place("communicators")?;
         let meeting = meeting.structure("meeting")?;
+        let local_ranks = positive("local_ranks", meeting.local_ranks)?;
+        let places = communicators.place("communicators")?;
         let builder = Communicator::builder()
             .job(meeting.job.get("job")?)
-            .world_size(unsigned("world_size", meeting.world_size)?)
+            .world_size(positive("world_size", meeting.world_size)?)
             .rank(Rank(unsigned("rank", meeting.rank)?))
-            .local_ranks(unsigned("local_ranks", meeting.local_ranks)?)
+            .local_ranks(local_ranks)
             .timeout(timeout_or_default(meeting.timeout_ms)?);
         hand_over(builder.meet()?, places);
         Ok(())
@@ -106,7 +107,7 @@ extern "C" fn dcl_communicator_new_nccl(
     call(|| {
         let communicator = communicator.place("communicator")?;
         let id = NcclId::from_bytes(&id.several("id", NcclId::BYTE_LEN)?)?;
-        let (rank, world_size) = (unsigned("rank", rank)?, unsigned("world_size", world_size)?);
+        let (rank, world_size) = (unsigned("rank", rank)?, positive("world_size", world_size)?);
         let (device, timeout) = (unsigned("device", device)?, timeout_or_default(timeout_ms)?);
         let met = Communicator::nccl(&id, Rank(rank), world_size, device, timeout)?;
         communicator.set(CCommunicator::handle(met));
@@ -253,7 +254,7 @@ extern "C" fn dcl_communicator_split(
     call(|| {
         let (communicator, group) = (communicator.get()?, group.place("group")?);
         let color = if color == -1 { None } else { Some(unsigned("color", color)?) };
-        group.set(member(communicator.communicator.split(color, unsigned("key", key)?)?));
+        group.set(member(communicator.communicator.split(color, key)?));
         Ok(())
     })
 }

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, TryLockError};
 
-use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, ranks, reduce_op, unsigned};
+use super::arguments::{
+    Bytes, CDims, In, Out, Text, count, data_type, index, operation, positive, ranks, reduce_op, unsigned,
+};
 use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
 use super::handle::{Handle, Object, busy};
 use super::network::{CNetwork, CTensor, constant};
@@ -191,7 +193,7 @@ extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: Out<i32>) ->
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_set_nb_rank(layer: Handle<CLayer>, nb_rank: i32) -> Status {
     call(|| {
-        let (layer, nb_rank) = (layer.get()?, unsigned("nb_rank", nb_rank)?);
+        let (layer, nb_rank) = (layer.get()?, positive("nb_rank", nb_rank)?);
         layer.with(|layer| Ok(layer.set_nb_rank(nb_rank)?))
     })
 }
@@ -388,7 +390,7 @@ extern "C" fn dcl_dist_collective_get_root(layer: Handle<CLayer>, root: Out<i64>
 extern "C" fn dcl_dist_collective_set_root(layer: Handle<CLayer>, root: i64) -> Status {
     call(|| {
         let layer = layer.get()?;
-        let root = if root == -1 { None } else { Some(unsigned("root", root)?) };
+        let root = if root == -1 { None } else { Some(unsigned("root (-1 is none)", root)?) };
         layer.with_collective(|layer| {
             layer.set_root(root.map(|root| root_of(root, layer.groups())));
             Ok(())

@@ -84,7 +84,7 @@ pub enum InPlace {
     },
     /// Never.
     Never,
-    /// On this rank one of the two buffers is not used, so nothing can overlap.
+    /// Gather and scatter off the root, and a rank that does not take part: one of the two is not used, so nothing can overlap.
     Unused,
 }
 

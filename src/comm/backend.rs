@@ -49,7 +49,7 @@ pub(crate) trait Backend: Watch {
 
     /// Makes a communicator of the ranks that give the same color, in the order of their keys and then of their ranks; a
     /// rank without a color gets none.
-    fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>>;
+    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>>;
 
     /// Memory of `byte_len` zeros that the communicator owns, as a tensor of bytes. Every rank asks for the same length.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;

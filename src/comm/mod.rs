@@ -295,7 +295,7 @@ impl Communicator {
     /// # Errors
     ///
     /// See the contract of [`Communicator`].
-    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Communicator>> {
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         let backend = self.backend.split(color, key, self.deadline()).map_err(|e| e.on_rank(self.origin_rank()))?;
         Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
     }
@@ -344,7 +344,7 @@ impl Communicator {
             return Ok(None);
         };
         // The first member's number is a color that no other group has.
-        let backend = self.backend.split(group.first().map(|rank| rank.0), place as u32, deadline)?;
+        let backend = self.backend.split(group.first().map(|rank| rank.0), place as i32, deadline)?;
         let members = backend.iter().flat_map(|b| (0..b.world_size()).map(|rank| b.origin(Rank(rank))));
         if !members.eq(group.iter().map(|rank| self.origin(*rank))) {
             let error = error!(Disagreement, "ranks that split at the same time wanted different groups");

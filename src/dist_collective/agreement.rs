@@ -22,13 +22,17 @@ pub(crate) struct PlannedCall {
 }
 
 impl PlannedCall {
-    pub(crate) fn new(layer: &ResolvedLayer, data_type: DataType, input: &Dims, profile: &str) -> Self {
+    /// `input` is its dimensions and, as text, its profile, where they are known.
+    pub(crate) fn new(layer: &ResolvedLayer, data_type: DataType, input: Option<(&Dims, &str)>) -> Self {
         let collective = &layer.collective;
         let mut call = collective.operation().to_string();
         if let Some(reduce_op) = collective.reduce_op() {
             call += &format!("({reduce_op})");
         }
-        call += &format!(" of {data_type} {input}{profile}");
+        call += &format!(" of {data_type}");
+        if let Some((dims, profile)) = input {
+            call += &format!(" {dims}{profile}");
+        }
         if let Some(root) = collective.root() {
             call += &format!(" with group rank {root} as root");
         }
@@ -48,7 +52,7 @@ struct Summary {
     region_bytes: u64,
 }
 
-/// Compares the calls of all ranks. Every rank comes here, one that has found the communicator unfit too, so that nobody
+/// Compares the calls of all ranks. `plan` is what errors call the plan, where there is one. Every rank comes here, one that has found the communicator unfit too, so that nobody
 /// waits for it. Gives the largest `region_bytes` of all. Collective.
 pub(crate) fn agree(
     communicator: &Communicator,
@@ -112,13 +116,16 @@ fn difference(communicator: &Communicator, sides: &[(String, Vec<(String, String
         .into_iter()
         .map(|(call, plan, ranks)| {
             let verb = if ranks.len() == 1 { "has" } else { "have" };
-            format!("{} {verb} {} (plan {plan})", list_ranks(ranks), call.unwrap_or("no further collective"))
+            let plan = if plan.is_empty() { String::new() } else { format!(" (plan {plan})") };
+            format!("{} {verb} {}{plan}", list_ranks(ranks), call.unwrap_or("no further collective"))
         })
         .collect();
-    let error = Error::new(
-        ErrorKind::Disagreement,
-        format!("the plans of the ranks differ at collective {}: {}", first + 1, texts.join("; ")),
-    );
+    let texts = texts.join("; ");
+    let difference = match sides.iter().all(|(plan, _)| plan.is_empty()) {
+        true => format!("the layers of the ranks differ: {texts}"),
+        false => format!("the plans of the ranks differ at collective {}: {texts}", first + 1),
+    };
+    let error = Error::new(ErrorKind::Disagreement, difference);
     // This rank's name of the layer, or where it has none, that of the first rank that has one.
     let named = std::iter::once(communicator.rank().index()).chain(0..sides.len()).find_map(|r| sides[r].1.get(first));
     match named {

@@ -205,12 +205,12 @@ impl DistCollectiveLayer {
             Ok(layer)
         });
         let calls = verdict.as_ref().map_err(Clone::clone).map(|layer| {
-            let call = PlannedCall::new(layer, data_type, &Default::default(), "");
+            let call = PlannedCall::new(layer, data_type, None);
             if layer.is_identity() { vec![] } else { vec![call] }
         });
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
-        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "of one layer", 0, deadline);
+        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline);
         agreed.map_err(on_rank)?;
         let layer = verdict?;
         let role = Roles::new(communicator, deadline).role(&layer).map_err(on_rank)?;

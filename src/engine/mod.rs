@@ -219,7 +219,7 @@ fn planned_calls(network: &Network, analysis: &Analysis) -> Vec<PlannedCall> {
         } else {
             String::new()
         };
-        Some(PlannedCall::new(resolved, analysis.types[input.index()], &dims, &profile))
+        Some(PlannedCall::new(resolved, analysis.types[input.index()], Some((&dims, &profile))))
     };
     analysis.schedule.iter().filter_map(call).collect()
 }

@@ -279,7 +279,7 @@ fn a_deadline_names_who_did_not_come_and_ends_the_communicator_for_all() {
 #[test]
 fn abort_reaches_ranks_that_wait_anywhere_in_the_family() {
     let errors = on_ranks(4, |c| {
-        let half = c.split(Some(c.rank().0 % 2), c.rank().0).expect("a split").expect("a color");
+        let half = c.split(Some(c.rank().0 % 2), c.rank().0 as i32).expect("a split").expect("a color");
         match c.rank().0 {
             // One waits in the group, one in the whole, one calls abort.
             0 => half.barrier().expect_err("aborted").to_string(),
@@ -308,7 +308,7 @@ fn abort_reaches_ranks_that_wait_anywhere_in_the_family() {
 fn groups_have_the_order_they_are_given() {
     let numbers = on_ranks(4, |c| -> Result<_> {
         let reversed = c.new_group(&[Rank(3), Rank(2), Rank(0)])?;
-        let by_key = c.split(Some(7), 10 - c.rank().0)?.expect("a color");
+        let by_key = c.split(Some(7), -(c.rank().0 as i32))?.expect("a color");
         let mut gathered = [0u8; 3];
         if let Some(group) = &reversed {
             group.all_gather(&[c.rank().0 as u8], &mut gathered)?;
@@ -406,7 +406,7 @@ fn an_error_of_asynchronous_work_comes_with_its_buffers() {
 fn a_rank_in_one_process_may_be_driven_by_several_threads() {
     // Two communicators of the same ranks, each driven by a thread of its own: no call waits for the wrong one.
     on_ranks(2, |c| {
-        let other = c.split(Some(0), c.rank().0).expect("a split").expect("a color");
+        let other = c.split(Some(0), c.rank().0 as i32).expect("a split").expect("a color");
         let thread = std::thread::spawn(move || {
             for _ in 0..200 {
                 other.barrier().expect("a barrier");

@@ -349,7 +349,7 @@ fn several_contexts_streams_and_rebinding() {
         let mut second = engine.create_execution_context()?;
         first.set_communicator(&communicator)?;
         // A communicator of its own lets the second context run at its own pace.
-        let apart = communicator.split(Some(0), communicator.rank().0)?.expect("a color");
+        let apart = communicator.split(Some(0), communicator.rank().0 as i32)?.expect("a color");
         second.set_communicator(&apart)?;
         let streams = [Stream::worker()?, Stream::inline()];
         let shared = Arc::new(Buffer::from_slice(&[r, 10], [2])?);

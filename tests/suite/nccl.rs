@@ -192,7 +192,7 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert!(error.contains("on a CUDA stream has its tensors in the memory of GPU"), "{error}");
 
     let halves: Vec<Rank> = (0..n).filter(|r| r % 2 == rank % 2).rev().map(Rank).collect();
-    let group = communicator.split(Some(rank % 2), n - rank)?.expect("every rank has a color");
+    let group = communicator.split(Some(rank % 2), -(rank as i32))?.expect("every rank has a color");
     let mut first = [rank as i32];
     group.broadcast(&mut first, Rank(0))?;
     assert_eq!(first[0] as u32, halves[0].0);
@@ -201,7 +201,7 @@ fn eager(communicator: &Communicator) -> Result<()> {
     // A group of nobody exchanges nothing, and still is a call of everybody's.
     assert!(communicator.new_group(&[])?.is_none());
     // NCCL's colors and keys are signed, and ours are not.
-    let all = communicator.split(Some(u32::MAX), u32::MAX - rank)?.expect("a color");
+    let all = communicator.split(Some(u32::MAX), i32::MAX - rank as i32)?.expect("a color");
     assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));
     let mut own = [all.rank().0 as i32];
     all.all_reduce(&mut own, ReduceOperation::Max)?;

@@ -296,7 +296,7 @@ impl Backend for HostBackend {
         unsafe { self.run_in_turn(&mut progress, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         // One turn for all steps: no call of another thread comes between them.
         let progress = &mut *self.turn(deadline)?;
         let mine = [color.map_or(-1, i64::from), i64::from(key)];

@@ -484,7 +484,7 @@ impl Backend for NcclBackend {
         unsafe { self.run_in_turn(&mut progress, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: u32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let mine = [color.map_or(-1, i64::from), i64::from(key)];
         let all = self.gather(&mine, Purpose::Split, deadline)?;
         let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == mine[0]).collect();
