@@ -1,0 +1,158 @@
+/* Ranks for a C program, to copy and change.
+ *
+ * run_on_ranks calls a function once for each rank. Without a launcher the ranks are threads of this process. Where a
+ * launcher started this process (distcollective launch, torchrun, mpirun, srun), it is one rank of the launcher's job, and
+ * the function is called once.
+ */
+#ifndef SAMPLES_RANKS_H
+#define SAMPLES_RANKS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "distcollective.h"
+
+/* The samples' arrays are this long. */
+#define MAX_RANKS 64
+
+/* Prints what went wrong in a call of this thread. */
+static inline void print_failure(const char *file, int line, const char *call, dcl_status_t status) {
+    char message[4096];
+    dcl_last_error_message(message, sizeof message);
+    fflush(stdout);
+    fprintf(stderr, "%s:%d: %s\n  %s: %s\n", file, line, call, dcl_status_name(status), message);
+}
+
+/* In a function that returns 0 for success: returns 1 if a call fails. What the function holds then stays until the process
+ * ends. */
+#define CHECK(call)                                                                                 \
+    do {                                                                                            \
+        dcl_status_t check_status = (call);                                                         \
+        if (check_status != DCL_STATUS_SUCCESS) {                                                   \
+            print_failure(__FILE__, __LINE__, #call, check_status);                                 \
+            return 1;                                                                               \
+        }                                                                                           \
+    } while (0)
+
+/* The same for what has to be true. */
+#define REQUIRE(condition)                                                                          \
+    do {                                                                                            \
+        if (!(condition)) {                                                                         \
+            fflush(stdout);                                                                         \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);               \
+            return 1;                                                                               \
+        }                                                                                           \
+    } while (0)
+
+/* Which ranks there shall be. */
+struct job {
+    /* How many, where no launcher says. */
+    int32_t nb_ranks;
+    /* "host", "nccl" or "auto". */
+    const char *backend;
+    /* How long a collective waits for other ranks. */
+    int64_t timeout_ms;
+    /* The ranks break their communicator on purpose, so that nobody can say good-bye on it. */
+    bool ends_badly;
+};
+
+/* One rank. The communicator belongs to run_on_ranks. */
+struct rank {
+    dcl_communicator_t *communicator;
+    int32_t number;
+    int32_t count;
+};
+
+/* What a rank does. Returns 0 if all went well. */
+typedef int rank_function(const struct rank *rank, void *argument);
+
+/* Whether a launcher started this process. */
+static inline bool is_launched(void) {
+    size_t length = 0;
+    return dcl_environment_detect_launcher(NULL, 0, &length) == DCL_STATUS_SUCCESS && length > 0;
+}
+
+/* Calls the function for one rank, and frees its communicator. */
+static inline int be_rank(dcl_communicator_t *communicator, const struct job *job, rank_function *function, void *argument) {
+    struct rank rank = {communicator, 0, 0};
+    CHECK(dcl_communicator_get_rank(communicator, &rank.number));
+    CHECK(dcl_communicator_get_world_size(communicator, &rank.count));
+    REQUIRE(rank.count <= MAX_RANKS);
+    int failed = function(&rank, argument);
+    if (failed) {
+        /* The others need not wait for this rank until their timeout. */
+        dcl_communicator_abort(communicator, "this rank of the sample failed");
+    }
+    if (failed || job->ends_badly) {
+        CHECK(dcl_communicator_free(communicator));
+    } else {
+        /* A rank that left now could be missed by one that is still in the last call. */
+        CHECK(dcl_communicator_finalize(communicator));
+    }
+    return failed;
+}
+
+/* Makes this process one rank of the launcher's job. */
+static inline int run_launched(const struct job *job, rank_function *function, void *argument) {
+    dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
+    config.backend = job->backend;
+    config.timeout_ms = job->timeout_ms;
+    dcl_environment_t *environment = NULL;
+    CHECK(dcl_environment_initialize(&config, &environment));
+    dcl_communicator_t *communicator = NULL;
+    CHECK(dcl_environment_get_communicator(environment, &communicator));
+    int failed = be_rank(communicator, job, function, argument);
+    CHECK(dcl_environment_free(environment));
+    return failed;
+}
+
+/* A rank that is a thread. */
+struct rank_thread {
+    pthread_t thread;
+    bool started;
+    dcl_communicator_t *communicator;
+    const struct job *job;
+    rank_function *function;
+    void *argument;
+    int failed;
+};
+
+static inline void *rank_thread_main(void *pointer) {
+    struct rank_thread *self = pointer;
+    self->failed = be_rank(self->communicator, self->job, self->function, self->argument);
+    return NULL;
+}
+
+/* Starts a thread for each rank, and waits for them. */
+static inline int run_threads(const struct job *job, rank_function *function, void *argument) {
+    REQUIRE(job->nb_ranks >= 1 && job->nb_ranks <= MAX_RANKS);
+    dcl_communicator_t *communicators[MAX_RANKS];
+    CHECK(dcl_communicator_new_in_process(job->backend, job->nb_ranks, job->timeout_ms, communicators));
+    struct rank_thread threads[MAX_RANKS];
+    for (int32_t r = 0; r < job->nb_ranks; r++) {
+        struct rank_thread *self = &threads[r];
+        *self = (struct rank_thread){.communicator = communicators[r], .job = job, .function = function, .argument = argument};
+        self->started = pthread_create(&self->thread, NULL, rank_thread_main, self) == 0;
+        if (!self->started) {
+            self->failed = 1;
+            dcl_communicator_abort(self->communicator, "the thread of this rank cannot be started");
+            dcl_communicator_free(self->communicator);
+        }
+    }
+    int failed = 0;
+    for (int32_t r = 0; r < job->nb_ranks; r++) {
+        if (threads[r].started) {
+            pthread_join(threads[r].thread, NULL);
+        }
+        failed |= threads[r].failed;
+    }
+    return failed;
+}
+
+/* Calls the function once for each rank of this process. Returns 0 if all of them did. */
+static inline int run_on_ranks(const struct job *job, rank_function *function, void *argument) {
+    return is_launched() ? run_launched(job, function, argument) : run_threads(job, function, argument);
+}
+
+#endif /* SAMPLES_RANKS_H */
