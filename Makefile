@@ -1,0 +1,78 @@
+# Builds and installs what C and C++ programs need: the shared and the static library, headers, files for pkg-config and CMake,
+# and the command line. Rust programs have no use for it; they depend on the crate.
+#
+#   make                               builds with cargo
+#   make install PREFIX=$HOME/dcl      installs there; no root needed
+#   make install DESTDIR=stage         for packagers: puts into a staging folder what will lie in PREFIX
+#   make uninstall PREFIX=$HOME/dcl    removes what was installed
+#
+# `make install` builds only what is not there, so that it can run as root after a `make` as another user.
+#
+# A Makefile and not cargo-c: that is one more program, which most people would first have to build from hundreds of crates,
+# while this library is to need no more than Rust and a C compiler. What cargo-c would do is the few lines below.
+
+PREFIX ?= /usr/local
+# The files for pkg-config have to say it in full.
+override PREFIX := $(abspath $(PREFIX))
+BINDIR ?= $(PREFIX)/bin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+CARGO ?= cargo
+INSTALL ?= install
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+MAJOR := $(word 1,$(subst ., ,$(VERSION)))
+MINOR := $(word 2,$(subst ., ,$(VERSION)))
+# The same as in build.rs: before 1.0 a new minor version may change the ABI.
+SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
+
+# What a program needs besides libdistcollective.a: what this prints, each once.
+# cargo rustc --release --lib --crate-type staticlib -- --print native-static-libs
+LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
+
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+SHARED := $(RELEASE)/libdistcollective.so
+STATIC := $(RELEASE)/libdistcollective.a
+PROGRAM := $(RELEASE)/distcollective
+HEADERS := include/distcollective.h include/distcollective.hpp
+
+SONAME := libdistcollective.so.$(SOVERSION)
+LINKED := libdistcollective.so.$(VERSION)
+PKGCONFIGDIR := $(LIBDIR)/pkgconfig
+CMAKEDIR := $(LIBDIR)/cmake/distcollective
+
+# Fills in the @...@ of a template. Paths inside the prefix are written relative to it.
+fill = sed -e 's|@VERSION@|$(VERSION)|g' -e 's|@MAJOR@|$(MAJOR)|g' -e 's|@MINOR@|$(MINOR)|g' \
+	-e 's|@SONAME@|$(SONAME)|g' -e 's|@PREFIX@|$(PREFIX)|g' \
+	-e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|g' \
+	-e 's|@INCLUDEDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(INCLUDEDIR))|g' \
+	-e "s|@CMAKE_TO_INCLUDEDIR@|$$(realpath -m --relative-to='$(CMAKEDIR)' '$(INCLUDEDIR)')|g" \
+	-e 's|@LIBS_PRIVATE@|$(LIBS_PRIVATE)|g' -e 's|@LIBS_PRIVATE_CMAKE@|$(subst $(space),;,$(patsubst -l%,%,$(LIBS_PRIVATE)))|g'
+empty :=
+space := $(empty) $(empty)
+
+.PHONY: all install uninstall
+
+all:
+	$(CARGO) build --release --locked
+
+$(SHARED) $(STATIC) $(PROGRAM):
+	$(CARGO) build --release --locked
+
+install: $(SHARED) $(STATIC) $(PROGRAM)
+	$(INSTALL) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
+	ln -sf $(LINKED) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
+	ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libdistcollective.so'
+	$(INSTALL) -m 644 $(STATIC) '$(DESTDIR)$(LIBDIR)/libdistcollective.a'
+	$(INSTALL) -d '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(PKGCONFIGDIR)' '$(DESTDIR)$(CMAKEDIR)'
+	$(INSTALL) -m 644 $(HEADERS) '$(DESTDIR)$(INCLUDEDIR)'
+	$(fill) packaging/distcollective.pc.in > '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc'
+	$(fill) packaging/distcollective-config.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config.cmake'
+	$(fill) packaging/distcollective-config-version.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config-version.cmake'
+	$(INSTALL) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
+
+uninstall:
+	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
+		'$(DESTDIR)$(LIBDIR)/libdistcollective.a' '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc' \
+		'$(DESTDIR)$(BINDIR)/distcollective' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
+	rm -rf '$(DESTDIR)$(CMAKEDIR)'
