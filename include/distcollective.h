@@ -40,22 +40,33 @@
  *                 waits for the second until the timeout.
  *
  * Threads. And after that:
- *   [.., shared]     several threads may call it at once with the same handle;
- *   [.., exclusive]  one thread at a time with the same handle (the first argument's). A second one gets DCL_STATUS_BUSY, at once, and
- *                    nothing happens.
+ *   [.., shared]     several threads may call it at once with the same handle (the first argument's);
+ *   [.., exclusive]  nobody else is inside a call with that handle. If somebody is, whichever call comes second gets DCL_STATUS_BUSY, at
+ *                    once, and nothing happens.
  *
  * Timeouts are in milliseconds. DCL_TIMEOUT_DEFAULT is 600 s, or where there is a communicator already, its own.
  *
  * Structures begin with struct_size, the sizeof that the caller was compiled with, so that they can grow. Use the _INIT macros.
  *
- * Failure of ranks. After an error in a collective its outputs are undefined, no other rank touches this rank's memory any more, and the
- * communicator, with all that was split from it, is dead: further calls return its error at once.
+ * Failure of ranks. What a rank finds wrong in its own arguments is an error before anything happens. The communicator stays as it was,
+ * and the other ranks, who are not told, wait for the right call until their timeout. So do different lists in
+ * dcl_communicator_new_group, lengths in dcl_communicator_allocate, and plans or layers in _set_communicator and _bind leave it as it was,
+ * and there every rank gets the error. After any other error in a collective its outputs are undefined, no other rank touches this
+ * rank's memory any more, and the communicator, with all that was split from it, is dead: further calls return its error at once.
+ *
+ * On GPUs. NCCL does not compare calls: ranks whose calls differ wait until the timeout. An ncclComm_t that was lent and blocks may block
+ * beyond it. What is enqueued on a CUDA stream is watched by whoever waits for it here: dcl_work_wait and dcl_stream_synchronize find a rank
+ * that failed, and end at the timeout; cudaStreamSynchronize does not.
  */
 #ifndef DISTCOLLECTIVE_H
 #define DISTCOLLECTIVE_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#if UINTPTR_MAX != UINT64_MAX
+#error "the C ABI of distcollective is for 64-bit processors"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,7 +76,8 @@ extern "C" {
  * Values
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* The version of this header. Before 1.0 a new minor version may change the ABI; the soname therefore names both: libdistcollective.so.0.1. */
+/* The version of this header. Before 1.0 a new minor version may change the ABI; the soname therefore names both:
+ * libdistcollective.so.0.1. */
 #define DCL_VERSION_MAJOR 0
 #define DCL_VERSION_MINOR 1
 #define DCL_VERSION_PATCH 0
@@ -93,7 +105,7 @@ enum {
     DCL_STATUS_NOT_READY = 8,
     /* What is wanted exists, but not here: a type, a device, a machine. */
     DCL_STATUS_UNSUPPORTED = 9,
-    /* Another thread is inside a call on the same handle. */
+    /* Another call is inside the same object: another thread's, or the one whose callback this is. */
     DCL_STATUS_BUSY = 10,
     /* The caller's buffer has not the room for what is copied out. */
     DCL_STATUS_BUFFER_TOO_SMALL = 11,
@@ -224,10 +236,10 @@ const char *dcl_version_string(void);
  * [local, shared] */
 const char *dcl_status_name(dcl_status_t status);
 
-/* Copies out what went wrong in the last call of this thread that failed: one sentence that names, as far as they are known, the rank,
- * the layer with its kind, the rule, what was expected and what came. A call that succeeds leaves it as it is. Returns the length
- * without the NUL, 0 if nothing has failed; a text that is longer than `capacity` - 1 is cut, at a character's end. `buffer` may
- * be NULL if `capacity` is 0. [local, shared] */
+/* Copies out what went wrong in the last call of this thread that failed: one sentence that names, as far as they are known, the
+ * rank, the layer with its kind, the rule, what was expected and what came. A call that succeeds leaves it as it is. Returns the
+ * length without the NUL, 0 if nothing has failed; a text that is longer than `capacity` - 1 is cut, at a character's end.
+ * `buffer` may be NULL if `capacity` is 0. [local, shared] */
 size_t dcl_last_error_message(char *buffer, size_t capacity);
 
 /* The communicator rank on which the last failure of this thread happened; -1 where it is not known. [local, shared] */
@@ -244,17 +256,19 @@ size_t dcl_data_type_size(dcl_data_type_t data_type);
  * [local, shared] */
 const char *dcl_collective_operation_name(dcl_collective_operation_t operation);
 
-/* The name of a reduction in text, such as "sum"; "none" for DCL_REDUCE_NONE, NULL for a number that is none. The string lives for ever.
- * [local, shared] */
+/* The name of a reduction in text, such as "sum"; "none" for DCL_REDUCE_NONE, NULL for a number that is none. The string lives
+ * for ever. [local, shared] */
 const char *dcl_reduce_operation_name(dcl_reduce_operation_t reduce_op);
 
-/* Takes a line of the log. `message` ends with the call. It may be called from any thread of the library's and the caller's, several
- * at once; it does not call this library, and does not leave by an exception or longjmp. */
+/* Takes a line of the log. `message` ends with the call. It may be called from any thread of the library's and the caller's,
+ * several at once; it does not call this library, and does not leave by an exception or longjmp. */
 typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message, void *user_data);
 
-/* Sends the log to `callback`, up to this severity: WARNING gets warnings and errors. NULL ends that. When it returns nobody is inside
- * the callback of before, and its `user_data` is the caller's again. Until then both are kept. Without a callback nothing is logged.
- * In a Rust program that has a global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED. [local, shared] */
+/* Sends the log to `callback`, up to this severity: WARNING gets warnings and errors. NULL ends that. When it returns nobody is
+ * inside the callback of before, and its `user_data` is the caller's again. Until then both are kept, at the end of the program
+ * too, since threads of the library outlive main. The caller holds no lock that the callback wants. Without a callback nothing
+ * is logged. In a Rust program that has a global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED.
+ * [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data, dcl_severity_t most_verbose);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
@@ -264,11 +278,11 @@ dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data, 
 /* A network without tensors: TensorRT's INetworkDefinition. Free it with dcl_network_free. [local, shared] */
 dcl_status_t dcl_network_new(dcl_network_t **network);
 
-/* Frees a network, with the handles of its tensors and layers. Engines built from it stay. [local, shared] */
+/* Frees a network, with the handles of its tensors and layers, and waits for nobody. Engines built from it stay. [local, shared] */
 dcl_status_t dcl_network_free(dcl_network_t *network);
 
-/* Adds an input: TensorRT's addInput. A dimension of -1 needs a profile and is settled by dcl_execution_context_set_input_shape. The
- * tensor belongs to the network and goes with it. [local, exclusive] */
+/* Adds an input: TensorRT's addInput. A dimension of -1 needs a profile and is settled by dcl_execution_context_set_input_shape.
+ * The tensor belongs to the network and goes with it. [local, exclusive] */
 dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name, dcl_data_type_t data_type, const dcl_dims_t *dims,
                                    dcl_tensor_t **tensor);
 
@@ -277,12 +291,12 @@ dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name, dcl
 dcl_status_t dcl_network_set_optimization_profile(dcl_network_t *network, dcl_tensor_t *input, const dcl_dims_t *min,
                                                   const dcl_dims_t *opt, const dcl_dims_t *max);
 
-/* Adds a DistCollective layer: TensorRT's addDistCollective. `reduce_op` is DCL_REDUCE_NONE where the operation does not reduce; `root`
- * is -1 where it has none (another value is ignored, with a warning in the log). `groups` are `group_size` communicator ranks in
- * group order; with 0 all ranks take part, whatever the pointer. With more than one rank and no groups,
+/* Adds a DistCollective layer: TensorRT's addDistCollective. `reduce_op` is DCL_REDUCE_NONE where the operation does not reduce;
+ * `root` is -1 where it has none (another value is ignored, with a warning in the log). `groups` are `group_size` communicator
+ * ranks in group order; with 0 all ranks take part, whatever the pointer. With more than one rank and no groups,
  * dcl_layer_set_nb_rank has to follow. The layer belongs to the network and goes with it.
- * Errors: unknown numbers, a reduction missing or given against the operation, a root missing, a rank negative or named twice, the
- * average of bool. Everything else is checked at dcl_engine_build. [local, exclusive] */
+ * Errors: unknown numbers, a reduction missing or given against the operation, a root missing, a rank negative or named twice,
+ * the average of bool. Everything else is checked at dcl_engine_build. [local, exclusive] */
 dcl_status_t dcl_network_add_dist_collective(dcl_network_t *network, dcl_tensor_t *input, dcl_collective_operation_t operation,
                                              dcl_reduce_operation_t reduce_op, int64_t root, const int64_t *groups,
                                              int64_t group_size, dcl_layer_t **layer);
@@ -296,46 +310,46 @@ dcl_status_t dcl_network_add_shuffle(dcl_network_t *network, dcl_tensor_t *input
  * [local, exclusive] */
 dcl_status_t dcl_network_add_cast(dcl_network_t *network, dcl_tensor_t *input, dcl_data_type_t to_type, dcl_layer_t **layer);
 
-/* Adds a constant with a copy of `byte_len` bytes, which are the elements of a tensor of these dimensions: TensorRT's addConstant. The
- * layer belongs to the network and goes with it. [local, exclusive] */
+/* Adds a constant with a copy of `byte_len` bytes, which are the elements of a tensor of these dimensions: TensorRT's
+ * addConstant. The layer belongs to the network and goes with it. [local, exclusive] */
 dcl_status_t dcl_network_add_constant(dcl_network_t *network, dcl_data_type_t data_type, const dcl_dims_t *dims, const void *weights,
                                       size_t byte_len, dcl_layer_t **layer);
 
 /* Makes a tensor an output and names it: TensorRT's markOutput. [local, exclusive] */
 dcl_status_t dcl_network_mark_output(dcl_network_t *network, dcl_tensor_t *tensor, const char *name);
 
-/* The number of layers. [local, exclusive] */
+/* The number of layers. [local, shared] */
 dcl_status_t dcl_network_get_nb_layers(dcl_network_t *network, int32_t *nb_layers);
 
-/* A layer, in the order in which they were added; the same handle every time. It belongs to the network. [local, exclusive] */
+/* A layer, in the order in which they were added; the same handle every time. It belongs to the network. [local, shared] */
 dcl_status_t dcl_network_get_layer(dcl_network_t *network, int32_t index, dcl_layer_t **layer);
 
-/* The number of inputs. [local, exclusive] */
+/* The number of inputs. [local, shared] */
 dcl_status_t dcl_network_get_nb_inputs(dcl_network_t *network, int32_t *nb_inputs);
 
-/* An input, in the order in which they were added; the same handle every time. It belongs to the network. [local, exclusive] */
+/* An input, in the order in which they were added; the same handle every time. It belongs to the network. [local, shared] */
 dcl_status_t dcl_network_get_input(dcl_network_t *network, int32_t index, dcl_tensor_t **tensor);
 
-/* The number of outputs. [local, exclusive] */
+/* The number of outputs. [local, shared] */
 dcl_status_t dcl_network_get_nb_outputs(dcl_network_t *network, int32_t *nb_outputs);
 
-/* An output, in the order in which they were marked; the same handle every time. It belongs to the network. [local, exclusive] */
+/* An output, in the order in which they were marked; the same handle every time. It belongs to the network. [local, shared] */
 dcl_status_t dcl_network_get_output(dcl_network_t *network, int32_t index, dcl_tensor_t **tensor);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
  * 1b. Tensors and layers
  *
  * A tensor belongs to its network, and so does a layer, but for one of dcl_dist_collective_new, which belongs to none. "Exclusive" means
- * the network here: one thread at a time in calls on a network, its tensors and its layers.
+ * the network here: a call that changes a network, its tensors or its layers is alone in it.
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* The name of a tensor, copied out. [local, exclusive] */
+/* The name of a tensor, copied out. [local, shared] */
 dcl_status_t dcl_tensor_get_name(dcl_tensor_t *tensor, char *buffer, size_t capacity, size_t *length);
 
 /* Names a tensor. Names of inputs and outputs are how a context finds them. [local, exclusive] */
 dcl_status_t dcl_tensor_set_name(dcl_tensor_t *tensor, const char *name);
 
-/* The type of a tensor's elements, as the layers are now. [local, exclusive] */
+/* The type of a tensor's elements, as the layers are now. [local, shared] */
 dcl_status_t dcl_tensor_get_type(dcl_tensor_t *tensor, dcl_data_type_t *data_type);
 
 /* Frees a layer of dcl_dist_collective_new, _clone or _deserialize. One of a network is an error: it goes with its network.
@@ -343,109 +357,113 @@ dcl_status_t dcl_tensor_get_type(dcl_tensor_t *tensor, dcl_data_type_t *data_typ
 dcl_status_t dcl_layer_free(dcl_layer_t *layer);
 
 /* What kind of layer it is, copied out: "all_reduce" to "scatter", "shuffle", "cast", "constant", or a plugin's name.
- * [local, exclusive] */
+ * [local, shared] */
 dcl_status_t dcl_layer_get_kind(dcl_layer_t *layer, char *buffer, size_t capacity, size_t *length);
 
-/* The name, copied out. Errors and dcl_engine_inspect use it. A network gives one to a layer without. [local, exclusive] */
+/* The name, copied out. Errors and dcl_engine_inspect use it. A network gives one to a layer without. [local, shared] */
 dcl_status_t dcl_layer_get_name(dcl_layer_t *layer, char *buffer, size_t capacity, size_t *length);
 
 /* Names a layer. Layers of a network have different names. [local, exclusive] */
 dcl_status_t dcl_layer_set_name(dcl_layer_t *layer, const char *name);
 
-/* Text of the user's that goes with the layer and means nothing to it, copied out. [local, exclusive] */
+/* Text of the user's that goes with the layer and means nothing to it, copied out. [local, shared] */
 dcl_status_t dcl_layer_get_metadata(dcl_layer_t *layer, char *buffer, size_t capacity, size_t *length);
 
 /* Sets that text. [local, exclusive] */
 dcl_status_t dcl_layer_set_metadata(dcl_layer_t *layer, const char *metadata);
 
-/* The number of ranks. Unset, it is the group's length, or 1. [local, exclusive] */
+/* The number of ranks. Unset, it is the group's length, or 1. [local, shared] */
 dcl_status_t dcl_layer_get_nb_rank(dcl_layer_t *layer, int32_t *nb_rank);
 
-/* Sets the number of ranks: the group's length, or without groups the communicator's size. Explicitly 1, without groups, makes the layer the
- * identity on every rank. Unset, without groups, on a communicator of several ranks is an error at
+/* Sets the number of ranks: the group's length, or without groups the communicator's size. Explicitly 1, without groups, makes
+ * the layer the identity on every rank. Unset, without groups, on a communicator of several ranks is an error at
  * dcl_execution_context_set_communicator. [local, exclusive] */
 dcl_status_t dcl_layer_set_nb_rank(dcl_layer_t *layer, int32_t nb_rank);
 
-/* The number of inputs. A layer of no network is an error. [local, exclusive] */
+/* The number of inputs. A layer of no network is an error. [local, shared] */
 dcl_status_t dcl_layer_get_nb_inputs(dcl_layer_t *layer, int32_t *nb_inputs);
 
-/* An input. It belongs to the network. A layer of no network is an error. [local, exclusive] */
+/* An input. It belongs to the network. A layer of no network is an error. [local, shared] */
 dcl_status_t dcl_layer_get_input(dcl_layer_t *layer, int32_t index, dcl_tensor_t **tensor);
 
-/* Gives a layer another input: TensorRT's setInput. Types, shapes and cycles are checked at dcl_engine_build. A layer of no network is
- * an error. [local, exclusive] */
+/* Gives a layer another input: TensorRT's setInput. Types, shapes and cycles are checked at dcl_engine_build. A layer of no
+ * network is an error. [local, exclusive] */
 dcl_status_t dcl_layer_set_input(dcl_layer_t *layer, int32_t index, dcl_tensor_t *tensor);
 
-/* The number of outputs. A layer of no network is an error. [local, exclusive] */
+/* The number of outputs. A layer of no network is an error. [local, shared] */
 dcl_status_t dcl_layer_get_nb_outputs(dcl_layer_t *layer, int32_t *nb_outputs);
 
-/* An output. It belongs to the network. A layer of no network is an error. [local, exclusive] */
+/* An output. It belongs to the network. A layer of no network is an error. [local, shared] */
 dcl_status_t dcl_layer_get_output(dcl_layer_t *layer, int32_t index, dcl_tensor_t **tensor);
 
 /* What a DistCollective layer does. A layer of another kind is an error, here and in all dcl_dist_collective_ calls.
- * [local, exclusive] */
+ * [local, shared] */
 dcl_status_t dcl_dist_collective_get_collective_operation(dcl_layer_t *layer, dcl_collective_operation_t *operation);
 
 /* Sets what it does. Reduction and root stay, and are checked against it at dcl_engine_build or _bind. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_collective_operation(dcl_layer_t *layer, dcl_collective_operation_t operation);
 
-/* The reduction, or DCL_REDUCE_NONE. [local, exclusive] */
+/* The reduction, or DCL_REDUCE_NONE. [local, shared] */
 dcl_status_t dcl_dist_collective_get_reduce_op(dcl_layer_t *layer, dcl_reduce_operation_t *reduce_op);
 
 /* Sets the reduction. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_reduce_op(dcl_layer_t *layer, dcl_reduce_operation_t reduce_op);
 
-/* The root, or -1. [local, exclusive] */
+/* The root, or -1. [local, shared] */
 dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
 
-/* Sets the root: a communicator rank that takes part, or with a partition the place in each group. -1 is none. [local, exclusive] */
+/* Sets the root: a communicator rank that takes part, or with a partition the place in each group. -1 is none. [local,
+ * exclusive] */
 dcl_status_t dcl_dist_collective_set_root(dcl_layer_t *layer, int64_t root);
 
-/* Who takes part: copies out the ranks of all groups, one group after the other. *nb_groups is 0 where all ranks take part, 1 with a group,
- * more with a partition; *group_size is the length of each. `capacity` and *nb_groups * *group_size count ranks. With `groups` NULL
- * only the numbers are written; too little capacity is DCL_STATUS_BUFFER_TOO_SMALL and writes nothing. [local, exclusive] */
+/* Who takes part: copies out the ranks of all groups, one group after the other. *nb_groups is 0 where all ranks take part, 1
+ * with a group, more with a partition; *group_size is the length of each. `capacity` and *nb_groups * *group_size count ranks.
+ * With `groups` NULL only the numbers are written; too little capacity is DCL_STATUS_BUFFER_TOO_SMALL and leaves `groups` as it
+ * was. [local, shared] */
 dcl_status_t dcl_dist_collective_get_groups(dcl_layer_t *layer, int64_t *groups, size_t capacity, int64_t *nb_groups,
                                             int64_t *group_size);
 
-/* Sets one group, or with a `group_size` of 0 all ranks; see dcl_network_add_dist_collective. [local, exclusive] */
+/* Sets one group, or with a `group_size` of 0 all ranks; see dcl_network_add_dist_collective. The root keeps its number, which
+ * counts in the communicator from then on. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_groups(dcl_layer_t *layer, const int64_t *groups, int64_t group_size);
 
-/* Sets disjoint groups of equal length, so that one network serves every rank of a mesh: `nb_groups` * `group_size` ranks, one group after
- * the other. They need not cover every rank. The root counts within each group. Not in TensorRT. [local, exclusive] */
+/* Sets disjoint groups of equal length, so that one network serves every rank of a mesh: `nb_groups` * `group_size` ranks, one
+ * group after the other. They need not cover every rank. The root keeps its number, which counts within each group from then on.
+ * Not in TensorRT. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_partition(dcl_layer_t *layer, const int64_t *groups, int64_t nb_groups, int64_t group_size);
 
-/* A transpose of a Shuffle layer, copied out: dimension i of the result is dimension permutation[i] of what comes. *nb_dims is 0 where there
- * is none. `permutation` has room for DCL_MAX_DIMS. A layer of another kind is an error, here and in all dcl_shuffle_ calls.
- * [local, exclusive] */
+/* A transpose of a Shuffle layer, copied out: dimension i of the result is dimension permutation[i] of what comes. *nb_dims is 0
+ * where there is none. `permutation` has room for DCL_MAX_DIMS. A layer of another kind is an error, here and in all
+ * dcl_shuffle_ calls. [local, shared] */
 dcl_status_t dcl_shuffle_get_first_transpose(dcl_layer_t *layer, int32_t *permutation, int32_t *nb_dims);
 
 /* Sets the transpose before the reshape; with `nb_dims` 0 there is none. [local, exclusive] */
 dcl_status_t dcl_shuffle_set_first_transpose(dcl_layer_t *layer, const int32_t *permutation, int32_t nb_dims);
 
-/* The dimensions of the reshape. nb_dims is -1 where there is none. [local, exclusive] */
+/* The dimensions of the reshape. nb_dims is -1 where there is none. [local, shared] */
 dcl_status_t dcl_shuffle_get_reshape_dimensions(dcl_layer_t *layer, dcl_dims_t *dims);
 
-/* Sets the dimensions of the reshape: 0 copies the dimension of the same index (after the first transpose), one -1 is inferred. NULL, or an
- * nb_dims of -1, is none. [local, exclusive] */
+/* Sets the dimensions of the reshape: 0 copies the dimension of the same index (after the first transpose), one -1 is inferred.
+ * NULL, or an nb_dims of -1, is none. [local, exclusive] */
 dcl_status_t dcl_shuffle_set_reshape_dimensions(dcl_layer_t *layer, const dcl_dims_t *dims);
 
-/* The second transpose; see dcl_shuffle_get_first_transpose. [local, exclusive] */
+/* The second transpose; see dcl_shuffle_get_first_transpose. [local, shared] */
 dcl_status_t dcl_shuffle_get_second_transpose(dcl_layer_t *layer, int32_t *permutation, int32_t *nb_dims);
 
 /* Sets the transpose after the reshape; with `nb_dims` 0 there is none. [local, exclusive] */
 dcl_status_t dcl_shuffle_set_second_transpose(dcl_layer_t *layer, const int32_t *permutation, int32_t nb_dims);
 
-/* The type that a Cast layer converts to. A layer of another kind is an error, here and in all dcl_cast_ calls. [local, exclusive] */
+/* The type that a Cast layer converts to. A layer of another kind is an error, here and in all dcl_cast_ calls. [local, shared] */
 dcl_status_t dcl_cast_get_to_type(dcl_layer_t *layer, dcl_data_type_t *to_type);
 
 /* Sets the type that a Cast layer converts to. [local, exclusive] */
 dcl_status_t dcl_cast_set_to_type(dcl_layer_t *layer, dcl_data_type_t to_type);
 
-/* The type and dimensions of a constant; either pointer may be NULL. A layer of another kind is an error, here and in all dcl_constant_
- * calls. [local, exclusive] */
+/* The type and dimensions of a constant; either pointer may be NULL. A layer of another kind is an error, here and in all
+ * dcl_constant_ calls. [local, shared] */
 dcl_status_t dcl_constant_get_dimensions(dcl_layer_t *layer, dcl_data_type_t *data_type, dcl_dims_t *dims);
 
-/* The bytes of a constant, copied out. [local, exclusive] */
+/* The bytes of a constant, copied out. [local, shared] */
 dcl_status_t dcl_constant_get_weights(dcl_layer_t *layer, void *buffer, size_t capacity, size_t *length);
 
 /* Sets a constant; type and dimensions may be others than before. The bytes are copied. [local, exclusive] */
@@ -468,8 +486,11 @@ typedef struct dcl_plugin_tensor {
     dcl_dims_t dims;
 } dcl_plugin_tensor_t;
 
-/* What a plugin is: TensorRT's IPluginV3 with its phases in one. The callbacks may be called by several threads at once, on the threads that
- * build and run; they return a status, and do not leave by an exception or longjmp. */
+/* What a plugin is: TensorRT's IPluginV3 with its phases in one. The callbacks may be called by several threads at once, on the
+ * threads that build and run; they return a status, and do not leave by an exception or longjmp. They may call this library, but
+ * do not use the context or the stream that runs them, and do not wait for what is behind them in a stream. A status that is not
+ * a success becomes DCL_STATUS_PLUGIN; where it came from a failed call of this library within the callback, with that call's
+ * message. */
 typedef struct dcl_plugin {
     size_t struct_size;
     /* How plans and errors know it. Copied. */
@@ -487,8 +508,8 @@ typedef struct dcl_plugin {
     /* Writes the shapes of the outputs; none of those that come is dynamic. */
     dcl_status_t (*get_output_shapes)(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs,
                                       int32_t nb_outputs);
-    /* Computes every output, whole. On a GPU it enqueues on `cuda_stream` what computes them, and waits for nothing; on the host that is NULL.
-     * An error ends the communicator: the other ranks get one that names this layer. */
+    /* Computes every output, whole. On a GPU it enqueues on `cuda_stream` what computes them, and waits for nothing; on the host
+     * that is NULL. An error ends the communicator: the other ranks get one that names this layer. */
     dcl_status_t (*enqueue)(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs, const dcl_plugin_tensor_t *outputs,
                             int32_t nb_outputs, void *cuda_stream);
     /* Copies out what a plan keeps, by (buffer, capacity, length). NULL: a plan cannot keep the plugin. */
@@ -498,8 +519,9 @@ typedef struct dcl_plugin {
 } dcl_plugin_t;
 #define DCL_PLUGIN_INIT {sizeof(dcl_plugin_t), NULL, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, NULL}
 
-/* Adds a plugin layer: TensorRT's addPluginV3. The layer belongs to the network and goes with it; the plugin goes when no network, engine or
- * context needs it. If the call fails the plugin stays the caller's, and `destroy` is not called. [local, exclusive] */
+/* Adds a plugin layer: TensorRT's addPluginV3. The layer belongs to the network and goes with it; the plugin goes when no
+ * network, engine or context needs it. If the call fails the plugin stays the caller's, and `destroy` is not called. [local,
+ * exclusive] */
 dcl_status_t dcl_network_add_plugin(dcl_network_t *network, const char *name, dcl_tensor_t *const *inputs, int32_t nb_inputs,
                                     const dcl_plugin_t *plugin, dcl_layer_t **layer);
 
@@ -510,8 +532,8 @@ typedef struct dcl_plugin_creator {
     const char *type_name;
     const char *version;
     void *user_data;
-    /* Fills in `plugin` from the bytes of its `serialize`. It comes as DCL_PLUGIN_INIT has it; its struct_size is the room there is, and
-     * stays. What is filled in is the library's, as with dcl_network_add_plugin. */
+    /* Fills in `plugin`, which comes as DCL_PLUGIN_INIT has it, from the bytes of its `serialize`: one of the type and version
+     * above. If it returns success, the plugin is the library's, which calls its `destroy` whatever follows. */
     dcl_status_t (*create)(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin);
 } dcl_plugin_creator_t;
 #define DCL_PLUGIN_CREATOR_INIT {sizeof(dcl_plugin_creator_t), NULL, NULL, NULL, NULL}
@@ -520,9 +542,9 @@ typedef struct dcl_plugin_creator {
  * 1d. The engine
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* Validates a network, plans its memory and gives an engine that does not change any more: TensorRT's IBuilder and ICudaEngine. The network
- * stays as it is. Free the engine with dcl_engine_free.
- * Errors: DCL_STATUS_INVALID_NETWORK with all mistakes, each naming its layer and rule. [local, exclusive] */
+/* Validates a network, plans its memory and gives an engine that does not change any more: TensorRT's IBuilder and ICudaEngine. The
+ * network stays as it is. Free the engine with dcl_engine_free.
+ * Errors: DCL_STATUS_INVALID_NETWORK with all mistakes, each naming its layer and rule. [local, shared] */
 dcl_status_t dcl_engine_build(dcl_network_t *network, dcl_engine_t **engine);
 
 /* Frees an engine. Its contexts stay. [local, shared] */
@@ -535,7 +557,8 @@ dcl_status_t dcl_engine_serialize(dcl_engine_t *engine, void *buffer, size_t cap
  * the engine with dcl_engine_free. [local, shared] */
 dcl_status_t dcl_engine_deserialize(const void *plan, size_t byte_len, dcl_engine_t **engine);
 
-/* dcl_engine_deserialize of a network with plugins, which are made by `creators`. They are used during the call only. [local, shared] */
+/* dcl_engine_deserialize of a network with plugins, which are made by `creators`. They are used during the call only. [local,
+ * shared] */
 dcl_status_t dcl_engine_deserialize_with_plugins(const void *plan, size_t byte_len, const dcl_plugin_creator_t *creators,
                                                  int32_t nb_creators, dcl_engine_t **engine);
 
@@ -554,7 +577,8 @@ dcl_status_t dcl_engine_get_warning(dcl_engine_t *engine, int32_t index, char *b
 /* The number of inputs and outputs. [local, shared] */
 dcl_status_t dcl_engine_get_nb_io_tensors(dcl_engine_t *engine, int32_t *nb_tensors);
 
-/* The name of an input or output, copied out: the inputs, then the outputs, each in the order in which they were added. [local, shared] */
+/* The name of an input or output, copied out: the inputs, then the outputs, each in the order in which they were added. [local,
+ * shared] */
 dcl_status_t dcl_engine_get_io_tensor_name(dcl_engine_t *engine, int32_t index, char *buffer, size_t capacity, size_t *length);
 
 /* Whether a tensor is an input or an output; DCL_TENSOR_IO_MODE_NONE where there is none of that name. [local, shared] */
@@ -579,56 +603,59 @@ typedef struct dcl_execution_context_options {
     /* Not 0: on GPUs, runs with the same shapes and addresses are recorded into a CUDA graph, the second time, and replayed from
      * then on. All ranks have to do alike. On the host it changes nothing. */
     int32_t cuda_graph;
+    /* 0. */
+    int32_t reserved;
 } dcl_execution_context_options_t;
-#define DCL_EXECUTION_CONTEXT_OPTIONS_INIT {sizeof(dcl_execution_context_options_t), 0}
+#define DCL_EXECUTION_CONTEXT_OPTIONS_INIT {sizeof(dcl_execution_context_options_t), 0, 0}
 
-/* A context to run an engine in, with memory of its own: TensorRT's createExecutionContext. `options` may be NULL. Free the context with
- * dcl_execution_context_free. [local, shared] */
+/* A context to run an engine in, with memory of its own: TensorRT's createExecutionContext. `options` may be NULL. Free the
+ * context with dcl_execution_context_free. [local, shared] */
 dcl_status_t dcl_engine_create_execution_context(dcl_engine_t *engine, const dcl_execution_context_options_t *options,
                                                  dcl_execution_context_t **context);
 
 /* Frees a context. Work under way keeps what it needs. [local, shared] */
 dcl_status_t dcl_execution_context_free(dcl_execution_context_t *context);
 
-/* Sets the communicator on which the layers run: TensorRT's setCommunicator. Ranks compare the collective calls of their plans, once:
- * operations, reductions, roots, participants, types and shapes. The context keeps the communicator alive; work under way keeps the
- * one of before.
- * Errors: DCL_STATUS_INVALID_COMMUNICATOR, a layer's ranks do not fit, here or on another rank; DCL_STATUS_DISAGREEMENT, the plans differ, with
- * the first differing layer and all sides. Then no rank has set it, and the communicator still works. [collective, exclusive] */
+/* Sets the communicator on which the layers run: TensorRT's setCommunicator. Ranks compare the collective calls of their plans,
+ * once: operations, reductions, roots, participants, types and shapes. The context keeps the communicator alive; work under way
+ * keeps the one of before.
+ * Errors: DCL_STATUS_INVALID_COMMUNICATOR, a layer's ranks do not fit, here or on another rank; DCL_STATUS_DISAGREEMENT, the
+ * plans differ, with the first differing layer and all sides. Then no rank has set it, and the communicator still works.
+ * [collective, exclusive] */
 dcl_status_t dcl_execution_context_set_communicator(dcl_execution_context_t *context, dcl_communicator_t *communicator);
 
 /* The time that each collective of a run waits for other ranks, in milliseconds; DCL_TIMEOUT_DEFAULT is the communicator's.
  * [local, exclusive] */
 dcl_status_t dcl_execution_context_set_timeout(dcl_execution_context_t *context, int64_t timeout_ms);
 
-/* Sets the shape of an input, within its profile: TensorRT's setInputShape. Work under way keeps its shapes. An error leaves the shapes as
- * they were. [local, exclusive] */
+/* Sets the shape of an input, within its profile: TensorRT's setInputShape. Work under way keeps its shapes. An error leaves the
+ * shapes as they were. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_input_shape(dcl_execution_context_t *context, const char *name, const dcl_dims_t *dims);
 
 /* Sets the shapes of `nb_inputs` inputs, which have to change together. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_input_shapes(dcl_execution_context_t *context, const char *const *names, const dcl_dims_t *dims,
                                                     int32_t nb_inputs);
 
-/* The shape of an input or output, once the shapes of all inputs are known: TensorRT's getTensorShape. [local, exclusive] */
+/* The shape of an input or output, once the shapes of all inputs are known: TensorRT's getTensorShape. [local, shared] */
 dcl_status_t dcl_execution_context_get_tensor_shape(dcl_execution_context_t *context, const char *name, dcl_dims_t *dims);
 
-/* Binds an input or output to the caller's memory: TensorRT's setTensorAddress, with the length in bytes, which a run compares with the
- * tensor's. It is host memory, or with a communicator on GPUs that GPU's. NULL unbinds. An input that is not read on this rank, and an
- * output that is not written, may be left unbound. During a run, which uses what was bound when it was enqueued, the memory is
- * valid, nobody else writes it, and nobody else reads an output. [local, exclusive] */
+/* Binds an input or output to the caller's memory: TensorRT's setTensorAddress, with the length in bytes, which a run compares
+ * with the tensor's. It is host memory, or with a communicator on GPUs that GPU's. NULL unbinds. An input that is not read on
+ * this rank, and an output that is not written, may be left unbound. During a run, which uses what was bound when it was
+ * enqueued, the memory is valid, nobody else writes it, and nobody else reads an output. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_tensor_address(dcl_execution_context_t *context, const char *name, void *address, size_t byte_len);
 
-/* What an input or output is bound to; NULL where it is not. [local, exclusive] */
+/* What an input or output is bound to; NULL where it is not. [local, shared] */
 dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *context, const char *name, void **address);
 
 /* Runs the engine on what is bound: TensorRT's enqueueV3. Ranks enqueue in the same order.
  *
- * `stream` NULL is the calling thread: the run is done when the call returns, which waits for other ranks, each of its collectives no
- * longer than the timeout. On another stream the call returns at once. `work`, if it is not NULL, gets a handle on the run, to be freed
- * with dcl_work_free; without one, the run's error comes from dcl_stream_synchronize.
+ * `stream` NULL is the calling thread: the run is done when the call returns, which waits for other ranks, each of its collectives
+ * no longer than the timeout. On another stream the call returns at once. `work`, if it is not NULL, gets a handle on the run, to
+ * be freed with dcl_work_free; without one, the run's error comes from dcl_stream_synchronize.
  *
- * Errors: before anything moves, a shape, an address or the communicator is missing, a length does not fit, buffers overlap. What fails
- * afterwards ends the communicator, so that no rank waits for this one. [collective, exclusive] */
+ * Errors: before anything moves, a shape, an address or the communicator is missing, a length does not fit, buffers overlap.
+ * What fails afterwards ends the communicator, so that no rank waits for this one. [collective, exclusive] */
 dcl_status_t dcl_execution_context_enqueue(dcl_execution_context_t *context, dcl_stream_t *stream, dcl_work_t **work);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
@@ -636,7 +663,7 @@ dcl_status_t dcl_execution_context_enqueue(dcl_execution_context_t *context, dcl
  *
  * For an engine with a graph of its own. The calls of 1b set and get its attributes.
  * In an IPluginV3: supportsFormatCombination -> _check_type, getOutputShapes -> _get_output_dims, attachToContext -> _bind,
- * enqueue -> dcl_bound_layer_enqueue, clone -> _clone, getFieldsToSerialize -> _serialize.
+ * enqueue -> dcl_bound_layer_enqueue, clone -> _clone, getFieldsToSerialize -> _serialize. It needs no workspace of the engine's.
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* A DistCollective layer that belongs to no network; the arguments are those of dcl_network_add_dist_collective. Free it with
@@ -645,25 +672,25 @@ dcl_status_t dcl_dist_collective_new(dcl_collective_operation_t operation, dcl_r
                                      const int64_t *groups, int64_t group_size, dcl_layer_t **layer);
 
 /* A copy of a DistCollective layer, also of one in a network, that belongs to no network. Free it with dcl_layer_free.
- * [local, exclusive] */
+ * [local, shared] */
 dcl_status_t dcl_dist_collective_clone(dcl_layer_t *layer, dcl_layer_t **clone);
 
-/* The attributes as bytes, copied out. [local, exclusive] */
+/* The attributes as bytes, copied out. [local, shared] */
 dcl_status_t dcl_dist_collective_serialize(dcl_layer_t *layer, void *buffer, size_t capacity, size_t *length);
 
 /* A layer from those bytes, which may come from anywhere. Free it with dcl_layer_free. [local, shared] */
 dcl_status_t dcl_dist_collective_deserialize(const void *bytes, size_t byte_len, dcl_layer_t **layer);
 
-/* Whether the layer takes inputs of this type. DCL_STATUS_INVALID_ARGUMENT if not: only the average of bool. [local, exclusive] */
+/* Whether the layer takes inputs of this type. DCL_STATUS_INVALID_ARGUMENT if not: only the average of bool. [local, shared] */
 dcl_status_t dcl_dist_collective_check_type(dcl_layer_t *layer, dcl_data_type_t data_type);
 
-/* The dimensions of the output, from those of the input; -1 stays -1. `output` may be `input`. Errors: attributes that do not fit together, a
- * shape that the operation cannot take. [local, exclusive] */
+/* The dimensions of the output, from those of the input; -1 stays -1. `output` may be `input`. Errors: attributes that do not
+ * fit together, a shape that the operation cannot take. [local, shared] */
 dcl_status_t dcl_dist_collective_get_output_dims(dcl_layer_t *layer, const dcl_dims_t *input, dcl_dims_t *output);
 
-/* Puts the layer, as it is now, on a communicator, for inputs of one type: checks that it fits, compares it with the other ranks' and splits
- * off its groups. What it gives is a copy; the layer may change or go. Free it with dcl_bound_layer_free.
- * Errors: as dcl_execution_context_set_communicator. [collective, exclusive] */
+/* Puts the layer, as it is now, on a communicator, for inputs of one type: checks that it fits, compares it with the other ranks'
+ * and splits off its groups. What it gives is a copy; the layer may change or go. Free it with dcl_bound_layer_free.
+ * Errors: as dcl_execution_context_set_communicator. [collective, shared] */
 dcl_status_t dcl_dist_collective_bind(dcl_layer_t *layer, dcl_communicator_t *communicator, dcl_data_type_t data_type,
                                       dcl_bound_layer_t **bound);
 
@@ -679,14 +706,19 @@ dcl_status_t dcl_bound_layer_get_output_dims(dcl_bound_layer_t *bound, const dcl
 dcl_status_t dcl_bound_layer_get_in_place(dcl_bound_layer_t *bound, const dcl_dims_t *input, dcl_in_place_t *in_place,
                                           size_t *element_offset);
 
-/* Whether this rank's input is read, and whether its output is written: 1 or 0. A buffer that is not used may be NULL. Either pointer may be
- * NULL. [local, shared] */
+/* Whether this rank's input is read, and whether its output is written: 1 or 0. A buffer that is not used may be NULL. Either
+ * pointer may be NULL. [local, shared] */
 dcl_status_t dcl_bound_layer_get_uses(dcl_bound_layer_t *bound, int32_t *reads_input, int32_t *writes_output);
 
-/* Runs the layer on an input of these dimensions. Addresses are in the communicator's memory: the host's, or its GPU's. `stream` and `work`
- * are as in dcl_execution_context_enqueue. Until the run is done the memory is valid and nobody else uses it.
- * Errors: before anything moves, dimensions that the operation cannot take, addresses that are NULL, misaligned or overlap against
- * the in-place rule. [collective, shared] */
+/* The same before there is a communicator, on a rank of the layer's group: what TensorRT's getAliasedInput wants. [local,
+ * shared] */
+dcl_status_t dcl_dist_collective_get_in_place(dcl_layer_t *layer, int32_t group_rank, const dcl_dims_t *input, dcl_in_place_t *in_place,
+                                              size_t *element_offset);
+
+/* Runs the layer on an input of these dimensions. Addresses are in the communicator's memory: the host's, or its GPU's. `stream`
+ * and `work` are as in dcl_execution_context_enqueue. Until the run is done the memory is valid and nobody else uses it.
+ * Errors: before anything moves, dimensions that the operation cannot take, addresses that are NULL, misaligned or overlap
+ * against the in-place rule. [collective, shared] */
 dcl_status_t dcl_bound_layer_enqueue(dcl_bound_layer_t *bound, const void *input, void *output, const dcl_dims_t *dims,
                                      dcl_stream_t *stream, dcl_work_t **work);
 
@@ -720,23 +752,27 @@ typedef struct dcl_environment_config {
     int64_t timeout_ms;
     /* Not 0: rank 0 prints a line when it is ready. */
     int32_t verbose;
+    /* 0. */
+    int32_t reserved;
 } dcl_environment_config_t;
 #define DCL_ENVIRONMENT_CONFIG_INIT                                                                                                      \
-    {sizeof(dcl_environment_config_t), -1, -1, -1, -1, -1, -1, NULL, NULL, NULL, 1024, DCL_TIMEOUT_DEFAULT, 0}
+    {sizeof(dcl_environment_config_t), -1, -1, -1, -1, -1, -1, NULL, NULL, NULL, 1024, DCL_TIMEOUT_DEFAULT, 0, 0}
 
 /* The launcher whose variables are set, copied out: "torchrun", for example; an empty text where there is none. [local, shared] */
 dcl_status_t dcl_environment_detect_launcher(char *buffer, size_t capacity, size_t *length);
 
 /* Meets the other ranks, one a process. `config` may be NULL. There is one environment at a time in a process. Leave it with
  * dcl_environment_finalize or dcl_environment_free.
- * Errors: everything that is missing or contradictory, at once; a backend that there is not; ranks that do not come. [collective, shared] */
+ * Errors: everything that is missing or contradictory, at once; a backend that there is not; ranks that do not come.
+ * [collective, shared] */
 dcl_status_t dcl_environment_initialize(const dcl_environment_config_t *config, dcl_environment_t **environment);
 
-/* Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and frees the handle, also
- * with an error. Communicators made with it stay until they are freed. [collective, exclusive] */
+/* Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and frees the
+ * handle, also with an error. Communicators made with it stay until they are freed. [collective, shared] */
 dcl_status_t dcl_environment_finalize(dcl_environment_t *environment);
 
-/* Leaves without a word; others that wait for this rank get an error. [local, shared] */
+/* Frees the handle without waiting. When the communicators made with it are freed too, the rank has left, and others that wait
+ * for it get an error. [local, shared] */
 dcl_status_t dcl_environment_free(dcl_environment_t *environment);
 
 /* This process's rank. [local, shared] */
@@ -785,35 +821,38 @@ typedef struct dcl_meeting {
     int32_t rank;
     /* How many ranks this process has. */
     int32_t local_ranks;
+    /* 0. */
+    int32_t reserved;
     int64_t timeout_ms;
 } dcl_meeting_t;
-#define DCL_MEETING_INIT {sizeof(dcl_meeting_t), NULL, 1, 0, 1, DCL_TIMEOUT_DEFAULT}
+#define DCL_MEETING_INIT {sizeof(dcl_meeting_t), NULL, 1, 0, 1, 0, DCL_TIMEOUT_DEFAULT}
 
-/* Meets the other processes. `communicators` has room for `meeting->local_ranks` handles, each to be used by a thread of its own and freed
- * with dcl_communicator_free. Nothing is left in the file system, and nothing survives a crash. [collective, shared] */
+/* Meets the other processes. `communicators` has room for `meeting->local_ranks` handles, each to be used by a thread of its own
+ * and freed with dcl_communicator_free. Nothing is left in the file system, and nothing survives a crash. [collective, shared] */
 dcl_status_t dcl_communicator_meet(const dcl_meeting_t *meeting, dcl_communicator_t **communicators);
 
 /* The bytes of an ncclUniqueId. */
 #define DCL_NCCL_ID_BYTES 128
 
-/* Makes an id for dcl_communicator_new_nccl, on one rank; the caller brings it to the others. [local, shared] */
+/* Makes an id of DCL_NCCL_ID_BYTES for dcl_communicator_new_nccl, on one rank; the caller brings it to the others. [local,
+ * shared] */
 dcl_status_t dcl_nccl_id_new(uint8_t *id);
 
-/* A communicator on GPUs: meets the other ranks that have the same id, processes of any machine or threads, each with the GPU of this
- * number among those that its process sees. Free it with dcl_communicator_free. [collective, shared] */
+/* A communicator on GPUs: meets the other ranks that have the same id, processes of any machine or threads, each with the GPU of
+ * this number among those that its process sees. Free it with dcl_communicator_free. [collective, shared] */
 dcl_status_t dcl_communicator_new_nccl(const uint8_t *id, int32_t rank, int32_t world_size, int32_t device, int64_t timeout_ms,
                                        dcl_communicator_t **communicator);
 
-/* A communicator on the caller's ncclComm_t, of the libnccl.so.2 of this process, as TensorRT's setCommunicator takes it. It is borrowed:
- * never aborted or destroyed here. Until this handle and all that was made with it is freed and done, the caller does not destroy it,
- * and does not use it during a call. Free it with dcl_communicator_free. [collective, shared] */
+/* A communicator on the caller's ncclComm_t, of the libnccl.so.2 of this process, as TensorRT's setCommunicator takes it. It is
+ * borrowed: never aborted or destroyed here. Until this handle and all that was made with it is freed and done, the caller does
+ * not destroy it, and does not use it during a call. Free it with dcl_communicator_free. [collective, shared] */
 dcl_status_t dcl_communicator_from_nccl(void *nccl_comm, int64_t timeout_ms, dcl_communicator_t **communicator);
 
 /* Frees a handle. [local, shared] */
 dcl_status_t dcl_communicator_free(dcl_communicator_t *communicator);
 
-/* Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and frees the handle, also
- * with an error. [collective, shared] */
+/* Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and frees the
+ * handle, also with an error. Other handles on the same rank stay, and work. [collective, shared] */
 dcl_status_t dcl_communicator_finalize(dcl_communicator_t *communicator);
 
 /* This rank's number, from 0. [local, shared] */
@@ -842,8 +881,8 @@ dcl_status_t dcl_communicator_with_timeout(dcl_communicator_t *communicator, int
 /* Whether the communicator still works; if not, the error that ended it. [local, shared] */
 dcl_status_t dcl_communicator_check(dcl_communicator_t *communicator);
 
-/* Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on the other ranks with a
- * DCL_STATUS_ABORTED that names this rank and the reason. [local, shared] */
+/* Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on the other
+ * ranks with a DCL_STATUS_ABORTED that names this rank and the reason. [local, shared] */
 dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char *reason);
 
 /* Waits until every rank has come here. [collective, shared] */
@@ -854,8 +893,8 @@ dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
  * a rank takes part in the call and gets NULL. Free it with dcl_communicator_free. [collective, shared] */
 dcl_status_t dcl_communicator_split(dcl_communicator_t *communicator, int32_t color, int32_t key, dcl_communicator_t **group);
 
-/* Makes a communicator of `nb_ranks` ranks, whose order becomes the order of the new ranks. Every rank gives the same list; one that is not in
- * it gets NULL. Free it with dcl_communicator_free. [collective, shared] */
+/* Makes a communicator of `nb_ranks` ranks, whose order becomes the order of the new ranks. Every rank gives the same list; one
+ * that is not in it gets NULL. Free it with dcl_communicator_free. [collective, shared] */
 dcl_status_t dcl_communicator_new_group(dcl_communicator_t *communicator, const int64_t *ranks, int64_t nb_ranks,
                                         dcl_communicator_t **group);
 
@@ -863,9 +902,9 @@ dcl_status_t dcl_communicator_new_group(dcl_communicator_t *communicator, const 
  * 3c. Buffers
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
-/* Zeros in symmetric memory, which all ranks reach, so that collectives on it need no copy in between; on GPUs memory of NCCL's. Every rank
- * asks for the same number of bytes. It serves in communicators split from this one too. Free it with dcl_buffer_free.
- * [collective, shared] */
+/* Zeros in symmetric memory, which all ranks reach, so that collectives on it need no copy in between; on GPUs memory of NCCL's.
+ * Every rank asks for the same number of bytes. It serves in communicators split from this one too. Free it with
+ * dcl_buffer_free. [collective, shared] */
 dcl_status_t dcl_communicator_allocate(dcl_communicator_t *communicator, size_t byte_len, dcl_buffer_t **buffer);
 
 /* Zeros in the memory of the GPU of this number, or with -1 in the host's. Free it with dcl_buffer_free. [local, shared] */
@@ -874,15 +913,15 @@ dcl_status_t dcl_buffer_new(int32_t device, size_t byte_len, dcl_buffer_t **buff
 /* Frees a buffer, and its memory. Nothing that uses its address may be under way. [local, shared] */
 dcl_status_t dcl_buffer_free(dcl_buffer_t *buffer);
 
-/* The address of the first byte, always the same, aligned for every type. After a collective has failed, ask once more before touching
- * symmetric memory: that takes it, with its bytes, out of the reach of ranks that were left behind in the middle of a copy. Nobody
- * touches the memory during that call. [local, exclusive] */
+/* The address of the first byte, always the same, aligned for every type. After a collective has failed, ask once more before
+ * touching symmetric memory: that takes it, with its bytes, out of the reach of ranks that were left behind in the middle of a
+ * copy. Nobody touches the memory during that call. [local, exclusive] */
 dcl_status_t dcl_buffer_get_address(dcl_buffer_t *buffer, void **address);
 
 /* The length in bytes. [local, shared] */
 dcl_status_t dcl_buffer_get_byte_len(dcl_buffer_t *buffer, size_t *byte_len);
 
-/* Copies bytes out of a buffer, wherever it is, and waits for that. [local, exclusive] */
+/* Copies bytes out of a buffer, wherever it is, and waits for that. [local, shared] */
 dcl_status_t dcl_buffer_read(dcl_buffer_t *buffer, size_t byte_offset, void *bytes, size_t byte_len);
 
 /* Copies bytes into a buffer, wherever it is, and waits for that. [local, exclusive] */
@@ -898,12 +937,18 @@ dcl_status_t dcl_buffer_write(dcl_buffer_t *buffer, size_t byte_offset, const vo
  * [local, shared] */
 dcl_status_t dcl_stream_new_worker(dcl_stream_t **stream);
 
-/* A new CUDA stream of the GPU of this number. It does not wait for the default stream. Free it with dcl_stream_free. [local, shared] */
+/* A new CUDA stream of the GPU of this number. It does not wait for the default stream. Free it with dcl_stream_free. [local,
+ * shared] */
 dcl_status_t dcl_stream_new_cuda(int32_t device, dcl_stream_t **stream);
 
-/* The caller's cudaStream_t (or CUstream), of that GPU's primary context. It is borrowed: the caller destroys it when this handle is freed and
- * all that was enqueued through it is done. NULL is CUDA's default stream. What is enqueued while it is captured is recorded into the
- * caller's graph; buffers, contexts and communicators then outlive that graph. Free it with dcl_stream_free. [local, shared] */
+/* The caller's cudaStream_t (or CUstream), of that GPU's primary context. It is borrowed: the caller destroys it when this handle
+ * is freed and all that was enqueued through it is done. NULL is CUDA's legacy default stream; the per-thread one is refused. Free
+ * it with dcl_stream_free.
+ *
+ * What is enqueued while the stream is captured is recorded into the caller's graph, and its work is finished at once. What
+ * needs memory of its own has to run once before, uncaptured (DCL_STATUS_NOT_READY says so). The buffers, bound layers,
+ * communicators and contexts outlive the graph, a context keeps the communicator that it had, and launches of the graph do not
+ * overlap other work of the same context. [local, shared] */
 dcl_status_t dcl_stream_from_cuda(void *cuda_stream, int32_t device, dcl_stream_t **stream);
 
 /* Frees a stream. What was enqueued is still done. [local, shared] */
@@ -912,11 +957,12 @@ dcl_status_t dcl_stream_free(dcl_stream_t *stream);
 /* The CUstream of a CUDA stream; NULL for a worker. [local, shared] */
 dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
 
-/* Waits until everything enqueued so far is done; on the NULL stream that is nothing. Returns the first error of what was enqueued without a work handle since the last time.
- * [waits, shared] */
+/* Waits until everything enqueued so far is done; on the NULL stream that is nothing. Returns the first error of what was
+ * enqueued without a work handle since the last time; what was so enqueued keeps its communicator until then, or until the
+ * stream is freed. On a CUDA stream the rest, work with handles included, is waited for 600 s at most. [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 
-/* Whether work is finished, well or not: 1 or 0. [local, exclusive] */
+/* Whether work is finished, well or not, or past its timeout, so that waiting for it ends: 1 or 0. [local, exclusive] */
 dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 
 /* Waits until work is finished, and returns what became of it; so does every further call. The handle stays. [waits, exclusive] */
@@ -946,7 +992,8 @@ dcl_status_t dcl_all_gather(dcl_communicator_t *communicator, const void *input,
 dcl_status_t dcl_broadcast(dcl_communicator_t *communicator, const void *input, void *output, size_t count, dcl_data_type_t data_type,
                            int32_t root, dcl_stream_t *stream, dcl_work_t **work);
 
-/* The root gets the reduction of all inputs; the others' outputs are not written. In place: the same address. [collective, shared] */
+/* The root gets the reduction of all inputs; the others' outputs are not written. In place: the same address. [collective,
+ * shared] */
 dcl_status_t dcl_reduce(dcl_communicator_t *communicator, const void *input, void *output, size_t count, dcl_data_type_t data_type,
                         dcl_reduce_operation_t reduce_op, int32_t root, dcl_stream_t *stream, dcl_work_t **work);
 
@@ -960,13 +1007,13 @@ dcl_status_t dcl_reduce_scatter(dcl_communicator_t *communicator, const void *in
 dcl_status_t dcl_all_to_all(dcl_communicator_t *communicator, const void *input, void *output, size_t count, dcl_data_type_t data_type,
                             dcl_stream_t *stream, dcl_work_t **work);
 
-/* The root gets all inputs, one after the other: its `output` has nb_ranks * count elements; the others' are not written. In place at the
- * root: input = output + root * count. [collective, shared] */
+/* The root gets all inputs, one after the other: its `output` has nb_ranks * count elements; the others' are not written. In
+ * place at the root: input = output + root * count. [collective, shared] */
 dcl_status_t dcl_gather(dcl_communicator_t *communicator, const void *input, void *output, size_t count, dcl_data_type_t data_type,
                         int32_t root, dcl_stream_t *stream, dcl_work_t **work);
 
-/* Every rank gets its block of the root's input, which has nb_ranks * count elements; the others' are not read. In place at the root:
- * output = input + root * count. [collective, shared] */
+/* Every rank gets its block of the root's input, which has nb_ranks * count elements; the others' are not read. In place at the
+ * root: output = input + root * count. [collective, shared] */
 dcl_status_t dcl_scatter(dcl_communicator_t *communicator, const void *input, void *output, size_t count, dcl_data_type_t data_type,
                          int32_t root, dcl_stream_t *stream, dcl_work_t **work);
 

@@ -627,6 +627,11 @@ class Layer : public detail::Handle<dcl_layer_t> {
     }
 };
 
+struct InPlaceRule {
+    InPlace in_place;
+    std::size_t element_offset;
+};
+
 // A view of a DistCollective layer, in a network or by itself.
 class DistCollectiveLayer : public Layer {
   public:
@@ -685,6 +690,13 @@ class DistCollectiveLayer : public Layer {
     Result<Dims> get_output_dims(const Dims &input) const {
         return detail::output<Dims>(dcl_dist_collective_get_output_dims, get(), &input);
     }
+    Result<InPlaceRule> get_in_place(std::int32_t group_rank, const Dims &input) const {
+        dcl_in_place_t in_place = DCL_IN_PLACE_NEVER;
+        std::size_t element_offset = 0;
+        auto got = detail::check(dcl_dist_collective_get_in_place(get(), group_rank, &input, &in_place, &element_offset));
+        if (!got) return got.error();
+        return InPlaceRule{static_cast<InPlace>(in_place), element_offset};
+    }
     Result<BoundLayer> bind(const Communicator &communicator, DataType data_type) const;
 };
 
@@ -714,10 +726,6 @@ class BoundLayer : public detail::Owned<detail::Handle<dcl_bound_layer_t>, dcl_b
   public:
     using Owned::Owned;
 
-    struct InPlaceRule {
-        InPlace in_place;
-        std::size_t element_offset;
-    };
     struct Uses {
         bool reads_input;
         bool writes_output;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cuda::{CudaStream, Device, Event};
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result, bail, error};
 
 /// How long [`Stream::synchronize`] waits for a GPU.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -64,8 +64,12 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// No CUDA, no such GPU, a stream of another one.
+    /// No CUDA, no such GPU, a stream of another one; CUDA's "per-thread" stream, which is another one on each thread.
     pub unsafe fn from_raw_cuda(stream: *mut c_void, ordinal: u32) -> Result<Self> {
+        const PER_THREAD: usize = 2;
+        if stream.addr() == PER_THREAD {
+            bail!(Unsupported, "CUDA's per-thread default stream is another one on each thread; make one of your own");
+        }
         // SAFETY: the caller's promise.
         let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream)? };
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
@@ -131,12 +135,12 @@ impl Stream {
                     WorkState::Done(task, result)
                 }
             };
-            return Work { state };
+            return Work { state, finish: T::finish };
         };
         let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);
         worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
-        Work { state: WorkState::Pending { cell, keep: T::keep_cell } }
+        Work { state: WorkState::Pending { cell, keep: T::keep_cell }, finish: T::finish }
     }
 }
 
@@ -167,6 +171,9 @@ pub(crate) trait Task: Send + Sized + 'static {
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         None
     }
+
+    /// Lets go of what only the run needed, before the task is handed back.
+    fn finish(&mut self) {}
 
     /// Takes the cell back when the task is handed back, for a task that is enqueued again and again.
     fn keep_cell(&mut self, _cell: Arc<Cell<Self>>) {}
@@ -226,8 +233,12 @@ struct Launched<T: Send + 'static> {
 
 impl<T: Send + 'static> Launched<T> {
     fn is_done(&self) -> bool {
-        // What cannot be asked is found out by waiting for it.
+        // What cannot be asked, or will not be done any more, is found out by waiting for it.
         self.work.as_ref().is_none_or(|(_, event)| event.is_done().unwrap_or(true))
+            || self
+                .watch
+                .as_ref()
+                .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= *deadline)
     }
 
     fn wait(mut self) -> (T, Result<()>) {
@@ -397,6 +408,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[must_use = "`wait` says whether the work succeeded, and hands the buffers back"]
 pub struct Work<T: Send + 'static> {
     state: WorkState<T>,
+    /// Lets go of what only the run needed.
+    finish: fn(&mut T),
 }
 
 enum WorkState<T: Send + 'static> {
@@ -427,7 +440,7 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// What went wrong in the work, together with what it owned.
     pub fn wait(self) -> Result<T, Failed<T>> {
-        let (operands, result) = match self.state {
+        let (mut operands, result) = match self.state {
             WorkState::Done(operands, result) => (operands, result),
             WorkState::Launched(launched) => launched.wait(),
             WorkState::Pending { cell, keep } => {
@@ -436,6 +449,7 @@ impl<T: Send + 'static> Work<T> {
                 (operands, result)
             }
         };
+        (self.finish)(&mut operands);
         match result {
             Ok(()) => Ok(operands),
             Err(error) => Err(Failed::new(error, operands)),

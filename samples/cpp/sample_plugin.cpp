@@ -245,7 +245,7 @@ std::string text(const Dims &dims) {
     return "[" + text + "]";
 }
 
-std::string text(const BoundLayer::InPlaceRule &rule) {
+std::string text(const InPlaceRule &rule) {
     switch (rule.in_place) {
     case InPlace::kNEVER: return "never";
     case InPlace::kSAME_ADDRESS: return "same address";

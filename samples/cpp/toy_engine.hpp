@@ -39,7 +39,7 @@ inline std::size_t byte_len(const Dims &dims, DataType type) {
 // A node of the graph, with the phases of TensorRT's IPluginV3.
 class Node {
   public:
-    using Rule = BoundLayer::InPlaceRule;
+    using Rule = InPlaceRule;
 
     virtual ~Node() = default;
 

@@ -57,12 +57,21 @@ pub(super) unsafe trait Growing: Copy {
 }
 
 impl<T: Growing> In<T> {
+    /// One of this library's own.
+    ///
+    /// # Safety
+    ///
+    /// As C promises for its own: it is valid, as long as it says that it is.
+    pub(super) unsafe fn of(structure: *const T) -> Self {
+        In(structure)
+    }
+
     /// The structure; the initial one for NULL.
     pub(super) fn structure(&self, name: &str) -> Result<T> {
         if self.0.is_null() { Ok(T::INITIAL) } else { self.given(name) }
     }
 
-    /// So many structures, each as long as the first says that it is.
+    /// So many structures, of one version.
     pub(super) fn structures(&self, name: &str, count: i32) -> Result<Vec<T>> {
         let Ok(count) = usize::try_from(count) else {
             return Err(Fault::invalid_argument(format!("the number of {name} is negative")));
@@ -72,10 +81,17 @@ impl<T: Growing> In<T> {
             return Err(is_null(name));
         }
         let mut next = self.0;
+        let mut first_size = None;
         for _ in 0..count {
+            // SAFETY: C's promise; the first field is the size.
+            let size = unsafe { next.cast::<usize>().read() };
+            if *first_size.get_or_insert(size) != size || !size.is_multiple_of(align_of::<usize>()) {
+                let message = format!("struct_size of one of {name} is {size}; it is the same sizeof in all of them");
+                return Err(Fault::invalid_argument(message));
+            }
             structures.push(In(next).given(name)?);
             // SAFETY: C's promise: there is another one, or the array ends here.
-            next = unsafe { next.byte_add(self.0.cast::<usize>().read()) };
+            next = unsafe { next.byte_add(size) };
         }
         Ok(structures)
     }
@@ -163,22 +179,11 @@ impl Bytes {
 pub(super) struct Room(*mut c_void);
 
 impl Room {
-    /// Room for so many bytes; they need not be initialized, so they are zeroed first.
-    pub(super) fn get(&mut self, name: &str, byte_len: usize) -> Result<&mut [u8]> {
-        if byte_len == 0 {
-            return Ok(&mut []);
-        }
-        if self.0.is_null() {
-            return Err(is_null(name));
-        }
-        if isize::try_from(byte_len).is_err() {
-            return Err(Fault::invalid_argument(format!("{byte_len} bytes of {name} are more than memory can hold")));
-        }
-        let start = self.0.cast::<u8>();
-        // SAFETY: C's promise.
-        unsafe {
-            start.write_bytes(0, byte_len);
-            Ok(std::slice::from_raw_parts_mut(start, byte_len))
+    /// The address of room for so many bytes.
+    pub(super) fn for_bytes(&self, name: &str, byte_len: usize) -> Result<*mut u8> {
+        match self.0.is_null() && byte_len > 0 {
+            true => Err(is_null(name)),
+            false => Ok(self.0.cast()),
         }
     }
 
@@ -298,6 +303,14 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
 pub(super) fn unsigned(name: &str, number: impl Into<i64>) -> Result<u32> {
     let number = number.into();
     u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more")))
+}
+
+/// What has no meaning yet, and so can have one later.
+pub(super) fn zero(name: &str, number: i32) -> Result<()> {
+    match number {
+        0 => Ok(()),
+        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 0"))),
+    }
 }
 
 /// A number of ranks.

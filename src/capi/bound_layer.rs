@@ -3,10 +3,9 @@
 use super::arguments::{Bytes, CDims, In, Out, Room, data_type};
 use super::communicator::CCommunicator;
 use super::handle::{Handle, Object};
-use super::layer::{CLayer, collective_of};
+use super::layer::{CLayer, collective_of, tell_in_place};
 use super::status::{Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
-use crate::collective::InPlace;
 use crate::dist_collective::BoundLayer;
 
 /// `dcl_bound_layer_t`.
@@ -63,17 +62,7 @@ extern "C" fn dcl_bound_layer_get_in_place(
     call(|| {
         let bound = bound.get()?;
         let (input, in_place) = (input.get("input")?.to_shape()?, in_place.place("in_place")?);
-        let (rule, offset) = match bound.bound.in_place(input.as_slice())? {
-            InPlace::Never => (0, 0),
-            InPlace::SameAddress => (1, 0),
-            InPlace::InputAt { element_offset } => (2, element_offset),
-            InPlace::OutputAt { element_offset } => (3, element_offset),
-            InPlace::Unused => (4, 0),
-        };
-        in_place.set(rule);
-        if let Some(element_offset) = element_offset.optional() {
-            element_offset.set(offset);
-        }
+        tell_in_place(bound.bound.in_place(input.as_slice())?, in_place, element_offset);
         Ok(())
     })
 }

@@ -1,11 +1,10 @@
 //! Buffers.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::arguments::{Bytes, Out, Room, unsigned};
 use super::communicator::CCommunicator;
-use super::handle::{Handle, Object, busy};
+use super::handle::{Guarded, Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::data_type::DataType;
 use crate::memory::{Buffer, MemorySpace};
@@ -13,7 +12,7 @@ use crate::shape::Dims;
 
 /// `dcl_buffer_t`.
 pub(super) struct CBuffer {
-    buffer: Mutex<Buffer>,
+    buffer: Guarded<Buffer, CBuffer>,
     byte_len: usize,
 }
 
@@ -23,16 +22,7 @@ impl Object for CBuffer {
 
 impl CBuffer {
     fn new(buffer: Buffer) -> Self {
-        CBuffer { byte_len: buffer.byte_len(), buffer: Mutex::new(buffer) }
-    }
-
-    /// The buffer, for one thread at a time.
-    fn lock(&self) -> Result<MutexGuard<'_, Buffer>> {
-        match self.buffer.try_lock() {
-            Ok(buffer) => Ok(buffer),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(busy::<CBuffer>()),
-        }
+        CBuffer { byte_len: buffer.byte_len(), buffer: Guarded::new(buffer) }
     }
 }
 
@@ -77,7 +67,7 @@ extern "C" fn dcl_buffer_free(buffer: Handle<CBuffer>) -> Status {
 extern "C" fn dcl_buffer_get_address(buffer: Handle<CBuffer>, address: Out<*mut c_void>) -> Status {
     call(|| {
         let (buffer, address) = (buffer.get()?, address.place("address")?);
-        address.set(buffer.lock()?.as_mut_ptr().cast());
+        address.set(buffer.buffer.write()?.as_mut_ptr().cast());
         Ok(())
     })
 }
@@ -94,10 +84,10 @@ extern "C" fn dcl_buffer_get_byte_len(buffer: Handle<CBuffer>, byte_len: Out<usi
 #[unsafe(no_mangle)]
 extern "C" fn dcl_buffer_read(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Room, byte_len: usize) -> Status {
     call(|| {
-        let (buffer, mut bytes) = (buffer.get()?, bytes);
-        let buffer = buffer.lock()?;
-        buffer.check_range(byte_offset, byte_len)?;
-        buffer.read(byte_offset, bytes.get("bytes", byte_len)?)?;
+        let buffer = buffer.get()?;
+        let bytes = bytes.for_bytes("bytes", byte_len)?;
+        // SAFETY: C's promise (see `arguments`), for memory that is not NULL where there are bytes.
+        unsafe { buffer.buffer.read()?.copy_to(byte_offset, bytes, byte_len)? };
         Ok(())
     })
 }
@@ -106,11 +96,9 @@ extern "C" fn dcl_buffer_read(buffer: Handle<CBuffer>, byte_offset: usize, bytes
 extern "C" fn dcl_buffer_write(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Bytes, byte_len: usize) -> Status {
     call(|| {
         let buffer = buffer.get()?;
-        let mut buffer = buffer.lock()?;
-        buffer.check_range(byte_offset, byte_len)?;
-        buffer.write(byte_offset, bytes.get("bytes", byte_len)?)?;
-        // What was written as a slice is C's again, by its address.
-        buffer.as_mut_ptr();
+        let bytes = bytes.get("bytes", byte_len)?.as_ptr();
+        // SAFETY: as above.
+        unsafe { buffer.buffer.write()?.copy_from(byte_offset, bytes, byte_len)? };
         Ok(())
     })
 }

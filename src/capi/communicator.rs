@@ -1,6 +1,6 @@
 //! Communicators.
 
-use super::arguments::{Growing, In, Out, Place, Room, Text, positive, ranks, timeout_or_default, unsigned};
+use super::arguments::{Growing, In, Out, Place, Room, Text, positive, ranks, timeout_or_default, unsigned, zero};
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::status::{Fault, Result, Status, call};
@@ -53,8 +53,11 @@ pub(super) struct CMeeting {
     world_size: i32,
     rank: i32,
     local_ranks: i32,
+    reserved: i32,
     timeout_ms: i64,
 }
+
+const _: () = assert!(size_of::<CMeeting>() == CMeeting::FIRST_LEN);
 
 // SAFETY: numbers and a pointer, of which the size comes first.
 unsafe impl Growing for CMeeting {
@@ -65,6 +68,7 @@ unsafe impl Growing for CMeeting {
         world_size: 1,
         rank: 0,
         local_ranks: 1,
+        reserved: 0,
         timeout_ms: -1,
     };
 }
@@ -72,7 +76,8 @@ unsafe impl Growing for CMeeting {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Handle<CCommunicator>>) -> Status {
     call(|| {
-        let meeting = meeting.structure("meeting")?;
+        let meeting = meeting.given("meeting")?;
+        zero("reserved of meeting", meeting.reserved)?;
         let local_ranks = positive("local_ranks", meeting.local_ranks)?;
         let places = communicators.place("communicators")?;
         let builder = Communicator::builder()

@@ -1,11 +1,11 @@
 //! Execution contexts.
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex};
 
-use super::arguments::{CDims, Growing, In, Out, Room, Text, timeout};
+use super::arguments::{CDims, Growing, In, Out, Room, Text, timeout, zero};
 use super::communicator::CCommunicator;
 use super::engine::CEngine;
-use super::handle::{Handle, Object, busy};
+use super::handle::{Guarded, Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use crate::context::{Bindings, ContextOptions, ExecutionContext};
@@ -18,17 +18,20 @@ use crate::stream::{Failed, Work, lock};
 pub(super) struct COptions {
     struct_size: usize,
     cuda_graph: i32,
+    reserved: i32,
 }
+
+const _: () = assert!(size_of::<COptions>() == COptions::FIRST_LEN);
 
 // SAFETY: numbers, of which the size comes first.
 unsafe impl Growing for COptions {
     const FIRST_LEN: usize = 16;
-    const INITIAL: Self = COptions { struct_size: size_of::<Self>(), cuda_graph: 0 };
+    const INITIAL: Self = COptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
 }
 
 /// `dcl_execution_context_t`.
 pub(super) struct CContext {
-    state: Mutex<State>,
+    state: Guarded<State, CContext>,
 }
 
 struct State {
@@ -77,17 +80,6 @@ impl RunWork {
     }
 }
 
-impl CContext {
-    /// The context, for one thread at a time.
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Ok(state),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(busy::<CContext>()),
-        }
-    }
-}
-
 impl State {
     fn index(&self, name: &str) -> Result<usize> {
         Ok(self.context.io_index(name)?)
@@ -118,11 +110,12 @@ extern "C" fn dcl_engine_create_execution_context(
     call(|| {
         let (engine, context) = (engine.get()?, context.place("context")?);
         let options = options.structure("options")?;
+        zero("reserved of options", options.reserved)?;
         let options = ContextOptions::default().cuda_graph(options.cuda_graph != 0);
         let made = engine.engine.create_execution_context_with(options)?;
         let addresses = vec![Address::default(); made.io_tensors().len()];
         let state = State { context: made, addresses, version: UNBOUND + 1, free: Arc::default() };
-        context.set(Handle::new(CContext { state: Mutex::new(state) }));
+        context.set(Handle::new(CContext { state: Guarded::new(state) }));
         Ok(())
     })
 }
@@ -139,7 +132,7 @@ extern "C" fn dcl_execution_context_set_communicator(
 ) -> Status {
     call(|| {
         let (context, communicator) = (context.get()?, communicator.get()?);
-        context.lock()?.context.set_communicator(&communicator.communicator)?;
+        context.state.write()?.context.set_communicator(&communicator.communicator)?;
         Ok(())
     })
 }
@@ -148,7 +141,7 @@ extern "C" fn dcl_execution_context_set_communicator(
 extern "C" fn dcl_execution_context_set_timeout(context: Handle<CContext>, timeout_ms: i64) -> Status {
     call(|| {
         let (context, timeout) = (context.get()?, timeout(timeout_ms)?);
-        context.lock()?.context.set_timeout(timeout);
+        context.state.write()?.context.set_timeout(timeout);
         Ok(())
     })
 }
@@ -158,7 +151,7 @@ extern "C" fn dcl_execution_context_set_input_shape(context: Handle<CContext>, n
     call(|| {
         let context = context.get()?;
         let (name, dims) = (name.get("name")?, dims.get("dims")?.to_dims()?);
-        context.lock()?.context.set_input_shape(name, dims)?;
+        context.state.write()?.context.set_input_shape(name, dims)?;
         Ok(())
     })
 }
@@ -177,7 +170,7 @@ extern "C" fn dcl_execution_context_set_input_shapes(
         let shapes: Vec<(&str, Dims)> = (names.iter().zip(dims))
             .map(|(name, dims)| Ok((name.get("a name")?, dims.to_dims()?)))
             .collect::<Result<_>>()?;
-        context.lock()?.context.set_input_shapes(&shapes)?;
+        context.state.write()?.context.set_input_shapes(&shapes)?;
         Ok(())
     })
 }
@@ -191,7 +184,7 @@ extern "C" fn dcl_execution_context_get_tensor_shape(
     call(|| {
         let context = context.get()?;
         let (name, dims) = (name.get("name")?, dims.place("dims")?);
-        dims.set(context.lock()?.context.tensor_shape(name)?.into());
+        dims.set(context.state.read()?.context.tensor_shape(name)?.into());
         Ok(())
     })
 }
@@ -205,7 +198,7 @@ extern "C" fn dcl_execution_context_set_tensor_address(
 ) -> Status {
     call(|| {
         let (context, name) = (context.get()?, name.get("name")?);
-        let mut state = context.lock()?;
+        let mut state = context.state.write()?;
         let index = state.index(name)?;
         state.addresses[index] = Address { start: address.address().expose_provenance(), byte_len };
         state.version += 1;
@@ -222,7 +215,7 @@ extern "C" fn dcl_execution_context_get_tensor_address(
     call(|| {
         let context = context.get()?;
         let (name, address) = (name.get("name")?, address.place("address")?);
-        let state = context.lock()?;
+        let state = context.state.read()?;
         address.set(std::ptr::with_exposed_provenance_mut(state.addresses[state.index(name)?].start));
         Ok(())
     })
@@ -236,7 +229,7 @@ extern "C" fn dcl_execution_context_enqueue(
 ) -> Status {
     call(|| {
         let context = context.get()?;
-        let mut state = context.lock()?;
+        let mut state = context.state.write()?;
         enqueue(stream, work, |stream| {
             let bindings = state.bindings()?;
             let (version, free) = (state.version, Arc::clone(&state.free));

@@ -23,7 +23,7 @@ extern "C" fn dcl_engine_build(network: Handle<CNetwork>, engine: Out<Handle<CEn
     call(|| {
         let network = network.get()?;
         let engine = engine.place("engine")?;
-        let built = Builder::new().build(&network.lock()?.network)?;
+        let built = Builder::new().build(&*network.network.read()?)?;
         engine.set(Handle::new(CEngine { engine: built }));
         Ok(())
     })

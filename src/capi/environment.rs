@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use super::arguments::{Growing, In, Out, Text, count, timeout_or_default, unsigned};
+use super::arguments::{Growing, In, Out, Text, count, timeout_or_default, unsigned, zero};
 use super::communicator::CCommunicator;
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
@@ -27,7 +27,10 @@ pub(super) struct CConfig {
     seed: u64,
     timeout_ms: i64,
     verbose: i32,
+    reserved: i32,
 }
+
+const _: () = assert!(size_of::<CConfig>() == CConfig::FIRST_LEN);
 
 // SAFETY: numbers and pointers, of which the size comes first.
 unsafe impl Growing for CConfig {
@@ -46,6 +49,7 @@ unsafe impl Growing for CConfig {
         seed: DEFAULT_SEED,
         timeout_ms: -1,
         verbose: 0,
+        reserved: 0,
     };
 }
 
@@ -98,6 +102,7 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
     call(|| {
         let place = environment.place("environment")?;
         let config = config.structure("config")?;
+        zero("reserved of config", config.reserved)?;
         let mut builder = Environment::builder();
         if let Some(rank) = given("rank", config.rank)? {
             builder = builder.rank(rank);
@@ -127,7 +132,11 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
             builder = builder.backend(backend);
         }
         let timeout = timeout_or_default(config.timeout_ms)?;
-        let environment = builder.seed(config.seed).timeout(timeout).verbose(config.verbose != 0).initialize()?;
+        let environment = builder
+            .seed(config.seed)
+            .timeout(timeout)
+            .verbose(config.verbose != 0)
+            .initialize_at("before".to_owned())?;
         place.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
         Ok(())
     })

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
@@ -116,7 +116,45 @@ impl<T: Object> Handle<T> {
     }
 }
 
-/// The fault of a second thread in a call on a handle that one thread at a time may use.
-pub(super) fn busy<T: Object>() -> Fault {
-    Fault::new(Status::BUSY, format!("another thread is inside a call on this {}; one at a time may be", T::TYPE))
+/// What several calls may read at once, and one at a time may change, behind handles to `O`. Nobody waits: a call that cannot have it now
+/// is a fault, also where it comes from a callback of the call that has it.
+pub(super) struct Guarded<T, O> {
+    value: RwLock<T>,
+    behind: PhantomData<fn() -> O>,
+}
+
+impl<T: Default, O> Default for Guarded<T, O> {
+    fn default() -> Self {
+        Guarded::new(T::default())
+    }
+}
+
+impl<T, O> Guarded<T, O> {
+    pub(super) fn new(value: T) -> Self {
+        Guarded { value: RwLock::new(value), behind: PhantomData }
+    }
+}
+
+impl<T, O: Object> Guarded<T, O> {
+    /// For a call that is shared.
+    pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, T>> {
+        match self.value.try_read() {
+            Ok(value) => Ok(value),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(busy::<O>()),
+        }
+    }
+
+    /// For a call that is exclusive.
+    pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, T>> {
+        match self.value.try_write() {
+            Ok(value) => Ok(value),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(busy::<O>()),
+        }
+    }
+}
+
+fn busy<O: Object>() -> Fault {
+    Fault::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
 }

@@ -1,29 +1,30 @@
 //! Layers: those of a network, and DistCollective layers by themselves. Attributes are set and got alike.
 
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::Arc;
 
 use super::arguments::{
-    Bytes, CDims, In, Out, Text, count, data_type, index, operation, positive, ranks, reduce_op, unsigned,
+    Bytes, CDims, In, Out, Place, Text, count, data_type, index, operation, positive, ranks, reduce_op, unsigned,
 };
 use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
-use super::handle::{Handle, Object, busy};
+use super::handle::{Guarded, Handle, Object};
 use super::network::{CNetwork, CTensor, constant};
 use super::status::{Fault, Result, Status, call};
-use crate::collective::{Groups, Partition, ReduceOperation, Root};
+use crate::collective::{Groups, InPlace, Partition, ReduceOperation, Root};
 use crate::dist_collective::DistCollectiveLayer;
-use crate::network::{CastLayer, ConstantLayer, Layer, LayerBody, LayerId, Shuffle, ShuffleLayer};
+use crate::memory::Buffer;
+use crate::network::{Layer, LayerBody, LayerId, Shuffle};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::MAX_DIMS;
 
 /// `dcl_layer_t`.
 pub(super) struct CLayer {
-    place: Place,
+    home: Home,
 }
 
-enum Place {
+enum Home {
     InNetwork(Arc<CNetwork>, LayerId),
     /// Without inputs and outputs.
-    Alone(Mutex<Layer>),
+    Alone(Guarded<Layer, CLayer>),
 }
 
 impl Object for CLayer {
@@ -32,66 +33,70 @@ impl Object for CLayer {
 
 impl CLayer {
     pub(super) fn of_network(network: Arc<CNetwork>, id: LayerId) -> Self {
-        CLayer { place: Place::InNetwork(network, id) }
+        CLayer { home: Home::InNetwork(network, id) }
     }
 
     fn alone(layer: DistCollectiveLayer) -> Self {
         let layer = Layer { inputs: Vec::new(), outputs: Vec::new(), body: LayerBody::DistCollective(layer) };
-        CLayer { place: Place::Alone(Mutex::new(layer)) }
+        CLayer { home: Home::Alone(Guarded::new(layer)) }
     }
 
-    /// Does something with the layer, one thread at a time.
-    fn with<R>(&self, act: impl FnOnce(&mut Layer) -> Result<R>) -> Result<R> {
-        match &self.place {
-            Place::InNetwork(network, id) => act(network.lock()?.network.layer_mut(*id)?),
-            Place::Alone(layer) => match layer.try_lock() {
-                Ok(mut layer) => act(&mut layer),
-                Err(TryLockError::Poisoned(poisoned)) => act(&mut poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => Err(busy::<CLayer>()),
-            },
+    /// Reads the layer.
+    fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
+        match &self.home {
+            Home::InNetwork(network, id) => act(network.network.read()?.layer(*id)?),
+            Home::Alone(layer) => act(&*layer.read()?),
+        }
+    }
+
+    /// Changes the layer.
+    fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
+        match &self.home {
+            Home::InNetwork(network, id) => act(network.network.write()?.layer_mut(*id)?),
+            Home::Alone(layer) => act(&mut *layer.write()?),
         }
     }
 
     /// The network that the layer belongs to.
     fn network(&self) -> Result<(&Arc<CNetwork>, LayerId)> {
-        match &self.place {
-            Place::InNetwork(network, id) => Ok((network, *id)),
-            Place::Alone(_) => {
+        match &self.home {
+            Home::InNetwork(network, id) => Ok((network, *id)),
+            Home::Alone(_) => {
                 Err(Fault::invalid_argument("the layer belongs to no network, so it has no inputs and outputs"))
             }
         }
     }
 
-    fn with_collective<R>(&self, act: impl FnOnce(&mut DistCollectiveLayer) -> Result<R>) -> Result<R> {
-        self.with(|layer| act(layer.as_dist_collective_mut()?))
+    fn read_collective<R>(&self, act: impl FnOnce(&DistCollectiveLayer) -> Result<R>) -> Result<R> {
+        self.read(|layer| act(layer.as_dist_collective()?))
     }
 
-    fn with_shuffle<R>(&self, act: impl FnOnce(&mut ShuffleLayer) -> Result<R>) -> Result<R> {
-        self.with(|layer| match layer.body_mut() {
-            LayerBody::Shuffle(shuffle) => act(shuffle),
+    fn change_collective(&self, act: impl FnOnce(&mut DistCollectiveLayer) -> Result<()>) -> Result<()> {
+        self.change(|layer| act(layer.as_dist_collective_mut()?))
+    }
+
+    fn read_shuffle<R>(&self, act: impl FnOnce(&Shuffle) -> Result<R>) -> Result<R> {
+        self.read(|layer| match layer.body() {
+            LayerBody::Shuffle(shuffle) => act(shuffle.shuffle()),
             body => Err(is_not(body, "Shuffle")),
         })
     }
 
     /// Changes one thing of a Shuffle.
-    fn set_shuffle(&self, change: impl FnOnce(&mut Shuffle)) -> Result<()> {
-        self.with_shuffle(|layer| {
-            let mut shuffle = layer.shuffle().clone();
-            change(&mut shuffle);
-            Ok(layer.set_shuffle(shuffle)?)
+    fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
+        self.change(|layer| match layer.body_mut() {
+            LayerBody::Shuffle(layer) => {
+                let mut shuffle = layer.shuffle().clone();
+                act(&mut shuffle);
+                Ok(layer.set_shuffle(shuffle)?)
+            }
+            body => Err(is_not(body, "Shuffle")),
         })
     }
 
-    fn with_cast<R>(&self, act: impl FnOnce(&mut CastLayer) -> Result<R>) -> Result<R> {
-        self.with(|layer| match layer.body_mut() {
-            LayerBody::Cast(cast) => act(cast),
-            body => Err(is_not(body, "Cast")),
-        })
-    }
-
-    fn with_constant<R>(&self, act: impl FnOnce(&mut ConstantLayer) -> Result<R>) -> Result<R> {
-        self.with(|layer| match layer.body_mut() {
-            LayerBody::Constant(constant) => act(constant),
+    fn read_constant<R>(&self, act: impl FnOnce(&Buffer) -> Result<R>) -> Result<R> {
+        self.read(|layer| match layer.body() {
+            LayerBody::Constant(constant) => act(constant.value()),
             body => Err(is_not(body, "Constant")),
         })
     }
@@ -122,9 +127,9 @@ extern "C" fn dcl_layer_free(layer: Handle<CLayer>) -> Status {
         if layer.is_null() {
             return Ok(());
         }
-        match layer.get()?.place {
-            Place::Alone(_) => layer.free(),
-            Place::InNetwork(..) => Err(Fault::invalid_argument("the layer belongs to a network, and goes with that")),
+        match layer.get()?.home {
+            Home::Alone(_) => layer.free(),
+            Home::InNetwork(..) => Err(Fault::invalid_argument("the layer belongs to a network, and goes with that")),
         }
     })
 }
@@ -136,7 +141,7 @@ extern "C" fn dcl_layer_get_kind(
     capacity: usize,
     length: Out<usize>,
 ) -> Status {
-    call(|| layer.get()?.with(|layer| TextOut { buffer, capacity, length }.write(layer.body().kind())))
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.body().kind())))
 }
 
 #[unsafe(no_mangle)]
@@ -146,14 +151,14 @@ extern "C" fn dcl_layer_get_name(
     capacity: usize,
     length: Out<usize>,
 ) -> Status {
-    call(|| layer.get()?.with(|layer| TextOut { buffer, capacity, length }.write(layer.name())))
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.name())))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_set_name(layer: Handle<CLayer>, name: Text) -> Status {
     call(|| {
         let (layer, name) = (layer.get()?, name.get("name")?);
-        layer.with(|layer| {
+        layer.change(|layer| {
             layer.set_name(name);
             Ok(())
         })
@@ -167,14 +172,14 @@ extern "C" fn dcl_layer_get_metadata(
     capacity: usize,
     length: Out<usize>,
 ) -> Status {
-    call(|| layer.get()?.with(|layer| TextOut { buffer, capacity, length }.write(layer.metadata())))
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.metadata())))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: Text) -> Status {
     call(|| {
         let (layer, metadata) = (layer.get()?, metadata.get("metadata")?);
-        layer.with(|layer| {
+        layer.change(|layer| {
             layer.set_metadata(metadata);
             Ok(())
         })
@@ -185,7 +190,7 @@ extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: Text) -> S
 extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: Out<i32>) -> Status {
     call(|| {
         let (layer, nb_rank) = (layer.get()?, nb_rank.place("nb_rank")?);
-        nb_rank.set(count(layer.with(|layer| Ok(layer.nb_rank()))? as usize));
+        nb_rank.set(count(layer.read(|layer| Ok(layer.nb_rank()))? as usize));
         Ok(())
     })
 }
@@ -194,7 +199,7 @@ extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: Out<i32>) ->
 extern "C" fn dcl_layer_set_nb_rank(layer: Handle<CLayer>, nb_rank: i32) -> Status {
     call(|| {
         let (layer, nb_rank) = (layer.get()?, positive("nb_rank", nb_rank)?);
-        layer.with(|layer| Ok(layer.set_nb_rank(nb_rank)?))
+        layer.change(|layer| Ok(layer.set_nb_rank(nb_rank)?))
     })
 }
 
@@ -203,7 +208,7 @@ extern "C" fn dcl_layer_get_nb_inputs(layer: Handle<CLayer>, nb_inputs: Out<i32>
     call(|| {
         let (layer, nb_inputs) = (layer.get()?, nb_inputs.place("nb_inputs")?);
         layer.network()?;
-        nb_inputs.set(count(layer.with(|layer| Ok(layer.inputs().len()))?));
+        nb_inputs.set(count(layer.read(|layer| Ok(layer.inputs().len()))?));
         Ok(())
     })
 }
@@ -213,10 +218,9 @@ extern "C" fn dcl_layer_get_input(layer: Handle<CLayer>, index: i32, tensor: Out
     call(|| {
         let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
         let (network, id) = layer.network()?;
-        let mut state = network.lock()?;
-        let inputs = state.network.layer(id)?.inputs();
-        let input = inputs[self::index("input", index, inputs.len())?];
-        tensor.set(state.tensor(network, input));
+        let description = network.network.read()?;
+        let inputs = description.layer(id)?.inputs();
+        tensor.set(network.tensor(inputs[self::index("input", index, inputs.len())?])?);
         Ok(())
     })
 }
@@ -227,9 +231,9 @@ extern "C" fn dcl_layer_set_input(layer: Handle<CLayer>, index: i32, tensor: Han
         let layer = layer.get()?;
         let (network, id) = layer.network()?;
         let tensor = network.own(tensor)?;
-        let mut state = network.lock()?;
-        let index = self::index("input", index, state.network.layer(id)?.inputs().len())?;
-        state.network.set_input(id, index, tensor)?;
+        let mut description = network.network.write()?;
+        let index = self::index("input", index, description.layer(id)?.inputs().len())?;
+        description.set_input(id, index, tensor)?;
         Ok(())
     })
 }
@@ -239,7 +243,7 @@ extern "C" fn dcl_layer_get_nb_outputs(layer: Handle<CLayer>, nb_outputs: Out<i3
     call(|| {
         let (layer, nb_outputs) = (layer.get()?, nb_outputs.place("nb_outputs")?);
         layer.network()?;
-        nb_outputs.set(count(layer.with(|layer| Ok(layer.outputs().len()))?));
+        nb_outputs.set(count(layer.read(|layer| Ok(layer.outputs().len()))?));
         Ok(())
     })
 }
@@ -249,10 +253,9 @@ extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Ou
     call(|| {
         let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
         let (network, id) = layer.network()?;
-        let mut state = network.lock()?;
-        let outputs = state.network.layer(id)?.outputs();
-        let output = outputs[self::index("output", index, outputs.len())?];
-        tensor.set(state.tensor(network, output));
+        let description = network.network.read()?;
+        let outputs = description.layer(id)?.outputs();
+        tensor.set(network.tensor(outputs[self::index("output", index, outputs.len())?])?);
         Ok(())
     })
 }
@@ -279,7 +282,7 @@ extern "C" fn dcl_dist_collective_new(
 extern "C" fn dcl_dist_collective_clone(layer: Handle<CLayer>, clone: Out<Handle<CLayer>>) -> Status {
     call(|| {
         let (layer, clone) = (layer.get()?, clone.place("clone")?);
-        let copy = layer.with_collective(|layer| Ok(layer.clone()))?;
+        let copy = layer.read_collective(|layer| Ok(layer.clone()))?;
         clone.set(Handle::new(CLayer::alone(copy)));
         Ok(())
     })
@@ -293,7 +296,7 @@ extern "C" fn dcl_dist_collective_serialize(
     length: Out<usize>,
 ) -> Status {
     call(|| {
-        let bytes = layer.get()?.with_collective(|layer| Ok(layer.serialize()?))?;
+        let bytes = layer.get()?.read_collective(|layer| Ok(layer.serialize()?))?;
         BytesOut { buffer, capacity, length }.write(&bytes)
     })
 }
@@ -312,7 +315,7 @@ extern "C" fn dcl_dist_collective_deserialize(bytes: Bytes, byte_len: usize, lay
 extern "C" fn dcl_dist_collective_check_type(layer: Handle<CLayer>, data_type: i32) -> Status {
     call(|| {
         let (layer, data_type) = (layer.get()?, self::data_type(data_type)?);
-        layer.with_collective(|layer| Ok(layer.check_type(data_type)?))
+        layer.read_collective(|layer| Ok(layer.check_type(data_type)?))
     })
 }
 
@@ -325,21 +328,53 @@ extern "C" fn dcl_dist_collective_get_output_dims(
     call(|| {
         let layer = layer.get()?;
         let (input, output) = (input.get("input")?.to_dims()?, output.place("output")?);
-        output.set(layer.with_collective(|layer| Ok(layer.output_dims(&input)?))?.into());
+        output.set(layer.read_collective(|layer| Ok(layer.output_dims(&input)?))?.into());
         Ok(())
     })
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_get_in_place(
+    layer: Handle<CLayer>,
+    group_rank: i32,
+    input: In<CDims>,
+    in_place: Out<i32>,
+    element_offset: Out<usize>,
+) -> Status {
+    call(|| {
+        let (layer, rank) = (layer.get()?, GroupRank(unsigned("group_rank", group_rank)?));
+        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.place("in_place")?);
+        let rule = layer.read_collective(|layer| Ok(layer.in_place(rank, input.as_slice())?))?;
+        tell_in_place(rule, in_place, element_offset);
+        Ok(())
+    })
+}
+
+/// Writes a rule as `dcl_in_place_t`.
+pub(super) fn tell_in_place(rule: InPlace, in_place: Place<i32>, element_offset: Out<usize>) {
+    let (rule, offset) = match rule {
+        InPlace::Never => (0, 0),
+        InPlace::SameAddress => (1, 0),
+        InPlace::InputAt { element_offset } => (2, element_offset),
+        InPlace::OutputAt { element_offset } => (3, element_offset),
+        InPlace::Unused => (4, 0),
+    };
+    in_place.set(rule);
+    if let Some(element_offset) = element_offset.optional() {
+        element_offset.set(offset);
+    }
+}
+
 /// The layer as it is now, to be bound.
 pub(super) fn collective_of(layer: Handle<CLayer>) -> Result<DistCollectiveLayer> {
-    layer.get()?.with_collective(|layer| Ok(layer.clone()))
+    layer.get()?.read_collective(|layer| Ok(layer.clone()))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_get_collective_operation(layer: Handle<CLayer>, operation: Out<i32>) -> Status {
     call(|| {
         let (layer, operation) = (layer.get()?, operation.place("operation")?);
-        operation.set(layer.with_collective(|layer| Ok(layer.collective_operation().number()))?);
+        operation.set(layer.read_collective(|layer| Ok(layer.collective_operation().number()))?);
         Ok(())
     })
 }
@@ -348,7 +383,7 @@ extern "C" fn dcl_dist_collective_get_collective_operation(layer: Handle<CLayer>
 extern "C" fn dcl_dist_collective_set_collective_operation(layer: Handle<CLayer>, operation: i32) -> Status {
     call(|| {
         let (layer, operation) = (layer.get()?, self::operation(operation)?);
-        layer.with_collective(|layer| {
+        layer.change_collective(|layer| {
             layer.set_collective_operation(operation);
             Ok(())
         })
@@ -359,7 +394,7 @@ extern "C" fn dcl_dist_collective_set_collective_operation(layer: Handle<CLayer>
 extern "C" fn dcl_dist_collective_get_reduce_op(layer: Handle<CLayer>, reduce_op: Out<i32>) -> Status {
     call(|| {
         let (layer, reduce_op) = (layer.get()?, reduce_op.place("reduce_op")?);
-        let found = layer.with_collective(|layer| Ok(layer.reduce_op()))?;
+        let found = layer.read_collective(|layer| Ok(layer.reduce_op()))?;
         reduce_op.set(found.map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number));
         Ok(())
     })
@@ -369,7 +404,7 @@ extern "C" fn dcl_dist_collective_get_reduce_op(layer: Handle<CLayer>, reduce_op
 extern "C" fn dcl_dist_collective_set_reduce_op(layer: Handle<CLayer>, reduce_op: i32) -> Status {
     call(|| {
         let (layer, reduce_op) = (layer.get()?, self::reduce_op(reduce_op)?);
-        layer.with_collective(|layer| {
+        layer.change_collective(|layer| {
             layer.set_reduce_op(reduce_op);
             Ok(())
         })
@@ -380,7 +415,7 @@ extern "C" fn dcl_dist_collective_set_reduce_op(layer: Handle<CLayer>, reduce_op
 extern "C" fn dcl_dist_collective_get_root(layer: Handle<CLayer>, root: Out<i64>) -> Status {
     call(|| {
         let (layer, root) = (layer.get()?, root.place("root")?);
-        let found = layer.with_collective(|layer| Ok(layer.root()))?;
+        let found = layer.read_collective(|layer| Ok(layer.root()))?;
         root.set(found.map_or(-1, |root| i64::from(root.number())));
         Ok(())
     })
@@ -391,7 +426,7 @@ extern "C" fn dcl_dist_collective_set_root(layer: Handle<CLayer>, root: i64) -> 
     call(|| {
         let layer = layer.get()?;
         let root = if root == -1 { None } else { Some(unsigned("root (-1 is none)", root)?) };
-        layer.with_collective(|layer| {
+        layer.change_collective(|layer| {
             layer.set_root(root.map(|root| root_of(root, layer.groups())));
             Ok(())
         })
@@ -409,7 +444,7 @@ extern "C" fn dcl_dist_collective_get_groups(
     call(|| {
         let layer = layer.get()?;
         let (nb_groups, group_size) = (nb_groups.place("nb_groups")?, group_size.place("group_size")?);
-        let lists: Vec<Vec<Rank>> = layer.with_collective(|layer| {
+        let lists: Vec<Vec<Rank>> = layer.read_collective(|layer| {
             Ok(match layer.groups() {
                 Groups::All => Vec::new(),
                 Groups::Group(group) => vec![group.clone()],
@@ -417,6 +452,8 @@ extern "C" fn dcl_dist_collective_get_groups(
             })
         })?;
         let ranks: Vec<i64> = lists.iter().flatten().map(|rank| i64::from(rank.0)).collect();
+        nb_groups.set(lists.len() as i64);
+        group_size.set(lists.first().map_or(0, Vec::len) as i64);
         if let Some(groups) = groups.optional() {
             if capacity < ranks.len() {
                 let message = format!("groups has room for {capacity} ranks, and there are {}", ranks.len());
@@ -424,8 +461,6 @@ extern "C" fn dcl_dist_collective_get_groups(
             }
             groups.set_several(ranks);
         }
-        nb_groups.set(lists.len() as i64);
-        group_size.set(lists.first().map_or(0, Vec::len) as i64);
         Ok(())
     })
 }
@@ -435,7 +470,7 @@ extern "C" fn dcl_dist_collective_set_groups(layer: Handle<CLayer>, groups: In<i
     call(|| {
         let layer = layer.get()?;
         let groups = Groups::from_ranks(&groups.several("groups", group_size)?)?;
-        layer.with_collective(|layer| set_groups(layer, groups))
+        layer.change_collective(|layer| set_groups(layer, groups))
     })
 }
 
@@ -455,7 +490,7 @@ extern "C" fn dcl_dist_collective_set_partition(
         let ranks = ranks(&groups.several("groups", nb_groups.saturating_mul(group_size))?)?;
         let lists = ranks.chunks(group_size as usize).map(|group| group.iter().map(|rank| rank.0));
         let partition = Partition::new(lists);
-        layer.with_collective(|layer| set_groups(layer, Groups::Partition(partition)))
+        layer.change_collective(|layer| set_groups(layer, Groups::Partition(partition)))
     })
 }
 
@@ -468,7 +503,7 @@ fn get_transpose(
 ) -> Result<()> {
     let layer = layer.get()?;
     let (permutation, nb_dims) = (permutation.place("permutation")?, nb_dims.place("nb_dims")?);
-    let found = layer.with_shuffle(|layer| Ok(which(layer.shuffle()).map(<[u8]>::to_vec)))?.unwrap_or_default();
+    let found = layer.read_shuffle(|shuffle| Ok(which(shuffle).map(<[u8]>::to_vec)))?.unwrap_or_default();
     nb_dims.set(count(found.len()));
     permutation.set_several(found.into_iter().map(i32::from));
     Ok(())
@@ -503,7 +538,7 @@ extern "C" fn dcl_shuffle_get_first_transpose(
 extern "C" fn dcl_shuffle_set_first_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
-        layer.set_shuffle(|shuffle| shuffle.set_first_transpose(transpose))
+        layer.change_shuffle(|shuffle| shuffle.set_first_transpose(transpose))
     })
 }
 
@@ -511,7 +546,7 @@ extern "C" fn dcl_shuffle_set_first_transpose(layer: Handle<CLayer>, permutation
 extern "C" fn dcl_shuffle_get_reshape_dimensions(layer: Handle<CLayer>, dims: Out<CDims>) -> Status {
     call(|| {
         let (layer, dims) = (layer.get()?, dims.place("dims")?);
-        dims.set(layer.with_shuffle(|layer| Ok(layer.shuffle().reshape_dims().map_or(CDims::ABSENT, CDims::from)))?);
+        dims.set(layer.read_shuffle(|shuffle| Ok(shuffle.reshape_dims().map_or(CDims::ABSENT, CDims::from)))?);
         Ok(())
     })
 }
@@ -524,7 +559,7 @@ extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: In
             Some(dims) => Some(dims.as_slice()?.to_vec()),
             None => None,
         };
-        layer.set_shuffle(|shuffle| shuffle.set_reshape_dims(dims))
+        layer.change_shuffle(|shuffle| shuffle.set_reshape_dims(dims))
     })
 }
 
@@ -541,7 +576,7 @@ extern "C" fn dcl_shuffle_get_second_transpose(
 extern "C" fn dcl_shuffle_set_second_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
-        layer.set_shuffle(|shuffle| shuffle.set_second_transpose(transpose))
+        layer.change_shuffle(|shuffle| shuffle.set_second_transpose(transpose))
     })
 }
 
@@ -549,7 +584,10 @@ extern "C" fn dcl_shuffle_set_second_transpose(layer: Handle<CLayer>, permutatio
 extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: Out<i32>) -> Status {
     call(|| {
         let (layer, to_type) = (layer.get()?, to_type.place("to_type")?);
-        to_type.set(layer.with_cast(|layer| Ok(layer.to().number()))?);
+        to_type.set(layer.read(|layer| match layer.body() {
+            LayerBody::Cast(cast) => Ok(cast.to().number()),
+            body => Err(is_not(body, "Cast")),
+        })?);
         Ok(())
     })
 }
@@ -558,9 +596,12 @@ extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: Out<i32>) -> 
 extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Status {
     call(|| {
         let (layer, to_type) = (layer.get()?, data_type(to_type)?);
-        layer.with_cast(|layer| {
-            layer.set_to(to_type);
-            Ok(())
+        layer.change(|layer| match layer.body_mut() {
+            LayerBody::Cast(cast) => {
+                cast.set_to(to_type);
+                Ok(())
+            }
+            body => Err(is_not(body, "Cast")),
         })
     })
 }
@@ -569,8 +610,7 @@ extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Statu
 extern "C" fn dcl_constant_get_dimensions(layer: Handle<CLayer>, data_type: Out<i32>, dims: Out<CDims>) -> Status {
     call(|| {
         let layer = layer.get()?;
-        let (number, shape) =
-            layer.with_constant(|layer| Ok((layer.value().data_type().number(), layer.value().shape())))?;
+        let (number, shape) = layer.read_constant(|value| Ok((value.data_type().number(), value.shape())))?;
         if let Some(data_type) = data_type.optional() {
             data_type.set(number);
         }
@@ -590,7 +630,7 @@ extern "C" fn dcl_constant_get_weights(
 ) -> Status {
     call(|| {
         let layer = layer.get()?;
-        layer.with_constant(|layer| BytesOut { buffer, capacity, length }.write(layer.value().as_bytes()?))
+        layer.read_constant(|value| BytesOut { buffer, capacity, length }.write(value.as_bytes()?))
     })
 }
 
@@ -605,9 +645,12 @@ extern "C" fn dcl_constant_set_weights(
     call(|| {
         let layer = layer.get()?;
         let value = constant(data_type, &dims, &weights, byte_len)?;
-        layer.with_constant(|layer| {
-            layer.set_value(value);
-            Ok(())
+        layer.change(|layer| match layer.body_mut() {
+            LayerBody::Constant(constant) => {
+                constant.set_value(value);
+                Ok(())
+            }
+            body => Err(is_not(body, "Constant")),
         })
     })
 }

@@ -108,6 +108,7 @@ type Callback = extern "C" fn(severity: i32, message: *const c_char, user_data: 
 struct Listener {
     callback: Callback,
     user_data: *mut c_void,
+    most_verbose: u8,
 }
 
 // SAFETY: the header wants a callback that any thread may call with its user data.
@@ -117,7 +118,7 @@ unsafe impl Sync for Listener {}
 
 static LISTENER: RwLock<Option<Listener>> = RwLock::new(None);
 
-/// The severity up to which lines are wanted; 0 for none.
+/// Its severity, to be seen without the lock; 0 for none.
 static MOST_VERBOSE: AtomicU8 = AtomicU8::new(0);
 
 #[unsafe(no_mangle)]
@@ -131,8 +132,8 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
             subscribe()?;
         }
         // Waits until nobody is inside the callback of before.
-        *LISTENER.write().unwrap_or_else(PoisonError::into_inner) =
-            callback.map(|callback| Listener { callback, user_data });
+        let mut listener = LISTENER.write().unwrap_or_else(PoisonError::into_inner);
+        *listener = callback.map(|callback| Listener { callback, user_data, most_verbose: most_verbose as u8 });
         let wanted = if callback.is_some() { most_verbose as u8 } else { 0 };
         MOST_VERBOSE.store(wanted, Ordering::Relaxed);
         tracing::callsite::rebuild_interest_cache();
@@ -162,7 +163,8 @@ struct Log;
 
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && severity(*metadata.level()) <= MOST_VERBOSE.load(Ordering::Relaxed)
+        let is_ours = metadata.is_event() && metadata.target().starts_with(env!("CARGO_PKG_NAME"));
+        is_ours && severity(*metadata.level()) <= MOST_VERBOSE.load(Ordering::Relaxed)
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -171,8 +173,9 @@ impl tracing::Subscriber for Log {
         // A text from elsewhere may have a NUL in it.
         let Ok(message) = CString::new(line.0.replace('\0', " ")) else { return };
         let listener = LISTENER.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Listener { callback, user_data }) = &*listener {
-            callback(severity(*event.metadata().level()).into(), message.as_ptr(), *user_data);
+        let severity = severity(*event.metadata().level());
+        if let Some(listener) = listener.as_ref().filter(|listener| severity <= listener.most_verbose) {
+            (listener.callback)(severity.into(), message.as_ptr(), listener.user_data);
         }
     }
 

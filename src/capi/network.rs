@@ -1,27 +1,29 @@
 //! Networks and their tensors.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, reduce_op};
 use super::copy_out::{TextOut, TextRoom};
-use super::handle::{Handle, Object, busy};
+use super::handle::{Guarded, Handle, Object};
 use super::layer::CLayer;
 use super::plugin::{CPlugin, ForeignPlugin};
 use super::status::{Fault, Result, Status, call};
 use crate::memory::Buffer;
 use crate::network::{LayerId, Network, Shuffle, TensorId};
+use crate::stream::lock;
 
 /// `dcl_network_t`.
 #[derive(Default)]
 pub(super) struct CNetwork {
-    state: Mutex<State>,
+    pub(super) network: Guarded<Network, CNetwork>,
+    /// Locked for moments only, so that freeing waits for no call.
+    children: Mutex<Children>,
 }
 
+/// The handles of a network's tensors and layers, each of which holds the network.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) network: Network,
-    /// The handles that have been given out, each of which holds the network.
+struct Children {
     tensors: HashMap<TensorId, Handle<CTensor>>,
     layers: HashMap<LayerId, Handle<CLayer>>,
     is_freed: bool,
@@ -34,7 +36,7 @@ impl Object for CNetwork {
 /// `dcl_tensor_t`: a tensor of a network.
 pub(super) struct CTensor {
     network: Arc<CNetwork>,
-    pub(super) id: TensorId,
+    id: TensorId,
 }
 
 impl Object for CTensor {
@@ -42,19 +44,6 @@ impl Object for CTensor {
 }
 
 impl CNetwork {
-    /// The network, for one thread at a time.
-    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        let state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(busy::<CNetwork>()),
-        };
-        match state.is_freed {
-            false => Ok(state),
-            true => Err(Fault::new(Status::INVALID_HANDLE, "the dcl_network_t has been freed")),
-        }
-    }
-
     /// The tensor, if it is one of this network.
     pub(super) fn own(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
         let tensor = tensor.get()?;
@@ -63,25 +52,31 @@ impl CNetwork {
             false => Err(Fault::invalid_argument("the tensor is one of another network")),
         }
     }
-}
 
-impl State {
+    fn children(&self) -> Result<MutexGuard<'_, Children>> {
+        let children = lock(&self.children);
+        match children.is_freed {
+            false => Ok(children),
+            true => Err(Fault::new(Status::INVALID_HANDLE, "the dcl_network_t has been freed meanwhile")),
+        }
+    }
+
     /// The handle of a tensor, the same every time.
-    pub(super) fn tensor(&mut self, network: &Arc<CNetwork>, id: TensorId) -> Handle<CTensor> {
-        let new = || Handle::new(CTensor { network: Arc::clone(network), id });
-        *self.tensors.entry(id).or_insert_with(new)
+    pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Result<Handle<CTensor>> {
+        let new = || Handle::new(CTensor { network: Arc::clone(self), id });
+        Ok(*self.children()?.tensors.entry(id).or_insert_with(new))
     }
 
     /// The handle of a layer, the same every time.
-    fn layer(&mut self, network: &Arc<CNetwork>, id: LayerId) -> Handle<CLayer> {
-        let new = || Handle::new(CLayer::of_network(Arc::clone(network), id));
-        *self.layers.entry(id).or_insert_with(new)
+    fn layer(self: &Arc<Self>, id: LayerId) -> Result<Handle<CLayer>> {
+        let new = || Handle::new(CLayer::of_network(Arc::clone(self), id));
+        Ok(*self.children()?.layers.entry(id).or_insert_with(new))
     }
 
-    /// The layer that computes a tensor that was added just now.
-    fn layer_of(&mut self, network: &Arc<CNetwork>, tensor: TensorId) -> Result<Handle<CLayer>> {
-        match self.network.producer(tensor)? {
-            Some(layer) => Ok(self.layer(network, layer)),
+    /// The handle of the layer that computes a tensor.
+    fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
+        match network.producer(tensor)? {
+            Some(layer) => self.layer(layer),
             None => Err(Fault::new(Status::INTERNAL, "no layer computes the output of a layer")),
         }
     }
@@ -104,10 +99,8 @@ extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
         }
         let network = network.take()?;
         // Another thread may be in the middle of a call that it began before.
-        let mut state = network.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.is_freed = true;
-        let (tensors, layers) = (std::mem::take(&mut state.tensors), std::mem::take(&mut state.layers));
-        drop(state);
+        let freed = Children { is_freed: true, ..Children::default() };
+        let Children { tensors, layers, .. } = std::mem::replace(&mut *lock(&network.children), freed);
         tensors.into_values().try_for_each(Handle::free)?;
         layers.into_values().try_for_each(Handle::free)
     })
@@ -125,9 +118,9 @@ extern "C" fn dcl_network_add_input(
         let network = network.get()?;
         let (tensor, name, dims) = (tensor.place("tensor")?, name.get("name")?, dims.get("dims")?.to_dims()?);
         let data_type = self::data_type(data_type)?;
-        let mut state = network.lock()?;
-        let id = state.network.add_input(name, data_type, dims)?;
-        tensor.set(state.tensor(&network, id));
+        let mut description = network.network.write()?;
+        let id = description.add_input(name, data_type, dims)?;
+        tensor.set(network.tensor(id)?);
         Ok(())
     })
 }
@@ -144,7 +137,7 @@ extern "C" fn dcl_network_set_optimization_profile(
         let network = network.get()?;
         let input = network.own(input)?;
         let [min, opt, max] = [min.get("min")?, opt.get("opt")?, max.get("max")?].map(CDims::to_dims);
-        network.lock()?.network.set_optimization_profile(input, min?, opt?, max?)?;
+        network.network.write()?.set_optimization_profile(input, min?, opt?, max?)?;
         Ok(())
     })
 }
@@ -165,9 +158,9 @@ extern "C" fn dcl_network_add_dist_collective(
         let (input, layer) = (network.own(input)?, layer.place("layer")?);
         let (operation, reduce_op) = (self::operation(operation)?, self::reduce_op(reduce_op)?);
         let groups = groups.several("groups", group_size)?;
-        let mut state = network.lock()?;
-        let id = state.network.add_dist_collective(input, operation, reduce_op, root, &groups)?;
-        layer.set(state.layer(&network, id));
+        let mut description = network.network.write()?;
+        let id = description.add_dist_collective(input, operation, reduce_op, root, &groups)?;
+        layer.set(network.layer(id)?);
         Ok(())
     })
 }
@@ -181,9 +174,9 @@ extern "C" fn dcl_network_add_shuffle(
     call(|| {
         let network = network.get()?;
         let (input, layer) = (network.own(input)?, layer.place("layer")?);
-        let mut state = network.lock()?;
-        let output = state.network.add_shuffle(input, Shuffle::default())?;
-        layer.set(state.layer_of(&network, output)?);
+        let mut description = network.network.write()?;
+        let output = description.add_shuffle(input, Shuffle::default())?;
+        layer.set(network.layer_of(&description, output)?);
         Ok(())
     })
 }
@@ -198,9 +191,9 @@ extern "C" fn dcl_network_add_cast(
     call(|| {
         let network = network.get()?;
         let (input, layer, to_type) = (network.own(input)?, layer.place("layer")?, data_type(to_type)?);
-        let mut state = network.lock()?;
-        let output = state.network.add_cast(input, to_type)?;
-        layer.set(state.layer_of(&network, output)?);
+        let mut description = network.network.write()?;
+        let output = description.add_cast(input, to_type)?;
+        layer.set(network.layer_of(&description, output)?);
         Ok(())
     })
 }
@@ -218,9 +211,9 @@ extern "C" fn dcl_network_add_constant(
         let network = network.get()?;
         let layer = layer.place("layer")?;
         let value = constant(data_type, &dims, &weights, byte_len)?;
-        let mut state = network.lock()?;
-        let output = state.network.add_constant_buffer(value)?;
-        layer.set(state.layer_of(&network, output)?);
+        let mut description = network.network.write()?;
+        let output = description.add_constant_buffer(value)?;
+        layer.set(network.layer_of(&description, output)?);
         Ok(())
     })
 }
@@ -255,12 +248,11 @@ extern "C" fn dcl_network_add_plugin(
         let inputs = inputs.several("inputs", nb_inputs)?;
         let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own(input)).collect::<Result<_>>()?;
         let plugin = ForeignPlugin::new(plugin.given("plugin")?)?;
-        plugin.check_input_count(inputs.len())?;
         let ownership = plugin.ownership();
-        let mut state = network.lock()?;
-        let output = state.network.add_plugin(name, plugin, &inputs)?;
+        let mut description = network.network.write()?;
+        let output = description.add_plugin(name, plugin, &inputs)?;
         ownership.take();
-        layer.set(state.layer_of(&network, output)?);
+        layer.set(network.layer_of(&description, output)?);
         Ok(())
     })
 }
@@ -270,7 +262,7 @@ extern "C" fn dcl_network_mark_output(network: Handle<CNetwork>, tensor: Handle<
     call(|| {
         let network = network.get()?;
         let (tensor, name) = (network.own(tensor)?, name.get("name")?);
-        network.lock()?.network.mark_output(tensor, name)?;
+        network.network.write()?.mark_output(tensor, name)?;
         Ok(())
     })
 }
@@ -280,7 +272,7 @@ extern "C" fn dcl_network_get_nb_layers(network: Handle<CNetwork>, nb_layers: Ou
     call(|| {
         let network = network.get()?;
         let nb_layers = nb_layers.place("nb_layers")?;
-        nb_layers.set(count(network.lock()?.network.layers().count()));
+        nb_layers.set(count(network.network.read()?.layers().count()));
         Ok(())
     })
 }
@@ -290,10 +282,10 @@ extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer
     call(|| {
         let network = network.get()?;
         let layer = layer.place("layer")?;
-        let mut state = network.lock()?;
-        let ids: Vec<LayerId> = state.network.layers().map(|(id, _)| id).collect();
+        let description = network.network.read()?;
+        let ids: Vec<LayerId> = description.layers().map(|(id, _)| id).collect();
         let id = ids[self::index("layer", index, ids.len())?];
-        layer.set(state.layer(&network, id));
+        layer.set(network.layer(id)?);
         Ok(())
     })
 }
@@ -303,7 +295,7 @@ extern "C" fn dcl_network_get_nb_inputs(network: Handle<CNetwork>, nb_inputs: Ou
     call(|| {
         let network = network.get()?;
         let nb_inputs = nb_inputs.place("nb_inputs")?;
-        nb_inputs.set(count(network.lock()?.network.inputs().len()));
+        nb_inputs.set(count(network.network.read()?.inputs().len()));
         Ok(())
     })
 }
@@ -313,10 +305,10 @@ extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tenso
     call(|| {
         let network = network.get()?;
         let tensor = tensor.place("tensor")?;
-        let mut state = network.lock()?;
-        let inputs = state.network.inputs();
+        let description = network.network.read()?;
+        let inputs = description.inputs();
         let id = inputs[self::index("input", index, inputs.len())?];
-        tensor.set(state.tensor(&network, id));
+        tensor.set(network.tensor(id)?);
         Ok(())
     })
 }
@@ -326,7 +318,7 @@ extern "C" fn dcl_network_get_nb_outputs(network: Handle<CNetwork>, nb_outputs: 
     call(|| {
         let network = network.get()?;
         let nb_outputs = nb_outputs.place("nb_outputs")?;
-        nb_outputs.set(count(network.lock()?.network.outputs().len()));
+        nb_outputs.set(count(network.network.read()?.outputs().len()));
         Ok(())
     })
 }
@@ -336,10 +328,10 @@ extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tens
     call(|| {
         let network = network.get()?;
         let tensor = tensor.place("tensor")?;
-        let mut state = network.lock()?;
-        let outputs = state.network.outputs();
+        let description = network.network.read()?;
+        let outputs = description.outputs();
         let id = outputs[self::index("output", index, outputs.len())?];
-        tensor.set(state.tensor(&network, id));
+        tensor.set(network.tensor(id)?);
         Ok(())
     })
 }
@@ -353,8 +345,8 @@ extern "C" fn dcl_tensor_get_name(
 ) -> Status {
     call(|| {
         let tensor = tensor.get()?;
-        let state = tensor.network.lock()?;
-        TextOut { buffer, capacity, length }.write(state.network.tensor_name(tensor.id)?)
+        let network = tensor.network.network.read()?;
+        TextOut { buffer, capacity, length }.write(network.tensor_name(tensor.id)?)
     })
 }
 
@@ -363,7 +355,7 @@ extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: Text) -> Status
     call(|| {
         let tensor = tensor.get()?;
         let name = name.get("name")?;
-        tensor.network.lock()?.network.set_tensor_name(tensor.id, name)?;
+        tensor.network.network.write()?.set_tensor_name(tensor.id, name)?;
         Ok(())
     })
 }
@@ -373,7 +365,7 @@ extern "C" fn dcl_tensor_get_type(tensor: Handle<CTensor>, data_type: Out<i32>) 
     call(|| {
         let tensor = tensor.get()?;
         let data_type = data_type.place("data_type")?;
-        let found = tensor.network.lock()?.network.tensor_data_type(tensor.id)?;
+        let found = tensor.network.network.read()?.tensor_data_type(tensor.id)?;
         data_type.set(found.number());
         Ok(())
     })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::arguments::{CDims, Growing, In, Text, data_type};
-use super::status::{Fault, Result, Status};
+use super::status::{Fault, Result, Status, failure_count, last_message};
 use crate::data_type::DataType;
 use crate::error::{self, Error, error};
 use crate::network::{Plugin, PluginCall, PluginRegistry};
@@ -62,6 +62,8 @@ pub(super) struct CPlugin {
     serialize: Option<Serialize>,
     destroy: Option<Destroy>,
 }
+
+const _: () = assert!(size_of::<CPlugin>() == CPlugin::FIRST_LEN);
 
 // SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
 unsafe impl Growing for CPlugin {
@@ -157,19 +159,37 @@ impl ForeignPlugin {
         self.ownership.clone()
     }
 
-    pub(super) fn check_input_count(&self, inputs: usize) -> Result<()> {
+    /// The number of inputs, for a callback that counts on no more than the header promises.
+    fn input_count(&self, inputs: usize) -> error::Result<i32> {
         match inputs > MAX_TENSORS {
-            true => Err(Fault::invalid_argument(format!("{inputs} inputs; a plugin has at most {MAX_TENSORS}"))),
-            false => Ok(()),
+            true => {
+                Err(error!(Plugin, "the plugin has {inputs} inputs; one through the C ABI has at most {MAX_TENSORS}"))
+            }
+            false => Ok(inputs as i32),
         }
     }
+}
 
-    fn check(&self, what: &str, status: Status) -> error::Result<()> {
-        match status {
-            Status::SUCCESS => Ok(()),
-            status => Err(error!(Plugin, "the plugin's {what} returned {status}")),
-        }
+/// Calls a callback, and says what it returned and, where a call of this library made it fail, why.
+fn call_back(what: &str, callback: impl FnOnce() -> Status) -> error::Result<()> {
+    let before = failure_count();
+    let status = callback();
+    if status == Status::SUCCESS {
+        return Ok(());
     }
+    let mut why = String::new();
+    if failure_count() != before {
+        last_message(|message| why = format!(": {}", String::from_utf8_lossy(message)));
+    }
+    Err(error!(Plugin, "the plugin's {what} returned {status}{why}"))
+}
+
+/// What a callback wrote for its outputs.
+fn written<T, U>(what: &str, outputs: Vec<T>, parse: impl Fn(T) -> Result<U>) -> error::Result<Vec<U>> {
+    let one = |(index, output)| {
+        parse(output).map_err(|fault| error!(Plugin, "the plugin's {what} wrote for output {index}: {fault}"))
+    };
+    outputs.into_iter().enumerate().map(one).collect()
 }
 
 impl Plugin for ForeignPlugin {
@@ -182,23 +202,25 @@ impl Plugin for ForeignPlugin {
     }
 
     fn output_types(&self, inputs: &[DataType]) -> error::Result<Vec<DataType>> {
+        let (nb_inputs, nb_outputs) = (self.input_count(inputs.len())?, self.nb_outputs as i32);
         let inputs: Vec<i32> = inputs.iter().map(|input| input.number()).collect();
         let mut outputs = vec![-1; self.nb_outputs];
-        let (nb_inputs, nb_outputs) = (inputs.len() as i32, self.nb_outputs as i32);
-        let status =
-            (self.get_output_data_types)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs);
-        self.check("get_output_data_types", status)?;
-        outputs.into_iter().map(|output| data_type(output).map_err(Error::from)).collect()
+        let what = "get_output_data_types";
+        call_back(what, || {
+            (self.get_output_data_types)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs)
+        })?;
+        written(what, outputs, data_type)
     }
 
     fn output_shapes(&self, inputs: &[Shape]) -> error::Result<Vec<Shape>> {
+        let (nb_inputs, nb_outputs) = (self.input_count(inputs.len())?, self.nb_outputs as i32);
         let inputs: Vec<CDims> = inputs.iter().map(|input| (*input).into()).collect();
         let mut outputs = vec![CDims::ABSENT; self.nb_outputs];
-        let (nb_inputs, nb_outputs) = (inputs.len() as i32, self.nb_outputs as i32);
-        let status =
-            (self.get_output_shapes)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs);
-        self.check("get_output_shapes", status)?;
-        outputs.into_iter().map(|output| output.to_shape().map_err(Error::from)).collect()
+        let what = "get_output_shapes";
+        call_back(what, || {
+            (self.get_output_shapes)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_mut_ptr(), nb_outputs)
+        })?;
+        written(what, outputs, CDims::to_shape)
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> error::Result<()> {
@@ -213,8 +235,9 @@ impl Plugin for ForeignPlugin {
             nb_outputs += 1;
         }
         let stream = call.cuda_stream().unwrap_or(std::ptr::null_mut());
-        let status = (self.enqueue)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_ptr(), nb_outputs, stream);
-        self.check("enqueue", status)
+        call_back("enqueue", || {
+            (self.enqueue)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_ptr(), nb_outputs, stream)
+        })
     }
 
     fn runs_on_cuda(&self) -> bool {
@@ -226,17 +249,17 @@ impl Plugin for ForeignPlugin {
             return Err(error!(Unsupported, "plugin {:?} does not say how it is serialized", self.type_name));
         };
         let mut length = 0;
-        self.check("serialize", serialize(self.user_data, std::ptr::null_mut(), 0, &mut length))?;
+        call_back("serialize", || serialize(self.user_data, std::ptr::null_mut(), 0, &mut length))?;
         let mut bytes = Vec::new();
         if bytes.try_reserve_exact(length).is_err() {
             return Err(error!(Plugin, "the plugin's serialize wants {length} bytes"));
         }
         bytes.resize(length, 0u8);
-        let mut written = 0;
-        self.check("serialize", serialize(self.user_data, bytes.as_mut_ptr().cast(), length, &mut written))?;
-        match written == length {
+        let mut again = 0;
+        call_back("serialize", || serialize(self.user_data, bytes.as_mut_ptr().cast(), length, &mut again))?;
+        match again == length {
             true => Ok(bytes),
-            false => Err(error!(Plugin, "the plugin's serialize gave {length} bytes first, and then {written}")),
+            false => Err(error!(Plugin, "the plugin's serialize gave {length} bytes first, and then {again}")),
         }
     }
 }
@@ -257,6 +280,8 @@ impl fmt::Debug for ForeignPlugin {
     }
 }
 
+const _: () = assert!(size_of::<CPluginCreator>() == CPluginCreator::FIRST_LEN);
+
 // SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
 unsafe impl Growing for CPluginCreator {
     const FIRST_LEN: usize = 40;
@@ -271,6 +296,8 @@ unsafe impl Growing for CPluginCreator {
 
 /// A creator while plan bytes are read.
 struct Creator {
+    type_name: String,
+    version: String,
     create: Create,
     user_data: *mut c_void,
 }
@@ -280,25 +307,41 @@ unsafe impl Send for Creator {}
 // SAFETY: as above, several at once.
 unsafe impl Sync for Creator {}
 
+/// Room for a plugin of any version, also of a header that is newer than this library.
+#[repr(C)]
+union PluginRoom {
+    plugin: CPlugin,
+    room: [u64; 512],
+}
+
 impl Creator {
     fn create(&self, bytes: &[u8]) -> error::Result<ForeignPlugin> {
-        let mut plugin = CPlugin::INITIAL;
-        let status = (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), &mut plugin);
-        if status != Status::SUCCESS {
-            return Err(error!(Plugin, "the plugin's creator returned {status}"));
-        }
-        match ForeignPlugin::new(plugin) {
-            Ok(made) => {
+        let mut room = PluginRoom { room: [0; 512] };
+        room.plugin = CPlugin::INITIAL;
+        let place: *mut CPlugin = (&raw mut room).cast();
+        call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), place))?;
+        // SAFETY: the room is longer than any structure is taken to be.
+        let plugin = unsafe { In::of(place.cast_const()) }.given("plugin").map_err(Error::from)?;
+        let made = ForeignPlugin::new(plugin);
+        let made = made.map_err(Error::from).and_then(|made| {
+            if made.type_name == self.type_name && made.version == self.version {
                 made.ownership.take();
-                Ok(made)
+                return Ok(made);
             }
-            Err(fault) => {
-                if let Some(destroy) = plugin.destroy {
-                    destroy(plugin.user_data);
-                }
-                Err(fault.into())
+            Err(error!(
+                Plugin,
+                "the creator of plugin {:?} version {:?} made a {:?} version {:?}",
+                self.type_name,
+                self.version,
+                made.type_name,
+                made.version
+            ))
+        });
+        made.inspect_err(|_| {
+            if let Some(destroy) = plugin.destroy {
+                destroy(plugin.user_data);
             }
-        }
+        })
     }
 }
 
@@ -307,8 +350,14 @@ pub(super) fn registry(creators: &In<CPluginCreator>, nb_creators: i32) -> Resul
     let mut registry = PluginRegistry::new();
     for creator in creators.structures("creators", nb_creators)? {
         let type_name = creator.type_name.get("type_name of a creator")?;
-        let made = Creator { create: required(creator.create, "create")?, user_data: creator.user_data };
-        registry.register(type_name, version(&creator.version)?, move |bytes| made.create(bytes))?;
+        let version = version(&creator.version)?;
+        let made = Creator {
+            type_name: type_name.to_owned(),
+            version: version.to_owned(),
+            create: required(creator.create, "create")?,
+            user_data: creator.user_data,
+        };
+        registry.register(type_name, version, move |bytes| made.create(bytes))?;
     }
     Ok(registry)
 }

@@ -1,7 +1,8 @@
 //! What becomes of a call: its status, and this thread's last error.
 
 use std::any::type_name;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind};
@@ -122,6 +123,12 @@ impl<T> From<Failed<T>> for Fault {
     }
 }
 
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
 /// For code of ours that C's callbacks stand behind.
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
@@ -137,6 +144,12 @@ struct LastError {
 
 thread_local! {
     static LAST_ERROR: RefCell<Option<LastError>> = const { RefCell::new(None) };
+    static FAILURES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many calls of this thread have failed.
+pub(super) fn failure_count() -> u64 {
+    FAILURES.get()
 }
 
 /// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
@@ -154,10 +167,22 @@ pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
     let Fault { status, error } = fault;
     // Where the sentence is about nothing yet, it is about the function.
     let error = error.about(|| function_name::<F>().to_owned());
-    let last = LastError { message: error.to_string(), rank: error.rank().map(|rank| rank.0) };
+    let last = LastError { message: with_causes(&error), rank: error.rank().map(|rank| rank.0) };
+    FAILURES.set(FAILURES.get() + 1);
     // A thread that is ending has no last error any more.
     let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
     status
+}
+
+/// The sentence, and what caused it: C has no other way to that.
+fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// The function in which a closure is written: of `distcollective::capi::network::dcl_network_new::{{closure}}` the last but one.

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::{Mutex, TryLockError};
+use std::sync::Mutex;
 
 use super::arguments::{Out, Room, unsigned};
 use super::context::RunWork;
-use super::handle::{Handle, Object, busy};
+use super::handle::{Guarded, Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::comm::RawCollective;
 use crate::dist_collective::RawCall;
@@ -32,12 +32,14 @@ impl Object for CStream {
 
 /// `dcl_work_t`.
 pub(super) struct CWork {
-    state: Mutex<WorkState>,
+    state: Guarded<WorkState, CWork>,
 }
 
-enum WorkState {
-    Pending(AnyWork),
-    Done(Result<()>),
+struct WorkState {
+    /// Until it is waited for.
+    pending: Option<AnyWork>,
+    /// What became of it, from then on.
+    result: Result<()>,
 }
 
 impl Object for CWork {
@@ -78,14 +80,19 @@ impl AnyWork {
     }
 }
 
-impl Unclaimed {
-    /// Keeps work until it is done, and lets go of what is.
-    fn keep(&mut self, work: AnyWork) {
-        self.work.push_back(work);
-        while self.work.front().is_some_and(AnyWork::is_done) {
-            let done = self.work.pop_front().map_or(Ok(()), AnyWork::wait);
-            if let Err(fault) = done {
-                self.error.get_or_insert(fault);
+impl CStream {
+    /// Keeps work until it is done, and lets go of what is: outside of the lock, since what a run held may be a callback's.
+    fn keep(&self, work: AnyWork) {
+        lock(&self.unclaimed).work.push_back(work);
+        loop {
+            let mut unclaimed = lock(&self.unclaimed);
+            if !unclaimed.work.front().is_some_and(AnyWork::is_done) {
+                return;
+            }
+            let done = unclaimed.work.pop_front();
+            drop(unclaimed);
+            if let Some(Err(fault)) = done.map(AnyWork::wait) {
+                lock(&self.unclaimed).error.get_or_insert(fault);
             }
         }
     }
@@ -104,19 +111,19 @@ pub(super) fn enqueue(
         Some(stream) => submit(&stream.stream)?,
     };
     let claim = work.optional();
-    let state = match stream {
+    let pending = match stream {
         _ if submitted.is_settled() => {
             submitted.wait()?;
-            WorkState::Done(Ok(()))
+            None
         }
         Some(stream) if claim.is_none() => {
-            lock(&stream.unclaimed).keep(submitted);
-            return Ok(());
+            stream.keep(submitted);
+            None
         }
-        _ => WorkState::Pending(submitted),
+        _ => Some(submitted),
     };
     if let Some(claim) = claim {
-        claim.set(Handle::new(CWork { state: Mutex::new(state) }));
+        claim.set(Handle::new(CWork { state: Guarded::new(WorkState { pending, result: Ok(()) }) }));
     }
     Ok(())
 }
@@ -181,26 +188,11 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
     })
 }
 
-impl CWork {
-    fn with<R>(&self, act: impl FnOnce(&mut WorkState) -> Result<R>) -> Result<R> {
-        match self.state.try_lock() {
-            Ok(mut state) => act(&mut state),
-            Err(TryLockError::Poisoned(poisoned)) => act(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(busy::<CWork>()),
-        }
-    }
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: Out<i32>) -> Status {
     call(|| {
         let (work, is_done) = (work.get()?, is_done.place("is_done")?);
-        let done = work.with(|state| {
-            Ok(match state {
-                WorkState::Pending(work) => work.is_done(),
-                WorkState::Done(_) => true,
-            })
-        })?;
+        let done = work.state.write()?.pending.as_ref().is_none_or(AnyWork::is_done);
         is_done.set(done.into());
         Ok(())
     })
@@ -210,18 +202,13 @@ extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: Out<i32>) -> Status
 extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
     call(|| {
         let work = work.get()?;
-        work.with(|state| {
-            // Until the result is there, in case that waiting panics.
-            let panicked = || Fault::new(Status::INTERNAL, "waiting for this work panicked");
-            match std::mem::replace(state, WorkState::Done(Err(panicked()))) {
-                WorkState::Pending(pending) => *state = WorkState::Done(pending.wait()),
-                done => *state = done,
-            }
-            match state {
-                WorkState::Done(result) => result.clone(),
-                WorkState::Pending(_) => Err(panicked()),
-            }
-        })
+        let state = &mut *work.state.write()?;
+        if let Some(pending) = state.pending.take() {
+            // In case that it panics.
+            state.result = Err(Fault::new(Status::INTERNAL, "waiting for this work panicked"));
+            state.result = pending.wait();
+        }
+        state.result.clone()
     })
 }
 

@@ -7,7 +7,7 @@ use super::{Communicator, DEFAULT_TIMEOUT, host};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
 
-/// The most ranks of a communicator between processes.
+/// The most ranks of a communicator on the host.
 pub(super) const MAX_RANKS: u32 = 1024;
 
 /// Makes a communicator between processes of one machine and one user, each with one rank or several.

@@ -398,6 +398,10 @@ impl Task for Operands {
         }
     }
 
+    fn finish(&mut self) {
+        self.task = None;
+    }
+
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         self.task.as_ref().map(|(communicator, _, deadline)| (communicator.watch(), *deadline))
     }

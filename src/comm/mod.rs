@@ -93,10 +93,13 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// A communicator of no rank.
+    /// A communicator of no rank, or of more than 1024.
     pub fn in_process(world_size: u32) -> Result<Vec<Self>> {
         if world_size == 0 {
             bail!(InvalidArgument, "a communicator has at least one rank");
+        }
+        if world_size > builder::MAX_RANKS {
+            bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {}", builder::MAX_RANKS);
         }
         Ok(host::in_process(world_size)?
             .into_iter()

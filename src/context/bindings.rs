@@ -251,6 +251,11 @@ impl Task for Bindings {
         Some((attached.communicator.as_ref()?.watch(), *deadline))
     }
 
+    /// The communicator and the memory of this run are nobody's that only keeps the bindings.
+    fn finish(&mut self) {
+        self.inner.job = None;
+    }
+
     fn keep_cell(&mut self, cell: Arc<Cell<Self>>) {
         self.inner.cell = Some(cell);
     }

@@ -13,7 +13,8 @@ pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, Unrooted};
 
 use crate::collective::{
-    Collective, CollectiveOperation, Groups, ReduceOperation, Root, check_type, output_dims, output_shape,
+    Call, Collective, CollectiveOperation, Groups, InPlace, ReduceOperation, Root, check_type, output_dims,
+    output_shape,
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
@@ -319,6 +320,28 @@ impl DistCollectiveLayer {
     pub fn output_dims(&self, input: &Dims) -> Result<Dims> {
         let resolved = self.resolve_one()?;
         output_dims(self.operation, resolved.nb_rank as usize, input).map_err(|e| self.label(e))
+    }
+}
+
+impl DistCollectiveLayer {
+    /// The in-place rule on a rank of the group, for an input of these dimensions; see [`BoundLayer::in_place`] for a rank of a
+    /// communicator.
+    ///
+    /// # Errors
+    ///
+    /// Attributes that do not fit together; a shape that the operation cannot take; a rank that is not one of the group's.
+    pub fn in_place(&self, rank: GroupRank, input: &[usize]) -> Result<InPlace> {
+        let layer = self.resolve_one()?;
+        let (shape, n) = (Shape::new(input)?, layer.nb_rank as usize);
+        output_shape(self.operation, n, &shape).map_err(|e| self.label(e))?;
+        if rank.index() >= n {
+            return Err(self.label(error!(InvalidArgument, "{rank} is not a group rank of {}", count_of(n, "rank"))));
+        }
+        if n == 1 {
+            return Ok(InPlace::SameAddress);
+        }
+        // The rule counts elements, of whichever type.
+        Ok(Call::new(layer.collective, DataType::Uint8, shape.element_count(), n).in_place(rank))
     }
 }
 

@@ -101,23 +101,20 @@ pub struct EnvironmentBuilder {
     verbose: bool,
 }
 
-/// Where the environment of this process was initialized, and how many there were.
-static CURRENT: Mutex<Option<&'static Location<'static>>> = Mutex::new(None);
+/// Where the environment of this process was initialized ("at src/main.rs:7:5"), and how many there were.
+static CURRENT: Mutex<Option<String>> = Mutex::new(None);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Holds the place of the one environment.
 struct OnlyOne;
 
 impl OnlyOne {
-    fn take(caller: &'static Location<'static>) -> Result<Self> {
+    fn take(place: String) -> Result<Self> {
         let mut current = lock(&CURRENT);
-        if let Some(first) = *current {
-            bail!(
-                NotReady,
-                "the environment was initialized at {first} and not finalized since; there is one at a time"
-            );
+        if let Some(first) = &*current {
+            bail!(NotReady, "the environment was initialized {first} and not finalized since; there is one at a time");
         }
-        *current = Some(caller);
+        *current = Some(place);
         Ok(OnlyOne)
     }
 }
@@ -223,7 +220,13 @@ impl EnvironmentBuilder {
     /// backend that there is not, or not for all ranks; ranks that do not come; and see the contract of [`Communicator`].
     #[track_caller]
     pub fn initialize(self) -> Result<Environment> {
-        let only = OnlyOne::take(Location::caller())?;
+        let caller = Location::caller();
+        self.initialize_at(format!("at {caller}"))
+    }
+
+    /// [`initialize`](Self::initialize), at a place that errors of a second one name.
+    pub(crate) fn initialize_at(self, place: String) -> Result<Environment> {
+        let only = OnlyOne::take(place)?;
         let wanted: Wanted = self.backend.parse()?;
         let discovery = discovery::discover(&self.given, &|name| std::env::var(name).ok())?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.

@@ -250,7 +250,7 @@ impl Buffer {
         Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) })
     }
 
-    pub(crate) fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
+    fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
         if offset.checked_add(byte_len).is_none_or(|end| end > self.byte_len()) {
             bail!(InvalidBuffer, "the buffer has {} bytes, not {byte_len} from byte {offset} on", self.byte_len());
         }
@@ -263,15 +263,8 @@ impl Buffer {
     ///
     /// More bytes than there are; a GPU that fails.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        self.check_range(offset, bytes.len())?;
-        match self.device() {
-            // SAFETY: the buffer holds that many bytes, and nobody writes them while it is borrowed.
-            Some(device) => unsafe { device.read(self.as_ptr().add(offset), bytes) },
-            None => {
-                bytes.copy_from_slice(&self.as_bytes()?[offset..offset + bytes.len()]);
-                Ok(())
-            }
-        }
+        // SAFETY: the slice is as long.
+        unsafe { self.copy_to(offset, bytes.as_mut_ptr(), bytes.len()) }
     }
 
     /// Copies bytes in, from this offset on, to whichever memory the buffer is in, and waits for it.
@@ -280,14 +273,53 @@ impl Buffer {
     ///
     /// More bytes than there is room for; a GPU that fails.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.check_range(offset, bytes.len())?;
-        let address = self.as_mut_ptr();
-        match self.device() {
-            // SAFETY: the buffer holds that many bytes, and is borrowed mutably.
-            Some(device) => unsafe { device.write(bytes, address.add(offset)) },
-            None => {
-                self.as_mut_bytes()?[offset..offset + bytes.len()].copy_from_slice(bytes);
-                Ok(())
+        // SAFETY: the slice is as long.
+        unsafe { self.copy_from(offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// [`read`](Self::read) into memory of the host's, which may be this buffer's own.
+    ///
+    /// # Safety
+    ///
+    /// So many bytes from `bytes` on are the caller's to write.
+    pub(crate) unsafe fn copy_to(&self, offset: usize, bytes: *mut u8, byte_len: usize) -> Result<()> {
+        self.check_range(offset, byte_len)?;
+        if byte_len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the buffer holds that many bytes, and nobody writes them while it is borrowed; the caller's promise. Memory of the host's
+        // is apart from a GPU's.
+        unsafe {
+            let source = self.as_ptr().add(offset);
+            match self.device() {
+                Some(device) => device.read(source, slice::from_raw_parts_mut(bytes, byte_len)),
+                None => {
+                    std::ptr::copy(source, bytes, byte_len);
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    /// [`write`](Self::write) from memory of the host's, which may be this buffer's own.
+    ///
+    /// # Safety
+    ///
+    /// So many bytes from `bytes` on are valid, and nobody writes them meanwhile.
+    pub(crate) unsafe fn copy_from(&mut self, offset: usize, bytes: *const u8, byte_len: usize) -> Result<()> {
+        self.check_range(offset, byte_len)?;
+        if byte_len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the buffer holds that many bytes, and is borrowed mutably; the caller's promise.
+        unsafe {
+            let target = self.as_mut_ptr().add(offset);
+            match self.device() {
+                Some(device) => device.write(slice::from_raw_parts(bytes, byte_len), target),
+                None => {
+                    std::ptr::copy(bytes, target, byte_len);
+                    Ok(())
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ mod layer;
 mod plugin;
 mod shuffle;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub(crate) use layer::Info;
@@ -104,22 +104,33 @@ impl Network {
             .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
     }
 
-    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it was when it was added.
-    fn current_type(&self, tensor: TensorId, known: &mut HashMap<TensorId, DataType>) -> DataType {
-        if let Some(&data_type) = known.get(&tensor) {
-            return data_type;
-        }
-        let Tensor { data_type: stored, source, .. } = &self.tensors[tensor.index()];
-        // Until it is worked out: this ends cycles.
-        known.insert(tensor, *stored);
-        if let Source::Layer { layer, port } = source {
-            let Layer { inputs, body, .. } = &self.layers[layer.index()];
-            let inputs: Vec<DataType> = inputs.iter().map(|&input| self.current_type(input, known)).collect();
-            if let Ok(types) = body.output_types(&inputs)
-                && let Some(&data_type) = types.get(*port as usize)
-            {
-                known.insert(tensor, data_type);
-            }
+    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it was when it was added. Without
+    /// recursion, since a chain of layers may be longer than a stack is deep.
+    fn current_type(&self, tensor: TensorId) -> DataType {
+        let mut known: HashMap<TensorId, DataType> = HashMap::new();
+        let mut open = HashSet::from([tensor]);
+        let mut path = vec![tensor];
+        while let Some(&last) = path.last() {
+            let Tensor { data_type: stored, source, .. } = &self.tensors[last.index()];
+            let current = match source {
+                Source::Input { .. } => *stored,
+                Source::Layer { layer, port } => {
+                    let Layer { inputs, body, .. } = &self.layers[layer.index()];
+                    // What is on the path already closes a cycle.
+                    if let Some(&next) = inputs.iter().find(|&&input| !known.contains_key(&input) && open.insert(input))
+                    {
+                        path.push(next);
+                        continue;
+                    }
+                    let stored_type = |input: &TensorId| self.tensors[input.index()].data_type;
+                    let inputs: Vec<DataType> =
+                        inputs.iter().map(|input| known.get(input).copied().unwrap_or(stored_type(input))).collect();
+                    let types = body.output_types(&inputs).ok();
+                    types.and_then(|types| types.get(*port as usize).copied()).unwrap_or(*stored)
+                }
+            };
+            known.insert(last, current);
+            path.pop();
         }
         known[&tensor]
     }
@@ -369,7 +380,7 @@ impl Network {
     /// A tensor that this network does not have.
     pub fn tensor_data_type(&self, tensor: TensorId) -> Result<DataType> {
         self.check_tensor(tensor)?;
-        Ok(self.current_type(tensor, &mut HashMap::new()))
+        Ok(self.current_type(tensor))
     }
 
     /// The layers, in the order in which they were added.

@@ -517,7 +517,9 @@ impl Backend for NcclBackend {
 
     fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         let Features { has_windows, has_graph_windows, .. } = self.features;
-        self.allocate_alike(byte_len, if for_graphs { has_graph_windows } else { has_windows }, deadline)
+        let can = if for_graphs { has_graph_windows } else { has_windows };
+        // A window is deregistered when nothing uses it any more. By then whoever lent a communicator may have destroyed it.
+        self.allocate_alike(byte_len, can && self.handle.is_own, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

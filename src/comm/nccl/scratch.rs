@@ -17,6 +17,8 @@ struct Piece {
     stream: u64,
     /// Gone when the stream is.
     alive: Weak<()>,
+    /// A graph of the caller's has it, which may be launched as long as there is the communicator.
+    is_recorded: bool,
     memory: DeviceMemory,
 }
 
@@ -26,9 +28,9 @@ impl Scratch {
         let before = self.of(stream).map_or(0, |piece| piece.memory.byte_len());
         if byte_len > before {
             // Freeing memory waits for what still uses it.
-            self.pieces.retain(|piece| piece.alive.strong_count() > 0);
+            self.pieces.retain(|piece| piece.is_recorded || piece.alive.strong_count() > 0);
             let memory = DeviceMemory::new(device, byte_len.max(2 * before))?;
-            self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), memory });
+            self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), is_recorded: false, memory });
         }
         Ok(())
     }
@@ -43,8 +45,9 @@ impl Scratch {
         if byte_len == 0 {
             return Ok(std::ptr::null_mut());
         }
+        let is_capturing = stream.is_capturing()?;
         if self.of(stream).is_none_or(|piece| piece.memory.byte_len() < byte_len) {
-            if stream.is_capturing()? {
+            if is_capturing {
                 bail!(
                     NotReady,
                     "the first call of this size on a stream needs memory, which a capture does not allow; run it once before"
@@ -55,6 +58,7 @@ impl Scratch {
         Ok(self.of(stream).map_or(std::ptr::null_mut(), |piece| {
             // The caller may have wrapped his stream again.
             piece.alive = stream.alive();
+            piece.is_recorded |= is_capturing;
             piece.memory.address()
         }))
     }
