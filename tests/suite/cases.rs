@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 
 use distcollective::{CollectiveOperation, DataType, GroupRank, Groups, Partition, Rank, ReduceOperation, Root};
+use ndarray::{ArrayD, IxDyn};
 
-use crate::values::Random;
+use crate::reference::{self, Bits};
+use crate::values::{Random, elements};
 
 /// One collective to try. It is the same on every rank.
 #[derive(Clone, Debug)]
@@ -123,6 +125,31 @@ impl Case {
             Groups::All => Some((0..self.n).map(Rank).collect()),
             groups => groups.group_of(rank).map(<[Rank]>::to_vec),
         }
+    }
+
+    /// The input's dimensions.
+    pub fn dims(&self) -> Vec<usize> {
+        self.shape.dims(self.group_len())
+    }
+
+    /// A rank's input.
+    pub fn input(&self, rank: Rank) -> Bits {
+        let dims = self.dims();
+        let count = dims.iter().product();
+        let seed = u64::from(rank.0) << 32 | self.operation.number() as u64;
+        ArrayD::from_shape_vec(IxDyn(&dims), elements(self.data_type, count, seed)).expect("count of dims")
+    }
+
+    /// The inputs of a rank's group, in group order; none where it does not take part.
+    pub fn inputs(&self, rank: Rank) -> Vec<Bits> {
+        self.members(rank).iter().flatten().map(|&member| self.input(member)).collect()
+    }
+
+    /// What a rank's output is; `None` where it is not written.
+    pub fn expected(&self, rank: Rank) -> Option<Bits> {
+        let own = self.members(rank)?.iter().position(|member| *member == rank).expect("a member");
+        let inputs = self.inputs(rank);
+        reference::collective(self.operation, self.reduce_op, self.data_type, self.group_root(), own, &inputs)
     }
 
     /// Whether input and output can share memory at all.

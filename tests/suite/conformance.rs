@@ -5,15 +5,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 use distcollective::{
-    BoundLayer, Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace, Rank, Result, Stream,
+    BoundLayer, Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace, Result, Stream,
 };
-use ndarray::{ArrayD, IxDyn};
 
 use crate::cases::{Case, exhaustive, pairwise};
 use crate::ranks::{DEADLINE, on_ranks_within};
-use crate::reference::{self, Bits};
 use crate::tolerance;
-use crate::values::{elements, to_bits, to_bytes};
+use crate::values::{to_bits, to_bytes};
 
 /// Room for the largest case, with both buffers apart.
 const ROOM: usize = 8 << 20;
@@ -62,21 +60,11 @@ impl<'a> Runner<'a> {
         layer.set_nb_rank(case.group_len() as u32)?;
         let bound = layer.bind(self.communicator, case.data_type)?;
 
-        let dims = case.shape.dims(case.group_len());
+        let dims = case.dims();
         let out_dims = bound.output_shape(&dims)?;
         let element = case.data_type.byte_len();
-        let input_of = |rank: Rank| -> Bits {
-            let count = dims.iter().product();
-            let seed = u64::from(rank.0) << 32 | case.operation.number() as u64;
-            ArrayD::from_shape_vec(IxDyn(&dims), elements(case.data_type, count, seed)).expect("count of dims")
-        };
-        let input = to_bytes(case.data_type, input_of(rank));
-        let members = case.members(rank);
-        let inputs: Vec<Bits> = members.iter().flatten().map(|&member| input_of(member)).collect();
-        let expected = members.and_then(|members| {
-            let own = members.iter().position(|member| *member == rank).expect("a member");
-            reference::collective(case.operation, case.reduce_op, case.data_type, case.group_root(), own, &inputs)
-        });
+        let input = to_bytes(case.data_type, case.input(rank));
+        let expected = case.expected(rank);
 
         // One memory for both, with room around that must stay as it is.
         const GUARD: usize = 64;
@@ -102,7 +90,7 @@ impl<'a> Runner<'a> {
             let mut written = to_bytes(case.data_type, expected.iter().copied());
             if self.communicator.space() != MemorySpace::Host {
                 // What may differ and does not differ too much is taken for what was expected.
-                tolerance::accept(case, &inputs, rank, &mut written, &got[output_at..output_at + out_len]);
+                tolerance::accept(case, &case.inputs(rank), rank, &mut written, &got[output_at..output_at + out_len]);
             }
             after[output_at..output_at + out_len].copy_from_slice(&written);
         }
