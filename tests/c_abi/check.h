@@ -1,0 +1,114 @@
+/* What the programs of this folder have in common: checks that end the program, and ranks on threads. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include "distcollective.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* How long calls wait for other ranks: less than a program may take. */
+#define TIMEOUT_MS 8000
+
+#define CHECK(condition) ((condition) ? (void)0 : fail_check(__FILE__, __LINE__, #condition))
+
+/* A call that succeeds. */
+#define OK(call) expect(__FILE__, __LINE__, #call, (call), DCL_STATUS_SUCCESS)
+
+/* A call that ends with this status and, but for success, with a message. */
+#define FAILS(status, call) expect(__FILE__, __LINE__, #call, (call), (status))
+
+/* The last failure's message has this text in it. */
+#define MESSAGE_HAS(text) message_has(__FILE__, __LINE__, (text))
+
+#define LENGTH_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+static inline void fail_check(const char *file, int line, const char *what) {
+    fprintf(stderr, "%s:%d: %s\n", file, line, what);
+    fflush(stderr);
+    _Exit(1);
+}
+
+/* The last failure's message. The memory is the thread's, until the next call. */
+static inline const char *last_message(void) {
+    static _Thread_local char text[4096];
+    dcl_last_error_message(text, sizeof text);
+    return text;
+}
+
+static inline void expect(const char *file, int line, const char *call, dcl_status_t got, dcl_status_t wanted) {
+    if (got != wanted) {
+        fprintf(stderr, "%s:%d: %s is %s, not %s; the last message is: %s\n", file, line, call, dcl_status_name(got),
+                dcl_status_name(wanted), last_message());
+        fflush(stderr);
+        _Exit(1);
+    }
+    if (got != DCL_STATUS_SUCCESS && last_message()[0] == '\0') {
+        fail_check(file, line, "a failure without a message");
+    }
+}
+
+static inline void message_has(const char *file, int line, const char *text) {
+    if (strstr(last_message(), text) == NULL) {
+        fprintf(stderr, "%s:%d: \"%s\" is not in: %s\n", file, line, text, last_message());
+        fflush(stderr);
+        _Exit(1);
+    }
+}
+
+static inline dcl_dims_t vector(int64_t length) {
+    dcl_dims_t dims = {1, {length}};
+    return dims;
+}
+
+/* A thread that is to be joined within its program's deadline. */
+static inline pthread_t start(void *(*body)(void *), void *argument) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, body, argument) == 0);
+    return thread;
+}
+
+static inline void join(pthread_t thread) { CHECK(pthread_join(thread, NULL) == 0); }
+
+static inline void pause_ms(unsigned ms) { usleep(ms * 1000); }
+
+#define MOST_RANKS 8
+
+/* What a rank does. The communicator is freed by whoever started the ranks. */
+typedef void (*rank_body)(dcl_communicator_t *communicator, int32_t rank, void *shared);
+
+struct rank_start {
+    rank_body body;
+    dcl_communicator_t *communicator;
+    int32_t rank;
+    void *shared;
+};
+
+static inline void *run_rank(void *argument) {
+    struct rank_start *rank = argument;
+    rank->body(rank->communicator, rank->rank, rank->shared);
+    return NULL;
+}
+
+/* Runs `body` on `n` ranks of this process, each on a thread. */
+static inline void on_ranks(int32_t n, rank_body body, void *shared) {
+    dcl_communicator_t *communicators[MOST_RANKS];
+    struct rank_start starts[MOST_RANKS];
+    pthread_t threads[MOST_RANKS];
+    CHECK(n <= MOST_RANKS);
+    OK(dcl_communicator_new_in_process("host", n, TIMEOUT_MS, communicators));
+    for (int32_t rank = 0; rank < n; rank++) {
+        starts[rank] = (struct rank_start){body, communicators[rank], rank, shared};
+        threads[rank] = start(run_rank, &starts[rank]);
+    }
+    for (int32_t rank = 0; rank < n; rank++) {
+        join(threads[rank]);
+        OK(dcl_communicator_free(communicators[rank]));
+    }
+}
+
+#endif

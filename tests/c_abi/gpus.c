@@ -1,0 +1,142 @@
+/* Communicators, buffers and streams on GPUs: two ranks in one process, or on an ncclComm_t of the caller's. */
+#include "check.h"
+
+#include <dlfcn.h>
+
+#define NB_RANKS 2
+
+/* What a caller has of CUDA's and NCCL's. */
+struct unique_id {
+    char bytes[DCL_NCCL_ID_BYTES];
+};
+
+static void *symbol(const char *library, const char *name) {
+    void *handle = dlopen(library, RTLD_NOW);
+    CHECK(handle != NULL);
+    void *address = dlsym(handle, name);
+    CHECK(address != NULL);
+    return address;
+}
+
+#define FUNCTION(pointer, library, name)                        \
+    do {                                                        \
+        void *found = symbol(library, name);                    \
+        memcpy(&(pointer), &found, sizeof(pointer));            \
+    } while (0)
+
+/* Adds up on this rank's GPU, on a CUDA stream, with a handle and without. */
+static void add_up(dcl_communicator_t *communicator, int32_t rank) {
+    int32_t device;
+    char backend[8];
+    OK(dcl_communicator_get_device(communicator, &device));
+    CHECK(device == rank);
+    OK(dcl_communicator_get_backend(communicator, backend, sizeof backend, NULL));
+    CHECK(strcmp(backend, "nccl") == 0);
+    dcl_buffer_t *input, *output;
+    dcl_stream_t *stream;
+    dcl_work_t *work;
+    int32_t given[2] = {rank + 1, 10}, taken[2] = {0, 0};
+    void *in, *out, *cuda_stream = NULL;
+    OK(dcl_buffer_new(device, sizeof given, &input));
+    OK(dcl_communicator_allocate(communicator, sizeof taken, &output));
+    OK(dcl_buffer_write(input, 0, given, sizeof given));
+    OK(dcl_buffer_get_address(input, &in));
+    OK(dcl_buffer_get_address(output, &out));
+    OK(dcl_stream_new_cuda(device, &stream));
+    OK(dcl_stream_get_cuda(stream, &cuda_stream));
+    CHECK(cuda_stream != NULL);
+    OK(dcl_all_reduce(communicator, in, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, &work));
+    OK(dcl_work_wait(work));
+    OK(dcl_work_free(work));
+    OK(dcl_buffer_read(output, 0, taken, sizeof taken));
+    CHECK(taken[0] == 3 && taken[1] == 20);
+    OK(dcl_all_reduce(communicator, out, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_MAX, stream, NULL));
+    OK(dcl_stream_synchronize(stream));
+    /* The same stream as the caller's, borrowed; and no stream. */
+    dcl_stream_t *borrowed;
+    OK(dcl_stream_from_cuda(cuda_stream, device, &borrowed));
+    OK(dcl_all_reduce(communicator, out, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, borrowed, NULL));
+    OK(dcl_stream_synchronize(borrowed));
+    OK(dcl_stream_free(borrowed));
+    OK(dcl_all_reduce(communicator, out, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+    OK(dcl_buffer_read(output, 4, taken, 4));
+    CHECK(taken[0] == 80);
+    OK(dcl_communicator_barrier(communicator));
+    OK(dcl_stream_free(stream));
+    OK(dcl_buffer_free(output));
+    OK(dcl_buffer_free(input));
+}
+
+struct gpu_rank {
+    int32_t rank;
+    dcl_communicator_t *communicator;
+    uint8_t *id;
+};
+
+static void *in_process(void *argument) {
+    struct gpu_rank *rank = argument;
+    add_up(rank->communicator, rank->rank);
+    OK(dcl_communicator_free(rank->communicator));
+    return NULL;
+}
+
+static void *by_id(void *argument) {
+    struct gpu_rank *rank = argument;
+    dcl_communicator_t *communicator;
+    OK(dcl_communicator_new_nccl(rank->id, rank->rank, NB_RANKS, rank->rank, TIMEOUT_MS, &communicator));
+    add_up(communicator, rank->rank);
+    OK(dcl_communicator_finalize(communicator));
+    return NULL;
+}
+
+static void *on_the_caller_s(void *argument) {
+    struct gpu_rank *rank = argument;
+    int (*init)(void **, int, struct unique_id, int), (*destroy)(void *);
+    int (*retain)(void **, int), (*set_current)(void *);
+    FUNCTION(retain, "libcuda.so.1", "cuDevicePrimaryCtxRetain");
+    FUNCTION(set_current, "libcuda.so.1", "cuCtxSetCurrent");
+    FUNCTION(init, "libnccl.so.2", "ncclCommInitRank");
+    FUNCTION(destroy, "libnccl.so.2", "ncclCommDestroy");
+    void *context, *comm;
+    struct unique_id id;
+    memcpy(&id, rank->id, sizeof id);
+    CHECK(retain(&context, rank->rank) == 0 && set_current(context) == 0);
+    CHECK(init(&comm, NB_RANKS, id, rank->rank) == 0);
+    dcl_communicator_t *communicator;
+    OK(dcl_communicator_from_nccl(comm, TIMEOUT_MS, &communicator));
+    add_up(communicator, rank->rank);
+    OK(dcl_communicator_free(communicator));
+    /* It is still the caller's. */
+    CHECK(destroy(comm) == 0);
+    return NULL;
+}
+
+static void on_gpus(void *(*body)(void *), dcl_communicator_t **communicators, uint8_t *id) {
+    struct gpu_rank ranks[NB_RANKS];
+    pthread_t threads[NB_RANKS];
+    for (int32_t rank = 0; rank < NB_RANKS; rank++) {
+        ranks[rank] = (struct gpu_rank){rank, communicators == NULL ? NULL : communicators[rank], id};
+        threads[rank] = start(body, &ranks[rank]);
+    }
+    for (int32_t rank = 0; rank < NB_RANKS; rank++) {
+        join(threads[rank]);
+    }
+}
+
+int main(void) {
+    dcl_communicator_t *communicators[NB_RANKS], *none = NULL;
+    uint8_t id[DCL_NCCL_ID_BYTES], other[DCL_NCCL_ID_BYTES];
+    OK(dcl_communicator_new_in_process("nccl", NB_RANKS, TIMEOUT_MS, communicators));
+    on_gpus(in_process, communicators, NULL);
+    CHECK(dcl_communicator_new_in_process("nccl", 3, TIMEOUT_MS, communicators) != DCL_STATUS_SUCCESS);
+    OK(dcl_nccl_id_new(id));
+    on_gpus(by_id, NULL, id);
+    OK(dcl_nccl_id_new(other));
+    CHECK(memcmp(id, other, sizeof id) != 0);
+    on_gpus(on_the_caller_s, NULL, other);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_from_nccl(NULL, TIMEOUT_MS, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_new_nccl(id, -1, 2, 0, TIMEOUT_MS, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_new_nccl(id, 2, 2, 0, TIMEOUT_MS, &none));
+    CHECK(none == NULL);
+    return 0;
+}

@@ -1,0 +1,327 @@
+/* Networks, layers and engines: what is set is got, and what the header says of numbers and attributes. */
+#include "check.h"
+
+static int same(const dcl_dims_t *dims, int32_t nb_dims, const int64_t *d) {
+    return dims->nb_dims == nb_dims && memcmp(dims->d, d, (size_t)nb_dims * sizeof *d) == 0;
+}
+
+static void attributes_of_a_collective(void) {
+    dcl_layer_t *layer, *copy, *none = NULL;
+    const int64_t pair[] = {3, 1}, twice[] = {1, 1}, negative[] = {-1}, four[] = {3, 1, 2, 0};
+    OK(dcl_dist_collective_new(DCL_COLLECTIVE_REDUCE, DCL_REDUCE_MAX, 1, pair, 2, &layer));
+    int32_t number = -7;
+    int64_t root, groups[4] = {-7, -7, -7, -7}, nb_groups, group_size;
+    OK(dcl_dist_collective_get_collective_operation(layer, &number));
+    CHECK(number == DCL_COLLECTIVE_REDUCE);
+    OK(dcl_dist_collective_get_reduce_op(layer, &number));
+    CHECK(number == DCL_REDUCE_MAX);
+    OK(dcl_dist_collective_get_root(layer, &root));
+    CHECK(root == 1);
+    OK(dcl_layer_get_nb_rank(layer, &number));
+    CHECK(number == 2);
+    OK(dcl_dist_collective_get_groups(layer, NULL, 0, &nb_groups, &group_size));
+    CHECK(nb_groups == 1 && group_size == 2);
+    nb_groups = group_size = -7;
+    FAILS(DCL_STATUS_BUFFER_TOO_SMALL, dcl_dist_collective_get_groups(layer, groups, 1, &nb_groups, &group_size));
+    CHECK(groups[0] == -7 && nb_groups == -7 && group_size == -7);
+    OK(dcl_dist_collective_get_groups(layer, groups, 2, &nb_groups, &group_size));
+    CHECK(groups[0] == 3 && groups[1] == 1 && groups[2] == -7);
+
+    OK(dcl_dist_collective_set_partition(layer, four, 2, 2));
+    OK(dcl_dist_collective_get_groups(layer, groups, 4, &nb_groups, &group_size));
+    CHECK(nb_groups == 2 && group_size == 2 && memcmp(groups, four, sizeof four) == 0);
+    OK(dcl_dist_collective_get_root(layer, &root));
+    CHECK(root == 1);
+    OK(dcl_dist_collective_set_groups(layer, NULL, 0));
+    OK(dcl_dist_collective_get_groups(layer, groups, 4, &nb_groups, &group_size));
+    CHECK(nb_groups == 0);
+    /* With 0 all ranks take part, whatever the pointer. */
+    OK(dcl_dist_collective_set_groups(layer, (const int64_t *)(uintptr_t)1, 0));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_groups(layer, NULL, 1));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_groups(layer, pair, -1));
+    CHECK(dcl_dist_collective_set_groups(layer, twice, 2) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_dist_collective_set_groups(layer, negative, 1) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_dist_collective_set_partition(layer, twice, 2, 1) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_dist_collective_set_partition(layer, four, INT64_MAX, INT64_MAX) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_dist_collective_set_partition(layer, four, -1, -4) != DCL_STATUS_SUCCESS);
+    OK(dcl_dist_collective_get_groups(layer, groups, 4, &nb_groups, &group_size));
+    CHECK(nb_groups == 0);
+    OK(dcl_dist_collective_set_root(layer, -1));
+    OK(dcl_dist_collective_get_root(layer, &root));
+    CHECK(root == -1);
+    CHECK(dcl_dist_collective_set_root(layer, -2) == DCL_STATUS_INVALID_ARGUMENT);
+    CHECK(dcl_dist_collective_set_root(layer, INT64_MAX) != DCL_STATUS_SUCCESS);
+    OK(dcl_dist_collective_set_collective_operation(layer, DCL_COLLECTIVE_ALL_REDUCE));
+    OK(dcl_dist_collective_set_reduce_op(layer, DCL_REDUCE_AVG));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_check_type(layer, DCL_DATA_TYPE_BOOL));
+    OK(dcl_dist_collective_check_type(layer, DCL_DATA_TYPE_FP8_E5M2));
+
+    OK(dcl_layer_set_name(layer, "mean"));
+    OK(dcl_layer_set_metadata(layer, "of all"));
+    OK(dcl_layer_set_nb_rank(layer, 4));
+    unsigned char bytes[512];
+    size_t length;
+    OK(dcl_dist_collective_serialize(layer, bytes, sizeof bytes, &length));
+    OK(dcl_dist_collective_deserialize(bytes, length, &copy));
+    OK(dcl_dist_collective_get_reduce_op(copy, &number));
+    CHECK(number == DCL_REDUCE_AVG);
+    OK(dcl_layer_get_nb_rank(copy, &number));
+    CHECK(number == 4);
+    char name[16];
+    OK(dcl_layer_get_name(copy, name, sizeof name, NULL));
+    CHECK(strcmp(name, "mean") == 0);
+    OK(dcl_layer_free(copy));
+    /* Damaged bytes, of every length. */
+    for (size_t cut = 0; cut < length; cut++) {
+        FAILS(DCL_STATUS_INVALID_PLAN, dcl_dist_collective_deserialize(bytes, cut, &none));
+    }
+    for (size_t at = 0; at < length; at++) {
+        bytes[at] ^= 0x41;
+        CHECK(dcl_dist_collective_deserialize(bytes, length, &none) == DCL_STATUS_INVALID_PLAN);
+        bytes[at] ^= 0x41;
+    }
+    CHECK(none == NULL);
+
+    /* A copy is a copy. */
+    OK(dcl_dist_collective_clone(layer, &copy));
+    OK(dcl_dist_collective_set_reduce_op(layer, DCL_REDUCE_MIN));
+    OK(dcl_dist_collective_get_reduce_op(copy, &number));
+    CHECK(number == DCL_REDUCE_AVG);
+    OK(dcl_layer_free(layer));
+    /* Of no network. */
+    dcl_tensor_t *tensor = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_nb_inputs(copy, &number));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_nb_outputs(copy, &number));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_input(copy, 0, &tensor));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_output(copy, 0, &tensor));
+    dcl_dims_t dims = {2, {-1, 3}};
+    OK(dcl_dist_collective_get_output_dims(copy, &dims, &dims));
+    CHECK(same(&dims, 2, (int64_t[]){-1, 3}));
+    OK(dcl_layer_free(copy));
+
+    /* What the arguments alone show. */
+    static const struct {
+        int32_t operation, reduce_op;
+        int64_t root;
+    } wrong[] = {{-1, DCL_REDUCE_SUM, -1},
+                 {8, DCL_REDUCE_SUM, -1},
+                 {DCL_COLLECTIVE_ALL_REDUCE, 6, -1},
+                 {DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_NONE, -1},
+                 {DCL_COLLECTIVE_ALL_GATHER, DCL_REDUCE_SUM, -1},
+                 {DCL_COLLECTIVE_BROADCAST, DCL_REDUCE_NONE, -1},
+                 {DCL_COLLECTIVE_BROADCAST, DCL_REDUCE_NONE, -2}};
+    for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
+        CHECK(dcl_dist_collective_new(wrong[i].operation, wrong[i].reduce_op, wrong[i].root, NULL, 0, &none) != DCL_STATUS_SUCCESS);
+        CHECK(none == NULL);
+    }
+}
+
+static void layers_of_other_kinds(void) {
+    dcl_network_t *network;
+    dcl_tensor_t *x, *y;
+    dcl_layer_t *shuffle, *cast, *constant;
+    dcl_dims_t dims = {2, {2, 3}}, got;
+    float weights[6] = {1, 2, 3, 4, 5, 6}, copied[6] = {0};
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
+    OK(dcl_network_add_shuffle(network, x, &shuffle));
+    OK(dcl_layer_get_output(shuffle, 0, &y));
+    OK(dcl_network_add_cast(network, y, DCL_DATA_TYPE_HALF, &cast));
+    OK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &dims, weights, sizeof weights, &constant));
+    CHECK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &dims, weights, sizeof weights - 1, &constant) != DCL_STATUS_SUCCESS);
+
+    int32_t permutation[DCL_MAX_DIMS], nb_dims = -7, number;
+    int64_t root;
+    OK(dcl_shuffle_get_first_transpose(shuffle, permutation, &nb_dims));
+    CHECK(nb_dims == 0);
+    OK(dcl_shuffle_get_reshape_dimensions(shuffle, &got));
+    CHECK(got.nb_dims == -1);
+    const int32_t swap[] = {1, 0}, wrong[] = {1, 1}, beyond[] = {0, 2};
+    OK(dcl_shuffle_set_first_transpose(shuffle, swap, 2));
+    OK(dcl_shuffle_set_second_transpose(shuffle, swap, 2));
+    CHECK(dcl_shuffle_set_first_transpose(shuffle, wrong, 2) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_shuffle_set_second_transpose(shuffle, beyond, 2) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_shuffle_set_first_transpose(shuffle, NULL, 2) == DCL_STATUS_INVALID_ARGUMENT);
+    CHECK(dcl_shuffle_set_first_transpose(shuffle, swap, -1) == DCL_STATUS_INVALID_ARGUMENT);
+    OK(dcl_shuffle_get_first_transpose(shuffle, permutation, &nb_dims));
+    CHECK(nb_dims == 2 && permutation[0] == 1 && permutation[1] == 0);
+    OK(dcl_shuffle_set_first_transpose(shuffle, NULL, 0));
+    OK(dcl_shuffle_get_first_transpose(shuffle, permutation, &nb_dims));
+    CHECK(nb_dims == 0);
+    OK(dcl_shuffle_get_second_transpose(shuffle, permutation, &nb_dims));
+    CHECK(nb_dims == 2);
+    dcl_dims_t reshape = {2, {3, -1}};
+    OK(dcl_shuffle_set_reshape_dimensions(shuffle, &reshape));
+    OK(dcl_shuffle_get_reshape_dimensions(shuffle, &got));
+    CHECK(same(&got, 2, (int64_t[]){3, -1}));
+    OK(dcl_shuffle_set_reshape_dimensions(shuffle, NULL));
+    OK(dcl_shuffle_get_reshape_dimensions(shuffle, &got));
+    CHECK(got.nb_dims == -1);
+    OK(dcl_shuffle_set_reshape_dimensions(shuffle, &reshape));
+    reshape.nb_dims = -1;
+    OK(dcl_shuffle_set_reshape_dimensions(shuffle, &reshape));
+    OK(dcl_shuffle_get_reshape_dimensions(shuffle, &got));
+    CHECK(got.nb_dims == -1);
+    reshape.nb_dims = 9;
+    CHECK(dcl_shuffle_set_reshape_dimensions(shuffle, &reshape) != DCL_STATUS_SUCCESS);
+
+    OK(dcl_cast_get_to_type(cast, &number));
+    CHECK(number == DCL_DATA_TYPE_HALF);
+    OK(dcl_cast_set_to_type(cast, DCL_DATA_TYPE_INT64));
+    OK(dcl_layer_get_output(cast, 0, &y));
+    OK(dcl_tensor_get_type(y, &number));
+    CHECK(number == DCL_DATA_TYPE_INT64);
+
+    size_t length;
+    OK(dcl_constant_get_dimensions(constant, &number, &got));
+    CHECK(number == DCL_DATA_TYPE_FLOAT && same(&got, 2, dims.d));
+    weights[0] = 7;
+    OK(dcl_constant_get_weights(constant, copied, sizeof copied, &length));
+    CHECK(length == sizeof copied && copied[0] == 1 && copied[5] == 6);
+    dcl_dims_t three = vector(3);
+    OK(dcl_constant_set_weights(constant, DCL_DATA_TYPE_INT64, &three, (int64_t[]){1, 2, 3}, 24));
+    OK(dcl_constant_get_dimensions(constant, &number, NULL));
+    CHECK(number == DCL_DATA_TYPE_INT64);
+    dcl_dims_t empty = vector(0);
+    OK(dcl_constant_set_weights(constant, DCL_DATA_TYPE_INT64, &empty, NULL, 0));
+
+    /* Each kind has its own calls. */
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_cast_get_to_type(shuffle, &number));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_shuffle_get_reshape_dimensions(cast, &got));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_constant_get_weights(cast, copied, sizeof copied, &length));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_get_root(constant, &root));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_clone(constant, &cast));
+    OK(dcl_network_free(network));
+}
+
+/* y = x gathered over one rank, after a cast; x has from 1 to 8 rows of 2. */
+static void an_engine_goes_through_bytes(void) {
+    dcl_network_t *network;
+    dcl_tensor_t *x, *y;
+    dcl_layer_t *cast, *gather;
+    dcl_engine_t *built, *engine, *none = NULL;
+    dcl_dims_t dims = {2, {-1, 2}}, min = {2, {1, 2}}, opt = {2, {4, 2}}, max = {2, {8, 2}}, got;
+    OK(dcl_network_new(&network));
+    FAILS(DCL_STATUS_INVALID_NETWORK, dcl_engine_build(network, &none));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
+    OK(dcl_network_set_optimization_profile(network, x, &min, &opt, &max));
+    OK(dcl_network_add_cast(network, x, DCL_DATA_TYPE_INT32, &cast));
+    OK(dcl_layer_get_output(cast, 0, &y));
+    OK(dcl_network_add_dist_collective(network, y, DCL_COLLECTIVE_ALL_GATHER, DCL_REDUCE_NONE, -1, NULL, 0, &gather));
+    OK(dcl_layer_set_nb_rank(gather, 1));
+    OK(dcl_layer_get_output(gather, 0, &y));
+    OK(dcl_network_mark_output(network, y, "y"));
+    OK(dcl_engine_build(network, &built));
+    OK(dcl_network_free(network));
+
+    size_t length, again;
+    OK(dcl_engine_serialize(built, NULL, 0, &length));
+    unsigned char *plan = malloc(length), *copy = malloc(length);
+    OK(dcl_engine_serialize(built, plan, length, NULL));
+    OK(dcl_engine_deserialize(plan, length, &engine));
+    OK(dcl_engine_serialize(engine, copy, length, &again));
+    CHECK(again == length && memcmp(plan, copy, length) == 0);
+    char print[64], other_print[64];
+    OK(dcl_engine_get_fingerprint(built, print, sizeof print, NULL));
+    OK(dcl_engine_get_fingerprint(engine, other_print, sizeof other_print, NULL));
+    CHECK(strcmp(print, other_print) == 0);
+    OK(dcl_engine_free(built));
+    for (size_t cut = 0; cut < length; cut += 7) {
+        FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize(plan, cut, &none));
+    }
+    FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize(NULL, 0, &none));
+    CHECK(none == NULL);
+    free(plan);
+    free(copy);
+
+    int32_t number;
+    char name[8];
+    OK(dcl_engine_get_io_tensor_name(engine, 0, name, sizeof name, NULL));
+    CHECK(strcmp(name, "x") == 0);
+    OK(dcl_engine_get_io_tensor_name(engine, 1, name, sizeof name, NULL));
+    CHECK(strcmp(name, "y") == 0);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_get_io_tensor_name(engine, 2, name, sizeof name, NULL));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_get_io_tensor_name(engine, -1, name, sizeof name, NULL));
+    OK(dcl_engine_get_tensor_io_mode(engine, "x", &number));
+    CHECK(number == DCL_TENSOR_IO_MODE_INPUT);
+    OK(dcl_engine_get_tensor_io_mode(engine, "y", &number));
+    CHECK(number == DCL_TENSOR_IO_MODE_OUTPUT);
+    OK(dcl_engine_get_tensor_io_mode(engine, "z", &number));
+    CHECK(number == DCL_TENSOR_IO_MODE_NONE);
+    OK(dcl_engine_get_tensor_data_type(engine, "y", &number));
+    CHECK(number == DCL_DATA_TYPE_INT32);
+    CHECK(dcl_engine_get_tensor_data_type(engine, "z", &number) != DCL_STATUS_SUCCESS);
+    OK(dcl_engine_get_tensor_shape(engine, "y", &got));
+    CHECK(same(&got, 2, (int64_t[]){-1, 2}));
+    OK(dcl_engine_get_profile_shape(engine, "x", DCL_OPT_PROFILE_MIN, &got));
+    CHECK(same(&got, 2, min.d));
+    OK(dcl_engine_get_profile_shape(engine, "x", DCL_OPT_PROFILE_OPT, &got));
+    CHECK(same(&got, 2, opt.d));
+    OK(dcl_engine_get_profile_shape(engine, "y", DCL_OPT_PROFILE_MAX, &got));
+    CHECK(same(&got, 2, max.d));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_get_profile_shape(engine, "x", 3, &got));
+
+    dcl_execution_context_t *context;
+    OK(dcl_engine_create_execution_context(engine, NULL, &context));
+    OK(dcl_engine_free(engine));
+    float given[6] = {1.5f, -2.5f, 3, 4, 5, 6};
+    int32_t taken[6] = {0};
+    void *address = taken;
+    OK(dcl_execution_context_get_tensor_address(context, "x", &address));
+    CHECK(address == NULL);
+    FAILS(DCL_STATUS_NOT_READY, dcl_execution_context_get_tensor_shape(context, "y", &got));
+    FAILS(DCL_STATUS_NOT_READY, dcl_execution_context_enqueue(context, NULL, NULL));
+    dcl_dims_t three = {2, {3, 2}}, nine = {2, {9, 2}};
+    FAILS(DCL_STATUS_INVALID_SHAPE, dcl_execution_context_set_input_shape(context, "x", &nine));
+    const char *names[] = {"x"};
+    OK(dcl_execution_context_set_input_shapes(context, names, &three, 1));
+    OK(dcl_execution_context_set_input_shapes(context, NULL, NULL, 0));
+    OK(dcl_execution_context_get_tensor_shape(context, "y", &got));
+    CHECK(same(&got, 2, three.d));
+    OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
+    OK(dcl_execution_context_get_tensor_address(context, "x", &address));
+    CHECK(address == given);
+    FAILS(DCL_STATUS_NOT_READY, dcl_execution_context_enqueue(context, NULL, NULL));
+    OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken - 4));
+    FAILS(DCL_STATUS_INVALID_BUFFER, dcl_execution_context_enqueue(context, NULL, NULL));
+    OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
+    OK(dcl_execution_context_enqueue(context, NULL, NULL));
+    CHECK(taken[0] == 1 && taken[1] == -2 && taken[5] == 6);
+    /* With NULL it is bound to nothing. */
+    OK(dcl_execution_context_set_tensor_address(context, "y", NULL, sizeof taken));
+    OK(dcl_execution_context_get_tensor_address(context, "y", &address));
+    CHECK(address == NULL);
+    FAILS(DCL_STATUS_NOT_READY, dcl_execution_context_enqueue(context, NULL, NULL));
+    CHECK(dcl_execution_context_set_tensor_address(context, "z", taken, sizeof taken) != DCL_STATUS_SUCCESS);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_execution_context_set_timeout(context, -2));
+    OK(dcl_execution_context_free(context));
+}
+
+/* All mistakes at once, one a line. */
+static void mistakes_are_listed(void) {
+    dcl_network_t *network;
+    dcl_tensor_t *x;
+    dcl_layer_t *layer;
+    dcl_engine_t *none = NULL;
+    dcl_dims_t dims = vector(10);
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
+    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_REDUCE_SCATTER, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
+    OK(dcl_layer_set_nb_rank(layer, 4));
+    OK(dcl_layer_set_name(layer, "grad_sync"));
+    FAILS(DCL_STATUS_INVALID_NETWORK, dcl_engine_build(network, &none));
+    MESSAGE_HAS("layer \"grad_sync\" (reduce_scatter)");
+    MESSAGE_HAS("not a multiple of 4 ranks");
+    MESSAGE_HAS("\n");
+    MESSAGE_HAS("no output");
+    CHECK(none == NULL);
+    OK(dcl_network_free(network));
+}
+
+int main(void) {
+    attributes_of_a_collective();
+    layers_of_other_kinds();
+    an_engine_goes_through_bytes();
+    mistakes_are_listed();
+    return 0;
+}

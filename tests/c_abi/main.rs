@@ -1,0 +1,23 @@
+//! The C ABI, from C and C++: the header is compiled, the shared library's symbols are compared with it, and programs call it with right
+//! and wrong arguments, from many threads, and with the cases of the conformance suite. It needs a C compiler.
+
+mod arguments;
+mod compiler;
+mod conformance;
+mod exports;
+mod header;
+mod programs;
+
+#[path = "../suite/cases.rs"]
+#[allow(dead_code, reason = "the suite uses more of it")]
+mod cases;
+#[path = "../shared/header.rs"]
+mod declared;
+#[path = "../shared/random.rs"]
+mod random;
+#[path = "../suite/reference.rs"]
+#[allow(dead_code, reason = "the suite uses more of it")]
+mod reference;
+#[path = "../suite/values.rs"]
+#[allow(dead_code, reason = "the suite uses more of it")]
+mod values;

@@ -1,0 +1,283 @@
+/* Layers of the caller's own: when their callbacks are called, what becomes of their errors, and that each is destroyed once. */
+#include "check.h"
+
+#include <stdatomic.h>
+
+/* A plugin that adds a number to float elements; and what was called. */
+struct adder {
+    int32_t addend;
+    /* What the callbacks return. */
+    dcl_status_t types, shapes, run, written;
+    atomic_int nb_runs, nb_destroyed;
+};
+
+static dcl_status_t adder_types(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
+                                int32_t nb_outputs) {
+    struct adder *adder = user_data;
+    CHECK(nb_inputs == 1 && nb_outputs == 1);
+    outputs[0] = inputs[0];
+    return adder->types;
+}
+
+static dcl_status_t adder_shapes(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs,
+                                 int32_t nb_outputs) {
+    struct adder *adder = user_data;
+    CHECK(nb_inputs == 1 && nb_outputs == 1 && inputs[0].nb_dims == 1 && inputs[0].d[0] >= 0);
+    outputs[0] = inputs[0];
+    return adder->shapes;
+}
+
+static dcl_status_t adder_run(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
+                              const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
+    struct adder *adder = user_data;
+    CHECK(nb_inputs == 1 && nb_outputs == 1 && cuda_stream == NULL);
+    CHECK(inputs[0].data_type == DCL_DATA_TYPE_INT32 && inputs[0].byte_len == (size_t)inputs[0].dims.d[0] * 4);
+    CHECK(outputs[0].byte_len == inputs[0].byte_len && (uintptr_t)outputs[0].address % 4 == 0);
+    for (int64_t i = 0; i < inputs[0].dims.d[0]; i++) {
+        ((int32_t *)outputs[0].address)[i] = ((int32_t *)inputs[0].address)[i] + adder->addend;
+    }
+    atomic_fetch_add(&adder->nb_runs, 1);
+    return adder->run;
+}
+
+static dcl_status_t adder_write(void *user_data, void *buffer, size_t capacity, size_t *length) {
+    struct adder *adder = user_data;
+    *length = sizeof adder->addend;
+    if (buffer != NULL) {
+        CHECK(capacity >= sizeof adder->addend);
+        memcpy(buffer, &adder->addend, sizeof adder->addend);
+    }
+    return adder->written;
+}
+
+static void adder_destroy(void *user_data) {
+    struct adder *adder = user_data;
+    CHECK(atomic_fetch_add(&adder->nb_destroyed, 1) == 0);
+}
+
+static dcl_plugin_t plugin_of(struct adder *adder) {
+    dcl_plugin_t plugin = DCL_PLUGIN_INIT;
+    plugin.type_name = "adder";
+    plugin.user_data = adder;
+    plugin.get_output_data_types = adder_types;
+    plugin.get_output_shapes = adder_shapes;
+    plugin.enqueue = adder_run;
+    plugin.serialize = adder_write;
+    plugin.destroy = adder_destroy;
+    return plugin;
+}
+
+/* y = the sum over `nb_ranks` of x + the addend. */
+static dcl_network_t *network_of(const dcl_plugin_t *plugin, int32_t nb_ranks) {
+    dcl_network_t *network;
+    dcl_tensor_t *x, *y;
+    dcl_layer_t *layer;
+    dcl_dims_t dims = vector(3);
+    char kind[16];
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
+    OK(dcl_network_add_plugin(network, "my adder", &x, 1, plugin, &layer));
+    OK(dcl_layer_get_kind(layer, kind, sizeof kind, NULL));
+    CHECK(strcmp(kind, "adder") == 0);
+    OK(dcl_layer_get_output(layer, 0, &y));
+    OK(dcl_network_add_dist_collective(network, y, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
+    OK(dcl_layer_set_nb_rank(layer, nb_ranks));
+    OK(dcl_layer_get_output(layer, 0, &y));
+    OK(dcl_network_mark_output(network, y, "y"));
+    return network;
+}
+
+/* What creators make: one for each time. */
+static struct adder made[8];
+static atomic_int nb_made;
+
+static dcl_status_t make_adder(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
+    CHECK(plugin->struct_size == sizeof *plugin && plugin->nb_outputs == 1);
+    if (byte_len != sizeof(int32_t)) {
+        return DCL_STATUS_INVALID_PLAN;
+    }
+    struct adder *adder = &made[atomic_fetch_add(&nb_made, 1)];
+    memcpy(&adder->addend, bytes, sizeof adder->addend);
+    dcl_plugin_t filled = plugin_of(adder);
+    if (user_data != NULL) {
+        filled.enqueue = NULL;
+    }
+    *plugin = filled;
+    return DCL_STATUS_SUCCESS;
+}
+
+static void run_added(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    dcl_engine_t *engine = shared;
+    dcl_execution_context_t *context;
+    int32_t given[3] = {rank, 10, 20}, taken[3] = {0};
+    OK(dcl_engine_create_execution_context(engine, NULL, &context));
+    OK(dcl_execution_context_set_communicator(context, communicator));
+    OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
+    OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
+    OK(dcl_execution_context_enqueue(context, NULL, NULL));
+    CHECK(taken[0] == 11 && taken[1] == 30 && taken[2] == 50);
+    OK(dcl_execution_context_free(context));
+}
+
+static void a_plugin_runs_and_goes_through_bytes(void) {
+    struct adder adder = {.addend = 5};
+    dcl_plugin_t plugin = plugin_of(&adder);
+    dcl_network_t *network = network_of(&plugin, 2);
+    /* All of it was copied. */
+    memset(&plugin, 0x55, sizeof plugin);
+    dcl_engine_t *built, *read, *none = NULL;
+    OK(dcl_engine_build(network, &built));
+    OK(dcl_network_free(network));
+    CHECK(atomic_load(&adder.nb_destroyed) == 0);
+    on_ranks(2, run_added, built);
+    CHECK(atomic_load(&adder.nb_runs) == 2);
+
+    unsigned char plan[4096];
+    size_t length;
+    OK(dcl_engine_serialize(built, plan, sizeof plan, &length));
+    OK(dcl_engine_free(built));
+    CHECK(atomic_load(&adder.nb_destroyed) == 1);
+
+    CHECK(dcl_engine_deserialize(plan, length, &none) != DCL_STATUS_SUCCESS);
+    MESSAGE_HAS("adder");
+    dcl_plugin_creator_t creator = DCL_PLUGIN_CREATOR_INIT;
+    creator.type_name = "adder";
+    creator.create = make_adder;
+    OK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &read));
+    CHECK(atomic_load(&nb_made) == 1);
+    on_ranks(2, run_added, read);
+    OK(dcl_engine_free(read));
+    CHECK(atomic_load(&made[0].nb_destroyed) == 1);
+
+    creator.version = "2";
+    CHECK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
+    creator.version = NULL;
+    creator.create = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none));
+    creator.create = make_adder;
+    creator.struct_size = 8;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none));
+    creator.struct_size = sizeof creator;
+    CHECK(dcl_engine_deserialize_with_plugins(plan, length, NULL, 0, &none) != DCL_STATUS_SUCCESS);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, -1, &none));
+    dcl_plugin_creator_t twice[2] = {creator, creator};
+    CHECK(dcl_engine_deserialize_with_plugins(plan, length, twice, 2, &none) != DCL_STATUS_SUCCESS);
+    CHECK(atomic_load(&nb_made) == 1);
+    /* What a creator has filled in is the library's, whether it will do or not. */
+    creator.user_data = &creator;
+    CHECK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
+    CHECK(atomic_load(&nb_made) == 2 && atomic_load(&made[1].nb_destroyed) == 1);
+    CHECK(none == NULL);
+}
+
+static void a_plugin_that_is_refused_is_the_caller_s(void) {
+    struct adder adder = {.addend = 5};
+    dcl_plugin_t good = plugin_of(&adder), plugin;
+    dcl_network_t *network, *other;
+    dcl_tensor_t *x, *other_x;
+    dcl_layer_t *layer = NULL;
+    dcl_dims_t dims = vector(3);
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
+    OK(dcl_network_new(&other));
+    OK(dcl_network_add_input(other, "x", DCL_DATA_TYPE_INT32, &dims, &other_x));
+    dcl_tensor_t *none = NULL, *freed = (dcl_tensor_t *)(uintptr_t)0x5eed;
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_network_add_plugin(network, "p", &none, 1, &good, &layer));
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_network_add_plugin(network, "p", &freed, 1, &good, &layer));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &other_x, 1, &good, &layer));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, -1, &good, &layer));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", NULL, 1, &good, &layer));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, NULL, &layer));
+    dcl_tensor_t *many[DCL_MAX_PLUGIN_TENSORS + 1];
+    for (size_t i = 0; i < LENGTH_OF(many); i++) {
+        many[i] = x;
+    }
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", many, LENGTH_OF(many), &good, &layer));
+    static const int32_t counts[] = {INT32_MIN, -1, 0, DCL_MAX_PLUGIN_TENSORS + 1, INT32_MAX};
+    for (size_t i = 0; i < LENGTH_OF(counts); i++) {
+        plugin = good;
+        plugin.nb_outputs = counts[i];
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    }
+    plugin = good;
+    plugin.type_name = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    plugin = good;
+    plugin.get_output_data_types = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    plugin = good;
+    plugin.get_output_shapes = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    plugin = good;
+    plugin.enqueue = NULL;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    plugin = good;
+    plugin.struct_size = 16;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_plugin(network, "p", &x, 1, &plugin, &layer));
+    int32_t nb_layers;
+    OK(dcl_network_get_nb_layers(network, &nb_layers));
+    CHECK(nb_layers == 0 && layer == NULL);
+    OK(dcl_network_free(network));
+    OK(dcl_network_free(other));
+    CHECK(atomic_load(&adder.nb_destroyed) == 0);
+}
+
+/* Errors of the callbacks, each in turn. */
+static void a_callback_fails(void) {
+    for (int which = 0; which < 3; which++) {
+        struct adder adder = {.addend = 1};
+        dcl_plugin_t plugin = plugin_of(&adder);
+        dcl_network_t *network = network_of(&plugin, 1);
+        dcl_engine_t *engine = NULL;
+        adder.types = which == 0 ? DCL_STATUS_SYSTEM : DCL_STATUS_SUCCESS;
+        adder.shapes = which == 1 ? -12345 : DCL_STATUS_SUCCESS;
+        adder.written = which == 2 ? DCL_STATUS_SYSTEM : DCL_STATUS_SUCCESS;
+        dcl_status_t status = dcl_engine_build(network, &engine);
+        if (which < 2) {
+            CHECK(status != DCL_STATUS_SUCCESS && engine == NULL);
+            MESSAGE_HAS("my adder");
+        } else if (status == DCL_STATUS_SUCCESS) {
+            size_t length = 7;
+            FAILS(DCL_STATUS_PLUGIN, dcl_engine_serialize(engine, NULL, 0, &length));
+            CHECK(length == 7);
+        }
+        OK(dcl_engine_free(engine));
+        OK(dcl_network_free(network));
+        CHECK(atomic_load(&adder.nb_destroyed) == 1);
+    }
+}
+
+/* A plugin that fails on rank 1 while it runs: rank 0, which waits in the collective, learns of it. */
+static void fail_on_rank_1(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    struct adder adder = {.addend = 1, .run = rank == 1 ? DCL_STATUS_SYSTEM : DCL_STATUS_SUCCESS};
+    dcl_plugin_t plugin = plugin_of(&adder);
+    plugin.serialize = NULL;
+    dcl_network_t *network = network_of(&plugin, 2);
+    dcl_engine_t *engine;
+    dcl_execution_context_t *context;
+    int32_t given[3] = {0}, taken[3] = {0};
+    size_t length = 7;
+    OK(dcl_engine_build(network, &engine));
+    CHECK(dcl_engine_serialize(engine, NULL, 0, &length) == DCL_STATUS_UNSUPPORTED);
+    CHECK(length == 7);
+    OK(dcl_engine_create_execution_context(engine, NULL, &context));
+    OK(dcl_engine_free(engine));
+    OK(dcl_network_free(network));
+    OK(dcl_execution_context_set_communicator(context, communicator));
+    OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
+    OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
+    FAILS(rank == 1 ? DCL_STATUS_PLUGIN : DCL_STATUS_ABORTED, dcl_execution_context_enqueue(context, NULL, NULL));
+    MESSAGE_HAS("my adder");
+    CHECK(atomic_load(&adder.nb_destroyed) == 0);
+    OK(dcl_execution_context_free(context));
+    CHECK(atomic_load(&adder.nb_destroyed) == 1);
+}
+
+int main(void) {
+    a_plugin_runs_and_goes_through_bytes();
+    a_plugin_that_is_refused_is_the_caller_s();
+    a_callback_fails();
+    on_ranks(2, fail_on_rank_1, NULL);
+    return 0;
+}
