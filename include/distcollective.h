@@ -417,9 +417,9 @@ dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
 dcl_status_t dcl_dist_collective_set_root(dcl_layer_t *layer, int64_t root);
 
 /* Who takes part: copies out the ranks of all groups, one group after the other. *nb_groups is 0 where all ranks take part, 1
- * with a group, more with a partition; *group_size is the length of each. `capacity` and *nb_groups * *group_size count ranks.
- * With `groups` NULL only the numbers are written; too little capacity is DCL_STATUS_BUFFER_TOO_SMALL and leaves `groups` as it
- * was. [local, shared] */
+ * with a group or a partition of one, else the partition's number of groups; *group_size is the length of each. `capacity` and
+ * *nb_groups * *group_size count ranks. With `groups` NULL only the numbers are written; too little capacity is
+ * DCL_STATUS_BUFFER_TOO_SMALL and writes nothing. [local, shared] */
 dcl_status_t dcl_dist_collective_get_groups(dcl_layer_t *layer, int64_t *groups, size_t capacity, int64_t *nb_groups,
                                             int64_t *group_size);
 

@@ -27,6 +27,7 @@ using distcollective::Communicator;
 using distcollective::DataType;
 using distcollective::Dims;
 using distcollective::InPlace;
+using distcollective::InPlaceRule;
 
 // What fills memory before a run, so that a check can see what a node has not written.
 constexpr std::uint8_t pattern = 0xa5;

@@ -452,8 +452,6 @@ extern "C" fn dcl_dist_collective_get_groups(
             })
         })?;
         let ranks: Vec<i64> = lists.iter().flatten().map(|rank| i64::from(rank.0)).collect();
-        nb_groups.set(lists.len() as i64);
-        group_size.set(lists.first().map_or(0, Vec::len) as i64);
         if let Some(groups) = groups.optional() {
             if capacity < ranks.len() {
                 let message = format!("groups has room for {capacity} ranks, and there are {}", ranks.len());
@@ -461,6 +459,8 @@ extern "C" fn dcl_dist_collective_get_groups(
             }
             groups.set_several(ranks);
         }
+        nb_groups.set(lists.len() as i64);
+        group_size.set(lists.first().map_or(0, Vec::len) as i64);
         Ok(())
     })
 }

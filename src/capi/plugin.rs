@@ -163,7 +163,7 @@ impl ForeignPlugin {
     fn input_count(&self, inputs: usize) -> error::Result<i32> {
         match inputs > MAX_TENSORS {
             true => {
-                Err(error!(Plugin, "the plugin has {inputs} inputs; one through the C ABI has at most {MAX_TENSORS}"))
+                Err(error!(InvalidArgument, "{inputs} inputs; a plugin through the C ABI has at most {MAX_TENSORS}"))
             }
             false => Ok(inputs as i32),
         }

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* Repeats a call until it ends with BUSY, which it does as soon as another thread is inside. */
+/* Repeats a call until it ends with BUSY, which it does as soon as another call is inside. */
 #define UNTIL_BUSY(call)                                     \
     do {                                                     \
         dcl_status_t until_busy;                             \
@@ -12,10 +12,10 @@
             CHECK(until_busy == DCL_STATUS_SUCCESS);         \
             pause_ms(1);                                     \
         }                                                    \
-        MESSAGE_HAS("another thread");                       \
+        MESSAGE_HAS("another call");                       \
     } while (0)
 
-/* Repeats a call until it is not the one that is told BUSY, because another thread looks whether it is inside. */
+/* Repeats a call until it is not the one that is told BUSY, because another call looks whether it is inside. */
 #define ONCE_FREE(call)                                            \
     do {                                                           \
         dcl_status_t once_free;                                    \
