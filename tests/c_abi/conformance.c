@@ -156,6 +156,19 @@ static void finish(const struct one_case *c, dcl_stream_t *stream, dcl_work_t *w
     }
 }
 
+/* The place of a rank in its group; -1 where it takes no part. */
+static int32_t place_in_group(const struct one_case *c, int32_t rank) {
+    if (c->nb_groups == 0) {
+        return rank;
+    }
+    for (int64_t i = 0; i < c->nb_groups * c->group_size; i++) {
+        if (c->groups[i] == rank) {
+            return (int32_t)(i % c->group_size);
+        }
+    }
+    return -1;
+}
+
 static void run_bound(const struct one_case *c, dcl_communicator_t *communicator, int32_t rank, dcl_stream_t *stream) {
     dcl_layer_t *layer = make_layer(c);
     dcl_bound_layer_t *bound;
@@ -164,6 +177,12 @@ static void run_bound(const struct one_case *c, dcl_communicator_t *communicator
     OK(dcl_dist_collective_get_output_dims(layer, &c->dims, &wanted));
     OK(dcl_bound_layer_get_output_dims(bound, &c->dims, &got));
     CHECK(got.nb_dims == wanted.nb_dims && memcmp(got.d, wanted.d, sizeof *got.d * (size_t)got.nb_dims) == 0);
+    dcl_in_place_t rule;
+    size_t rule_offset = 0;
+    int32_t member = place_in_group(c, rank);
+    if (member >= 0) {
+        OK(dcl_dist_collective_get_in_place(layer, member, &c->dims, &rule, &rule_offset));
+    }
     OK(dcl_layer_free(layer));
     size_t length = count_of(&got) * dcl_data_type_size((int32_t)c->data_type);
     CHECK(c->expected[rank].at == NULL || c->expected[rank].length == length);
@@ -171,6 +190,8 @@ static void run_bound(const struct one_case *c, dcl_communicator_t *communicator
     size_t element_offset;
     int32_t reads_input, writes_output;
     OK(dcl_bound_layer_get_in_place(bound, &c->dims, &in_place, &element_offset));
+    /* The rule was known before there was a communicator. */
+    CHECK(member < 0 || (rule == in_place && rule_offset == element_offset));
     OK(dcl_bound_layer_get_uses(bound, &reads_input, &writes_output));
     CHECK(writes_output == (c->expected[rank].at != NULL));
 

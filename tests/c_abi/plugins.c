@@ -170,6 +170,92 @@ static void a_plugin_runs_and_goes_through_bytes(void) {
     CHECK(none == NULL);
 }
 
+/* A creator that makes another version than it says, and one of a header with more fields. */
+static dcl_status_t make_another(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
+    (void)user_data;
+    OK(make_adder(NULL, bytes, byte_len, plugin));
+    plugin->version = "3";
+    return DCL_STATUS_SUCCESS;
+}
+
+static dcl_status_t make_newer(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
+    (void)user_data;
+    OK(make_adder(NULL, bytes, byte_len, plugin));
+    plugin->struct_size += 16;
+    memset((char *)plugin + sizeof *plugin, 0, 16);
+    return DCL_STATUS_SUCCESS;
+}
+
+static void creators_of_other_versions(void) {
+    struct adder adder = {.addend = 5};
+    dcl_plugin_t plugin = plugin_of(&adder);
+    dcl_network_t *network = network_of(&plugin, 2);
+    dcl_engine_t *engine, *read = NULL;
+    unsigned char plan[4096];
+    size_t length;
+    OK(dcl_engine_build(network, &engine));
+    OK(dcl_engine_serialize(engine, plan, sizeof plan, &length));
+    OK(dcl_engine_free(engine));
+    OK(dcl_network_free(network));
+    dcl_plugin_creator_t creators[2] = {DCL_PLUGIN_CREATOR_INIT, DCL_PLUGIN_CREATOR_INIT};
+    creators[0].type_name = "adder";
+    creators[0].create = make_another;
+    int before = atomic_load(&nb_made);
+    FAILS(DCL_STATUS_PLUGIN, dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    MESSAGE_HAS("made a \"adder\" version \"3\"");
+    CHECK(read == NULL && atomic_load(&made[before].nb_destroyed) == 1);
+    creators[0].create = make_newer;
+    OK(dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    OK(dcl_engine_free(read));
+    CHECK(atomic_load(&made[before + 1].nb_destroyed) == 1);
+    creators[1].type_name = "other";
+    creators[1].create = make_adder;
+    creators[1].struct_size += 8;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 2, &read));
+    creators[0].struct_size = creators[1].struct_size = sizeof creators[0] + 1;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 2, &read));
+}
+
+/* Callbacks that use the network that is being built: they may read it; they may free it; they get no way to change it. */
+struct meddler {
+    struct adder adder;
+    dcl_network_t *network;
+    dcl_layer_t *layer;
+};
+
+static dcl_status_t meddle(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs, int32_t nb_outputs) {
+    struct meddler *meddler = user_data;
+    (void)nb_inputs;
+    (void)nb_outputs;
+    outputs[0] = inputs[0];
+    if (meddler->network != NULL) {
+        dcl_network_t *network = meddler->network;
+        meddler->network = NULL;
+        int32_t nb_layers;
+        OK(dcl_network_get_nb_layers(network, &nb_layers));
+        FAILS(DCL_STATUS_BUSY, dcl_layer_set_name(meddler->layer, "mine"));
+        OK(dcl_network_free(network));
+        /* The callback's own failure says why. */
+        return dcl_layer_set_name(meddler->layer, "mine");
+    }
+    return DCL_STATUS_SUCCESS;
+}
+
+static void a_callback_calls_back(void) {
+    struct meddler meddler = {.adder = {.addend = 1}};
+    dcl_plugin_t plugin = plugin_of(&meddler.adder);
+    plugin.get_output_shapes = meddle;
+    plugin.user_data = &meddler;
+    dcl_engine_t *engine = NULL;
+    dcl_network_t *network = network_of(&plugin, 1);
+    OK(dcl_network_get_layer(network, 0, &meddler.layer));
+    meddler.network = network;
+    dcl_status_t status = dcl_engine_build(network, &engine);
+    CHECK(status == DCL_STATUS_INVALID_NETWORK || status == DCL_STATUS_PLUGIN);
+    MESSAGE_HAS("get_output_shapes returned DCL_STATUS_INVALID_HANDLE: dcl_layer_set_name");
+    CHECK(engine == NULL && atomic_load(&meddler.adder.nb_destroyed) == 1);
+}
+
 static void a_plugin_that_is_refused_is_the_caller_s(void) {
     struct adder adder = {.addend = 5};
     dcl_plugin_t good = plugin_of(&adder), plugin;
@@ -276,6 +362,8 @@ static void fail_on_rank_1(dcl_communicator_t *communicator, int32_t rank, void 
 
 int main(void) {
     a_plugin_runs_and_goes_through_bytes();
+    creators_of_other_versions();
+    a_callback_calls_back();
     a_plugin_that_is_refused_is_the_caller_s();
     a_callback_fails();
     on_ranks(2, fail_on_rank_1, NULL);

@@ -353,7 +353,35 @@ static void an_engine_is_shared(void) {
     OK(dcl_network_free(network));
 }
 
+/* One layer for all ranks, which ask and bind it at the same time. */
+static void bind_shared(dcl_communicator_t *communicator, int32_t rank, void *layer) {
+    for (int i = 0; i < 50; i++) {
+        dcl_bound_layer_t *bound;
+        dcl_layer_t *clone;
+        dcl_dims_t dims = vector(2);
+        int32_t x = rank;
+        OK(dcl_dist_collective_check_type(layer, DCL_DATA_TYPE_INT32));
+        OK(dcl_dist_collective_get_output_dims(layer, &dims, &dims));
+        OK(dcl_dist_collective_clone(layer, &clone));
+        OK(dcl_layer_free(clone));
+        OK(dcl_dist_collective_bind(layer, communicator, DCL_DATA_TYPE_INT32, &bound));
+        dims = vector(1);
+        OK(dcl_bound_layer_enqueue(bound, &x, &x, &dims, NULL, NULL));
+        CHECK(x == 6);
+        OK(dcl_bound_layer_free(bound));
+    }
+}
+
+static void a_layer_is_shared(void) {
+    dcl_layer_t *layer;
+    OK(dcl_dist_collective_new(DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
+    OK(dcl_layer_set_nb_rank(layer, 4));
+    on_ranks(4, bind_shared, layer);
+    OK(dcl_layer_free(layer));
+}
+
 int main(void) {
+    a_layer_is_shared();
     a_context_is_busy_and_can_be_freed();
     work_is_busy_and_can_be_freed();
     a_network_is_freed_during_a_bind();

@@ -19,6 +19,47 @@ fn sum_engine(n: u32, elements: i64) -> Engine {
     Builder::new().build(&network).expect("an engine")
 }
 
+/// A chain of layers that is longer than a small stack is deep.
+#[test]
+fn a_long_chain_of_layers() {
+    let body = || {
+        let mut network = Network::new();
+        let mut tensor = network.add_input("x", DataType::Float32, [1]).expect("an input");
+        for _ in 0..1500 {
+            tensor = network.add_cast(tensor, DataType::Float32).expect("a layer");
+        }
+        network.mark_output(tensor, "y").expect("an output");
+        Builder::new().build(&network).expect("an engine").serialize().expect("a plan")
+    };
+    let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(body);
+    assert!(thread.expect("a thread").join().is_ok());
+}
+
+/// What a run was given does not hold its communicator when the run is done: a rank that drops that has left.
+#[test]
+fn finished_runs_keep_no_communicator() {
+    let errors = on_ranks(2, |communicator| {
+        let mut context = sum_engine(2, 1).create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let mut kept = Vec::new();
+        for stream in [Stream::inline(), Stream::worker()?] {
+            let mut bindings = context.create_bindings();
+            bindings.bind_input("x", Buffer::from_slice(&[1i32], [1])?)?;
+            bindings.bind_output("y", Buffer::zeroed(DataType::Int32, [1])?)?;
+            kept.push(context.enqueue(bindings, &stream)?.wait()?);
+        }
+        drop(context);
+        if communicator.rank() == Rank(0) {
+            // Until the other rank has its answer.
+            return Ok((None, kept));
+        }
+        let error = communicator.barrier().expect_err("the other rank has left");
+        Ok::<_, Error>((Some(error.kind()), kept))
+    });
+    let kinds: Vec<_> = errors.into_iter().map(|error| error.expect("a rank").0).collect();
+    assert_eq!(kinds, [None, Some(ErrorKind::PeerLost)]);
+}
+
 #[test]
 fn layers_have_get_and_set_for_every_attribute() {
     let mut network = Network::new();
