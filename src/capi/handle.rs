@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -22,7 +23,23 @@ struct Entry {
     type_name: &'static str,
 }
 
-static TABLE: LazyLock<RwLock<SlotMap<DefaultKey, Entry>>> = LazyLock::new(RwLock::default);
+/// A part of the table, on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Part {
+    entries: RwLock<SlotMap<DefaultKey, Entry>>,
+}
+
+/// The table is in parts, so that ranks on threads of one process do not wait for each other to look up what is theirs.
+static TABLE: LazyLock<[Part; PARTS]> = LazyLock::new(Default::default);
+
+const PARTS: usize = 16;
+
+/// The part of the object that is made next: they take turns.
+static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
+
+/// Where a key, which is a version above 32 bits of an index, has the number of its part. No part has so many entries.
+const PART_SHIFT: u32 = 28;
 
 /// `dcl_..._t *`: the name of an object. Never an address.
 #[repr(transparent)]
@@ -63,21 +80,27 @@ impl<T: Object> Handle<T> {
     /// Puts an object into the table.
     pub(super) fn new(object: T) -> Self {
         let entry = Entry { object: Arc::new(object), type_name: T::TYPE };
-        let key = TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
-        Handle { name: std::ptr::without_provenance_mut(key.data().as_ffi() as usize), names: PhantomData }
+        let part = NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS;
+        let key = TABLE[part].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
+        let number = key.data().as_ffi() | (part as u64) << PART_SHIFT;
+        Handle { name: std::ptr::without_provenance_mut(number as usize), names: PhantomData }
     }
 
-    fn key(self) -> Option<DefaultKey> {
+    /// The part of the table, and the key in it; no object has it if it is not a key.
+    fn place(self) -> (&'static Part, DefaultKey) {
         let number = self.name.addr() as u64;
+        let part = (number >> PART_SHIFT) as usize % PARTS;
+        let number = number & !((PARTS as u64 - 1) << PART_SHIFT);
         let key = DefaultKey::from(KeyData::from_ffi(number));
         // What is no key becomes another number on its way.
-        (key.data().as_ffi() == number).then_some(key)
+        let key = if key.data().as_ffi() == number { key } else { DefaultKey::null() };
+        (&TABLE[part], key)
     }
 
     /// The object, which stays until the caller drops it, whatever becomes of the handle.
     pub(super) fn get(self) -> Result<Arc<T>> {
-        let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
-        match self.key().and_then(|key| table.get(key)) {
+        let (part, key) = self.place();
+        match part.entries.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             Some(entry) => Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name)),
             None => Err(self.is_nothing()),
         }
@@ -85,13 +108,12 @@ impl<T: Object> Handle<T> {
 
     /// Takes the object out of the table.
     pub(super) fn take(self) -> Result<Arc<T>> {
-        let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-        let Some((key, entry)) = self.key().and_then(|key| Some((key, table.get(key)?))) else {
-            return Err(self.is_nothing());
-        };
+        let (part, key) = self.place();
+        let mut entries = part.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = entries.get(key) else { return Err(self.is_nothing()) };
         let object = Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name))?;
         // The object is dropped by the caller, when the table is free again.
-        table.remove(key);
+        entries.remove(key);
         Ok(object)
     }
 
@@ -157,4 +179,66 @@ impl<T, O: Object> Guarded<T, O> {
 
 fn busy<O: Object>() -> Fault {
     Fault::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Thing(usize);
+
+    impl Object for Thing {
+        const TYPE: &'static str = "dcl_thing_t";
+    }
+
+    struct Other;
+
+    impl Object for Other {
+        const TYPE: &'static str = "dcl_other_t";
+    }
+
+    fn number<T>(handle: Handle<T>) -> usize {
+        handle.name.addr()
+    }
+
+    fn from<T>(number: usize) -> Handle<T> {
+        Handle { name: std::ptr::without_provenance_mut(number), names: PhantomData }
+    }
+
+    /// In every part of the table, and again where something was before.
+    #[test]
+    fn handles_name_one_object_until_they_are_freed() {
+        let mut freed = Vec::new();
+        for round in 0..3 {
+            let handles: Vec<Handle<Thing>> = (0..100).map(|i| Handle::new(Thing(round * 100 + i))).collect();
+            for (i, handle) in handles.iter().enumerate() {
+                assert_eq!(handle.get().expect("an object").0, round * 100 + i);
+                assert!(from::<Other>(number(*handle)).get().is_err(), "another type");
+            }
+            for handle in &handles {
+                let object = handle.get().expect("an object");
+                assert!(handle.free().is_ok());
+                assert!(handle.free().is_err(), "freed twice");
+                drop(object);
+            }
+            freed.extend(handles);
+        }
+        assert!(freed.iter().all(|handle| handle.get().is_err()), "used after free");
+    }
+
+    #[test]
+    fn other_numbers_name_nothing() {
+        // Of a type that no other test has in the table at the same time.
+        struct Alone;
+        impl Object for Alone {
+            const TYPE: &'static str = "dcl_alone_t";
+        }
+        let handle = Handle::new(Alone);
+        let right = number(handle);
+        let other = [0, 1, usize::MAX, usize::MAX - 1, &raw const right as usize];
+        for wrong in (0..64).map(|bit| right ^ 1 << bit).chain(other) {
+            assert!(from::<Alone>(wrong).get().is_err(), "{wrong:#x} for {right:#x}");
+        }
+        assert!(handle.free().is_ok());
+    }
 }
