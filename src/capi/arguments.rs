@@ -67,8 +67,8 @@ impl<T: Growing> In<T> {
     }
 
     /// The structure; the initial one for NULL.
-    pub(super) fn structure(&self, name: &str) -> Result<T> {
-        if self.0.is_null() { Ok(T::INITIAL) } else { self.given(name) }
+    pub(super) fn or_initial(&self, name: &str) -> Result<T> {
+        if self.0.is_null() { Ok(T::INITIAL) } else { self.required(name) }
     }
 
     /// So many structures, of one version.
@@ -89,7 +89,7 @@ impl<T: Growing> In<T> {
                 let message = format!("struct_size of one of {name} is {size}; it is the same sizeof in all of them");
                 return Err(Fault::invalid_argument(message));
             }
-            structures.push(In(next).given(name)?);
+            structures.push(In(next).required(name)?);
             // SAFETY: C's promise: there is another one, or the array ends here.
             next = unsafe { next.byte_add(size) };
         }
@@ -97,7 +97,7 @@ impl<T: Growing> In<T> {
     }
 
     /// The structure, with what the caller's version lacks as it is initially.
-    pub(super) fn given(&self, name: &str) -> Result<T> {
+    pub(super) fn required(&self, name: &str) -> Result<T> {
         if self.0.is_null() {
             return Err(is_null(name));
         }

@@ -2,8 +2,9 @@
 
 use super::arguments::{Bytes, CDims, In, Out, Room, data_type};
 use super::communicator::CCommunicator;
+use super::dist_collective::{collective_of, tell_in_place};
 use super::handle::{Handle, Object};
-use super::layer::{CLayer, collective_of, tell_in_place};
+use super::layer::CLayer;
 use super::status::{Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use crate::dist_collective::BoundLayer;

@@ -76,7 +76,7 @@ unsafe impl Growing for CMeeting {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Handle<CCommunicator>>) -> Status {
     call(|| {
-        let meeting = meeting.given("meeting")?;
+        let meeting = meeting.required("meeting")?;
         zero("reserved of meeting", meeting.reserved)?;
         let local_ranks = positive("local_ranks", meeting.local_ranks)?;
         let places = communicators.place("communicators")?;

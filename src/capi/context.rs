@@ -109,7 +109,7 @@ extern "C" fn dcl_engine_create_execution_context(
 ) -> Status {
     call(|| {
         let (engine, context) = (engine.get()?, context.place("context")?);
-        let options = options.structure("options")?;
+        let options = options.or_initial("options")?;
         zero("reserved of options", options.reserved)?;
         let options = ContextOptions::default().cuda_graph(options.cuda_graph != 0);
         let made = engine.engine.create_execution_context_with(options)?;

@@ -101,7 +101,7 @@ extern "C" fn dcl_environment_detect_launcher(buffer: TextRoom, capacity: usize,
 extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<Handle<CEnvironment>>) -> Status {
     call(|| {
         let place = environment.place("environment")?;
-        let config = config.structure("config")?;
+        let config = config.or_initial("config")?;
         zero("reserved of config", config.reserved)?;
         let mut builder = Environment::builder();
         if let Some(rank) = given("rank", config.rank)? {

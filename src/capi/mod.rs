@@ -8,7 +8,7 @@
 //! | `arguments` | the types of arguments, with the unsafe code that reads and writes what they point to |
 //! | `copy_out` | text and bytes for the caller's buffers |
 //! | `library` | version, names, the log |
-//! | `network`, `layer` | describing a network; attributes of layers, those in no network too |
+//! | `network`, `layer`, `dist_collective` | describing a network; attributes of layers, those in no network too |
 //! | `plugin` | layers of the caller's own |
 //! | `engine`, `context` | building and running it |
 //! | `bound_layer` | the layer by itself |
@@ -22,6 +22,7 @@ mod collectives;
 mod communicator;
 mod context;
 mod copy_out;
+mod dist_collective;
 mod engine;
 mod environment;
 mod handle;

@@ -247,7 +247,7 @@ extern "C" fn dcl_network_add_plugin(
         let (name, layer) = (name.get("name")?, layer.place("layer")?);
         let inputs = inputs.several("inputs", nb_inputs)?;
         let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own(input)).collect::<Result<_>>()?;
-        let plugin = ForeignPlugin::new(plugin.given("plugin")?)?;
+        let plugin = ForeignPlugin::new(plugin.required("plugin")?)?;
         let ownership = plugin.ownership();
         let mut description = network.network.write()?;
         let output = description.add_plugin(name, plugin, &inputs)?;

@@ -321,7 +321,7 @@ impl Creator {
         let place: *mut CPlugin = (&raw mut room).cast();
         call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), place))?;
         // SAFETY: the room is longer than any structure is taken to be.
-        let plugin = unsafe { In::of(place.cast_const()) }.given("plugin").map_err(Error::from)?;
+        let plugin = unsafe { In::of(place.cast_const()) }.required("plugin").map_err(Error::from)?;
         let made = ForeignPlugin::new(plugin);
         let made = made.map_err(Error::from).and_then(|made| {
             if made.type_name == self.type_name && made.version == self.version {
