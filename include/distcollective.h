@@ -701,8 +701,8 @@ dcl_status_t dcl_bound_layer_free(dcl_bound_layer_t *bound);
 dcl_status_t dcl_bound_layer_get_output_dims(dcl_bound_layer_t *bound, const dcl_dims_t *input, dcl_dims_t *output);
 
 /* Where input and output may share memory on this rank, for an input of these dimensions; which of them are used at all is
- * dcl_bound_layer_get_uses's matter. *element_offset is 0 where the rule has none, and
- * `element_offset` may be NULL. [local, shared] */
+ * dcl_bound_layer_get_uses's matter. *element_offset is 0 where the rule has none, and `element_offset` may be NULL. [local,
+ * shared] */
 dcl_status_t dcl_bound_layer_get_in_place(dcl_bound_layer_t *bound, const dcl_dims_t *input, dcl_in_place_t *in_place,
                                           size_t *element_offset);
 
@@ -889,8 +889,8 @@ dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char
 dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
 
 /* Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as ncclCommSplit does; a
- * color is 0 or more. With DCL_NO_COLOR
- * a rank takes part in the call and gets NULL. Free it with dcl_communicator_free. [collective, shared] */
+ * color is 0 or more. With DCL_NO_COLOR a rank takes part in the call and gets NULL. Free it with dcl_communicator_free.
+ * [collective, shared] */
 dcl_status_t dcl_communicator_split(dcl_communicator_t *communicator, int32_t color, int32_t key, dcl_communicator_t **group);
 
 /* Makes a communicator of `nb_ranks` ranks, whose order becomes the order of the new ranks. Every rank gives the same list; one
