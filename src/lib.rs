@@ -68,6 +68,7 @@ mod element;
 mod engine;
 mod environment;
 mod error;
+mod fork;
 mod framing;
 mod lane;
 mod memory;

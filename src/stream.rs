@@ -5,10 +5,12 @@ use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{CudaStream, Device, Event};
 use crate::error::{Error, Result, bail, error};
+use crate::fork::Home;
 
 /// How long [`Stream::synchronize`] waits for a GPU.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -91,11 +93,12 @@ impl Stream {
     pub fn worker() -> Result<Self> {
         let queue = Arc::new(Queue::default());
         let thread = Arc::clone(&queue);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        Ok(Stream { kind: Kind::Worker(Arc::new(WorkerHandle { queue })) })
+        let worker = WorkerHandle { queue, thread: thread.thread().id(), home: Home::here() };
+        Ok(Stream { kind: Kind::Worker(Arc::new(worker)) })
     }
 
     /// Blocks until everything enqueued so far is done. On a CUDA stream that is whatever anybody has enqueued, and the wait is
@@ -103,8 +106,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed.
+    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream: what runs on it calls this, and would
+    /// wait for itself.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_wait()?;
         match &self.kind {
             Kind::Inline => Ok(()),
             Kind::Worker(worker) => {
@@ -118,6 +123,18 @@ impl Stream {
                 Ok(())
             }
         }
+    }
+
+    /// Whether this thread may wait for the stream.
+    pub(crate) fn check_wait(&self) -> Result<()> {
+        let Kind::Worker(worker) = &self.kind else { return Ok(()) };
+        if worker.thread == std::thread::current().id() {
+            bail!(
+                InvalidArgument,
+                "what runs on a worker stream cannot wait for that stream: it would wait for itself"
+            );
+        }
+        worker.home.check()
     }
 
     /// Runs a task, here or on the stream's thread, or enqueues what it does. `cell` is where a worker puts it, if it has been on
@@ -137,6 +154,9 @@ impl Stream {
             };
             return Work { state, finish: T::finish };
         };
+        if let Err(error) = worker.home.check() {
+            return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
+        }
         let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);
         worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
@@ -337,6 +357,8 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
 /// Ends the worker's thread when the last handle is gone.
 struct WorkerHandle {
     queue: Arc<Queue>,
+    thread: ThreadId,
+    home: Home,
 }
 
 impl Drop for WorkerHandle {

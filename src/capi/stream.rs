@@ -176,6 +176,7 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
             return Ok(());
         }
         let stream = stream.get()?;
+        stream.stream.check_wait()?;
         let unclaimed = std::mem::take(&mut lock(&stream.unclaimed).work);
         let mut first = Ok(());
         for work in unclaimed {

@@ -61,6 +61,9 @@ pub(crate) use wanted::Wanted;
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
 ///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
 ///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
+/// - **Forks.** A process that was forked from a rank's is no rank. On the host its calls on the copies that it has are an
+///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; CUDA does not work there. It may make communicators of
+///   its own.
 #[derive(Clone)]
 pub struct Communicator {
     backend: Arc<dyn Backend>,

@@ -158,6 +158,9 @@ impl Lease for Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let block = &self.block;
+        if !block.family.home.is_here() {
+            return;
+        }
         block.memory.give_back(block.part(block.own), block.part_bytes);
         block.header().freed.fetch_add(1, Ordering::AcqRel);
         lock(&self.arena.blocks).retain(|block| !block.is_free());

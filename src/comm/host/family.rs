@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::Home;
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
 
@@ -15,6 +16,7 @@ const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
 pub(super) struct Family {
+    pub(super) home: Home,
     memory: Arc<SharedMemory>,
     world_size: u32,
     /// The ranks of this process.
@@ -77,7 +79,13 @@ impl Family {
     /// The family at the beginning of memory that is zeroed, or that ranks share already.
     pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Family { memory, world_size, local_ranks, may_spin: !cfg!(loom) && world_size as usize <= processors }
+        Family {
+            home: Home::here(),
+            memory,
+            world_size,
+            local_ranks,
+            may_spin: !cfg!(loom) && world_size as usize <= processors,
+        }
     }
 
     /// Whether a rank is a thread of this process.

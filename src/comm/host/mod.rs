@@ -340,12 +340,15 @@ impl Backend for HostBackend {
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.family().abort(kind, self.segment.member(self.rank), reason);
+        if self.family().home.is_here() {
+            self.family().abort(kind, self.segment.member(self.rank), reason);
+        }
     }
 }
 
 impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
+        self.family().home.check()?;
         self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
     }
 
@@ -356,7 +359,9 @@ impl Watch for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        self.segment.depart(self.rank, LEFT);
+        if self.family().home.is_here() {
+            self.segment.depart(self.rank, LEFT);
+        }
     }
 }
 

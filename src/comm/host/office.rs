@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -16,6 +15,7 @@ use super::segment::{DIED, Segment};
 use super::shared_memory::SharedMemory;
 use super::wire;
 use crate::error::{Result, bail, error};
+use crate::fork::Home;
 use crate::rank::{GroupRank, Rank, list_ranks};
 use crate::stream::lock;
 use crate::sync::{AtomicU64, Ordering};
@@ -50,12 +50,9 @@ impl Process {
 /// no thread.
 pub(super) struct Office {
     shared: Arc<Shared>,
-    watch: Option<Watch>,
-}
-
-struct Watch {
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    /// Tells the thread to end.
+    stop: Option<Arc<OwnedFd>>,
+    home: Home,
 }
 
 struct Shared {
@@ -101,7 +98,7 @@ impl Office {
     /// An office for ranks that are all threads of this process.
     pub(super) fn in_process(root: &Arc<Segment>) -> Self {
         let process = Process { pid: 0, first_rank: 0, rank_count: root.len() as u32 };
-        Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), watch: None }
+        Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), stop: None, home: Home::here() }
     }
 
     /// An office that watches the other processes from now on.
@@ -137,12 +134,12 @@ impl Office {
         }
         let shared = Arc::new(Shared::new(processes, own, links, root));
         dead.into_iter().for_each(|index| shared.mourn(index));
-        let thread = std::thread::Builder::new().name("dcl-watch".to_owned()).spawn({
+        let watching = std::thread::Builder::new().name("dcl-watch".to_owned()).spawn({
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             move || shared.watch(&stop, pidfds, readers)
         });
-        let thread = thread.map_err(|e| error!(System, "no thread for the watch").with_source(e))?;
-        Ok(Office { shared, watch: Some(Watch { stop, thread: Some(thread) }) })
+        watching.map_err(|e| error!(System, "no thread for the watch").with_source(e))?;
+        Ok(Office { shared, stop: Some(stop), home: Home::here() })
     }
 
     /// Makes memory that `users` will take, and sends it to their processes. Called by the first of them; those that are all in
@@ -225,12 +222,9 @@ impl Office {
 
 impl Drop for Office {
     fn drop(&mut self) {
-        if let Some(watch) = &mut self.watch {
-            // The watching thread sleeps in poll, and ends at once when it sees this.
-            let _ = rustix::io::write(&*watch.stop, &1u64.to_ne_bytes());
-            if let Some(thread) = watch.thread.take() {
-                let _ = thread.join();
-            }
+        if let Some(stop) = self.stop.as_ref().filter(|_| self.home.is_here()) {
+            // The watching thread sleeps in poll, and sees this. Nobody waits for it: it may be inside a callback for the log.
+            let _ = rustix::io::write(&**stop, &1u64.to_ne_bytes());
         }
     }
 }
