@@ -122,7 +122,8 @@ impl Bindings {
     }
 
     /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in the memory that the context runs
-    /// in: the host's, or with a communicator on GPUs that GPU's. A null address unbinds.
+    /// in: the host's, or with a communicator on GPUs that GPU's. It may be longer than the tensor, whose elements are at its
+    /// beginning, so that memory for the longest shape stays bound. A null address unbinds.
     ///
     /// # Safety
     ///
@@ -186,7 +187,7 @@ impl Bindings {
         timeout: Option<Duration>,
         stream: &Stream,
     ) -> Result<Work<Bindings>, Failed<Bindings>> {
-        let filled = self.fill(engine, attached.space());
+        let filled = self.fill(engine, shapes, attached.space());
         let checked = filled.and_then(|()| attached.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
             return Err(Failed::new(attached.on_rank(error), self));
@@ -198,25 +199,30 @@ impl Bindings {
     }
 
     /// Writes the addresses of what is bound to where a run looks for them.
-    fn fill(&mut self, engine: &Arc<EngineInner>, space: MemorySpace) -> Result<()> {
+    fn fill(&mut self, engine: &Arc<EngineInner>, shapes: &Shapes, space: MemorySpace) -> Result<()> {
         let Inner { engine: own, bound, io, .. } = &mut *self.inner;
         if !Arc::ptr_eq(engine, own) {
             return Err(error!(InvalidArgument, "the bindings are for another engine"));
         }
+        let shapes = shapes.tensors(engine)?;
         io.clear();
         for (index, bound) in bound.iter_mut().enumerate() {
             let raw = match bound {
                 None => continue,
                 Some(Bound::Owned(buffer)) => TensorViewMut::from(buffer).raw(),
                 Some(Bound::Shared(buffer)) => TensorView::from(&**buffer).raw(),
-                Some(Bound::Raw { address, byte_len }) => RawTensor {
-                    data_type: own.io[index].data_type,
-                    address: *address,
-                    space,
-                    generation: 0,
-                    byte_len: *byte_len,
-                    shape: None,
-                },
+                Some(Bound::Raw { address, byte_len }) => {
+                    let io = &own.io[index];
+                    RawTensor {
+                        data_type: io.data_type,
+                        address: *address,
+                        space,
+                        generation: 0,
+                        // What is longer stays bound while shapes change.
+                        byte_len: shapes[io.tensor.index()].byte_len(io.data_type).min(*byte_len),
+                        shape: None,
+                    }
+                }
             };
             io.set(index, raw);
         }

@@ -252,7 +252,11 @@ impl Buffer {
 
     fn check_range(&self, offset: usize, byte_len: usize) -> Result<()> {
         if offset.checked_add(byte_len).is_none_or(|end| end > self.byte_len()) {
-            bail!(InvalidBuffer, "the buffer has {} bytes, not {byte_len} from byte {offset} on", self.byte_len());
+            bail!(
+                InvalidBuffer,
+                "the buffer has {} bytes, and not {byte_len} more after its first {offset}",
+                self.byte_len()
+            );
         }
         Ok(())
     }

@@ -108,6 +108,40 @@ fn a_layer_by_itself_tells_its_output_dims() {
     );
 }
 
+/// Memory for the longest shape stays bound while shapes change; behind the tensor nothing is read or written.
+#[test]
+fn longer_memory_stays_bound() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [-1]).expect("an input");
+    network.set_optimization_profile(x, [1], [2], [4]).expect("a profile");
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let ran = on_ranks(2, move |communicator| -> Result<()> {
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let (mut given, mut taken) = ([1i32, 2, 3, 4], [0i32; 4]);
+        let mut bindings = context.create_bindings();
+        // SAFETY: both outlive the runs, and nobody uses them meanwhile.
+        unsafe {
+            bindings.bind_address("x", given.as_mut_ptr().cast(), 16)?;
+            bindings.bind_address("y", taken.as_mut_ptr().cast(), 16)?;
+        }
+        context.set_input_shape("x", [3])?;
+        bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
+        assert_eq!(taken, [2, 4, 6, 0]);
+        context.set_input_shape("x", [4])?;
+        bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
+        assert_eq!(taken, [2, 4, 6, 8]);
+        // SAFETY: as above.
+        unsafe { bindings.bind_address("y", taken.as_mut_ptr().cast(), 12)? };
+        let error = context.enqueue(bindings, &Stream::inline()).expect_err("too short").error;
+        assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
+        Ok(())
+    });
+    ran.into_iter().for_each(|result| result.expect("a run"));
+}
+
 #[test]
 fn engine_and_context_list_their_tensors() {
     let mut network = Network::new();
