@@ -33,7 +33,8 @@
  * is DCL_STATUS_BUFFER_TOO_SMALL, `buffer` is left as it was, and *length is written all the same.
  *
  * Blocking. At the end of each function's description:
- *   [local]       waits for nobody else: at most for the calling thread's own work, the operating system or the GPU's driver;
+ *   [local]       waits for no other rank: at most for the calling thread's own work, the operating system, the GPU's driver, or, where
+ *                 that is said, a callback of the caller's;
  *   [waits]       waits for what was enqueued, no longer than its collectives' timeouts;
  *   [collective]  every rank of the communicator calls it, in the same order, each on a thread of its own, and it waits for them, no
  *                 longer than the communicator's timeout. Called for two ranks one after the other by one thread, the first
@@ -48,11 +49,19 @@
  *
  * Structures begin with struct_size, the sizeof that the caller was compiled with, so that they can grow. Use the _INIT macros.
  *
- * Failure of ranks. What a rank finds wrong in its own arguments is an error before anything happens. The communicator stays as it was,
- * and the other ranks, who are not told, wait for the right call until their timeout. So do different lists in
- * dcl_communicator_new_group, lengths in dcl_communicator_allocate, and plans or layers in _set_communicator and _bind leave it as it was,
- * and there every rank gets the error. After any other error in a collective its outputs are undefined, no other rank touches this
- * rank's memory any more, and the communicator, with all that was split from it, is dead: further calls return its error at once.
+ * Failure of ranks. These errors leave a communicator as it was:
+ *   - what a rank finds wrong in its own arguments, before anything happens; the other ranks are not told, and wait for the right
+ *     call until their timeout;
+ *   - different lists in dcl_communicator_new_group, lengths in dcl_communicator_allocate, and what _set_communicator and _bind find
+ *     wrong with plans and layers: there every rank gets the error.
+ * After any other error in a collective its outputs are undefined, no other rank touches this rank's memory any more, and the
+ * communicator, with all that was split from the same origin, is dead: further calls return at once, with an error that says why. On
+ * the host, ranks whose calls differ find that out, but a rank that only gives, such as the root of a broadcast, does not wait for
+ * those who take: it may learn of their error in its next call, or in dcl_communicator_finalize.
+ *
+ * Forks. A child that was forked from a rank's process is no rank. It may exec or exit, and free its copies of handles, which is no
+ * matter to the ranks. Collectives and work on copies of communicators and worker streams are DCL_STATUS_UNSUPPORTED; CUDA does not
+ * work there at all. Communicators that the child makes for itself are its own.
  *
  * On GPUs. NCCL does not compare calls: ranks whose calls differ wait until the timeout. An ncclComm_t that was lent and blocks may block
  * beyond it. What is enqueued on a CUDA stream is watched by whoever waits for it here: dcl_work_wait and dcl_stream_synchronize find a rank
@@ -143,26 +152,37 @@ enum {
     DCL_DATA_TYPE_FP8_E5M2 = 100
 };
 
-/* What a collective does: TensorRT's CollectiveOperation. */
+/* What a collective does: TensorRT's CollectiveOperation. With n ranks an input of [d0, ...] gives an output of: */
 typedef int32_t dcl_collective_operation_t;
 enum {
+    /* [d0, ...]: the reduction of all inputs. */
     DCL_COLLECTIVE_ALL_REDUCE = 0,
+    /* [n * d0, ...]: all inputs, in the order of the ranks. */
     DCL_COLLECTIVE_ALL_GATHER = 1,
+    /* [d0, ...]: the root's input; the others' are not read. */
     DCL_COLLECTIVE_BROADCAST = 2,
+    /* [d0, ...]: at the root the reduction of all inputs; the others' outputs are not written. */
     DCL_COLLECTIVE_REDUCE = 3,
+    /* [d0 / n, ...]: block r of the reduction at rank r. d0 is a multiple of n, here and below. */
     DCL_COLLECTIVE_REDUCE_SCATTER = 4,
+    /* [d0, ...]: block s at rank r is block r of rank s's input. */
     DCL_COLLECTIVE_ALL_TO_ALL = 5,
+    /* [n * d0, ...]: at the root all inputs, in the order of the ranks; the others' outputs are not written. */
     DCL_COLLECTIVE_GATHER = 6,
+    /* [d0 / n, ...]: block r of the root's input at rank r; the others' inputs are not read. */
     DCL_COLLECTIVE_SCATTER = 7
 };
 
-/* How elements are reduced: TensorRT's ReduceOperation. */
+/* How elements are reduced: TensorRT's ReduceOperation. In the order of the ranks: floats of 32 bits in themselves, shorter ones in
+ * float32 with one rounding at the end (to float8 it saturates), integers wrap. Of bool, SUM and MAX are or, PROD and MIN are and. In MAX
+ * and MIN a NaN loses to a number. */
 typedef int32_t dcl_reduce_operation_t;
 enum {
     DCL_REDUCE_SUM = 0,
     DCL_REDUCE_PROD = 1,
     DCL_REDUCE_MAX = 2,
     DCL_REDUCE_MIN = 3,
+    /* The sum divided by n; of integers the sum that has wrapped, towards zero, as NCCL has it. Not of bool. */
     DCL_REDUCE_AVG = 4,
     /* For operations that do not reduce. */
     DCL_REDUCE_NONE = 5
@@ -242,6 +262,10 @@ const char *dcl_status_name(dcl_status_t status);
  * `buffer` may be NULL if `capacity` is 0. [local, shared] */
 size_t dcl_last_error_message(char *buffer, size_t capacity);
 
+/* Makes `message` what dcl_last_error_message gives on this thread, and the rank unknown. A plugin's callback says so why it fails, and
+ * then returns `status`. [local, shared] */
+dcl_status_t dcl_set_last_error(dcl_status_t status, const char *message);
+
 /* The communicator rank on which the last failure of this thread happened; -1 where it is not known. [local, shared] */
 int32_t dcl_last_error_rank(void);
 
@@ -266,9 +290,9 @@ typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message,
 
 /* Sends the log to `callback`, up to this severity: WARNING gets warnings and errors. NULL ends that. When it returns nobody is
  * inside the callback of before, and its `user_data` is the caller's again. Until then both are kept, at the end of the program
- * too, since threads of the library outlive main. The caller holds no lock that the callback wants. Without a callback nothing
- * is logged. In a Rust program that has a global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED.
- * [local, shared] */
+ * too, since threads of the library outlive main. It waits for callbacks of other threads, so the caller holds no lock that they
+ * want; called by the callback itself it is DCL_STATUS_BUSY. Without a callback nothing is logged. In a Rust program that has a
+ * global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED. [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data, dcl_severity_t most_verbose);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------
@@ -400,7 +424,8 @@ dcl_status_t dcl_layer_get_output(dcl_layer_t *layer, int32_t index, dcl_tensor_
  * [local, shared] */
 dcl_status_t dcl_dist_collective_get_collective_operation(dcl_layer_t *layer, dcl_collective_operation_t *operation);
 
-/* Sets what it does. Reduction and root stay, and are checked against it at dcl_engine_build or _bind. [local, exclusive] */
+/* Sets what it does. Reduction and root stay: at dcl_engine_build or _bind the reduction has to fit, and a root that is needed has to
+ * be there. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_collective_operation(dcl_layer_t *layer, dcl_collective_operation_t operation);
 
 /* The reduction, or DCL_REDUCE_NONE. [local, shared] */
@@ -412,8 +437,8 @@ dcl_status_t dcl_dist_collective_set_reduce_op(dcl_layer_t *layer, dcl_reduce_op
 /* The root, or -1. [local, shared] */
 dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
 
-/* Sets the root: a communicator rank that takes part, or with a partition the place in each group. -1 is none. [local,
- * exclusive] */
+/* Sets the root: a communicator rank that takes part, or with a partition the place in each group. -1 is none. It is kept, and not
+ * used, while the operation has no root. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_root(dcl_layer_t *layer, int64_t root);
 
 /* Who takes part: copies out the ranks of all groups, one group after the other. *nb_groups is 0 where all ranks take part, 1
@@ -489,8 +514,8 @@ typedef struct dcl_plugin_tensor {
 /* What a plugin is: TensorRT's IPluginV3 with its phases in one. The callbacks may be called by several threads at once, on the
  * threads that build and run; they return a status, and do not leave by an exception or longjmp. They may call this library, but
  * do not use the context or the stream that runs them, and do not wait for what is behind them in a stream. A status that is not
- * a success becomes DCL_STATUS_PLUGIN; where it came from a failed call of this library within the callback, with that call's
- * message. */
+ * a success becomes DCL_STATUS_PLUGIN, or at dcl_engine_build one of the mistakes of DCL_STATUS_INVALID_NETWORK; where a call of this
+ * library failed with that status within the callback, or dcl_set_last_error was called with it, with that message. */
 typedef struct dcl_plugin {
     size_t struct_size;
     /* How plans and errors know it. Copied. */
@@ -639,8 +664,9 @@ dcl_status_t dcl_execution_context_set_input_shapes(dcl_execution_context_t *con
 /* The shape of an input or output, once the shapes of all inputs are known: TensorRT's getTensorShape. [local, shared] */
 dcl_status_t dcl_execution_context_get_tensor_shape(dcl_execution_context_t *context, const char *name, dcl_dims_t *dims);
 
-/* Binds an input or output to the caller's memory: TensorRT's setTensorAddress, with the length in bytes, which a run compares
- * with the tensor's. It is host memory, or with a communicator on GPUs that GPU's. NULL unbinds. An input that is not read on
+/* Binds an input or output to the caller's memory: TensorRT's setTensorAddress, with the length in bytes. A run finds it too short, but
+ * not too long: memory for the longest shape stays bound while shapes change, and the tensor is at its beginning. It is host memory,
+ * or with a communicator on GPUs that GPU's. NULL unbinds. An input that is not read on
  * this rank, and an output that is not written, may be left unbound. During a run, which uses what was bound when it was
  * enqueued, the memory is valid, nobody else writes it, and nobody else reads an output. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_tensor_address(dcl_execution_context_t *context, const char *name, void *address, size_t byte_len);
@@ -654,7 +680,7 @@ dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *c
  * no longer than the timeout. On another stream the call returns at once. `work`, if it is not NULL, gets a handle on the run, to
  * be freed with dcl_work_free; without one, the run's error comes from dcl_stream_synchronize.
  *
- * Errors: before anything moves, a shape, an address or the communicator is missing, a length does not fit, buffers overlap.
+ * Errors: before anything moves, a shape, an address or the communicator is missing, memory is too short, buffers overlap.
  * What fails afterwards ends the communicator, so that no rank waits for this one. [collective, exclusive] */
 dcl_status_t dcl_execution_context_enqueue(dcl_execution_context_t *context, dcl_stream_t *stream, dcl_work_t **work);
 
@@ -710,8 +736,8 @@ dcl_status_t dcl_bound_layer_get_in_place(dcl_bound_layer_t *bound, const dcl_di
  * pointer may be NULL. [local, shared] */
 dcl_status_t dcl_bound_layer_get_uses(dcl_bound_layer_t *bound, int32_t *reads_input, int32_t *writes_output);
 
-/* The same before there is a communicator, on a rank of the layer's group: what TensorRT's getAliasedInput wants. [local,
- * shared] */
+/* The same before there is a communicator, on a rank of the layer's group, for dimensions of which none is -1: what an engine asks
+ * that plans its memory, as TensorRT does by getAliasedInput. [local, shared] */
 dcl_status_t dcl_dist_collective_get_in_place(dcl_layer_t *layer, int32_t group_rank, const dcl_dims_t *input, dcl_in_place_t *in_place,
                                               size_t *element_offset);
 
@@ -734,9 +760,9 @@ typedef struct dcl_environment_config {
     int32_t rank;
     int32_t world_size;
     int32_t local_rank;
-    /* Where ranks meet, with `host`. */
+    /* The launcher's meeting point, with `host`: MASTER_ADDR and MASTER_PORT. The launcher itself may listen there. */
     int32_t port;
-    /* The port of the rendezvous over TCP. */
+    /* The port at `host` where our ranks meet over TCP; -1 is the one after `port`. */
     int32_t rendezvous_port;
     /* The number of this rank's GPU among those that the process sees; -1 is its local rank. */
     int32_t device;
@@ -957,7 +983,8 @@ dcl_status_t dcl_stream_free(dcl_stream_t *stream);
 /* The CUstream of a CUDA stream; NULL for a worker. [local, shared] */
 dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
 
-/* Waits until everything enqueued so far is done; on the NULL stream that is nothing. Returns the first error of what was
+/* Waits until everything enqueued so far is done; on the NULL stream that is nothing, and from what runs on a worker stream itself
+ * an error. Returns the first error of what was
  * enqueued without a work handle since the last time; what was so enqueued keeps its communicator until then, or until the
  * stream is freed. On a CUDA stream the rest, work with handles included, is waited for 600 s at most. [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);

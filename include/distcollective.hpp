@@ -25,6 +25,10 @@
 #ifndef DISTCOLLECTIVE_HPP
 #define DISTCOLLECTIVE_HPP
 
+#if __cplusplus < 201703L
+#error "distcollective.hpp needs C++17; distcollective.h will do for older programs"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -371,6 +375,11 @@ inline const char *reduce_operation_name(ReduceOperation reduce_op) noexcept {
     return dcl_reduce_operation_name(detail::number(reduce_op));
 }
 
+// For a plugin that fails by a status: why.
+inline Result<void> set_last_error(Status status, const std::string &message) {
+    return detail::check(dcl_set_last_error(detail::number(status), message.c_str()));
+}
+
 // `user_data` has to live until another callback, or none, is set.
 inline Result<void> set_log_callback(dcl_log_callback_t callback, void *user_data, Severity most_verbose) {
     return detail::check(dcl_set_log_callback(callback, user_data, detail::number(most_verbose)));
@@ -460,15 +469,21 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
     static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size, const std::string &backend = "auto",
                                                             Timeout timeout = default_timeout) {
         std::vector<dcl_communicator_t *> raw(room(world_size));
+        std::vector<Communicator> communicators;
+        communicators.reserve(raw.size());
         auto made = detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
         if (!made) return made.error();
-        return std::vector<Communicator>(raw.begin(), raw.end());
+        for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
+        return communicators;
     }
     // This process's ranks, each for a thread of its own.
     static Result<std::vector<Communicator>> meet(const Meeting &meeting) {
         std::vector<dcl_communicator_t *> raw(room(meeting.local_ranks));
+        std::vector<Communicator> communicators;
+        communicators.reserve(raw.size());
         if (auto met = detail::check(dcl_communicator_meet(&meeting, raw.data())); !met) return met.error();
-        return std::vector<Communicator>(raw.begin(), raw.end());
+        for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
+        return communicators;
     }
     static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size, std::int32_t device,
                                          Timeout timeout = default_timeout) {
@@ -663,6 +678,7 @@ class DistCollectiveLayer : public Layer {
         Ranks flat(static_cast<std::size_t>(nb_groups * group_size));
         auto copied = detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
         if (!copied) return copied.error();
+        flat.resize(static_cast<std::size_t>(nb_groups * group_size)); // somebody may have set fewer meanwhile
         std::vector<Ranks> groups;
         for (auto first = flat.begin(); first != flat.end(); first += group_size) groups.emplace_back(first, first + group_size);
         return groups;
@@ -828,7 +844,7 @@ class ConstantLayer : public Layer {
 using PluginTensor = dcl_plugin_tensor_t;
 
 // A layer of the caller's own. Several threads may be in its methods at once. A status other than kSUCCESS fails the call that
-// needed the plugin, and so does what is thrown, which gets no further.
+// needed the plugin, and so does what is thrown, which gets no further than its what().
 class Plugin {
   public:
     virtual ~Plugin() = default;
@@ -863,7 +879,12 @@ dcl_status_t callback(Body body) noexcept {
     try {
         return number(body());
     } catch (const Error &error) {
-        return number(error.status());
+        const auto status = error.status() == Status::kSUCCESS ? Status::kPLUGIN : error.status();
+        dcl_set_last_error(number(status), error.what());
+        return number(status);
+    } catch (const std::exception &exception) {
+        dcl_set_last_error(DCL_STATUS_PLUGIN, exception.what());
+        return DCL_STATUS_PLUGIN;
     } catch (...) {
         return DCL_STATUS_PLUGIN;
     }

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Result, bail};
+
 /// The number of a rank in its communicator, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u32);
@@ -37,6 +39,15 @@ impl fmt::Display for GroupRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
+}
+
+/// A list of ranks from loose numbers.
+pub(crate) fn ranks_from(name: &str, numbers: &[i64]) -> Result<Vec<Rank>> {
+    let rank = |&number: &i64| match u32::try_from(number) {
+        Ok(rank) => Ok(Rank(rank)),
+        Err(_) => bail!(InvalidArgument, "{name} has {number}, which is not a rank; {name} is {numbers:?}"),
+    };
+    numbers.iter().map(rank).collect()
 }
 
 /// Lists ranks as a sentence does: `rank 3`, `ranks 0, 1 and 3`.

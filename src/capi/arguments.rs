@@ -9,7 +9,6 @@ use super::status::{Fault, Result};
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::comm::DEFAULT_TIMEOUT;
 use crate::data_type::DataType;
-use crate::rank::Rank;
 use crate::shape::{Dims, MAX_DIMS, Shape};
 
 /// `const T *`: one value, or several.
@@ -31,7 +30,7 @@ impl<T: Copy> In<T> {
     pub(super) fn several(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
         let fits = |count: &usize| count.checked_mul(size_of::<T>()).is_some_and(|len| isize::try_from(len).is_ok());
         let Some(count) = count.try_into().ok().filter(fits) else {
-            return Err(Fault::invalid_argument(format!("the number of {name} is negative, or beyond memory")));
+            return Err(Fault::invalid_argument(format!("the length of {name} is negative, or beyond memory")));
         };
         if count == 0 {
             return Ok(Vec::new());
@@ -302,7 +301,8 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
 /// The number of a rank or of a GPU.
 pub(super) fn unsigned(name: &str, number: impl Into<i64>) -> Result<u32> {
     let number = number.into();
-    u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more")))
+    let most = if number < 0 { String::new() } else { format!(", and at most {}", u32::MAX) };
+    u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more{most}")))
 }
 
 /// What has no meaning yet, and so can have one later.
@@ -319,10 +319,6 @@ pub(super) fn positive(name: &str, number: i32) -> Result<u32> {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
     }
-}
-
-pub(super) fn ranks(numbers: &[i64]) -> Result<Vec<Rank>> {
-    numbers.iter().map(|&number| unsigned("a rank", number).map(Rank)).collect()
 }
 
 /// An index into a list of `len`.

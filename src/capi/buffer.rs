@@ -51,7 +51,10 @@ extern "C" fn dcl_communicator_allocate(
 extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: Out<Handle<CBuffer>>) -> Status {
     call(|| {
         let buffer = buffer.place("buffer")?;
-        let space = if device == -1 { MemorySpace::Host } else { MemorySpace::Cuda(unsigned("device", device)?) };
+        let space = match device {
+            -1 => MemorySpace::Host,
+            _ => MemorySpace::Cuda(unsigned("device (-1 is the host)", device)?),
+        };
         let made = Buffer::zeroed_in(space, DataType::Uint8, dims(byte_len)?)?;
         buffer.set(Handle::new(CBuffer::new(made)));
         Ok(())

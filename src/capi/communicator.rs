@@ -1,12 +1,14 @@
 //! Communicators.
 
-use super::arguments::{Growing, In, Out, Place, Room, Text, positive, ranks, timeout_or_default, unsigned, zero};
+use super::arguments::{
+    Growing, In, Out, Place, Room, Text, count, positive, timeout, timeout_or_default, unsigned, zero,
+};
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::comm::{Communicator, NcclId};
 use crate::memory::MemorySpace;
-use crate::rank::Rank;
+use crate::rank::{Rank, ranks_from};
 
 /// `dcl_communicator_t`.
 pub(super) struct CCommunicator {
@@ -159,7 +161,7 @@ fn number(
     of: impl FnOnce(&Communicator) -> u32,
 ) -> Result<()> {
     let (communicator, place) = (communicator.get()?, place.place(name)?);
-    place.set(super::arguments::count(of(&communicator.communicator) as usize));
+    place.set(count(of(&communicator.communicator) as usize));
     Ok(())
 }
 
@@ -194,7 +196,7 @@ extern "C" fn dcl_communicator_get_device(communicator: Handle<CCommunicator>, d
         let (communicator, device) = (communicator.get()?, device.place("device")?);
         device.set(match communicator.communicator.space() {
             MemorySpace::Host => -1,
-            MemorySpace::Cuda(ordinal) => super::arguments::count(ordinal as usize),
+            MemorySpace::Cuda(ordinal) => count(ordinal as usize),
         });
         Ok(())
     })
@@ -219,7 +221,7 @@ extern "C" fn dcl_communicator_with_timeout(
     call(|| {
         let (communicator, other) = (communicator.get()?, other.place("other")?);
         let communicator = &communicator.communicator;
-        let timeout = super::arguments::timeout(timeout_ms)?.unwrap_or(communicator.timeout());
+        let timeout = timeout(timeout_ms)?.unwrap_or(communicator.timeout());
         other.set(CCommunicator::handle(communicator.with_timeout(timeout)));
         Ok(())
     })
@@ -273,7 +275,7 @@ extern "C" fn dcl_communicator_new_group(
 ) -> Status {
     call(|| {
         let (communicator, group) = (communicator.get()?, group.place("group")?);
-        let ranks = self::ranks(&ranks.several("ranks", nb_ranks)?)?;
+        let ranks = ranks_from("ranks", &ranks.several("ranks", nb_ranks)?)?;
         group.set(member(communicator.communicator.new_group(&ranks)?));
         Ok(())
     })

@@ -1,13 +1,13 @@
 //! DistCollective layers, in a network or by themselves: their attributes, and what an engine with a graph of its own asks them.
 
-use super::arguments::{Bytes, CDims, In, Out, Place, data_type, operation, ranks, reduce_op, unsigned};
+use super::arguments::{Bytes, CDims, In, Out, Place, data_type, operation, reduce_op, unsigned};
 use super::copy_out::{BytesOut, BytesRoom};
 use super::handle::Handle;
 use super::layer::CLayer;
 use super::status::{Fault, Result, Status, call};
 use crate::collective::{Groups, InPlace, Partition, ReduceOperation, Root};
 use crate::dist_collective::DistCollectiveLayer;
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, ranks_from};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_new(
@@ -236,7 +236,7 @@ extern "C" fn dcl_dist_collective_set_partition(
             let message = format!("a partition has 1 group or more of 1 rank or more, not {nb_groups} of {group_size}");
             return Err(Fault::invalid_argument(message));
         }
-        let ranks = ranks(&groups.several("groups", nb_groups.saturating_mul(group_size))?)?;
+        let ranks = ranks_from("groups", &groups.several("groups", nb_groups.saturating_mul(group_size))?)?;
         let lists = ranks.chunks(group_size as usize).map(|group| group.iter().map(|rank| rank.0));
         let partition = Partition::new(lists);
         layer.change_collective(|layer| set_groups(layer, Groups::Partition(partition)))

@@ -202,7 +202,7 @@ extern "C" fn dcl_layer_get_input(layer: Handle<CLayer>, index: i32, tensor: Out
         let (network, id) = layer.network()?;
         let description = network.network.read()?;
         let inputs = description.layer(id)?.inputs();
-        tensor.set(network.tensor(inputs[self::index("input", index, inputs.len())?])?);
+        tensor.set(network.tensor(inputs[self::index("input", index, inputs.len())?]));
         Ok(())
     })
 }
@@ -237,7 +237,7 @@ extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Ou
         let (network, id) = layer.network()?;
         let description = network.network.read()?;
         let outputs = description.layer(id)?.outputs();
-        tensor.set(network.tensor(outputs[self::index("output", index, outputs.len())?])?);
+        tensor.set(network.tensor(outputs[self::index("output", index, outputs.len())?]));
         Ok(())
     })
 }

@@ -1,15 +1,17 @@
 //! Version, names, errors and the log.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, span, subscriber};
 
+use super::arguments::Text;
 use super::copy_out::TextRoom;
-use super::status::{Fault, Result, Status, call, last_message, last_rank};
+use super::status::{Fault, Result, Status, call, last_message, last_rank, set_last};
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
 
@@ -34,6 +36,17 @@ extern "C" fn dcl_status_name(status: Status) -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_last_error_message(buffer: TextRoom, capacity: usize) -> usize {
     last_message(|message| buffer.write_fitting(message, capacity))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_set_last_error(status: Status, message: Text) -> Status {
+    call(|| {
+        if status == Status::SUCCESS {
+            return Err(Fault::invalid_argument("the status is that of an error, and not DCL_STATUS_SUCCESS"));
+        }
+        set_last(status, message.get("message")?);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -121,9 +134,17 @@ static LISTENER: RwLock<Option<Listener>> = RwLock::new(None);
 /// Its severity, to be seen without the lock; 0 for none.
 static MOST_VERBOSE: AtomicU8 = AtomicU8::new(0);
 
+thread_local! {
+    /// Whether this thread is inside the callback. What is logged there is not for it.
+    static IS_LISTENING: Cell<bool> = const { Cell::new(false) };
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c_void, most_verbose: i32) -> Status {
     call(|| {
+        if IS_LISTENING.get() {
+            return Err(Fault::new(Status::BUSY, "the callback for the log calls this itself"));
+        }
         if callback.is_some() && !(1..=4).contains(&most_verbose) {
             let message = format!("most_verbose is {most_verbose}; it is 1 (errors) to 4 (verbose)");
             return Err(Fault::invalid_argument(message));
@@ -143,16 +164,10 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
 
 /// Makes the log of this process come here, the first time.
 fn subscribe() -> Result<()> {
-    static ONCE: Once = Once::new();
-    static FAILED: AtomicU8 = AtomicU8::new(0);
-    ONCE.call_once(|| {
-        if subscriber::set_global_default(Log).is_err() {
-            FAILED.store(1, Ordering::Relaxed);
-        }
-    });
-    match FAILED.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        _ => {
+    static IS_OURS: OnceLock<bool> = OnceLock::new();
+    match IS_OURS.get_or_init(|| subscriber::set_global_default(Log).is_ok()) {
+        true => Ok(()),
+        false => {
             Err(Fault::new(Status::UNSUPPORTED, "this program has a tracing subscriber of its own, which gets the log"))
         }
     }
@@ -168,6 +183,9 @@ impl tracing::Subscriber for Log {
     }
 
     fn event(&self, event: &Event<'_>) {
+        if IS_LISTENING.get() {
+            return;
+        }
         let mut line = Line(String::new());
         event.record(&mut line);
         // A text from elsewhere may have a NUL in it.
@@ -175,7 +193,9 @@ impl tracing::Subscriber for Log {
         let listener = LISTENER.read().unwrap_or_else(PoisonError::into_inner);
         let severity = severity(*event.metadata().level());
         if let Some(listener) = listener.as_ref().filter(|listener| severity <= listener.most_verbose) {
+            IS_LISTENING.set(true);
             (listener.callback)(severity.into(), message.as_ptr(), listener.user_data);
+            IS_LISTENING.set(false);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Networks and their tensors.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, reduce_op};
 use super::copy_out::{TextOut, TextRoom};
@@ -53,33 +53,35 @@ impl CNetwork {
         }
     }
 
-    fn children(&self) -> Result<MutexGuard<'_, Children>> {
-        let children = lock(&self.children);
-        match children.is_freed {
-            false => Ok(children),
-            true => Err(Fault::new(Status::INVALID_HANDLE, "the dcl_network_t has been freed meanwhile")),
-        }
-    }
-
     /// The handle of a tensor, the same every time.
-    pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Result<Handle<CTensor>> {
-        let new = || Handle::new(CTensor { network: Arc::clone(self), id });
-        Ok(*self.children()?.tensors.entry(id).or_insert_with(new))
+    pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Handle<CTensor> {
+        let Children { tensors, is_freed, .. } = &mut *lock(&self.children);
+        *tensors.entry(id).or_insert_with(|| child(CTensor { network: Arc::clone(self), id }, *is_freed))
     }
 
     /// The handle of a layer, the same every time.
-    fn layer(self: &Arc<Self>, id: LayerId) -> Result<Handle<CLayer>> {
-        let new = || Handle::new(CLayer::of_network(Arc::clone(self), id));
-        Ok(*self.children()?.layers.entry(id).or_insert_with(new))
+    fn layer(self: &Arc<Self>, id: LayerId) -> Handle<CLayer> {
+        let Children { layers, is_freed, .. } = &mut *lock(&self.children);
+        *layers.entry(id).or_insert_with(|| child(CLayer::of_network(Arc::clone(self), id), *is_freed))
     }
 
     /// The handle of the layer that computes a tensor.
     fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
         match network.producer(tensor)? {
-            Some(layer) => self.layer(layer),
+            Some(layer) => Ok(self.layer(layer)),
             None => Err(Fault::new(Status::INTERNAL, "no layer computes the output of a layer")),
         }
     }
+}
+
+/// A new handle of a network. If that was freed during the call that makes it, so is the handle: as if it had been a moment later.
+fn child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
+    let handle = Handle::new(object);
+    if is_freed {
+        // It is in the table.
+        let _ = handle.free();
+    }
+    handle
 }
 
 #[unsafe(no_mangle)]
@@ -120,7 +122,7 @@ extern "C" fn dcl_network_add_input(
         let data_type = self::data_type(data_type)?;
         let mut description = network.network.write()?;
         let id = description.add_input(name, data_type, dims)?;
-        tensor.set(network.tensor(id)?);
+        tensor.set(network.tensor(id));
         Ok(())
     })
 }
@@ -160,7 +162,7 @@ extern "C" fn dcl_network_add_dist_collective(
         let groups = groups.several("groups", group_size)?;
         let mut description = network.network.write()?;
         let id = description.add_dist_collective(input, operation, reduce_op, root, &groups)?;
-        layer.set(network.layer(id)?);
+        layer.set(network.layer(id));
         Ok(())
     })
 }
@@ -251,8 +253,9 @@ extern "C" fn dcl_network_add_plugin(
         let ownership = plugin.ownership();
         let mut description = network.network.write()?;
         let output = description.add_plugin(name, plugin, &inputs)?;
+        let handle = network.layer_of(&description, output)?;
         ownership.take();
-        layer.set(network.layer_of(&description, output)?);
+        layer.set(handle);
         Ok(())
     })
 }
@@ -284,8 +287,7 @@ extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer
         let layer = layer.place("layer")?;
         let description = network.network.read()?;
         let ids: Vec<LayerId> = description.layers().map(|(id, _)| id).collect();
-        let id = ids[self::index("layer", index, ids.len())?];
-        layer.set(network.layer(id)?);
+        layer.set(network.layer(ids[self::index("layer", index, ids.len())?]));
         Ok(())
     })
 }
@@ -308,7 +310,7 @@ extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tenso
         let description = network.network.read()?;
         let inputs = description.inputs();
         let id = inputs[self::index("input", index, inputs.len())?];
-        tensor.set(network.tensor(id)?);
+        tensor.set(network.tensor(id));
         Ok(())
     })
 }
@@ -331,7 +333,7 @@ extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tens
         let description = network.network.read()?;
         let outputs = description.outputs();
         let id = outputs[self::index("output", index, outputs.len())?];
-        tensor.set(network.tensor(id)?);
+        tensor.set(network.tensor(id));
         Ok(())
     })
 }

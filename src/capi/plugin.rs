@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::arguments::{CDims, Growing, In, Text, data_type};
-use super::status::{Fault, Result, Status, failure_count, last_message};
+use super::status::{Fault, Result, Status, failure_count, last_message, last_status};
 use crate::data_type::DataType;
 use crate::error::{self, Error, error};
 use crate::network::{Plugin, PluginCall, PluginRegistry};
@@ -170,7 +170,7 @@ impl ForeignPlugin {
     }
 }
 
-/// Calls a callback, and says what it returned and, where a call of this library made it fail, why.
+/// Calls a callback, and says what it returned and, where a call of this library failed within it with the same status, why.
 fn call_back(what: &str, callback: impl FnOnce() -> Status) -> error::Result<()> {
     let before = failure_count();
     let status = callback();
@@ -178,7 +178,7 @@ fn call_back(what: &str, callback: impl FnOnce() -> Status) -> error::Result<()>
         return Ok(());
     }
     let mut why = String::new();
-    if failure_count() != before {
+    if failure_count() != before && last_status() == Some(status) {
         last_message(|message| why = format!(": {}", String::from_utf8_lossy(message)));
     }
     Err(error!(Plugin, "the plugin's {what} returned {status}{why}"))
@@ -320,10 +320,11 @@ impl Creator {
         room.plugin = CPlugin::INITIAL;
         let place: *mut CPlugin = (&raw mut room).cast();
         call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), place))?;
+        // SAFETY: what was there before, with what C wrote over it: numbers and pointers.
+        let CPlugin { user_data, destroy, .. } = unsafe { room.plugin };
         // SAFETY: the room is longer than any structure is taken to be.
-        let plugin = unsafe { In::of(place.cast_const()) }.required("plugin").map_err(Error::from)?;
-        let made = ForeignPlugin::new(plugin);
-        let made = made.map_err(Error::from).and_then(|made| {
+        let plugin = unsafe { In::of(place.cast_const()) }.required("plugin");
+        let made = plugin.and_then(ForeignPlugin::new).map_err(Error::from).and_then(|made| {
             if made.type_name == self.type_name && made.version == self.version {
                 made.ownership.take();
                 return Ok(made);
@@ -338,8 +339,8 @@ impl Creator {
             ))
         });
         made.inspect_err(|_| {
-            if let Some(destroy) = plugin.destroy {
-                destroy(plugin.user_data);
+            if let Some(destroy) = destroy {
+                destroy(user_data);
             }
         })
     }

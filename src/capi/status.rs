@@ -101,7 +101,7 @@ pub(super) struct Fault {
 pub(super) type Result<T> = std::result::Result<T, Fault>;
 
 impl Fault {
-    /// A fault whose status no [`ErrorKind`] has.
+    /// A fault whose status is none of an [`ErrorKind`]'s, or need not be: in Rust code it is an invalid argument.
     pub(super) fn new(status: Status, message: impl Into<String>) -> Self {
         Fault { status, error: Error::new(ErrorKind::InvalidArgument, message) }
     }
@@ -138,6 +138,7 @@ impl From<Fault> for Error {
 
 /// What `dcl_last_error_message` and `dcl_last_error_rank` tell.
 struct LastError {
+    status: Status,
     message: String,
     rank: Option<u32>,
 }
@@ -147,9 +148,21 @@ thread_local! {
     static FAILURES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many calls of this thread have failed.
+/// How often there was something new to tell on this thread.
 pub(super) fn failure_count() -> u64 {
     FAILURES.get()
+}
+
+/// Keeps what went wrong.
+fn remember(last: LastError) {
+    FAILURES.set(FAILURES.get() + 1);
+    // A thread that is ending has no last error any more.
+    let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
+}
+
+/// Makes a message of the caller's the last one.
+pub(super) fn set_last(status: Status, message: &str) {
+    remember(LastError { status, message: message.to_owned(), rank: None });
 }
 
 /// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
@@ -167,10 +180,7 @@ pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
     let Fault { status, error } = fault;
     // Where the sentence is about nothing yet, it is about the function.
     let error = error.about(|| function_name::<F>().to_owned());
-    let last = LastError { message: with_causes(&error), rank: error.rank().map(|rank| rank.0) };
-    FAILURES.set(FAILURES.get() + 1);
-    // A thread that is ending has no last error any more.
-    let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
+    remember(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
     status
 }
 
@@ -203,6 +213,10 @@ pub(super) fn last_message(copy: impl FnOnce(&[u8])) -> usize {
         }
     });
     length.unwrap_or(0)
+}
+
+pub(super) fn last_status() -> Option<Status> {
+    LAST_ERROR.try_with(|last| last.borrow().as_ref().map(|last| last.status)).ok().flatten()
 }
 
 pub(super) fn last_rank() -> Option<u32> {

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, bail};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::{GroupRank, Rank, ranks_from};
 
 /// The participants of a DistCollective layer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -30,14 +30,7 @@ impl Groups {
         if ranks.is_empty() {
             return Ok(Groups::All);
         }
-        let mut group = Vec::with_capacity(ranks.len());
-        for &rank in ranks {
-            match u32::try_from(rank) {
-                Ok(rank) => group.push(Rank(rank)),
-                Err(_) => bail!(InvalidArgument, "groups has {rank}, which is not a rank; groups is {ranks:?}"),
-            }
-        }
-        let groups = Groups::Group(group);
+        let groups = Groups::Group(ranks_from("groups", ranks)?);
         groups.check()?;
         Ok(groups)
     }

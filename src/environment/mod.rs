@@ -242,6 +242,7 @@ impl EnvironmentBuilder {
             discovery,
             _only: only,
         };
+        tracing::debug!("{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));
         }

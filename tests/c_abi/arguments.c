@@ -89,7 +89,7 @@ static dcl_environment_config_t alone(void) {
     config.rank = 0;
     config.world_size = 1;
     config.host = "localhost";
-    config.port = 29500;
+    config.port = own_port();
     config.backend = "host";
     config.timeout_ms = 1000;
     return config;
@@ -228,6 +228,9 @@ static uint64_t good_number(const struct parameter *parameter) {
     }
     if (named(parameter, "nb_rank")) {
         return 1;
+    }
+    if (named(parameter, "status")) {
+        return DCL_STATUS_SYSTEM;
     }
     if (named(parameter, "most_verbose")) {
         return DCL_SEVERITY_WARNING;

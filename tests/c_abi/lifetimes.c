@@ -218,7 +218,7 @@ static void an_environment_is_left(void) {
     config.rank = 0;
     config.world_size = 1;
     config.host = "localhost";
-    config.port = 29500;
+    config.port = own_port();
     config.backend = "host";
     config.timeout_ms = TIMEOUT_MS;
     for (int i = 0; i < 3; i++) {

@@ -115,7 +115,26 @@ static void several_set_it(void) {
     OK(dcl_set_log_callback(NULL, NULL, DCL_SEVERITY_ERROR));
 }
 
+/* A callback that sets the callback would wait for itself. */
+static void set_it_again(dcl_severity_t severity, const char *message, void *user_data) {
+    (void)message;
+    FAILS(DCL_STATUS_BUSY, dcl_set_log_callback(NULL, NULL, severity));
+    /* What is logged meanwhile is not for it. */
+    log_a_line();
+    ++*(int *)user_data;
+}
+
+static void it_sets_itself(void) {
+    int nb_lines = 0;
+    OK(dcl_set_log_callback(set_it_again, &nb_lines, DCL_SEVERITY_WARNING));
+    log_a_line();
+    log_a_line();
+    OK(dcl_set_log_callback(NULL, NULL, DCL_SEVERITY_ERROR));
+    CHECK(nb_lines == 2);
+}
+
 int main(void) {
+    it_sets_itself();
     lines_come_up_to_a_severity();
     nobody_is_inside_when_it_is_gone();
     several_set_it();

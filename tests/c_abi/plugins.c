@@ -178,6 +178,14 @@ static dcl_status_t make_another(void *user_data, const void *bytes, size_t byte
     return DCL_STATUS_SUCCESS;
 }
 
+/* A creator whose structure does not say how long it is. */
+static dcl_status_t make_sizeless(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
+    (void)user_data;
+    OK(make_adder(NULL, bytes, byte_len, plugin));
+    plugin->struct_size = 0;
+    return DCL_STATUS_SUCCESS;
+}
+
 static dcl_status_t make_newer(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
     (void)user_data;
     OK(make_adder(NULL, bytes, byte_len, plugin));
@@ -208,6 +216,11 @@ static void creators_of_other_versions(void) {
     OK(dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
     OK(dcl_engine_free(read));
     CHECK(atomic_load(&made[before + 1].nb_destroyed) == 1);
+    creators[0].create = make_sizeless;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    MESSAGE_HAS("struct_size of plugin is 0");
+    CHECK(atomic_load(&made[before + 2].nb_destroyed) == 1);
+    creators[0].create = make_newer;
     creators[1].type_name = "other";
     creators[1].create = make_adder;
     creators[1].struct_size += 8;
@@ -251,9 +264,102 @@ static void a_callback_calls_back(void) {
     OK(dcl_network_get_layer(network, 0, &meddler.layer));
     meddler.network = network;
     dcl_status_t status = dcl_engine_build(network, &engine);
-    CHECK(status == DCL_STATUS_INVALID_NETWORK || status == DCL_STATUS_PLUGIN);
+    CHECK(status == DCL_STATUS_INVALID_NETWORK);
     MESSAGE_HAS("get_output_shapes returned DCL_STATUS_INVALID_HANDLE: dcl_layer_set_name");
     CHECK(engine == NULL && atomic_load(&meddler.adder.nb_destroyed) == 1);
+}
+
+/* A callback that frees the network to which the plugin is being added: as if that had come right after it. */
+static dcl_status_t free_network(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
+                                 int32_t nb_outputs) {
+    struct meddler *meddler = user_data;
+    OK(dcl_network_free(meddler->network));
+    return adder_types(&meddler->adder, inputs, nb_inputs, outputs, nb_outputs);
+}
+
+static void a_network_goes_while_a_plugin_comes(void) {
+    struct meddler meddler = {.adder = {.addend = 1}};
+    dcl_plugin_t plugin = plugin_of(&meddler.adder);
+    plugin.get_output_data_types = free_network;
+    plugin.user_data = &meddler;
+    dcl_tensor_t *x;
+    dcl_dims_t dims = vector(3);
+    int32_t number;
+    OK(dcl_network_new(&meddler.network));
+    OK(dcl_network_add_input(meddler.network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
+    OK(dcl_network_add_plugin(meddler.network, "my adder", &x, 1, &plugin, &meddler.layer));
+    CHECK(atomic_load(&meddler.adder.nb_destroyed) == 1);
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_layer_get_nb_rank(meddler.layer, &number));
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_layer_free(meddler.layer));
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_network_get_nb_layers(meddler.network, &number));
+}
+
+/* What a callback says of its failure: nothing; a text of its own; what a failed call of the library said, or only seemed to. */
+static int what_to_say;
+
+static dcl_status_t say(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs, int32_t nb_outputs) {
+    (void)user_data;
+    outputs[0] = inputs[0];
+    CHECK(nb_inputs == 1 && nb_outputs == 1);
+    if (what_to_say > 0) {
+        FAILS(DCL_STATUS_INVALID_HANDLE, dcl_engine_free((dcl_engine_t *)(uintptr_t)0x5eed));
+    }
+    if (what_to_say > 1) {
+        OK(dcl_set_last_error(DCL_STATUS_SYSTEM, "the disk is full"));
+        CHECK(dcl_last_error_rank() == -1);
+    }
+    return DCL_STATUS_SYSTEM;
+}
+
+static void a_callback_says_why(void) {
+    struct adder adder = {.addend = 1};
+    dcl_plugin_t plugin = plugin_of(&adder);
+    plugin.get_output_shapes = say;
+    dcl_network_t *network = network_of(&plugin, 1);
+    dcl_engine_t *engine = NULL;
+    for (what_to_say = 0; what_to_say < 3; what_to_say++) {
+        FAILS(DCL_STATUS_INVALID_NETWORK, dcl_engine_build(network, &engine));
+        MESSAGE_HAS("get_output_shapes returned DCL_STATUS_SYSTEM");
+        CHECK((strstr(last_message(), "the disk is full") != NULL) == (what_to_say == 2));
+        CHECK(strstr(last_message(), "dcl_engine_free") == NULL);
+    }
+    OK(dcl_network_free(network));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_set_last_error(DCL_STATUS_SUCCESS, "it worked"));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_set_last_error(DCL_STATUS_SYSTEM, NULL));
+}
+
+/* A plugin on a worker stream that waits for that stream. */
+static dcl_stream_t *own_stream;
+
+static dcl_status_t wait_for_itself(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
+                                    const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_stream_synchronize(own_stream));
+    MESSAGE_HAS("itself");
+    return adder_run(user_data, inputs, nb_inputs, outputs, nb_outputs, cuda_stream);
+}
+
+static void a_plugin_waits_for_its_own_stream(void) {
+    struct adder adder = {.addend = 1};
+    dcl_plugin_t plugin = plugin_of(&adder);
+    plugin.enqueue = wait_for_itself;
+    dcl_network_t *network = network_of(&plugin, 1);
+    dcl_engine_t *engine;
+    dcl_execution_context_t *context;
+    int32_t given[3] = {1, 2, 3}, taken[3] = {0};
+    OK(dcl_engine_build(network, &engine));
+    OK(dcl_engine_create_execution_context(engine, NULL, &context));
+    OK(dcl_stream_new_worker(&own_stream));
+    OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
+    OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
+    /* Twice, so that there is unclaimed work in any case. */
+    OK(dcl_execution_context_enqueue(context, own_stream, NULL));
+    OK(dcl_execution_context_enqueue(context, own_stream, NULL));
+    OK(dcl_stream_synchronize(own_stream));
+    CHECK(taken[0] == 2 && taken[2] == 4 && atomic_load(&adder.nb_runs) == 2);
+    OK(dcl_stream_free(own_stream));
+    OK(dcl_execution_context_free(context));
+    OK(dcl_engine_free(engine));
+    OK(dcl_network_free(network));
 }
 
 static void a_plugin_that_is_refused_is_the_caller_s(void) {
@@ -364,6 +470,9 @@ int main(void) {
     a_plugin_runs_and_goes_through_bytes();
     creators_of_other_versions();
     a_callback_calls_back();
+    a_network_goes_while_a_plugin_comes();
+    a_callback_says_why();
+    a_plugin_waits_for_its_own_stream();
     a_plugin_that_is_refused_is_the_caller_s();
     a_callback_fails();
     on_ranks(2, fail_on_rank_1, NULL);

@@ -203,7 +203,7 @@ static void structures_have_a_size(void) {
     config.known.rank = 0;
     config.known.world_size = 1;
     config.known.host = "localhost";
-    config.known.port = 29500;
+    config.known.port = own_port();
     config.known.backend = "host";
     config.known.seed = UINT64_MAX;
     for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
