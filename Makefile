@@ -3,10 +3,11 @@
 #
 #   make                               builds with cargo
 #   make install PREFIX=$HOME/dcl      installs there; no root needed
+#   make install-strip PREFIX=...      the same, without symbols and line tables for debuggers
 #   make install DESTDIR=stage         for packagers: puts into a staging folder what will lie in PREFIX
 #   make uninstall PREFIX=$HOME/dcl    removes what was installed
 #
-# `make install` builds only what is not there, so that it can run as root after a `make` as another user.
+# `make install` builds only what is not there, or of another version, so that it can run as root after a `make` as another user.
 #
 # A Makefile and not cargo-c: that is one more program, which most people would first have to build from hundreds of crates,
 # while this library is to need no more than Rust and a C compiler. What cargo-c would do is the few lines below.
@@ -51,16 +52,17 @@ fill = sed -e 's|@VERSION@|$(VERSION)|g' -e 's|@MAJOR@|$(MAJOR)|g' -e 's|@MINOR@
 empty :=
 space := $(empty) $(empty)
 
-.PHONY: all install uninstall
+.PHONY: all install install-strip uninstall
 
 all:
 	$(CARGO) build --release --locked
 
-$(SHARED) $(STATIC) $(PROGRAM):
+# What is older may have another version.
+$(SHARED) $(STATIC) $(PROGRAM): Cargo.toml
 	$(CARGO) build --release --locked
 
 install: $(SHARED) $(STATIC) $(PROGRAM)
-	$(INSTALL) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
+	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
 	ln -sf $(LINKED) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libdistcollective.so'
 	$(INSTALL) -m 644 $(STATIC) '$(DESTDIR)$(LIBDIR)/libdistcollective.a'
@@ -69,7 +71,10 @@ install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(fill) packaging/distcollective.pc.in > '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc'
 	$(fill) packaging/distcollective-config.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config.cmake'
 	$(fill) packaging/distcollective-config-version.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config-version.cmake'
-	$(INSTALL) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
+	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
+
+install-strip: STRIP_OPTION := -s
+install-strip: install
 
 uninstall:
 	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
