@@ -324,7 +324,7 @@ impl Communicator {
         }
         let deadline = self.deadline();
         let list: Vec<u8> = ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
-        let lists = self.exchange(Purpose::Split, &list, deadline).map_err(|e| e.on_rank(self.origin_rank()))?;
+        let lists = self.exchange(Purpose::NewGroup, &list, deadline).map_err(|e| e.on_rank(self.origin_rank()))?;
         if let Some(other) = lists.iter().position(|other| *other != list) {
             // Every rank has the same lists, and at least two differ, so every rank returns an error.
             let other_ranks = lists[other].chunks(4).map(|rank| rank.try_into().map_or(0, u32::from_le_bytes));

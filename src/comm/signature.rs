@@ -14,7 +14,7 @@ pub(crate) enum Purpose {
     Collective = 0,
     /// A barrier.
     Barrier = 1,
-    /// `split` or `new_group`.
+    /// `split`, also as a part of other calls.
     Split = 2,
     /// `allocate`.
     Allocate = 3,
@@ -24,10 +24,12 @@ pub(crate) enum Purpose {
     Finalize = 5,
     /// What ranks say of themselves when an environment is initialized.
     Initialize = 6,
+    /// The comparison of lists in `new_group`.
+    NewGroup = 7,
 }
 
 impl Purpose {
-    const ALL: [Purpose; 7] = [
+    const ALL: [Purpose; 8] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -35,6 +37,7 @@ impl Purpose {
         Purpose::SetCommunicator,
         Purpose::Finalize,
         Purpose::Initialize,
+        Purpose::NewGroup,
     ];
 }
 
@@ -79,6 +82,7 @@ impl fmt::Display for Signature {
             Purpose::SetCommunicator => f.write_str("set_communicator"),
             Purpose::Finalize => f.write_str("finalize"),
             Purpose::Initialize => f.write_str("initialize"),
+            Purpose::NewGroup => f.write_str("new_group"),
         }
     }
 }
