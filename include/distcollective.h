@@ -61,7 +61,8 @@
  *
  * Forks. A child that was forked from a rank's process is no rank. It may exec or exit, and free its copies of handles, which is no
  * matter to the ranks. Collectives and work on copies of communicators and worker streams are DCL_STATUS_UNSUPPORTED; CUDA does not
- * work there at all. Communicators that the child makes for itself are its own.
+ * work there at all. Communicators that the child makes for itself are its own. If other threads were inside this library at the
+ * fork, their locks stay locked in the child, as those of any library: then it only execs or exits.
  *
  * On GPUs. NCCL does not compare calls: ranks whose calls differ wait until the timeout. An ncclComm_t that was lent and blocks may block
  * beyond it. What is enqueued on a CUDA stream is watched by whoever waits for it here: dcl_work_wait and dcl_stream_synchronize find a rank

@@ -55,6 +55,7 @@ static void be_a_child(struct rank *copy) {
         (pid) = fork();                                                                                                                  \
         CHECK((pid) >= 0);                                                                                                               \
         if ((pid) == 0) {                                                                                                                \
+            alarm(9);                                                                                                                    \
             body;                                                                                                                        \
             exit(0);                                                                                                                     \
         }                                                                                                                                \

@@ -52,22 +52,11 @@ fn gpus_under_sanitizers() {
     run_on_gpus(Under::Sanitizers);
 }
 
-/// Runs the program of processes that fork. (valgrind lacks what they need to meet.)
-fn run_forks(under: Under) {
-    let Some(program) = program(Language::C, &root().join("tests/c_abi/forks.c"), under, &[]) else { return };
-    let Some(mut command) = started(&program, under) else { return };
-    // A child has copies of what threads hold that it has not.
-    succeed(command.env("ASAN_OPTIONS", "detect_leaks=0"));
-}
-
+/// Processes that fork. valgrind lacks what they need to meet; and of AddressSanitizer's allocator a child may have a copy that
+/// another thread had locked.
 #[test]
 fn forks_plainly() {
-    run_forks(Under::Nothing);
-}
-
-#[test]
-fn forks_under_sanitizers() {
-    run_forks(Under::Sanitizers);
+    run_own("forks", Under::Nothing);
 }
 
 macro_rules! programs {
