@@ -56,10 +56,12 @@ space := $(empty) $(empty)
 
 all:
 	$(CARGO) build --release --locked
+	touch $(SHARED) $(STATIC) $(PROGRAM)
 
-# What is older may have another version.
-$(SHARED) $(STATIC) $(PROGRAM): Cargo.toml
+# What is older may have another version. cargo does not touch what need not be built anew.
+$(SHARED) $(STATIC) $(PROGRAM) &: Cargo.toml
 	$(CARGO) build --release --locked
+	touch $(SHARED) $(STATIC) $(PROGRAM)
 
 install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
@@ -73,8 +75,9 @@ install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(fill) packaging/distcollective-config-version.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config-version.cmake'
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
 
-install-strip: STRIP_OPTION := -s
-install-strip: install
+install-strip:
+	$(MAKE) install STRIP_OPTION=-s
+	strip --strip-debug '$(DESTDIR)$(LIBDIR)/libdistcollective.a'
 
 uninstall:
 	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
