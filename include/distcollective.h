@@ -60,9 +60,11 @@
  * those who take: it may learn of their error in its next call, or in dcl_communicator_finalize.
  *
  * Forks. A child that was forked from a rank's process is no rank. It may exec or exit, and free its copies of handles, which is no
- * matter to the ranks. Collectives and work on copies of communicators and worker streams are DCL_STATUS_UNSUPPORTED; CUDA does not
- * work there at all. Communicators that the child makes for itself are its own. If other threads were inside this library at the
- * fork, their locks stay locked in the child, as those of any library: then it only execs or exits.
+ * matter to the ranks. All else on copies of communicators, worker streams and their work, and of what is on a GPU, is
+ * DCL_STATUS_UNSUPPORTED. A buffer of dcl_communicator_allocate becomes the child's own when the child reads it, writes it or asks for its
+ * address; an address from before the fork is the rank's memory still. Communicators that the child makes for itself are its own.
+ * If other threads of the caller's were inside this library at the fork, their locks stay locked in the child, as with any library:
+ * then it only execs or exits. Only fork() is noticed, not _Fork() or clone().
  *
  * On GPUs. NCCL does not compare calls: ranks whose calls differ wait until the timeout. An ncclComm_t that was lent and blocks may block
  * beyond it. What is enqueued on a CUDA stream is watched by whoever waits for it here: dcl_work_wait and dcl_stream_synchronize find a rank
@@ -515,8 +517,8 @@ typedef struct dcl_plugin_tensor {
 /* What a plugin is: TensorRT's IPluginV3 with its phases in one. The callbacks may be called by several threads at once, on the
  * threads that build and run; they return a status, and do not leave by an exception or longjmp. They may call this library, but
  * do not use the context or the stream that runs them, and do not wait for what is behind them in a stream. A status that is not
- * a success becomes DCL_STATUS_PLUGIN, or at dcl_engine_build one of the mistakes of DCL_STATUS_INVALID_NETWORK; where a call of this
- * library failed with that status within the callback, or dcl_set_last_error was called with it, with that message. */
+ * a success becomes DCL_STATUS_PLUGIN, or at dcl_engine_build one of the mistakes of DCL_STATUS_INVALID_NETWORK; with the message of the
+ * callback's last failure, that of dcl_set_last_error included, if it has that status. */
 typedef struct dcl_plugin {
     size_t struct_size;
     /* How plans and errors know it. Copied. */
@@ -985,15 +987,16 @@ dcl_status_t dcl_stream_free(dcl_stream_t *stream);
 dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
 
 /* Waits until everything enqueued so far is done; on the NULL stream that is nothing, and from what runs on a worker stream itself
- * an error. Returns the first error of what was
- * enqueued without a work handle since the last time; what was so enqueued keeps its communicator until then, or until the
- * stream is freed. On a CUDA stream the rest, work with handles included, is waited for 600 s at most. [waits, shared] */
+ * an error. Returns the first error of what was enqueued without a work handle since the last time; what was so enqueued keeps its
+ * communicator until then, or until the stream is freed. On a CUDA stream the rest, work with handles included, is waited for 600 s
+ * at most. [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 
 /* Whether work is finished, well or not, or past its timeout, so that waiting for it ends: 1 or 0. [local, exclusive] */
 dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 
-/* Waits until work is finished, and returns what became of it; so does every further call. The handle stays. [waits, exclusive] */
+/* Waits until work is finished, and returns what became of it; so does every further call. The handle stays. What runs on a worker
+ * stream cannot wait for what is behind it there: DCL_STATUS_INVALID_ARGUMENT. [waits, exclusive] */
 dcl_status_t dcl_work_wait(dcl_work_t *work);
 
 /* Frees the handle. The work goes on, with its buffers, and its error is lost. [local, shared] */

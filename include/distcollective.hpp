@@ -412,7 +412,7 @@ class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
   public:
     using Owned::Owned;
 
-    Result<bool> is_done() const { return detail::output<std::int32_t, bool>(dcl_work_is_done, get()); }
+    Result<bool> is_done() { return detail::output<std::int32_t, bool>(dcl_work_is_done, get()); }
     Result<void> wait() { return detail::check(dcl_work_wait(get())); }
 };
 

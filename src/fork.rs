@@ -10,6 +10,7 @@ use crate::error::{Result, bail};
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// The process in which something was made.
+#[derive(Clone, Copy)]
 pub(crate) struct Home(u32);
 
 impl Home {
@@ -20,9 +21,9 @@ impl Home {
         }
         static COUNTING: Once = Once::new();
         COUNTING.call_once(|| {
-            // Where there is no memory for the handler, forks go unnoticed.
             // SAFETY: the child only counts, which it may between fork and exec.
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+            let refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+            assert_eq!(refused, 0, "no memory to be told of forks");
         });
         Home(FORKS.load(Ordering::Relaxed))
     }
@@ -32,13 +33,16 @@ impl Home {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// `what` was made there.
+    pub(crate) fn check(&self, what: &str) -> Result<()> {
         match self.is_here() {
             true => Ok(()),
-            false => bail!(
-                Unsupported,
-                "this process was forked from the rank's, and is no rank itself; what it needs it makes after the fork"
-            ),
+            false => {
+                bail!(
+                    Unsupported,
+                    "{what} works in the process that made it, and not in this one, which was forked from that"
+                )
+            }
         }
     }
 }

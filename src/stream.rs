@@ -97,7 +97,8 @@ impl Stream {
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        let worker = WorkerHandle { queue, thread: thread.thread().id(), home: Home::here() };
+        let thread = WorkerThread { id: thread.thread().id(), home: Home::here() };
+        let worker = WorkerHandle { queue, thread };
         Ok(Stream { kind: Kind::Worker(Arc::new(worker)) })
     }
 
@@ -127,14 +128,10 @@ impl Stream {
 
     /// Whether this thread may wait for the stream.
     pub(crate) fn check_wait(&self) -> Result<()> {
-        let Kind::Worker(worker) = &self.kind else { return Ok(()) };
-        if worker.thread == std::thread::current().id() {
-            bail!(
-                InvalidArgument,
-                "what runs on a worker stream cannot wait for that stream: it would wait for itself"
-            );
+        match &self.kind {
+            Kind::Worker(worker) => worker.thread.check_wait(),
+            _ => Ok(()),
         }
-        worker.home.check()
     }
 
     /// Runs a task, here or on the stream's thread, or enqueues what it does. `cell` is where a worker puts it, if it has been on
@@ -154,13 +151,13 @@ impl Stream {
             };
             return Work { state, finish: T::finish };
         };
-        if let Err(error) = worker.home.check() {
+        if let Err(error) = worker.thread.check_home() {
             return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
         }
         let cell = cell.unwrap_or_default();
         *lock(&cell.state) = CellState::Queued(task);
         worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
-        Work { state: WorkState::Pending { cell, keep: T::keep_cell }, finish: T::finish }
+        Work { state: WorkState::Pending { cell, keep: T::keep_cell, thread: worker.thread }, finish: T::finish }
     }
 }
 
@@ -357,14 +354,40 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
 /// Ends the worker's thread when the last handle is gone.
 struct WorkerHandle {
     queue: Arc<Queue>,
-    thread: ThreadId,
-    home: Home,
+    thread: WorkerThread,
 }
 
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        lock(&self.queue.state).closed = true;
-        self.queue.changed.notify_all();
+        // In a child there is no thread to end, and it may have held the lock at the fork.
+        if self.thread.home.is_here() {
+            lock(&self.queue.state).closed = true;
+            self.queue.changed.notify_all();
+        }
+    }
+}
+
+/// Which thread a worker stream is.
+#[derive(Clone, Copy)]
+struct WorkerThread {
+    id: ThreadId,
+    home: Home,
+}
+
+impl WorkerThread {
+    fn check_home(&self) -> Result<()> {
+        self.home.check("a worker stream")
+    }
+
+    /// Whether this thread may wait for it.
+    fn check_wait(&self) -> Result<()> {
+        if self.id == std::thread::current().id() {
+            bail!(
+                InvalidArgument,
+                "what runs on a worker stream cannot wait for that stream: it would wait for itself"
+            );
+        }
+        self.check_home()
     }
 }
 
@@ -437,7 +460,7 @@ pub struct Work<T: Send + 'static> {
 enum WorkState<T: Send + 'static> {
     Done(T, Result<()>),
     Launched(Launched<T>),
-    Pending { cell: Arc<Cell<T>>, keep: fn(&mut T, Arc<Cell<T>>) },
+    Pending { cell: Arc<Cell<T>>, keep: fn(&mut T, Arc<Cell<T>>), thread: WorkerThread },
 }
 
 impl<T: Send + 'static> Work<T> {
@@ -446,6 +469,8 @@ impl<T: Send + 'static> Work<T> {
         match &self.state {
             WorkState::Done(..) => true,
             WorkState::Launched(launched) => launched.is_done(),
+            // In a child it will not be done any more, which is found out by waiting for it.
+            WorkState::Pending { thread, .. } if !thread.home.is_here() => true,
             WorkState::Pending { cell, .. } => matches!(*lock(&cell.state), CellState::Done(..)),
         }
     }
@@ -455,17 +480,33 @@ impl<T: Send + 'static> Work<T> {
         matches!(self.state, WorkState::Done(..))
     }
 
+    /// Whether this thread may wait for the work.
+    pub(crate) fn check_wait(&self) -> Result<()> {
+        match &self.state {
+            WorkState::Pending { thread, .. } if !(thread.home.is_here() && self.is_done()) => thread.check_wait(),
+            _ => Ok(()),
+        }
+    }
+
     /// Blocks until the work is finished and hands back what it owned. It takes no longer than the deadlines of the
     /// collectives inside.
     ///
     /// # Errors
     ///
     /// What went wrong in the work, together with what it owned.
+    ///
+    /// # Panics
+    ///
+    /// On a worker stream, instead of waiting for ever: what runs on that stream waits for work that is behind it; the work was
+    /// enqueued by a process that this one was forked from, and is not done here.
     pub fn wait(self) -> Result<T, Failed<T>> {
+        if let Err(error) = self.check_wait() {
+            panic!("{error}");
+        }
         let (mut operands, result) = match self.state {
             WorkState::Done(operands, result) => (operands, result),
             WorkState::Launched(launched) => launched.wait(),
-            WorkState::Pending { cell, keep } => {
+            WorkState::Pending { cell, keep, .. } => {
                 let (mut operands, result) = cell.wait();
                 keep(&mut operands, cell);
                 (operands, result)

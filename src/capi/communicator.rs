@@ -236,8 +236,7 @@ extern "C" fn dcl_communicator_check(communicator: Handle<CCommunicator>) -> Sta
 extern "C" fn dcl_communicator_abort(communicator: Handle<CCommunicator>, reason: Text) -> Status {
     call(|| {
         let (communicator, reason) = (communicator.get()?, reason.get("reason")?);
-        communicator.communicator.abort(reason);
-        Ok(())
+        Ok(communicator.communicator.abort(reason)?)
     })
 }
 

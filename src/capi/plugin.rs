@@ -170,7 +170,7 @@ impl ForeignPlugin {
     }
 }
 
-/// Calls a callback, and says what it returned and, where a call of this library failed within it with the same status, why.
+/// Calls a callback, and says what it returned and, where the last failure of this library's within it has the same status, why.
 fn call_back(what: &str, callback: impl FnOnce() -> Status) -> error::Result<()> {
     let before = failure_count();
     let status = callback();

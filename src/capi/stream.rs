@@ -71,6 +71,14 @@ impl AnyWork {
         }
     }
 
+    fn check_wait(&self) -> Result<()> {
+        Ok(match self {
+            AnyWork::Run(run) => run.work.check_wait(),
+            AnyWork::Layer(work) => work.check_wait(),
+            AnyWork::Collective(work) => work.check_wait(),
+        }?)
+    }
+
     fn wait(self) -> Result<()> {
         match self {
             AnyWork::Run(run) => run.wait(),
@@ -204,6 +212,7 @@ extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
     call(|| {
         let work = work.get()?;
         let state = &mut *work.state.write()?;
+        state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
         if let Some(pending) = state.pending.take() {
             // In case that it panics.
             state.result = Err(Fault::new(Status::INTERNAL, "waiting for this work panicked"));

@@ -65,6 +65,9 @@ pub(crate) trait Backend: Watch {
         self.check()
     }
 
+    /// Whether this is the process that the rank is in, and not one that was forked from it.
+    fn check_home(&self) -> Result<()>;
+
     /// Makes every rank's call, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
 }

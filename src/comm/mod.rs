@@ -61,9 +61,9 @@ pub(crate) use wanted::Wanted;
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
 ///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
 ///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
-/// - **Forks.** A process that was forked from a rank's is no rank. On the host its calls on the copies that it has are an
-///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; CUDA does not work there. It may make communicators of
-///   its own.
+/// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an
+///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; symmetric memory becomes its own when it looks at it.
+///   It may make communicators of its own.
 #[derive(Clone)]
 pub struct Communicator {
     backend: Arc<dyn Backend>,
@@ -266,8 +266,14 @@ impl Communicator {
 
     /// Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on
     /// the other ranks with an [`ErrorKind::Aborted`] that names this rank and the reason. Not collective.
-    pub fn abort(&self, reason: &str) {
+    ///
+    /// # Errors
+    ///
+    /// This process was forked from the rank's; then nothing happens.
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        self.check_home().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
+        Ok(())
     }
 
     /// Waits until every rank has come here. Collective.
@@ -486,6 +492,11 @@ impl Communicator {
         };
         // SAFETY: both slices are as long as the call says, and borrowed during it.
         unsafe { self.run(&request) }
+    }
+
+    /// Whether this is the process that the rank is in, and not one that was forked from it.
+    pub(crate) fn check_home(&self) -> Result<()> {
+        self.backend.check_home()
     }
 
     /// [`check`](Self::check), and whether a peer has died, which else is found out by who waits for it.

@@ -12,6 +12,7 @@ use super::kernels::Kernels;
 use super::reaper::Reaper;
 use super::{CudaStream, Transfer};
 use crate::error::{Error, Result, bail};
+use crate::fork::Home;
 use crate::stream::lock;
 
 /// A GPU with its primary context, which lives as long as the process.
@@ -29,6 +30,7 @@ pub(crate) struct Device {
     /// For copies of a buffer by itself, made when there is the first.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
     reaper: Reaper,
+    home: Home,
 }
 
 // SAFETY: a context may be used from any thread; the rest is plain data and a mutex.
@@ -108,6 +110,7 @@ impl Device {
             kernels: Kernels::default(),
             copying: Mutex::default(),
             reaper: Reaper::default(),
+            home: Home::here(),
         })
     }
 
@@ -151,8 +154,16 @@ impl Device {
         copy(stream, transfer)
     }
 
+    /// Whether this is the process that opened the GPU. In one that was forked from it nothing of CUDA works.
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
     /// Lets go of something, after what was to be let go of before, and does not wait for it.
     pub(crate) fn reap(self: &Arc<Self>, what: &'static str, release: impl FnOnce() -> Result<()> + Send + 'static) {
+        if !self.is_here() {
+            return std::mem::forget(release);
+        }
         let device = Arc::clone(self);
         self.reaper.reap(move || {
             if let Err(error) = device.enter().and_then(|_current| release()) {
@@ -178,6 +189,7 @@ impl Device {
 
     /// Makes this the current GPU of the thread, until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Current> {
+        self.home.check("a GPU")?;
         let mut before: CUcontext = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* How long calls wait for other ranks: less than a program may take. */
@@ -78,6 +79,25 @@ static inline pthread_t start(void *(*body)(void *), void *argument) {
 static inline void join(pthread_t thread) { CHECK(pthread_join(thread, NULL) == 0); }
 
 static inline void pause_ms(unsigned ms) { usleep(ms * 1000); }
+
+/* Runs `body` in a child, from which it returns to `exit`. */
+#define IN_A_CHILD(pid, body)                                   \
+    do {                                                        \
+        fflush(NULL);                                           \
+        (pid) = fork();                                         \
+        CHECK((pid) >= 0);                                      \
+        if ((pid) == 0) {                                       \
+            alarm(9);                                           \
+            body;                                               \
+            exit(0);                                            \
+        }                                                       \
+    } while (0)
+
+static inline void has_ended_well(pid_t pid) {
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
 
 #define MOST_RANKS 8
 

@@ -1,7 +1,7 @@
 /* Children that are forked from ranks, which are processes here: what they do with their copies of handles is no matter to the ranks. */
 #include "check.h"
 
-#include <sys/wait.h>
+#include <stdbool.h>
 
 #define BYTES 8192
 
@@ -36,7 +36,15 @@ static void be_a_child(struct rank *copy) {
         FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copy->group, &one, &sum, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i], NULL));
     }
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_stream_synchronize(copy->stream));
-    OK(dcl_communicator_abort(copy->communicator, "a child wants to"));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_abort(copy->communicator, "a child wants to"));
+    /* Symmetric memory becomes the child's own. */
+    unsigned char bytes[BYTES], found[BYTES];
+    OK(dcl_buffer_read(copy->buffer, 0, found, BYTES));
+    CHECK(found[0] == 0x40 || found[0] == 0x41);
+    memset(bytes, 0x7f, BYTES);
+    OK(dcl_buffer_write(copy->buffer, 0, bytes, BYTES));
+    OK(dcl_buffer_read(copy->buffer, 0, found, BYTES));
+    CHECK(memcmp(bytes, found, BYTES) == 0);
     OK(dcl_buffer_free(copy->buffer));
     OK(dcl_communicator_free(copy->group));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_finalize(copy->communicator));
@@ -46,25 +54,6 @@ static void be_a_child(struct rank *copy) {
     OK(dcl_stream_new_worker(&copy->stream));
     OK(dcl_stream_synchronize(copy->stream));
     OK(dcl_stream_free(copy->stream));
-}
-
-/* Runs `body` in a child, from which it returns to `exit`. */
-#define IN_A_CHILD(pid, body)                                                                                                            \
-    do {                                                                                                                                 \
-        fflush(NULL);                                                                                                                    \
-        (pid) = fork();                                                                                                                  \
-        CHECK((pid) >= 0);                                                                                                               \
-        if ((pid) == 0) {                                                                                                                \
-            alarm(9);                                                                                                                    \
-            body;                                                                                                                        \
-            exit(0);                                                                                                                     \
-        }                                                                                                                                \
-    } while (0)
-
-static void has_ended_well(pid_t pid) {
-    int status;
-    CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 static void be_a_rank(const char *job, int32_t number) {
@@ -103,15 +92,150 @@ static void be_a_rank(const char *job, int32_t number) {
     OK(dcl_communicator_finalize(rank.communicator));
 }
 
+/* A rank with an engine, as a thread of this process. */
+struct running {
+    dcl_communicator_t *communicator;
+    dcl_execution_context_t *context;
+    int32_t input, sum;
+};
+
+/* Builds x -> the sum of all ranks' x, and makes ready to run it. */
+static void *make_ready(void *argument) {
+    struct running *rank = argument;
+    dcl_network_t *network;
+    dcl_engine_t *engine;
+    dcl_tensor_t *x, *y;
+    dcl_layer_t *layer;
+    dcl_dims_t dims = vector(1);
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
+    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
+    OK(dcl_layer_set_nb_rank(layer, 2));
+    OK(dcl_layer_get_output(layer, 0, &y));
+    OK(dcl_network_mark_output(network, y, "y"));
+    OK(dcl_engine_build(network, &engine));
+    OK(dcl_engine_create_execution_context(engine, NULL, &rank->context));
+    OK(dcl_execution_context_set_communicator(rank->context, rank->communicator));
+    OK(dcl_execution_context_set_tensor_address(rank->context, "x", &rank->input, sizeof rank->input));
+    OK(dcl_execution_context_set_tensor_address(rank->context, "y", &rank->sum, sizeof rank->sum));
+    OK(dcl_engine_free(engine));
+    OK(dcl_network_free(network));
+    return NULL;
+}
+
+static void *run_once(void *argument) {
+    struct running *rank = argument;
+    OK(dcl_execution_context_enqueue(rank->context, NULL, NULL));
+    CHECK(rank->sum == 3);
+    return NULL;
+}
+
+/* The child of a rank whose worker stream is at work has no copy of that thread, but of what it has locked. */
+static void be_a_child_of_a_busy_rank(struct running *rank, dcl_work_t *work, dcl_stream_t *stream) {
+    int32_t is_done = 0;
+    OK(dcl_work_is_done(work, &is_done));
+    CHECK(is_done == 1);
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_work_wait(work));
+    MESSAGE_HAS("forked");
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_execution_context_enqueue(rank->context, NULL, NULL));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_barrier(rank->communicator));
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    OK(dcl_execution_context_free(rank->context));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_finalize(rank->communicator));
+}
+
+static void fork_while_work_goes_on(void) {
+    dcl_communicator_t *communicators[2];
+    dcl_stream_t *stream;
+    dcl_work_t *work;
+    struct running ranks[2];
+    pthread_t threads[2];
+    int32_t is_done = 1;
+    pid_t child;
+    OK(dcl_communicator_new_in_process("host", 2, TIMEOUT_MS, communicators));
+    for (int32_t rank = 0; rank < 2; rank++) {
+        ranks[rank] = (struct running){communicators[rank], NULL, rank + 1, 0};
+        threads[rank] = start(make_ready, &ranks[rank]);
+    }
+    join(threads[0]);
+    join(threads[1]);
+    OK(dcl_stream_new_worker(&stream));
+    OK(dcl_execution_context_enqueue(ranks[0].context, stream, &work));
+    /* The worker is inside the collective, most likely. */
+    pause_ms(20);
+    IN_A_CHILD(child, be_a_child_of_a_busy_rank(&ranks[0], work, stream));
+    has_ended_well(child);
+    OK(dcl_work_is_done(work, &is_done));
+    CHECK(is_done == 0);
+    threads[1] = start(run_once, &ranks[1]);
+    OK(dcl_work_wait(work));
+    CHECK(ranks[0].sum == 3);
+    join(threads[1]);
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    for (int32_t rank = 0; rank < 2; rank++) {
+        OK(dcl_execution_context_free(ranks[rank].context));
+        OK(dcl_communicator_free(communicators[rank]));
+    }
+}
+
+/* Rank 0 leaves a child behind, with copies of its connections. Ranks 1 and 2 need it, and hear at once that it is gone. */
+static void leave_a_child_behind(const char *job, int32_t number, bool frees, int going_on) {
+    dcl_communicator_t *communicator, *group, *other = NULL;
+    dcl_meeting_t meeting = DCL_MEETING_INIT;
+    meeting.job = job;
+    meeting.world_size = 3;
+    meeting.rank = number;
+    meeting.timeout_ms = TIMEOUT_MS;
+    OK(dcl_communicator_meet(&meeting, &communicator));
+    OK(dcl_communicator_split(communicator, number == 0 ? DCL_NO_COLOR : 0, 0, &group));
+    if (number == 0) {
+        pid_t child;
+        char nothing;
+        /* It ends when the process that started the ranks closes the pipe. */
+        IN_A_CHILD(child, (void)!read(going_on, &nothing, 1));
+        if (frees) {
+            OK(dcl_communicator_free(communicator));
+            FAILS(DCL_STATUS_INVALID_HANDLE, dcl_communicator_check(communicator));
+            /* For as long as the others may take. */
+            (void)!read(going_on, &nothing, 1);
+        }
+        return;
+    }
+    /* Whether rank 0 has left already or leaves during the call. */
+    dcl_status_t status = dcl_communicator_split(group, 0, 0, &other);
+    while (status == DCL_STATUS_SUCCESS) {
+        OK(dcl_communicator_free(other));
+        status = dcl_communicator_split(group, 0, 0, &other);
+    }
+    FAILS(DCL_STATUS_PEER_LOST, status);
+    OK(dcl_communicator_free(group));
+    OK(dcl_communicator_free(communicator));
+}
+
 int main(void) {
     char job[64];
+    pid_t ranks[3];
     snprintf(job, sizeof job, "c-abi-forks-%ld", (long)getpid());
-    pid_t ranks[2];
     for (int32_t rank = 0; rank < 2; rank++) {
         IN_A_CHILD(ranks[rank], be_a_rank(job, rank));
     }
     for (int32_t rank = 0; rank < 2; rank++) {
         has_ended_well(ranks[rank]);
+    }
+    fork_while_work_goes_on();
+    for (int frees = 0; frees < 2; frees++) {
+        int going_on[2];
+        CHECK(pipe(going_on) == 0);
+        for (int32_t rank = 0; rank < 3; rank++) {
+            IN_A_CHILD(ranks[rank], { close(going_on[1]); leave_a_child_behind(job, rank, frees != 0, going_on[0]); });
+        }
+        has_ended_well(ranks[1]);
+        has_ended_well(ranks[2]);
+        close(going_on[1]);
+        has_ended_well(ranks[0]);
+        close(going_on[0]);
     }
     return 0;
 }

@@ -123,8 +123,72 @@ static void on_gpus(void *(*body)(void *), dcl_communicator_t **communicators, u
     }
 }
 
-int main(void) {
+/* What a child does with copies of GPUs' things: nothing reaches CUDA or NCCL. */
+struct copies {
+    dcl_communicator_t *communicators[NB_RANKS];
+    dcl_buffer_t *buffer;
+    dcl_stream_t *stream;
+};
+
+static uint64_t calls_so_far(void) {
+    uint64_t (*of_nccl)(const char *), (*of_cuda)(const char *), count = 0;
+    FUNCTION(of_nccl, "libnccl.so.2", "fake_nccl_calls");
+    FUNCTION(of_cuda, "libcuda.so.1", "fake_cuda_calls");
+    const char *nccl[] = {"ncclCommAbort", "ncclCommFinalize", "ncclCommDestroy", "ncclAllReduce"};
+    const char *cuda[] = {"cuMemFree_v2", "cuStreamDestroy_v2", "cuMemcpyHtoDAsync_v2", "cuCtxGetCurrent"};
+    for (size_t i = 0; i < LENGTH_OF(nccl); i++) {
+        count += of_nccl(nccl[i]) + of_cuda(cuda[i]);
+    }
+    return count;
+}
+
+static void be_a_child(const struct copies *copies) {
+    int32_t one = 1;
+    void *address;
+    uint64_t before = calls_so_far();
+    CHECK(before > 0);
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_barrier(copies->communicators[0]));
+    MESSAGE_HAS("forked");
+    OK(dcl_buffer_get_address(copies->buffer, &address));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copies->communicators[0], address, address, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, copies->stream, NULL));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_abort(copies->communicators[0], "a child wants to"));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_buffer_write(copies->buffer, 0, &one, sizeof one));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_stream_synchronize(copies->stream));
+    OK(dcl_buffer_free(copies->buffer));
+    OK(dcl_stream_free(copies->stream));
+    for (int32_t rank = 0; rank < NB_RANKS; rank++) {
+        OK(dcl_communicator_free(copies->communicators[rank]));
+    }
+    pause_ms(50);
+    CHECK(calls_so_far() == before);
+}
+
+static void *add_up_and_keep(void *argument) {
+    struct gpu_rank *rank = argument;
+    add_up(rank->communicator, rank->rank);
+    return NULL;
+}
+
+static void fork_a_child(void) {
+    struct copies copies;
+    pid_t child;
+    OK(dcl_communicator_new_in_process("nccl", NB_RANKS, TIMEOUT_MS, copies.communicators));
+    OK(dcl_buffer_new(0, 64, &copies.buffer));
+    OK(dcl_stream_new_cuda(0, &copies.stream));
+    on_gpus(add_up_and_keep, copies.communicators, NULL);
+    IN_A_CHILD(child, be_a_child(&copies));
+    has_ended_well(child);
+    on_gpus(in_process, copies.communicators, NULL);
+    OK(dcl_buffer_free(copies.buffer));
+    OK(dcl_stream_free(copies.stream));
+}
+
+int main(int argc, char **argv) {
     dcl_communicator_t *communicators[NB_RANKS], *none = NULL;
+    if (argc == 2 && strcmp(argv[1], "fork") == 0) {
+        fork_a_child();
+        return 0;
+    }
     uint8_t id[DCL_NCCL_ID_BYTES], other[DCL_NCCL_ID_BYTES];
     OK(dcl_communicator_new_in_process("nccl", NB_RANKS, TIMEOUT_MS, communicators));
     on_gpus(in_process, communicators, NULL);

@@ -328,12 +328,18 @@ static void a_callback_says_why(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_set_last_error(DCL_STATUS_SYSTEM, NULL));
 }
 
-/* A plugin on a worker stream that waits for that stream. */
+/* A plugin on a worker stream that waits for that stream, and for work that is behind it there, or is itself. */
 static dcl_stream_t *own_stream;
+static dcl_work_t *_Atomic own_work;
 
 static dcl_status_t wait_for_itself(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
                                     const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_stream_synchronize(own_stream));
+    MESSAGE_HAS("itself");
+    while (atomic_load(&own_work) == NULL) {
+        pause_ms(1);
+    }
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_work_wait(atomic_load(&own_work)));
     MESSAGE_HAS("itself");
     return adder_run(user_data, inputs, nb_inputs, outputs, nb_outputs, cuda_stream);
 }
@@ -351,11 +357,15 @@ static void a_plugin_waits_for_its_own_stream(void) {
     OK(dcl_stream_new_worker(&own_stream));
     OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
     OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
-    /* Twice, so that there is unclaimed work in any case. */
+    dcl_work_t *work;
     OK(dcl_execution_context_enqueue(context, own_stream, NULL));
-    OK(dcl_execution_context_enqueue(context, own_stream, NULL));
+    OK(dcl_execution_context_enqueue(context, own_stream, &work));
+    atomic_store(&own_work, work);
     OK(dcl_stream_synchronize(own_stream));
+    /* What a plugin could not wait for, others can. */
+    OK(dcl_work_wait(work));
     CHECK(taken[0] == 2 && taken[2] == 4 && atomic_load(&adder.nb_runs) == 2);
+    OK(dcl_work_free(work));
     OK(dcl_stream_free(own_stream));
     OK(dcl_execution_context_free(context));
     OK(dcl_engine_free(engine));

@@ -33,23 +33,23 @@ fn run_samples(language: Language, under: Under) {
 }
 
 /// Runs the program for GPUs on the libraries that stand in for CUDA's and NCCL's.
-fn run_on_gpus(under: Under) {
+fn run_on_gpus(under: Under, arguments: &[&str]) {
     let source = root().join("tests/c_abi/gpus.c");
     let Some(program) = program(Language::C, &source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
-    command.env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_CUDA_DEVICES", "2");
+    command.args(arguments).env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_CUDA_DEVICES", "2");
     // The place where NCCL writes a communicator, which it may do late, is never freed.
     succeed(command.env("ASAN_OPTIONS", "detect_leaks=0"));
 }
 
 #[test]
 fn gpus_plainly() {
-    run_on_gpus(Under::Nothing);
+    run_on_gpus(Under::Nothing, &[]);
 }
 
 #[test]
 fn gpus_under_sanitizers() {
-    run_on_gpus(Under::Sanitizers);
+    run_on_gpus(Under::Sanitizers, &[]);
 }
 
 /// Processes that fork. valgrind lacks what they need to meet; and of AddressSanitizer's allocator a child may have a copy that
@@ -57,6 +57,11 @@ fn gpus_under_sanitizers() {
 #[test]
 fn forks_plainly() {
     run_own("forks", Under::Nothing);
+}
+
+#[test]
+fn forks_on_gpus_plainly() {
+    run_on_gpus(Under::Nothing, &["fork"]);
 }
 
 macro_rules! programs {

@@ -285,7 +285,7 @@ fn abort_reaches_ranks_that_wait_anywhere_in_the_family() {
             0 => half.barrier().expect_err("aborted").to_string(),
             1 => c.barrier().expect_err("aborted").to_string(),
             2 => {
-                c.abort("out of patience");
+                c.abort("out of patience").expect("an end");
                 c.check().expect_err("aborted").to_string()
             }
             _ => half.all_reduce(&mut [0i64], ReduceOperation::Sum).expect_err("aborted").to_string(),
@@ -476,7 +476,7 @@ fn threads_of_one_rank_take_turns_within_their_deadlines() {
         let waiting = std::thread::spawn(move || other.barrier().expect_err("rank 1 does not come").kind());
         // Whichever of the two has the turn, this one does not wait for ten seconds.
         let kind = c.with_timeout(SHORT).barrier().expect_err("rank 1 does not come").kind();
-        c.abort("enough");
+        c.abort("enough").expect("an end");
         waiting.join().expect("no panic");
         Some(kind)
     });

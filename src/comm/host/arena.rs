@@ -135,11 +135,12 @@ pub(super) struct Part {
 
 impl Lease for Part {
     /// After a failure a peer that was stopped may still touch the block, whenever it goes on. So the part is then replaced by
-    /// private memory with the same bytes, and nobody but the peers sees the block any more.
+    /// private memory with the same bytes, and nobody but the peers sees the block any more. So it is in a process that was
+    /// forked from the rank's, whose copy of the buffer is not to be the rank's.
     fn address(&self) -> NonNull<u8> {
         let block = &self.block;
         let part = block.part(block.own);
-        if block.family.is_aborted() && block.part_bytes > 0 {
+        if (block.family.is_aborted() || !block.family.home.is_here()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
                 // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
                 // the buffer, of which there is none while this function runs.

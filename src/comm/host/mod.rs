@@ -128,6 +128,8 @@ impl HostBackend {
 
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
+        // In a child the thread that had the turn at the fork is not there.
+        self.check_home()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
         turn::take(&self.progress, deadline).ok_or_else(|| self.end(turn::missed()))
     }
@@ -339,6 +341,10 @@ impl Backend for HostBackend {
         }
     }
 
+    fn check_home(&self) -> Result<()> {
+        self.family().home.check("a communicator")
+    }
+
     fn abort(&self, kind: ErrorKind, reason: &str) {
         if self.family().home.is_here() {
             self.family().abort(kind, self.segment.member(self.rank), reason);
@@ -348,7 +354,7 @@ impl Backend for HostBackend {
 
 impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
-        self.family().home.check()?;
+        self.check_home()?;
         self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
     }
 

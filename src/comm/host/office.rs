@@ -1,6 +1,7 @@
 //! What the ranks of one process share beside memory: the other processes, and memory on its way to those who will use it.
 
 use std::collections::HashMap;
+use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -229,6 +230,11 @@ impl Drop for Office {
     }
 }
 
+/// Ends a connection, whoever else has a copy of it: closing would not, where a child was forked. What has come can be read still.
+fn hang_up(link: &UnixStream) {
+    let _ = link.shutdown(Shutdown::Both);
+}
+
 impl Shared {
     fn new(processes: Vec<Process>, own: usize, links: Vec<Option<Arc<UnixStream>>>, root: &Arc<Segment>) -> Self {
         Shared {
@@ -261,7 +267,7 @@ impl Shared {
         let sent = wire::send(stream, parcel, file);
         if sent.is_err() {
             // A message may have gone in part: nothing that follows would be understood.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+            hang_up(stream);
             links[link] = None;
         }
         sent.map_err(|e| lost().with_source(e))
@@ -299,7 +305,7 @@ impl Shared {
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
             if ready[0] {
-                return;
+                return streams.iter().flatten().for_each(|link| hang_up(link));
             }
             let (dead, talking) = ready[1..].split_at(pidfds.len());
             for (&index, _) in open.iter().zip(talking).filter(|(_, ready)| **ready) {
@@ -324,6 +330,8 @@ impl Shared {
                 let ended = dead.next().is_some_and(|ready| *ready);
                 if ended {
                     self.mourn(*index);
+                    // A child of that process may have a copy of its end.
+                    streams[*index].iter().for_each(|link| hang_up(link));
                 }
                 !ended
             });

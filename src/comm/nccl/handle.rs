@@ -272,7 +272,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let is_open = std::mem::replace(self.is_open.get_mut().unwrap_or_else(|e| e.into_inner()), false);
-        if !self.is_own || !is_open {
+        if !self.is_own || !is_open || !self.device.is_here() {
             return;
         }
         let (Ok(finalize), Ok(destroy), Ok(state)) = (

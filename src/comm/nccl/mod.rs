@@ -37,6 +37,7 @@ use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::fork::Home;
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::stream::{Watch, drain, lock};
@@ -94,14 +95,28 @@ struct Family {
     sidecar: Option<Communicator>,
     /// Whether the first communicator is our own, and not borrowed.
     is_ours: bool,
+    home: Home,
 }
 
 impl Family {
     fn new(sidecar: Option<Communicator>, is_ours: bool) -> Self {
-        Family { ended: OnceLock::new(), handles: Mutex::default(), graphs: Mutex::default(), sidecar, is_ours }
+        Family {
+            ended: OnceLock::new(),
+            handles: Mutex::default(),
+            graphs: Mutex::default(),
+            sidecar,
+            is_ours,
+            home: Home::here(),
+        }
+    }
+
+    /// Whether this is the process that the rank is in.
+    fn check_home(&self) -> Result<()> {
+        self.home.check("a communicator")
     }
 
     fn check(&self) -> Result<()> {
+        self.check_home()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
@@ -124,7 +139,8 @@ impl Family {
         if let Some(sidecar) = &self.sidecar {
             sidecar.abort_with(&error);
         }
-        if self.ended.set(error).is_err() {
+        // A process that was forked from the rank's has nothing of NCCL's or of the GPU to let go of.
+        if self.ended.set(error).is_err() || !self.home.is_here() {
             return;
         }
         for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
@@ -314,6 +330,8 @@ impl NcclBackend {
     }
 
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
+        // In a child the thread that had the turn at the fork is not there.
+        self.family.check_home()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
         turn::take(&self.progress, deadline).ok_or_else(|| self.give_up(turn::missed()))
     }
@@ -520,6 +538,10 @@ impl Backend for NcclBackend {
         let can = if for_graphs { has_graph_windows } else { has_windows };
         // A window is deregistered when nothing uses it any more. By then whoever lent a communicator may have destroyed it.
         self.allocate_alike(byte_len, can && self.handle.is_own, deadline)
+    }
+
+    fn check_home(&self) -> Result<()> {
+        self.family.check_home()
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

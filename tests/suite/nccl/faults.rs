@@ -116,7 +116,7 @@ fn abort(ranks: u32) {
     let results = on_communicators(DEADLINE, communicators, move |communicator| -> Error {
         if communicator.rank() == Rank(0) {
             std::thread::sleep(Duration::from_millis(50));
-            communicator.abort("the user has closed the window");
+            communicator.abort("the user has closed the window").expect("an end");
             return communicator.barrier().expect_err("it has been aborted");
         }
         communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("rank 0 aborts")
@@ -169,7 +169,7 @@ fn borrowed(ranks: u32) {
                 let group = communicator.split(Some(rank % 2), 0)?.expect("a color");
                 group.barrier()?;
                 // It ends for us, and not for its owner.
-                communicator.abort("enough");
+                communicator.abort("enough")?;
                 communicator.barrier().expect_err("it has been aborted");
                 drop((group, communicator, stream));
                 makers.destroy(raw);
