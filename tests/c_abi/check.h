@@ -66,6 +66,24 @@ static inline dcl_dims_t vector(int64_t length) {
     return dims;
 }
 
+/* An engine for two ranks: y is the sum of their x, an int32 each. */
+static inline dcl_engine_t *sum_of_two(void) {
+    dcl_network_t *network;
+    dcl_engine_t *engine;
+    dcl_tensor_t *x, *y;
+    dcl_layer_t *layer;
+    dcl_dims_t dims = vector(1);
+    OK(dcl_network_new(&network));
+    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
+    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
+    OK(dcl_layer_set_nb_rank(layer, 2));
+    OK(dcl_layer_get_output(layer, 0, &y));
+    OK(dcl_network_mark_output(network, y, "y"));
+    OK(dcl_engine_build(network, &engine));
+    OK(dcl_network_free(network));
+    return engine;
+}
+
 /* The port of an environment of this process's own; nobody listens there, but jobs on one machine are told apart by it. */
 static inline int32_t own_port(void) { return 1024 + (int32_t)(getpid() % 60000); }
 

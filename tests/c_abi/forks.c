@@ -99,27 +99,14 @@ struct running {
     int32_t input, sum;
 };
 
-/* Builds x -> the sum of all ranks' x, and makes ready to run it. */
 static void *make_ready(void *argument) {
     struct running *rank = argument;
-    dcl_network_t *network;
-    dcl_engine_t *engine;
-    dcl_tensor_t *x, *y;
-    dcl_layer_t *layer;
-    dcl_dims_t dims = vector(1);
-    OK(dcl_network_new(&network));
-    OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
-    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &layer));
-    OK(dcl_layer_set_nb_rank(layer, 2));
-    OK(dcl_layer_get_output(layer, 0, &y));
-    OK(dcl_network_mark_output(network, y, "y"));
-    OK(dcl_engine_build(network, &engine));
+    dcl_engine_t *engine = sum_of_two();
     OK(dcl_engine_create_execution_context(engine, NULL, &rank->context));
     OK(dcl_execution_context_set_communicator(rank->context, rank->communicator));
     OK(dcl_execution_context_set_tensor_address(rank->context, "x", &rank->input, sizeof rank->input));
     OK(dcl_execution_context_set_tensor_address(rank->context, "y", &rank->sum, sizeof rank->sum));
     OK(dcl_engine_free(engine));
-    OK(dcl_network_free(network));
     return NULL;
 }
 

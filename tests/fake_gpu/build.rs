@@ -21,15 +21,20 @@ const FLAGS: &[&str] = &[
 /// Threads of the libraries may run until the process ends, so they are never unloaded.
 const LINK_FLAGS: &[&str] = &["-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-fvisibility=hidden"];
 
+/// What libraries with a lock have in common.
+const FORKS: &str = "forks.c";
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let cuda = library(&out, "libcuda.so.1", "", "cuda", &kernels(&out)?, &[])?;
+    println!("cargo::rerun-if-changed={FORKS}");
+    let forks = &[PathBuf::from(FORKS)];
+    let cuda = library(&out, "libcuda.so.1", "", "cuda", &[&kernels(&out)?[..], forks].concat(), &[])?;
     let nvrtc = library(&out, "libnvrtc.so.13", "", "nvrtc", &[], &[])?;
-    let current = library(&out, "libnccl.so.2", "current", "nccl", &[], &[])?;
-    let old = library(&out, "libnccl.so.2", "old", "nccl", &[], &["-DFAKE_NCCL_VERSION=22105"])?;
-    let ancient = library(&out, "libnccl.so.2", "ancient", "nccl", &[], &["-DFAKE_NCCL_VERSION=21803"])?;
+    let current = library(&out, "libnccl.so.2", "current", "nccl", forks, &[])?;
+    let old = library(&out, "libnccl.so.2", "old", "nccl", forks, &["-DFAKE_NCCL_VERSION=22105"])?;
+    let ancient = library(&out, "libnccl.so.2", "ancient", "nccl", forks, &["-DFAKE_NCCL_VERSION=21803"])?;
     for (variant, libraries) in [
         ("current", &[&cuda, &nvrtc, &current][..]),
         ("old", &[&cuda, &nvrtc, &old]),
@@ -43,13 +48,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Compiles a folder of sources, and objects, into a library, and gives where it is.
+/// Compiles a folder of sources, and what else there is, into a library, and gives where it is.
 fn library(
     out: &Path,
     name: &str,
     variant: &str,
     sources: &str,
-    objects: &[PathBuf],
+    others: &[PathBuf],
     flags: &[&str],
 ) -> Result<PathBuf> {
     println!("cargo::rerun-if-changed={sources}");
@@ -64,7 +69,7 @@ fn library(
     files.sort();
     let mut command = compiler()?;
     command.args(FLAGS).args(LINK_FLAGS).args(flags).arg(format!("-Wl,-soname,{name}"));
-    command.arg("-o").arg(&path).args(files).args(objects).args(["-lm", "-ldl"]);
+    command.arg("-o").arg(&path).args(files).args(others).args(["-lm", "-ldl"]);
     run(command)?;
     Ok(path)
 }

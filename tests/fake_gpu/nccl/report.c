@@ -9,19 +9,6 @@
 #define MOST_COUNTERS 1024
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void take(void) {
-    pthread_mutex_lock(&lock);
-}
-
-static void give(void) {
-    pthread_mutex_unlock(&lock);
-}
-
-/* A child that is forked can ask for the counts. */
-__attribute__((constructor)) static void keep_whole_at_forks(void) {
-    pthread_atfork(take, give, give);
-}
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 /* Texts are kept for ever, as callers keep pointers to them. */
