@@ -271,7 +271,7 @@ impl Communicator {
     ///
     /// This process was forked from the rank's; then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        self.check_home().map_err(|e| e.on_rank(self.origin_rank()))?;
+        self.backend.check_home().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
         Ok(())
     }
@@ -492,11 +492,6 @@ impl Communicator {
         };
         // SAFETY: both slices are as long as the call says, and borrowed during it.
         unsafe { self.run(&request) }
-    }
-
-    /// Whether this is the process that the rank is in, and not one that was forked from it.
-    pub(crate) fn check_home(&self) -> Result<()> {
-        self.backend.check_home()
     }
 
     /// [`check`](Self::check), and whether a peer has died, which else is found out by who waits for it.

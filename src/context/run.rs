@@ -69,8 +69,6 @@ pub(super) unsafe fn run(
     timeout: Option<Duration>,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
-    // A process that was forked during a run has this locked for ever.
-    attached.communicator.as_ref().map_or(Ok(()), Communicator::check_home)?;
     let regions = &mut *lock(&attached.regions);
     // SAFETY: the caller's promise.
     let result = unsafe {
