@@ -1,0 +1,174 @@
+//! The file through which ranks find each other: whose it is, who believes it, and when it is there.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use super::*;
+
+/// Without a secret, ranks of a job whose file has another nonce stay out.
+#[test]
+fn the_files_nonce_is_part_of_the_key() {
+    let folder = Folder::new();
+    let (path, place) = folder.place();
+    scope(|scope| {
+        let host = scope.spawn(|| meet(&place, &terms(0, 2)).map(drop));
+        let text = patiently(|| std::fs::read_to_string(&path).ok());
+        let nonce = text.lines().nth(2).expect("a nonce");
+        let copy = folder.0.join("copy");
+        write_privately(&copy, &text.replace(nonce, &"0".repeat(64)));
+        let (kind, message) = error_of(meet(&Place::File(copy), &Terms { deadline: shortly(), ..terms(1, 2) }));
+        assert_eq!(kind, ErrorKind::DeadlineExceeded);
+        assert!(message.contains("the one who answers has another secret or means another job"), "{message}");
+        meet(&place, &terms(1, 2)).map(drop).expect("a meeting");
+        host.join().expect("no panic").expect("a meeting");
+    });
+}
+
+fn write_privately(path: &Path, text: &str) {
+    let aside = path.with_extension("aside");
+    std::fs::write(&aside, text).expect("a file");
+    std::fs::set_permissions(&aside, Permissions::from_mode(0o600)).expect("an own file");
+    std::fs::rename(aside, path).expect("an own file");
+}
+
+/// What a crashed job leaves: nobody listens there.
+fn left_over(port: &Port) -> String {
+    format!("{PROTOCOL}\n127.0.0.1:{}\n{}\n", port.number, "ab".repeat(32))
+}
+
+#[test]
+fn the_file_is_private_while_it_is_there_and_gone_afterwards() {
+    let folder = Folder::new();
+    let (path, place) = folder.place();
+    // As left by touch, open to all.
+    std::fs::write(&path, "").expect("a file");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("an own file");
+    scope(|scope| {
+        let guest = scope.spawn(|| meet(&place, &terms(1, 3)).map(drop));
+        let host = scope.spawn(|| meet(&place, &terms(0, 3)).map(drop));
+        patiently(|| path.metadata().is_ok_and(|found| found.len() > 0).then_some(()));
+        assert_eq!(path.metadata().expect("a file").permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(&folder.0).expect("a folder").count(), 1, "nothing else is there");
+        meet(&place, &terms(2, 3)).map(drop).expect("a meeting");
+        assert!(folder.is_empty());
+        guest.join().expect("no panic").expect("a meeting");
+        host.join().expect("no panic").expect("a meeting");
+    });
+    let (kind, message) = error_of(meet(&place, &Terms { deadline: shortly(), ..terms(0, 2) }));
+    assert_eq!(kind, ErrorKind::DeadlineExceeded);
+    assert_eq!(message, format!("rank 1 of 2 did not come to the meeting of file {path:?} before the deadline"));
+    assert!(folder.is_empty(), "a meeting that fails leaves nothing");
+}
+
+#[test]
+fn rank_0_takes_no_file_that_somebody_may_need() {
+    let (port, folder) = (Port::free(), Folder::new());
+    let (path, place) = folder.place();
+    for text in [left_over(&port).as_str(), "notes"] {
+        write_privately(&path, text);
+        for world_size in [1, 2] {
+            let (kind, message) = error_of(meet(&place, &terms(0, world_size)));
+            assert_eq!(kind, ErrorKind::InvalidArgument);
+            assert!(message.contains(&format!("{path:?} has content")) && message.contains("remove it"), "{message}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), text);
+    }
+    std::fs::remove_file(&path).expect("an own file");
+    symlink("/dev/null", &path).expect("a link");
+    for path in [&path, &folder.0] {
+        let (kind, message) = error_of(meet(&Place::File(path.clone()), &terms(0, 2)));
+        assert_eq!(kind, ErrorKind::InvalidArgument);
+        assert!(message.starts_with(&format!("{path:?} has to be a regular file")), "{message}");
+    }
+    let missing = folder.0.join("missing/meeting");
+    let (kind, message) = error_of(meet(&Place::File(missing.clone()), &terms(0, 2)));
+    assert_eq!(kind, ErrorKind::System);
+    assert!(message.starts_with(&format!("file {missing:?} cannot be written: ")), "{message}");
+    let (_, message) = error_of(meet(&Place::File(PathBuf::from("/..")), &terms(0, 2)));
+    assert!(message.contains("\"/..\""), "{message}");
+}
+
+#[test]
+fn guests_believe_only_a_private_regular_file() {
+    let (port, folder) = (Port::free(), Folder::new());
+    let (path, place) = folder.place();
+    let expect = |part: &str| {
+        let (kind, message) = error_of(meet(&place, &terms(1, 2)));
+        assert_eq!(kind, ErrorKind::InvalidArgument);
+        assert!(message.contains(&format!("{path:?}")) && message.contains(part), "{message}");
+    };
+    let good = left_over(&port);
+    let foreign = [
+        "\0".repeat(128),
+        good.replace('1', "2"),
+        good.replace("127.0.0.1:", "127.0.0.1 "),
+        good.replace("ab\n", "a\n"),
+        good.replace("ab\n", "ag\n"),
+        good.clone() + "more",
+        good.clone() + &"\n".repeat(5000),
+    ];
+    for text in foreign {
+        write_privately(&path, &text);
+        expect("that rank 0 of this version did not write");
+    }
+    write_privately(&path, &good);
+    std::fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("an own file");
+    expect("has mode 640");
+    std::fs::remove_file(&path).expect("an own file");
+    let target = folder.0.join("target");
+    write_privately(&target, &good);
+    symlink(&target, &path).expect("a link");
+    expect("has to be a regular file");
+    std::fs::remove_file(&path).expect("an own link");
+    std::fs::create_dir(&path).expect("a folder");
+    expect("has to be a regular file");
+}
+
+/// A guest waits while the file is absent, empty or left over, and says last what it saw.
+#[test]
+fn guests_wait_for_the_file_of_their_meeting() {
+    let (port, folder) = (Port::free(), Folder::new());
+    let (path, place) = folder.place();
+    let last_attempt = || {
+        let (kind, message) = error_of(meet(&place, &Terms { deadline: shortly(), ..terms(1, 2) }));
+        assert_eq!(kind, ErrorKind::DeadlineExceeded);
+        let begin =
+            format!("rank 0 was not found at the meeting of file {path:?} before the deadline; at the last attempt: ");
+        message.strip_prefix(&begin).map(str::to_owned).unwrap_or_else(|| panic!("{message}"))
+    };
+    assert_eq!(last_attempt(), "the file was not there");
+    std::fs::write(&path, "").expect("a file");
+    assert_eq!(last_attempt(), "the file was empty");
+    write_privately(&path, &left_over(&port));
+    let reason = last_attempt();
+    assert!(reason.starts_with(&format!("127.0.0.1:{}: ", port.number)) && reason.contains("refused"), "{reason}");
+    scope(|scope| {
+        let guest = scope.spawn(|| meet(&place, &terms(1, 2)).map(drop));
+        sleep(Duration::from_millis(20));
+        std::fs::remove_file(&path).expect("an own file");
+        meet(&place, &terms(0, 2)).map(drop).expect("a meeting");
+        guest.join().expect("no panic").expect("a meeting");
+    });
+}
+
+#[test]
+fn rank_0_removes_only_its_own_file() {
+    let folder = Folder::new();
+    let (path, _) = folder.place();
+    let announcement = file::announce(&path, 1).expect("a file");
+    write_privately(&path, "another job's");
+    drop(announcement);
+    assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), "another job's");
+}
+
+/// What rank 0 writes, its guests understand, and it names this machine's loopback at least.
+#[test]
+fn a_file_is_read_as_it_was_written() {
+    let folder = Folder::new();
+    let (path, _) = folder.place();
+    let announcement = file::announce(&path, 77).expect("a file");
+    let Ok(whereabouts) = file::read(&path) else { panic!("the file is not understood") };
+    assert_eq!(whereabouts.file_nonce.as_deref(), Some(announcement.nonce()));
+    assert!(whereabouts.hosts.contains(&("127.0.0.1".to_owned(), 77)), "{:?}", whereabouts.hosts);
+}
