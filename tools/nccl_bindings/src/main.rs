@@ -50,6 +50,19 @@ const HEADERS: &[(&str, &str)] = &[
     ("limits.h", "#define INT_MIN (-__INT_MAX__ - 1)\n"),
 ];
 
+/// What the generated file says to the compiler.
+const LINTS: &str = r#"#![allow(
+    missing_docs,
+    dead_code,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unused_qualifications,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    reason = "the names are NCCL's and the code is bindgen's: nobody edits it"
+)]"#;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let header = std::env::args().nth(1).ok_or("give the path of nccl.h")?;
     let headers = std::env::temp_dir().join(format!("nccl_bindings-{}", std::process::id()));
@@ -71,9 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .allowlist_var("NCCL_(VERSION_CODE|API_MAGIC|CONFIG_UNDEF_INT|SPLIT_NOCOLOR|WIN_COLL_SYMMETRIC|WIN_REQUIRED_ALIGNMENT|REVOKE_DEFAULT|UNIQUE_ID_BYTES)")
         .allowlist_type("ncclConfig_t")
         .raw_line("//! NCCL's C interface, made by `tools/nccl_bindings` from NCCL's header. Not to be edited.")
-        .raw_line("// The names are NCCL's, the code is bindgen's, and nobody edits it: lints have nobody to speak to here.")
-        .raw_line("#![allow(missing_docs, dead_code, non_camel_case_types, non_snake_case, non_upper_case_globals, clippy::all)]")
-        .raw_line("#![allow(clippy::undocumented_unsafe_blocks, unused_qualifications)]");
+        .raw_line(LINTS);
     let builder = FUNCTIONS.iter().fold(builder, |builder, function| builder.allowlist_function(function));
     let bindings = builder.generate();
     std::fs::remove_dir_all(&headers)?;
