@@ -95,10 +95,20 @@ pub struct EnvironmentBuilder {
     given: Given,
     backend: String,
     device: Option<u32>,
-    secret: Option<String>,
+    secret: Option<Secret>,
     seed: u64,
     timeout: Duration,
     verbose: bool,
+}
+
+/// A text that does not go into logs.
+#[derive(Clone)]
+struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not shown")
+    }
 }
 
 /// Where the environment of this process was initialized ("at src/main.rs:7:5"), and how many there were.
@@ -178,7 +188,7 @@ impl EnvironmentBuilder {
 
     /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
-        self.secret = Some(secret.into());
+        self.secret = Some(Secret(secret.into()));
         self
     }
 
@@ -278,10 +288,10 @@ impl EnvironmentBuilder {
             MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
             MeetingPoint::File(path) => Place::File(path.clone()),
         };
-        let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok());
+        let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok().map(Secret));
         let terms = Terms {
             job: &job,
-            secret: secret.as_deref(),
+            secret: secret.as_ref().map(|Secret(secret)| secret.as_str()),
             rank: discovery.rank.0,
             world_size: discovery.world_size,
             deadline,

@@ -2,9 +2,9 @@
 
 use distcollective::{
     Bool, Buffer, Builder, CollectiveOperation as Op, Communicator, DataType, Dims, DistCollective,
-    DistCollectiveLayer, Element, Engine, Error, ErrorKind, ExecutionContext, GroupRank, Groups, InPlace, Network,
-    Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, TensorId, inputs,
-    outputs,
+    DistCollectiveLayer, Element, Engine, Environment, Error, ErrorKind, ExecutionContext, GroupRank, Groups, InPlace,
+    Network, Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, TensorId,
+    inputs, outputs,
 };
 
 use crate::ranks::on_ranks;
@@ -854,4 +854,12 @@ fn what_is_allowed_but_deserves_a_second_look_is_in_the_log() {
         "{text}"
     );
     assert!(text.contains("layer \"cast_1\" (cast) reads the output of layer \"r\" (reduce)"), "{text}");
+}
+
+/// Who configures an environment may log that; the secret stays out of it.
+#[test]
+fn a_secret_is_not_shown() {
+    let builder = Environment::builder().rank(3).secret("xyzzy");
+    let shown = format!("{builder:?} {builder:#?}");
+    assert!(shown.contains("secret") && !shown.contains("xyzzy"), "{shown}");
 }
