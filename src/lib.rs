@@ -70,6 +70,7 @@ mod environment;
 mod error;
 mod fork;
 mod framing;
+mod issue_order;
 mod lane;
 mod memory;
 mod network;

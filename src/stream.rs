@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cuda::{CudaStream, Device, Event};
 use crate::error::{Error, Result, bail, error};
 use crate::fork::Home;
+use crate::issue_order::{Extent, IssueOrder, IssueTicket, Position};
 
 /// How long [`Stream::synchronize`] waits for a GPU.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -142,10 +143,11 @@ impl Stream {
             if let Some(cell) = cell {
                 task.keep_cell(cell);
             }
+            let ticket = task.order().map(|(order, extent)| order.issue_here(extent));
             let state = match &self.kind {
-                Kind::Cuda(stream) => launch(task, stream),
+                Kind::Cuda(stream) => launch(task, ticket, stream),
                 _ => {
-                    let result = task.run(None);
+                    let result = run_in_turn(&mut task, ticket, None);
                     WorkState::Done(task, result)
                 }
             };
@@ -155,10 +157,31 @@ impl Stream {
             return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
         }
         let cell = cell.unwrap_or_default();
-        *lock(&cell.state) = CellState::Queued(task);
-        worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
-        Work { state: WorkState::Pending { cell, keep: T::keep_cell, thread: worker.thread }, finish: T::finish }
+        let order = task.order();
+        let hand_over = |ticket: Option<IssueTicket>| {
+            let position = ticket.as_ref().and_then(|ticket| ticket.position().cloned());
+            *lock(&cell.state) = CellState::Queued(task, ticket);
+            worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
+            position
+        };
+        let position = match order {
+            Some((order, extent)) => order.issue(extent, |ticket| hand_over(Some(ticket))),
+            None => hand_over(None),
+        };
+        let pending = Pending { cell, position, keep: T::keep_cell, thread: worker.thread };
+        Work { state: WorkState::Pending(pending), finish: T::finish }
     }
+}
+
+/// Runs a task when its turn has come, and gives its place back.
+fn run_in_turn<T: Task>(task: &mut T, ticket: Option<IssueTicket>, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+    let Some(ticket) = ticket else { return task.run(stream) };
+    if let Some((watch, deadline)) = task.watch() {
+        // A rank that leaves a collective out would let its peers wait for nothing.
+        let turn = ticket.wait(deadline, || watch.check()).map_err(|error| watch.give_up(error));
+        turn.map_err(|error| task.label(error))?;
+    }
+    ticket.run(|| task.run(stream))
 }
 
 impl fmt::Debug for Stream {
@@ -173,6 +196,11 @@ impl fmt::Debug for Stream {
 
 /// Work for a stream. It owns everything it touches, so that leaking its handle is sound.
 pub(crate) trait Task: Send + Sized + 'static {
+    /// The issue order that it takes a place in, and for which communicators.
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        None
+    }
+
     /// Does it, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 
@@ -206,13 +234,14 @@ pub(crate) trait Watch: Send + Sync {
 }
 
 /// Enqueues a task on a CUDA stream.
-fn launch<T: Task>(mut task: T, stream: &Arc<CudaStream>) -> WorkState<T> {
+fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket>, stream: &Arc<CudaStream>) -> WorkState<T> {
     let watch = task.watch();
     let is_capturing = match stream.is_capturing() {
         Ok(is_capturing) => is_capturing,
         Err(error) => return WorkState::Done(task, Err(error)),
     };
-    let result = task.run(Some(stream));
+    // From here on NCCL keeps the order of what is enqueued.
+    let result = run_in_turn(&mut task, ticket, Some(stream));
     // What is recorded is not done; it may never be, or a hundred times. A capture does not allow to ask for events either.
     if is_capturing {
         return WorkState::Done(task, result);
@@ -304,7 +333,7 @@ pub(crate) struct Cell<T> {
 
 enum CellState<T> {
     Empty,
-    Queued(T),
+    Queued(T, Option<IssueTicket>),
     Done(T, Result<()>),
 }
 
@@ -334,8 +363,8 @@ trait Runnable: Send + Sync {
 impl<T: Task> Runnable for Cell<T> {
     fn run(&self) {
         let state = std::mem::replace(&mut *lock(&self.state), CellState::Empty);
-        let CellState::Queued(mut task) = state else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| task.run(None)))
+        let CellState::Queued(mut task, ticket) = state else { return };
+        let result = catch_unwind(AssertUnwindSafe(|| run_in_turn(&mut task, ticket, None)))
             .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
         *lock(&self.state) = CellState::Done(task, result);
         self.done.notify_all();
@@ -460,7 +489,38 @@ pub struct Work<T: Send + 'static> {
 enum WorkState<T: Send + 'static> {
     Done(T, Result<()>),
     Launched(Launched<T>),
-    Pending { cell: Arc<Cell<T>>, keep: fn(&mut T, Arc<Cell<T>>), thread: WorkerThread },
+    Pending(Pending<T>),
+}
+
+/// Work that a worker stream has taken.
+struct Pending<T> {
+    cell: Arc<Cell<T>>,
+    /// Its place in the issue order.
+    position: Option<Position>,
+    keep: fn(&mut T, Arc<Cell<T>>),
+    thread: WorkerThread,
+}
+
+impl<T> Pending<T> {
+    fn is_done(&self) -> bool {
+        // In a child it will not be done any more, which is found out by waiting for it.
+        !self.thread.home.is_here() || matches!(*lock(&self.cell.state), CellState::Done(..))
+    }
+
+    /// Whether this thread may wait for it.
+    fn check_wait(&self) -> Result<()> {
+        if self.thread.home.is_here() && self.is_done() {
+            return Ok(());
+        }
+        self.thread.check_wait()?;
+        if self.position.as_ref().is_some_and(Position::is_behind_this_thread) {
+            bail!(
+                InvalidArgument,
+                "a plugin cannot wait for work on its own run's communicator: that work begins when the run has ended"
+            );
+        }
+        Ok(())
+    }
 }
 
 impl<T: Send + 'static> Work<T> {
@@ -469,9 +529,7 @@ impl<T: Send + 'static> Work<T> {
         match &self.state {
             WorkState::Done(..) => true,
             WorkState::Launched(launched) => launched.is_done(),
-            // In a child it will not be done any more, which is found out by waiting for it.
-            WorkState::Pending { thread, .. } if !thread.home.is_here() => true,
-            WorkState::Pending { cell, .. } => matches!(*lock(&cell.state), CellState::Done(..)),
+            WorkState::Pending(pending) => pending.is_done(),
         }
     }
 
@@ -483,7 +541,7 @@ impl<T: Send + 'static> Work<T> {
     /// Whether this thread may wait for the work.
     pub(crate) fn check_wait(&self) -> Result<()> {
         match &self.state {
-            WorkState::Pending { thread, .. } if !(thread.home.is_here() && self.is_done()) => thread.check_wait(),
+            WorkState::Pending(pending) => pending.check_wait(),
             _ => Ok(()),
         }
     }
@@ -497,8 +555,9 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// # Panics
     ///
-    /// On a worker stream, instead of waiting for ever: what runs on that stream waits for work that is behind it; the work was
-    /// enqueued by a process that this one was forked from, and is not done here.
+    /// Instead of waiting for ever: on a worker stream, what runs there waits for work that is behind it; a plugin waits for work
+    /// that was issued after its own run, on the same communicator; the work was enqueued by a process that this one was forked
+    /// from, and is not done here.
     pub fn wait(self) -> Result<T, Failed<T>> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
@@ -506,7 +565,7 @@ impl<T: Send + 'static> Work<T> {
         let (mut operands, result) = match self.state {
             WorkState::Done(operands, result) => (operands, result),
             WorkState::Launched(launched) => launched.wait(),
-            WorkState::Pending { cell, keep, .. } => {
+            WorkState::Pending(Pending { cell, keep, .. }) => {
                 let (mut operands, result) = cell.wait();
                 keep(&mut operands, cell);
                 (operands, result)

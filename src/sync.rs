@@ -1,5 +1,5 @@
-//! All atomics of the protocol, and sleeping on one. Under `--cfg loom` a model checker stands in for them, which tries every
-//! order in which threads can interleave (`comm/host/model.rs`).
+//! The atomics of the host protocol, sleeping on one, and the locks of the issue order. Under `--cfg loom` a model checker
+//! stands in for them, which tries every order in which threads can interleave (`comm/host/model.rs`, `issue_order.rs`).
 
 use std::time::Duration;
 
@@ -7,14 +7,18 @@ use std::time::Duration;
 pub(crate) use std::{
     hint::spin_loop,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::{Condvar, Mutex, MutexGuard},
     thread::yield_now,
+    thread_local,
 };
 
 #[cfg(loom)]
 pub(crate) use loom::{
     hint::spin_loop,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::{Condvar, Mutex, MutexGuard},
     thread::yield_now,
+    thread_local,
 };
 
 #[cfg(not(loom))]

@@ -8,6 +8,7 @@ use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation, 
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, error};
+use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::stream::{Failed, Stream, Task, Watch, Work};
@@ -132,9 +133,9 @@ impl Communicator {
         let output = output.map(|mut view| view.raw());
         let side = |raw: Option<RawTensor>| raw.map(|raw| (raw.data_type, raw.element_count()));
         let call = self.call(collective, side(input), side(output))?;
-        let [input, output] = [input, output].map(|raw| raw.as_ref().map_or(self.nowhere(), RawTensor::located));
+        let sides = [input, output].map(|raw| raw.as_ref().map_or(self.nowhere(), RawTensor::located));
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { self.run_call(&call, [input, output], self.deadline(), None) }
+        unsafe { self.run_in_turn(&call, sides) }
     }
 
     /// The address of a buffer that there is not.
@@ -231,7 +232,19 @@ impl Communicator {
         let side = Some((raw.data_type, raw.element_count()));
         let call = self.call(collective, side, side)?;
         // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
-        unsafe { self.run_call(&call, [raw.located(); 2], self.deadline(), None) }
+        unsafe { self.run_in_turn(&call, [raw.located(); 2]) }
+    }
+
+    /// Runs a call on this thread, when the calls that this rank made before have ended.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_call`](Self::run_call).
+    unsafe fn run_in_turn(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
+        let deadline = self.deadline();
+        // SAFETY: the caller's promise.
+        self.in_turn(Extent::Communicator, deadline, || unsafe { self.run_call(call, sides, deadline, None) })
+            .map_err(|error| error.on_rank(self.origin_rank()))
     }
 
     /// The call for buffers of these types and lengths.
@@ -335,11 +348,13 @@ unsafe impl Send for RawCollective {}
 unsafe impl Sync for RawCollective {}
 
 impl Task for RawCollective {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        Some(self.communicator.order(Extent::Communicator))
+    }
+
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        // A worker may come to it late.
-        let deadline = if stream.is_some() { self.deadline } else { self.communicator.deadline() };
         // SAFETY: the promise of `enqueue`.
-        unsafe { self.communicator.run_call(&self.call, self.sides, deadline, stream) }
+        unsafe { self.communicator.run_call(&self.call, self.sides, self.deadline, stream) }
     }
 
     fn label(&self, error: Error) -> Error {
@@ -374,10 +389,12 @@ impl Operands {
 }
 
 impl Task for Operands {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        self.task.as_ref().map(|(communicator, ..)| communicator.order(Extent::Communicator))
+    }
+
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Some((communicator, call, deadline)) = &self.task else { return Ok(()) };
-        // A worker may come to it late.
-        let deadline = if stream.is_some() { *deadline } else { communicator.deadline() };
         let output = self.output.as_mut().map(|buffer| TensorViewMut::from(buffer).raw().located());
         let input = match &self.input {
             Some(buffer) => Some(TensorView::from(buffer).raw().located()),
@@ -386,7 +403,7 @@ impl Task for Operands {
         };
         let sides = [input, output].map(|side| side.unwrap_or(communicator.nowhere()));
         // SAFETY: `call` has compared the lengths of the buffers, which this task owns.
-        unsafe { communicator.run_call(call, sides, deadline, stream) }
+        unsafe { communicator.run_call(call, sides, *deadline, stream) }
     }
 
     fn label(&self, error: Error) -> Error {

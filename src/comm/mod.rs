@@ -5,8 +5,8 @@ mod builder;
 mod eager;
 pub(crate) mod host;
 pub(crate) mod nccl;
+pub(crate) mod rank_lock;
 mod signature;
-mod turn;
 mod wanted;
 
 use std::ffi::c_void;
@@ -20,6 +20,7 @@ pub use eager::{Operands, RawCollective};
 use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result, bail, error};
+use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
 use crate::shape::Dims;
@@ -67,6 +68,7 @@ pub(crate) use wanted::Wanted;
 #[derive(Clone)]
 pub struct Communicator {
     backend: Arc<dyn Backend>,
+    order: Arc<IssueOrder>,
     timeout: Duration,
 }
 
@@ -216,8 +218,29 @@ impl Communicator {
         Ok(Self::new(Arc::new(backend), timeout))
     }
 
+    /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
-        Communicator { backend, timeout }
+        Communicator { backend, order: IssueOrder::new(), timeout }
+    }
+
+    /// A communicator that was split from this one.
+    fn descendant(&self, backend: Box<dyn Backend>) -> Self {
+        Communicator { backend: Arc::from(backend), order: self.order.descendant(), timeout: self.timeout }
+    }
+
+    /// Where calls of this communicator take their place.
+    pub(crate) fn order(&self, extent: Extent) -> (Arc<IssueOrder>, Extent) {
+        (Arc::clone(&self.order), extent)
+    }
+
+    /// Makes a call on this thread when the calls that this rank made before have ended. `call` is one
+    /// collective or several, which no other call of the rank comes between.
+    pub(crate) fn in_turn<T>(&self, extent: Extent, deadline: Instant, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.backend.check_home()?;
+        let ticket = self.order.issue_here(extent);
+        // A rank that leaves a collective out would let its peers wait for nothing.
+        ticket.wait(deadline, || self.backend.check()).map_err(|error| self.backend.give_up(error))?;
+        ticket.run(call)
     }
 
     /// This rank's number, from 0.
@@ -248,7 +271,7 @@ impl Communicator {
     /// The same rank with another timeout: for all calls from now on, or for one, as in
     /// `communicator.with_timeout(short).barrier()`.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Communicator { backend: Arc::clone(&self.backend), timeout }
+        Communicator { timeout, ..self.clone() }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -296,9 +319,10 @@ impl Communicator {
     }
 
     fn agree(&self, purpose: Purpose) -> Result<()> {
+        let deadline = self.deadline();
         // SAFETY: without elements no buffer is used.
-        unsafe { self.backend.run(&Request::barrier(purpose, self.deadline())) }
-            .map_err(|e| e.on_rank(self.origin_rank()))
+        let agree = || unsafe { self.backend.run(&Request::barrier(purpose, deadline)) };
+        self.in_turn(Extent::Communicator, deadline, agree).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
@@ -308,8 +332,9 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
-        let backend = self.backend.split(color, key, self.deadline()).map_err(|e| e.on_rank(self.origin_rank()))?;
-        Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
+        let deadline = self.deadline();
+        let backend = self.in_turn(Extent::Communicator, deadline, || self.backend.split(color, key, deadline));
+        Ok(backend.map_err(|e| e.on_rank(self.origin_rank()))?.map(|backend| self.descendant(backend)))
     }
 
     /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank of this communicator
@@ -329,26 +354,30 @@ impl Communicator {
             }
         }
         let deadline = self.deadline();
+        let group = self.in_turn(Extent::Communicator, deadline, || self.make_group(ranks, deadline));
+        group.map_err(|e| e.on_rank(self.origin_rank()))
+    }
+
+    fn make_group(&self, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
         let list: Vec<u8> = ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
-        let lists = self.exchange(Purpose::NewGroup, &list, deadline).map_err(|e| e.on_rank(self.origin_rank()))?;
+        let lists = self.exchange(Purpose::NewGroup, &list, deadline)?;
         if let Some(other) = lists.iter().position(|other| *other != list) {
             // Every rank has the same lists, and at least two differ, so every rank returns an error.
             let other_ranks = lists[other].chunks(4).map(|rank| rank.try_into().map_or(0, u32::from_le_bytes));
-            let error = error!(
+            bail!(
                 Disagreement,
                 "new_group wants the same ranks on every rank: this rank gives {:?}, rank {} gives {:?}",
                 ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(),
                 self.origin(Rank(other as u32)),
                 other_ranks.collect::<Vec<_>>()
             );
-            return Err(error.on_rank(self.origin_rank()));
         }
-        let group = ranks.contains(&self.rank()).then_some(ranks);
-        self.split_into(group, deadline).map_err(|e| e.on_rank(self.origin_rank()))
+        self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)
     }
 
     /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make those of theirs at the same
-    /// time. That it has exactly the group's members is checked: buffers are as long as the group says. Collective.
+    /// time. That it has exactly the group's members is checked: buffers are as long as the group says. Collective, in this rank's
+    /// [turn](Self::in_turn).
     pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
         let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
         let (Some(group), Some(place)) = (group, place) else {
@@ -363,7 +392,7 @@ impl Communicator {
             self.abort_with(&error);
             return Err(error);
         }
-        Ok(backend.map(|backend| Self::new(Arc::from(backend), self.timeout)))
+        Ok(backend.map(|backend| self.descendant(backend)))
     }
 
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between; on GPUs in memory of
@@ -376,11 +405,13 @@ impl Communicator {
     /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract of [`Communicator`].
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
-        let buffer = self.backend.allocate(shape.byte_len(data_type), self.deadline());
+        let deadline = self.deadline();
+        let allocate = || self.backend.allocate(shape.byte_len(data_type), deadline);
+        let buffer = self.in_turn(Extent::Communicator, deadline, allocate);
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
-    /// Memory for the operands of an engine's collectives. Collective.
+    /// Memory for the operands of an engine's collectives. Collective, in this rank's [turn](Self::in_turn).
     pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         self.backend.allocate_region(byte_len, for_graphs, deadline)
     }
@@ -400,7 +431,8 @@ impl Communicator {
         Arc::clone(&self.backend) as Arc<dyn Watch>
     }
 
-    /// Runs a call whose rules of types and shapes have been checked. Memory, alignment and overlap are checked here.
+    /// Runs a call whose rules of types and shapes have been checked, in this rank's [turn](Self::in_turn). Memory, alignment and
+    /// overlap are checked here.
     ///
     /// # Safety
     ///
@@ -454,7 +486,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives every rank the bytes of every rank. Collective; the lengths may differ.
+    /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn); the lengths may differ.
     pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];
@@ -506,7 +538,7 @@ impl Communicator {
 }
 
 /// When a wait that begins now ends.
-fn deadline_after(timeout: Duration) -> Instant {
+pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
     const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
     now.checked_add(timeout).unwrap_or(now + FAR)

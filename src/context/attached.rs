@@ -1,6 +1,8 @@
 //! An engine on a communicator: who does what on this rank, the memory, and everything that has to hold before a run.
 
-use std::sync::{Arc, Mutex};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::ContextOptions;
@@ -8,7 +10,7 @@ use super::regions::Regions;
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
-use crate::comm::{Communicator, NcclBackend, Purpose};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclBackend, Purpose, deadline_after, rank_lock};
 use crate::cuda::{CudaStream, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
@@ -17,12 +19,14 @@ use crate::error::{Error, Result, bail, error};
 use crate::memory::{MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, Source, TensorId};
 use crate::shape::Shape;
-use crate::stream::Stream;
+use crate::stream::{Stream, lock};
 
 /// An engine on a communicator, or on none: what every run of a context shares.
 pub(super) struct Attached {
     /// Locked during a run, so that runs of one context follow one another. The graphs in it go before the communicator.
     pub(super) regions: Mutex<Regions>,
+    /// The thread that has the regions.
+    runner: Mutex<Option<ThreadId>>,
     pub(super) engine: Arc<EngineInner>,
     pub(super) communicator: Option<Communicator>,
     pub(super) options: ContextOptions,
@@ -38,11 +42,24 @@ impl Attached {
         let is_usable = engine.first_collective().is_none();
         let regions = if is_usable { Regions::new(&engine, MemorySpace::Host)? } else { Regions::none(&engine) };
         let used = vec![true; engine.io.len()];
-        Ok(Attached { engine, communicator: None, options, roles: Vec::new(), used, regions: Mutex::new(regions) })
+        Ok(Attached {
+            engine,
+            communicator: None,
+            options,
+            roles: Vec::new(),
+            used,
+            regions: Mutex::new(regions),
+            runner: Mutex::default(),
+        })
     }
 
-    /// On a communicator. Collective.
-    pub(super) fn to(engine: Arc<EngineInner>, communicator: &Communicator, options: ContextOptions) -> Result<Self> {
+    /// On a communicator. Collective, in this rank's turn.
+    pub(super) fn to(
+        engine: Arc<EngineInner>,
+        communicator: &Communicator,
+        options: ContextOptions,
+        deadline: Instant,
+    ) -> Result<Self> {
         let collectives = &engine.analysis.collectives;
         let in_schedule = || engine.analysis.schedule.iter().filter_map(|id| collectives[id.index()].as_ref());
         // What can fail on this rank alone comes first, so that the other ranks learn of it.
@@ -51,7 +68,6 @@ impl Attached {
             .and_then(|()| communicator.as_nccl().map_or(Ok(()), |nccl| prepare(&engine, nccl)))
             .and_then(|()| Regions::new(&engine, communicator.space()));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
-        let deadline = communicator.deadline();
         let own_bytes = engine.memory.communicator_bytes;
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
@@ -80,6 +96,7 @@ impl Attached {
             options,
             roles,
             regions: Mutex::new(regions),
+            runner: Mutex::default(),
         };
         attached.used = engine.io.iter().map(|io| attached.is_used(io.tensor)).collect();
         if let Some(nccl) = communicator.as_nccl() {
@@ -104,19 +121,28 @@ impl Attached {
         Ok(())
     }
 
+    /// Locks the memory for a run. The run before may be under way on another thread.
+    pub(super) fn lock_regions(&self, deadline: Instant) -> Result<RegionsGuard<'_>> {
+        let this = std::thread::current().id();
+        if *lock(&self.runner) == Some(this) {
+            bail!(InvalidArgument, "a plugin cannot run the context that runs it");
+        }
+        let Some(regions) = rank_lock::take(&self.regions, deadline) else {
+            bail!(DeadlineExceeded, "an earlier run of the context did not end before the deadline");
+        };
+        *lock(&self.runner) = Some(this);
+        Ok(RegionsGuard { regions, runner: &self.runner })
+    }
+
     /// The memory of the tensors inside the network.
     pub(super) fn space(&self) -> MemorySpace {
         self.communicator.as_ref().map_or(MemorySpace::Host, Communicator::space)
     }
 
-    /// When a collective that begins now has to be done.
+    /// When a run that is issued now has to be done.
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Instant {
-        match (&self.communicator, timeout) {
-            (Some(communicator), Some(timeout)) => communicator.with_timeout(timeout).deadline(),
-            (Some(communicator), None) => communicator.deadline(),
-            // Only the identity runs without a communicator, and it waits for nobody.
-            (None, _) => Instant::now(),
-        }
+        let own = || self.communicator.as_ref().map_or(DEFAULT_TIMEOUT, Communicator::timeout);
+        deadline_after(timeout.unwrap_or_else(own))
     }
 
     pub(super) fn role(&self, layer: LayerId) -> &Role {
@@ -279,6 +305,32 @@ impl Attached {
         let only_reader = analysis.readers[input.index()] == [layer];
         let call = shapes.calls[layer.index()].as_ref()?;
         only_reader.then_some((layer, call))
+    }
+}
+
+/// The regions of the context that runs on this thread.
+pub(super) struct RegionsGuard<'a> {
+    regions: MutexGuard<'a, Regions>,
+    runner: &'a Mutex<Option<ThreadId>>,
+}
+
+impl Deref for RegionsGuard<'_> {
+    type Target = Regions;
+
+    fn deref(&self) -> &Regions {
+        &self.regions
+    }
+}
+
+impl DerefMut for RegionsGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Regions {
+        &mut self.regions
+    }
+}
+
+impl Drop for RegionsGuard<'_> {
+    fn drop(&mut self) {
+        *lock(self.runner) = None;
     }
 }
 

@@ -10,6 +10,7 @@ use super::shapes::Shapes;
 use crate::cuda::{CudaStream, Event};
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
+use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{Cell, Failed, Stream, Task, Watch, Work, lock};
 
@@ -48,7 +49,6 @@ unsafe impl Sync for Bindings {}
 struct Job {
     attached: Arc<Attached>,
     shapes: Arc<Shapes>,
-    timeout: Option<Duration>,
     deadline: Instant,
 }
 
@@ -193,7 +193,7 @@ impl Bindings {
             return Err(Failed::new(attached.on_rank(error), self));
         }
         let (attached, shapes, deadline) = (Arc::clone(attached), Arc::clone(shapes), attached.deadline(timeout));
-        self.inner.job = Some(Job { attached, shapes, timeout, deadline });
+        self.inner.job = Some(Job { attached, shapes, deadline });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, cell))
     }
@@ -231,11 +231,16 @@ impl Bindings {
 }
 
 impl Task for Bindings {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        let communicator = self.inner.job.as_ref()?.attached.communicator.as_ref()?;
+        Some(communicator.order(Extent::WithGroups))
+    }
+
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // What is enqueued needs the job until it is done.
-        let Some(Job { attached, shapes, timeout, .. }) = &self.inner.job else { return Ok(()) };
+        let Some(Job { attached, shapes, deadline }) = &self.inner.job else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
-        let result = unsafe { run(attached, shapes, &self.inner.io, *timeout, stream) };
+        let result = unsafe { run(attached, shapes, &self.inner.io, *deadline, stream) };
         result.map_err(|e: Error| attached.on_rank(e))
     }
 

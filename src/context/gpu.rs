@@ -2,7 +2,7 @@
 //! GPU and back.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use super::attached::Attached;
 use super::regions::Regions;
@@ -25,13 +25,12 @@ pub(super) unsafe fn run(
     regions: &mut Regions,
     shapes: &Arc<Shapes>,
     io: &RunIo,
-    timeout: Option<Duration>,
+    deadline: Instant,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
     let is_done_here = stream.is_none();
     let stream = stream.unwrap_or(nccl.stream());
     let is_capturing = stream.is_capturing()?;
-    let deadline = attached.deadline(timeout);
     regions.follow(stream, is_capturing)?;
     locate(attached, nccl, regions, io)?;
     // What the caller bound in host memory, and this rank uses.
@@ -53,7 +52,7 @@ pub(super) unsafe fn run(
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
-        unsafe { Run::new(attached, shapes, located, timeout, Lane::Cuda(stream), addresses).layers() }
+        unsafe { Run::new(attached, shapes, located, deadline, Lane::Cuda(stream), addresses).layers() }
     };
     if attached.options.cuda_graph && !is_capturing {
         let prepare = |stream: &CudaStream| attached.reserve(stream, deadline);

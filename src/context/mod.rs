@@ -20,6 +20,7 @@ use shapes::Shapes;
 use crate::comm::Communicator;
 use crate::engine::{EngineInner, IoMode, IoTensor};
 use crate::error::{Result, error};
+use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
 use crate::shape::Dims;
 use crate::shape::Shape;
@@ -89,7 +90,9 @@ impl ExecutionContext {
     /// another rank; [`Disagreement`](crate::ErrorKind::Disagreement): the plans differ, with the first differing layer and
     /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
-        let attached = Attached::to(Arc::clone(&self.engine), communicator, self.options);
+        let deadline = communicator.deadline();
+        let attach = || Attached::to(Arc::clone(&self.engine), communicator, self.options, deadline);
+        let attached = communicator.in_turn(Extent::Communicator, deadline, attach);
         self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.origin_rank()))?);
         Ok(())
     }
@@ -99,7 +102,8 @@ impl ExecutionContext {
         self.attached.communicator.as_ref()
     }
 
-    /// The time that each collective of a run waits for other ranks; without one, the communicator's.
+    /// The time that a run may take, from the moment at which it is issued; without one, the communicator's timeout. A collective
+    /// that waits for other ranks at the end of that time is an error.
     pub fn set_timeout(&mut self, timeout: impl Into<Option<Duration>>) {
         self.timeout = timeout.into();
     }
@@ -197,9 +201,15 @@ impl ExecutionContext {
         // A call before may have panicked in one of its iterators.
         self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
-            self.attached.check(&self.shapes, &self.scratch, &Stream::inline())?;
+            let attached = &self.attached;
+            attached.check(&self.shapes, &self.scratch, &Stream::inline())?;
+            let deadline = attached.deadline(self.timeout);
             // SAFETY: just checked, and the views borrow their memory until this function returns.
-            unsafe { run(&self.attached, &self.shapes, &self.scratch, self.timeout, None) }
+            let run = || unsafe { run(attached, &self.shapes, &self.scratch, deadline, None) };
+            match &attached.communicator {
+                Some(communicator) => communicator.in_turn(Extent::WithGroups, deadline, run),
+                None => run(),
+            }
         });
         self.scratch.clear();
         result.map_err(|e| self.attached.on_rank(e))

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::attached::Attached;
 use super::gpu;
@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::{drain, lock, panic_message};
+use crate::stream::{drain, panic_message};
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
 pub(super) struct RunIo {
@@ -66,15 +66,15 @@ pub(super) unsafe fn run(
     attached: &Attached,
     shapes: &Arc<Shapes>,
     io: &RunIo,
-    timeout: Option<Duration>,
+    deadline: Instant,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
-    let regions = &mut *lock(&attached.regions);
+    let regions = &mut *attached.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
         match attached.communicator.as_ref().and_then(Communicator::as_nccl) {
-            None => Run::new(attached, shapes, io, timeout, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
-            Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, timeout, stream),
+            None => Run::new(attached, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
+            Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, deadline, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
@@ -100,7 +100,7 @@ pub(super) struct Run<'a> {
     attached: &'a Attached,
     shapes: &'a Shapes,
     io: &'a RunIo,
-    timeout: Option<Duration>,
+    deadline: Instant,
     lane: Lane<'a>,
     space: MemorySpace,
     addresses: Addresses<'a>,
@@ -128,11 +128,11 @@ impl<'a> Run<'a> {
         attached: &'a Attached,
         shapes: &'a Shapes,
         io: &'a RunIo,
-        timeout: Option<Duration>,
+        deadline: Instant,
         lane: Lane<'a>,
         addresses: Addresses<'a>,
     ) -> Self {
-        Run { attached, shapes, io, timeout, lane, space: attached.space(), addresses }
+        Run { attached, shapes, io, deadline, lane, space: attached.space(), addresses }
     }
 
     /// Does the layers in the order of the schedule.
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
     /// As [`layers`](Self::layers).
     unsafe fn group(&self, layers: &[LayerId], stream: &Arc<CudaStream>) -> Result<()> {
         let engine = &*self.attached.engine;
-        let deadline = self.deadline();
+        let deadline = self.deadline;
         let mut group = Group::default();
         for id in layers {
             let (Role::Member(communicator), Some(call)) = (self.attached.role(*id), self.shapes.calls[id.index()])
@@ -310,7 +310,7 @@ impl<'a> Run<'a> {
                 && let Some(bound) = &self.io.tensors[engine.input_count() + output]
             {
                 // SAFETY: the caller's output is as long as the tensor, which lies elsewhere.
-                unsafe { self.lane.copy(self.located(tensor), bound.located(), bound.byte_len, self.deadline())? };
+                unsafe { self.lane.copy(self.located(tensor), bound.located(), bound.byte_len, self.deadline)? };
             }
         }
         Ok(())
@@ -330,11 +330,7 @@ impl<'a> Run<'a> {
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         // SAFETY: the call was made for the shapes of these tensors.
-        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline(), self.lane) }
-    }
-
-    fn deadline(&self) -> Instant {
-        self.attached.deadline(self.timeout)
+        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline, self.lane) }
     }
 
     /// # Safety
@@ -366,7 +362,7 @@ impl<'a> Run<'a> {
                     let second = &second[..steps.reshaped.dim_count()];
                     lane.transpose(input.address, output.address, &steps.reshaped, second, bytes)
                 }
-                (None, None, _) => lane.copy(input.located(), output.located(), input.byte_len, self.deadline()),
+                (None, None, _) => lane.copy(input.located(), output.located(), input.byte_len, self.deadline),
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
+use crate::issue_order::{Extent, IssueOrder};
 use crate::lane::Lane;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank, count_of};
@@ -210,10 +211,13 @@ impl DistCollectiveLayer {
         });
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
-        let agreed = agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline);
-        agreed.map_err(on_rank)?;
-        let layer = verdict?;
-        let role = Roles::new(communicator, deadline).role(&layer).map_err(on_rank)?;
+        let bind = || {
+            agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?;
+            let layer = verdict?;
+            let role = Roles::new(communicator, deadline).role(&layer)?;
+            Ok((layer, role))
+        };
+        let (layer, role) = communicator.in_turn(Extent::Communicator, deadline, bind).map_err(on_rank)?;
         Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
     }
 }
@@ -293,8 +297,10 @@ impl BoundLayer {
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.communicator.space() };
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.communicator.deadline();
+        let (call, subject) = (self.call(&shape), &self.layer.subject);
         // SAFETY: the lengths were compared just now, and the views borrow the buffers.
-        unsafe { self.role.run(&self.call(&shape), &self.layer.subject, sides, deadline, Lane::Caller) }.map_err(about)
+        let run = || unsafe { self.role.run(&call, subject, sides, deadline, Lane::Caller) };
+        self.communicator.in_turn(Extent::WithGroups, deadline, run).map_err(about)
     }
 
     /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. They are in the memory of the communicator,
@@ -345,12 +351,14 @@ unsafe impl Send for RawCall {}
 unsafe impl Sync for RawCall {}
 
 impl Task for RawCall {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        Some(self.bound.communicator.order(Extent::WithGroups))
+    }
+
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
-        // A worker may come to it late.
-        let deadline = if stream.is_some() { self.deadline } else { communicator.deadline() };
         // SAFETY: the promise of `enqueue`.
-        unsafe { role.run(&self.call, &layer.subject, self.sides, deadline, Lane::of(stream)) }
+        unsafe { role.run(&self.call, &layer.subject, self.sides, self.deadline, Lane::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 

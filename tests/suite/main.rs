@@ -7,6 +7,7 @@ mod contexts;
 mod errors;
 mod nccl;
 mod networks;
+mod order;
 mod processes;
 
 #[path = "../shared/random.rs"]

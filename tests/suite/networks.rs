@@ -386,17 +386,35 @@ impl Plan {
                 Way::Enqueue(stream, space) => {
                     self.bind(engine, &context, &mut bindings, communicator.rank(), scale, space)?;
                     bindings = context.enqueue(bindings, &stream)?.wait()?;
-                    let mut outputs = Vec::new();
-                    for io in engine.io_tensors().iter().filter(|io| io.mode == IoMode::Output) {
-                        let buffer = bindings.get(&io.name)?;
-                        let mut bytes = vec![0; buffer.byte_len()];
-                        buffer.read(0, &mut bytes)?;
-                        outputs.push(bytes);
-                    }
-                    outputs
+                    outputs_of(engine, &bindings)?
                 }
             };
             self.compare(engine, &expected[scale - 1], communicator.rank(), run, &outputs);
+        }
+        Ok(())
+    }
+
+    /// One rank's runs of two contexts, each on a worker stream of its own, one run issued after the other; then a barrier.
+    fn run_two_contexts(&self, engine: &Engine, expected: &[Interpreted], communicator: &Communicator) -> Result<()> {
+        let mut runs = Vec::new();
+        for _ in 0..2 {
+            let mut context = engine.create_execution_context()?;
+            context.set_communicator(communicator)?;
+            for (i, (_, dims)) in self.inputs.iter().enumerate().filter(|_| self.dynamic) {
+                context.set_input_shape(&format!("in{i}"), [dims[0] as i64, dims[1] as i64])?;
+            }
+            let mut bindings = context.create_bindings();
+            self.bind(engine, &context, &mut bindings, communicator.rank(), 1, MemorySpace::Host)?;
+            runs.push((context, bindings, Stream::worker()?));
+        }
+        let mut work = Vec::new();
+        for (context, bindings, stream) in &mut runs {
+            work.push(context.enqueue(std::mem::replace(bindings, context.create_bindings()), stream)?);
+        }
+        communicator.barrier()?;
+        for (run, work) in work.into_iter().enumerate().rev() {
+            let outputs = outputs_of(engine, &work.wait()?)?;
+            self.compare(engine, expected, communicator.rank(), run, &outputs);
         }
         Ok(())
     }
@@ -476,6 +494,18 @@ impl Plan {
     }
 }
 
+/// The bytes of the outputs after a run.
+fn outputs_of(engine: &Engine, bindings: &Bindings) -> Result<Vec<Vec<u8>>> {
+    let outputs = engine.io_tensors().iter().filter(|io| io.mode == IoMode::Output);
+    let read = |io: &IoTensor| {
+        let buffer = bindings.get(&io.name)?;
+        let mut bytes = vec![0; buffer.byte_len()];
+        buffer.read(0, &mut bytes)?;
+        Ok(bytes)
+    };
+    outputs.map(read).collect()
+}
+
 /// How a run is done.
 enum Way {
     Execute,
@@ -505,8 +535,12 @@ pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicato
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
+fn cases() -> u32 {
+    if std::env::var_os("DCL_EXHAUSTIVE").is_some() { 10_000 } else { 96 }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_network_gives_what_the_reference_gives(
@@ -518,7 +552,10 @@ proptest! {
         let plan = plan(n, dynamic, types, genes);
         let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
         let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
-        let results = on_ranks(n, move |communicator| plan.run(&engine, &expected, &communicator, ContextOptions::default()));
+        let results = on_ranks(n, move |communicator| {
+            plan.run(&engine, &expected, &communicator, ContextOptions::default())?;
+            plan.run_two_contexts(&engine, &expected[0], &communicator)
+        });
         for result in results {
             result.expect("no error");
         }

@@ -47,8 +47,8 @@ use shared_memory::SharedMemory;
 pub(crate) use system::{check_system, most_processes};
 
 use super::backend::{Backend, Request};
+use super::rank_lock;
 use super::signature::{Purpose, Signature};
-use super::turn;
 use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -131,7 +131,7 @@ impl HostBackend {
         // In a child the thread that had the turn at the fork is not there.
         self.check_home()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
-        turn::take(&self.progress, deadline).ok_or_else(|| self.end(turn::missed()))
+        rank_lock::take(&self.progress, deadline).ok_or_else(|| self.end(rank_lock::missed()))
     }
 
     /// Ends the communicator because of this rank's own error, which every further call of this rank returns.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::bindings::*;
 use super::library::{Library, function};
-use crate::comm::turn;
+use crate::comm::rank_lock;
 use crate::cuda::helper::{self, Sent};
 use crate::cuda::{Device, Pause};
 use crate::error::{Error, Result, bail};
@@ -249,7 +249,7 @@ impl Handle {
         if !self.is_own {
             return;
         }
-        let Some(mut is_open) = turn::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
+        let Some(mut is_open) = rank_lock::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
             tracing::warn!("a call of NCCL does not return; its communicator is left behind");
             return;
         };

@@ -31,8 +31,8 @@ use staging::Staging;
 
 use super::Communicator;
 use super::backend::{Backend, Request};
+use super::rank_lock;
 use super::signature::{Purpose, Signature};
-use super::turn;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
@@ -333,7 +333,7 @@ impl NcclBackend {
         // In a child the thread that had the turn at the fork is not there.
         self.family.check_home()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
-        turn::take(&self.progress, deadline).ok_or_else(|| self.give_up(turn::missed()))
+        rank_lock::take(&self.progress, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
     }
 
     /// Runs one collective in this rank's turn.

@@ -1,17 +1,18 @@
-//! Threads of one rank take turns.
+//! A lock with a deadline. The issue order lets the calls of one rank follow one another, so that
+//! the lock is free, unless a callback of the library calls the library.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, error};
 
-/// How often a thread looks whether another thread of its rank has finished its call.
+/// How often a thread looks whether the lock is free.
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// Takes the rank's turn; `None` if another thread was inside a call until the deadline.
-pub(super) fn take<T>(turn: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
+/// Takes the lock; `None` if it was not free until the deadline.
+pub(crate) fn take<T>(mutex: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
     loop {
-        match turn.try_lock() {
+        match mutex.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
@@ -21,7 +22,7 @@ pub(super) fn take<T>(turn: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'
     }
 }
 
-/// The error of a thread whose turn did not come.
+/// The error of a thread that did not get the lock of its rank.
 pub(super) fn missed() -> Error {
     error!(DeadlineExceeded, "another thread of this rank was in a call until the deadline")
 }
