@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use distcollective::{
     Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, F8E4M3,
-    F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16,
+    F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16, timeout_or,
 };
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.
@@ -48,6 +48,9 @@ struct Arguments {
     backend: String,
 }
 
+/// How long a rank waits for the others, unless `DCL_TIMEOUT` says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 const ROWS: usize = 3;
 const COLUMNS: usize = 4;
 
@@ -55,6 +58,7 @@ const COLUMNS: usize = 4;
 const PATTERN: u8 = 0xa5;
 
 fn main() -> ExitCode {
+    distcollective::show_warnings();
     let mut arguments = Arguments::parse();
     let operations = if arguments.op.eq_ignore_ascii_case("all") {
         CollectiveOperation::ALL.to_vec()
@@ -123,7 +127,7 @@ fn start_processes(ranks: u32) -> ExitCode {
 /// Started by a launcher, this process is one rank of the job.
 fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
     let builder = Environment::builder().backend(&arguments.backend);
-    let environment = builder.timeout(Duration::from_secs(60)).initialize()?;
+    let environment = builder.timeout(timeout_or(TIMEOUT)?).initialize()?;
     arguments.ranks = environment.world_size();
     let mut rows = Vec::new();
     for &operation in operations {
@@ -195,7 +199,7 @@ fn in_threads(arguments: &Arguments, operations: &[CollectiveOperation]) -> Resu
     let mut backend = "none";
     let mut rows = Vec::new();
     for &operation in operations {
-        let communicators = Communicator::in_process_on(&arguments.backend, arguments.ranks, Duration::from_secs(30))?;
+        let communicators = Communicator::in_process_on(&arguments.backend, arguments.ranks, timeout_or(TIMEOUT)?)?;
         backend = communicators[0].backend();
         rows.push(demonstrate(arguments, operation, communicators));
     }

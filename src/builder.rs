@@ -23,9 +23,9 @@ impl Builder {
     /// [`Error::mistakes`](crate::Error::mistakes). A mistake that only follows from another is left out.
     pub fn build(&self, network: &Network) -> Result<Engine> {
         let engine = Engine::new(network.clone())?;
-        tracing::debug!("an engine of {} layers, plan {}", network.layers().count(), engine.fingerprint());
+        crate::log::event!(DEBUG, "an engine of {} layers, plan {}", network.layers().count(), engine.fingerprint());
         for warning in engine.warnings() {
-            tracing::warn!("{warning}");
+            crate::log::event!(WARN, "{warning}");
         }
         Ok(engine)
     }

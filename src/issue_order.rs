@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail};
 use crate::fork::Home;
+use crate::slow_warning::SlowWarning;
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
 
 /// How often a call that waits for its turn looks whether its communicator still works.
@@ -89,7 +90,7 @@ impl Position {
 
 thread_local! {
     /// The places of the runs that are on this thread now. A run may begin another one.
-    static RUNNING: RefCell<Vec<Position>> = RefCell::new(Vec::new());
+    static RUNNING: RefCell<Vec<Position>> = RefCell::default();
 }
 
 fn with_running<T: Default>(look: impl FnOnce(&[Position]) -> T) -> T {
@@ -178,9 +179,13 @@ impl IssueTicket {
         let Some(position) = &self.position else { return Ok(()) };
         let root = &position.order.root;
         let mut queue = root.lock();
+        let mut slow = None;
         while !queue.is_turn_of(position) {
             drop(queue);
             alive()?;
+            slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
+                format!("a call has waited for {seconds} s: an earlier call of this rank on the same communicator has not ended")
+            });
             let now = Instant::now();
             if now >= deadline {
                 bail!(

@@ -72,10 +72,13 @@ mod fork;
 mod framing;
 mod issue_order;
 mod lane;
+mod log;
 mod memory;
 mod network;
 mod rank;
+mod settings;
 mod shape;
+mod slow_warning;
 mod stream;
 mod sync;
 
@@ -83,7 +86,7 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, Operands, RawCollective};
+pub use comm::{Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;
@@ -92,12 +95,14 @@ pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
 pub use error::{Error, ErrorKind, Result};
+pub use log::show_warnings;
 pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
 pub use network::{
     CastLayer, ConstantLayer, Layer, LayerBody, LayerId, Network, Plugin, PluginCall, PluginLayer, PluginRegistry,
     Shuffle, ShuffleLayer, TensorId,
 };
 pub use rank::{GroupRank, Rank};
+pub use settings::{DEFAULT_TIMEOUT, timeout_or};
 pub use shape::{Dims, MAX_DIMS, Shape};
 pub use stream::{Failed, Stream, Work};
 

@@ -313,7 +313,7 @@ impl<T: Send + 'static> Launched<T> {
 /// After a failure: waits until what was aborted has come to its end, so that nobody uses the caller's memory any more.
 pub(crate) fn drain(stream: &CudaStream) {
     if stream.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
-        tracing::warn!("work on the GPU goes on after its communicator was aborted");
+        crate::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::status::{Fault, Result};
 use crate::collective::{CollectiveOperation, ReduceOperation};
-use crate::comm::DEFAULT_TIMEOUT;
 use crate::data_type::DataType;
+use crate::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::shape::{Dims, MAX_DIMS, Shape};
 
 /// `const T *`: one value, or several.
@@ -342,7 +342,10 @@ pub(super) fn timeout(milliseconds: i64) -> Result<Option<Duration>> {
 
 /// The timeout of a new communicator.
 pub(super) fn timeout_or_default(milliseconds: i64) -> Result<Duration> {
-    Ok(timeout(milliseconds)?.unwrap_or(DEFAULT_TIMEOUT))
+    Ok(match timeout(milliseconds)? {
+        Some(timeout) => timeout,
+        None => timeout_or(DEFAULT_TIMEOUT)?,
+    })
 }
 
 /// The number of a length for C.

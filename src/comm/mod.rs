@@ -23,6 +23,8 @@ use crate::error::{ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
+pub(crate) use crate::settings::DEFAULT_TIMEOUT;
+use crate::settings::timeout_or;
 use crate::shape::Dims;
 use crate::stream::Watch;
 pub(crate) use backend::Backend;
@@ -72,9 +74,6 @@ pub struct Communicator {
     timeout: Duration,
 }
 
-/// The time that a collective call waits for other ranks, unless told otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-
 impl Communicator {
     /// The ranks of a new communicator that are threads of this process: element `r` is rank `r`, to be moved to its thread.
     ///
@@ -106,10 +105,9 @@ impl Communicator {
         if world_size > builder::MAX_RANKS {
             bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {}", builder::MAX_RANKS);
         }
-        Ok(host::in_process(world_size)?
-            .into_iter()
-            .map(|backend| Self::new(Arc::new(backend), DEFAULT_TIMEOUT))
-            .collect())
+        let timeout = timeout_or(DEFAULT_TIMEOUT)?;
+        let backends = host::in_process(world_size)?;
+        Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
     }
 
     /// A communicator between processes of this machine; see [`CommunicatorBuilder`].

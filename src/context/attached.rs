@@ -102,7 +102,7 @@ impl Attached {
         if let Some(nccl) = communicator.as_nccl() {
             attached.reserve(nccl.stream(), deadline).inspect_err(|error| communicator.abort_with(error))?;
         }
-        tracing::debug!("plan {} is set up on {communicator:?}", engine.fingerprint);
+        crate::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(attached)
     }
 

@@ -167,7 +167,7 @@ impl Device {
         let device = Arc::clone(self);
         self.reaper.reap(move || {
             if let Err(error) = device.enter().and_then(|_current| release()) {
-                tracing::warn!("{what}: {error}; it is left behind");
+                crate::log::event!(WARN, "{what}: {error}; it is left behind");
             }
         });
     }

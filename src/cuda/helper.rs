@@ -5,6 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail, error};
+use crate::slow_warning::SlowWarning;
 use crate::stream::lock;
 
 /// A value that a helper thread may use although it is a pointer or holds one.
@@ -33,7 +34,7 @@ pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
     };
     if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(counted) {
         leave();
-        tracing::warn!("no thread for {what}: {error}; it is left out");
+        crate::log::event!(WARN, "no thread for {what}: {error}; it is left out");
     }
 }
 
@@ -63,9 +64,20 @@ pub(crate) fn bounded<T: Send + 'static>(
             let _ = done.send(call());
         })
         .map_err(|e| error!(System, "no thread for {what}").with_source(e))?;
-    match result.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(value) => Ok(value),
-        Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
-        Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
+    let mut slow = SlowWarning::new();
+    loop {
+        match result.recv_timeout(slow.next_look(deadline).saturating_duration_since(Instant::now())) {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => slow.look(|seconds| warning(what, seconds)),
+            Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
+            Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
+        }
     }
+}
+
+/// What a warning about a long wait says.
+pub(super) fn warning(what: &str, seconds: u64) -> String {
+    format!(
+        "{what} has not ended after {seconds} s; perhaps another rank has not come, of which CUDA and NCCL say nothing"
+    )
 }

@@ -39,7 +39,10 @@ impl Reaper {
             match thread {
                 Ok(_) => *jobs = Some(sender),
                 Err(error) => {
-                    return tracing::warn!("no thread to let go of a GPU's memory: {error}; it is left behind");
+                    return crate::log::event!(
+                        WARN,
+                        "no thread to let go of a GPU's memory: {error}; it is left behind"
+                    );
                 }
             }
         }

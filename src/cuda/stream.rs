@@ -12,9 +12,10 @@ use cudarc::driver::sys::{
 
 use super::Device;
 use super::driver::{check, is_not_ready};
-use super::helper::Sent;
+use super::helper::{Sent, warning};
 use super::memory::new_generation;
 use crate::error::{Result, bail};
+use crate::slow_warning::SlowWarning;
 use crate::stream::lock;
 
 /// A stream of a GPU: the caller's, or our own.
@@ -269,7 +270,7 @@ impl Event {
 
     /// Waits until it is reached. `alive` is asked from time to time whether that is still to be expected.
     pub(crate) fn wait(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut pause = Pause::begin();
+        let mut pause = Pause::begin("work on the GPU");
         while !self.is_done()? {
             alive()?;
             if Instant::now() >= deadline {
@@ -292,20 +293,27 @@ impl Drop for Event {
 }
 
 /// A wait for something that can only be asked for: it spins, then gives way, then sleeps.
-pub(crate) struct Pause {
+pub(crate) struct Pause<'a> {
     start: Instant,
+    what: &'a str,
+    /// From the first sleep on.
+    slow: Option<SlowWarning>,
 }
 
-impl Pause {
-    pub(crate) fn begin() -> Self {
-        Pause { start: Instant::now() }
+impl<'a> Pause<'a> {
+    /// A wait for `what`, as a warning about a long wait names it.
+    pub(crate) fn begin(what: &'a str) -> Self {
+        Pause { start: Instant::now(), what, slow: None }
     }
 
     pub(crate) fn pause(&mut self) {
         match self.start.elapsed() {
             waited if waited < SPINNING => std::hint::spin_loop(),
             waited if waited < YIELDING => std::thread::yield_now(),
-            _ => std::thread::sleep(SLEEP),
+            _ => {
+                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(self.what, seconds));
+                std::thread::sleep(SLEEP);
+            }
         }
     }
 }

@@ -61,7 +61,7 @@ impl DistCollectiveLayer {
         let root = match u32::try_from(root) {
             _ if !operation.has_root() => {
                 if root != -1 {
-                    tracing::warn!("{operation} has no root: {root} is ignored; -1 says that there is none");
+                    crate::log::event!(WARN, "{operation} has no root: {root} is ignored; -1 says that there is none");
                 }
                 None
             }

@@ -318,14 +318,14 @@ fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
 
 /// What a random program waits for.
 enum Pending {
-    Sum(Work<Operands>),
+    Sum(Box<Work<Operands>>),
     Run(Work<Bindings>),
 }
 
 impl Pending {
     fn result(self) -> i32 {
         match self {
-            Pending::Sum(work) => sum_of(work),
+            Pending::Sum(work) => sum_of(*work),
             Pending::Run(work) => y_of(work),
         }
     }
@@ -362,7 +362,7 @@ fn random_program(seed: u64, communicator: &Communicator) {
             }
             (35..60, Some(group)) => {
                 let work = sum_async(&group, given(&group, group.rank(), value), stream);
-                pending.push((Pending::Sum(work), sum_given(&group, value)));
+                pending.push((Pending::Sum(Box::new(work)), sum_given(&group, value)));
             }
             (60..64, _) if groups.len() < 5 => {
                 let ranks: Vec<Rank> = (0..n).map(Rank).filter(|rank| rank.0 as usize != other % 4).collect();

@@ -9,6 +9,7 @@ mod progress;
 mod run;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -29,7 +30,16 @@ enum Command {
     Doctor(doctor::Arguments),
 }
 
+/// How long a rank waits for the others: what the option says, or `DCL_TIMEOUT`, or a minute.
+fn timeout(seconds: Option<u64>) -> distcollective::Result<Duration> {
+    match seconds {
+        Some(seconds) => Ok(Duration::from_secs(seconds)),
+        None => distcollective::timeout_or(Duration::from_secs(60)),
+    }
+}
+
 fn main() -> ExitCode {
+    distcollective::show_warnings();
     match Arguments::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use distcollective::{
     Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, TensorView,
@@ -122,7 +121,7 @@ fn run_rank(
     communicator: &Communicator,
     input: &Buffer,
 ) -> distcollective::Result<Option<Buffer>> {
-    let bound = layer.bind(&communicator.with_timeout(Duration::from_secs(60)), input.data_type())?;
+    let bound = layer.bind(&communicator.with_timeout(crate::timeout(None)?), input.data_type())?;
     let shape = input.shape();
     let output_shape = bound.output_shape(shape.as_slice())?;
     let mut output = Buffer::zeroed(input.data_type(), output_shape)?;

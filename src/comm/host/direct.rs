@@ -63,15 +63,14 @@ impl Run<'_> {
         if source == target.cast_const() {
             return Ok(());
         }
-        let mut done = 0;
-        while done < len {
+        for done in (0..len).step_by(WINDOW_BYTES) {
             let part = WINDOW_BYTES.min(len - done);
             self.host.segment.window(self.host.rank, || {
                 // SAFETY: the peer posted a buffer that holds these bytes, and keeps it until its windows are closed; the
                 // output holds them by the contract of `run`; the in-place rules keep the two apart.
                 unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) }
             })?;
-            done += part;
+            self.note_moved(part)?;
         }
         Ok(())
     }
@@ -125,6 +124,7 @@ impl Run<'_> {
                     }
                 })?;
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(part));
+                self.note_moved(part)?;
             }
             Ok(())
         })

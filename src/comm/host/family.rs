@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::Home;
 use crate::rank::Rank;
+use crate::slow_warning::SlowWarning;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
 
 /// The longest reason that an abort keeps, in bytes.
@@ -21,6 +23,8 @@ pub(super) struct Family {
     world_size: u32,
     /// The ranks of this process.
     local_ranks: Range<u32>,
+    /// Which thread made the latest call of each of them.
+    callers: Box<[Caller]>,
     /// Whether every rank can have a processor of its own, so that spinning makes sense.
     may_spin: bool,
 }
@@ -53,6 +57,20 @@ struct AbortRecord {
     reason: [AtomicU64; REASON_BYTES / 8],
 }
 
+/// The thread of a rank's latest call, as [`this_thread`] names it; 0 before the first. On a cache line of its own, since each
+/// call writes it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Caller(AtomicUsize);
+
+/// A number that no other thread of this process has; it is not 0.
+fn this_thread() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: usize = 1 + THREADS.fetch_add(1, Ordering::Relaxed));
+    // A thread that ends makes no further call.
+    NUMBER.try_with(|number| *number).unwrap_or(usize::MAX)
+}
+
 // SAFETY: nothing but atomics.
 unsafe impl Shareable for Header {}
 // SAFETY: nothing but atomics.
@@ -83,6 +101,7 @@ impl Family {
             home: Home::here(),
             memory,
             world_size,
+            callers: local_ranks.clone().map(|_| Caller::default()).collect(),
             local_ranks,
             may_spin: !cfg!(loom) && world_size as usize <= processors,
         }
@@ -91,6 +110,30 @@ impl Family {
     /// Whether a rank is a thread of this process.
     pub(super) fn is_local(&self, rank: Rank) -> bool {
         self.local_ranks.contains(&rank.0)
+    }
+
+    fn caller(&self, rank: Rank) -> Option<&AtomicUsize> {
+        self.callers.get(rank.0.checked_sub(self.local_ranks.start)? as usize).map(|caller| &caller.0)
+    }
+
+    /// Notes that a rank of this process calls on this thread.
+    pub(super) fn note_caller(&self, rank: Rank) {
+        if let Some(caller) = self.caller(rank) {
+            caller.store(this_thread(), Ordering::Relaxed);
+        }
+    }
+
+    /// What a thread that waits for a rank should know: that it may wait for itself.
+    pub(super) fn hint_about(&self, rank: Rank) -> Option<String> {
+        match self.caller(rank)?.load(Ordering::Relaxed) {
+            0 => Some(format!(
+                "rank {rank} is a rank of this process and has made no call; each rank needs a thread of its own"
+            )),
+            caller if caller == this_thread() => {
+                Some(format!("rank {rank} made its last call on this same thread; each rank needs a thread of its own"))
+            }
+            _ => None,
+        }
     }
 
     fn header(&self) -> &Header {
@@ -193,6 +236,8 @@ pub(super) struct Patience<'a> {
     deadline: Instant,
     spins_left: u32,
     yields_left: u32,
+    /// From the first sleep on.
+    slow: Option<SlowWarning>,
 }
 
 impl<'a> Patience<'a> {
@@ -206,14 +251,17 @@ impl<'a> Patience<'a> {
             deadline,
             spins_left: if family.may_spin { SPINS } else { 0 },
             yields_left: YIELDS,
+            slow: None,
         }
     }
 
-    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
+    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over. `slow` is what a warning about a
+    /// long wait says, after so many seconds.
     pub(super) fn wait_until(
         &mut self,
         mut reached: impl FnMut() -> bool,
         gone: impl Fn() -> bool,
+        slow: impl Fn(u64) -> String,
     ) -> Result<(), Trouble> {
         loop {
             if reached() {
@@ -234,7 +282,10 @@ impl<'a> Patience<'a> {
                 if now >= self.deadline {
                     return Err(self.unless_dead(Trouble::Late));
                 }
-                self.sleep(self.deadline - now, || reached() || gone() || self.family.is_aborted());
+                let warning = self.slow.get_or_insert_with(SlowWarning::new);
+                warning.look(&slow);
+                let until = warning.next_look(self.deadline);
+                self.sleep(until.saturating_duration_since(now), || reached() || gone() || self.family.is_aborted());
             }
         }
     }

@@ -23,6 +23,7 @@ mod meeting;
 #[cfg(all(test, loom))]
 mod model;
 mod office;
+mod report;
 mod run;
 mod segment;
 #[cfg(not(loom))]
@@ -34,6 +35,7 @@ mod staged;
 mod system;
 mod wire;
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -154,7 +156,7 @@ impl HostBackend {
     unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
         self.check().map_err(|e| request.label(e))?;
         progress.sequence += 1;
-        let mut run = Run { host: self, progress, request, finished: false };
+        let mut run = Run { host: self, progress, request, finished: false, moved: Cell::new(0) };
         let result = run.collective();
         run.finished = result.is_ok();
         let result = result.map_err(|error| {
@@ -376,7 +378,66 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    use super::segment::Body;
+    use super::segment::Place;
     use super::*;
+    use crate::collective::ReduceOperation;
+
+    /// A sum in place of so many bytes.
+    fn sum(rank: &HostBackend, x: &mut [u8], deadline: Instant) -> Result<()> {
+        let call = Call {
+            collective: Collective::AllReduce { reduce_op: ReduceOperation::Sum },
+            data_type: DataType::Uint8,
+            block_elements: x.len(),
+        };
+        let buffer = Address { pointer: x.as_mut_ptr(), space: crate::memory::MemorySpace::Host };
+        let signature = Signature { purpose: Purpose::Collective, call };
+        let request = Request { signature, label: None, input: buffer, output: buffer, deadline, stream: None };
+        // SAFETY: the buffer is as long as the call says, and borrowed until the call returns.
+        unsafe { rank.run(&request) }
+    }
+
+    /// The other rank is there, so that nothing is waited for before the copying.
+    #[test]
+    fn a_rank_looks_at_the_clock_while_it_moves_elements() {
+        let ranks = in_process(2).expect("ranks");
+        let far = Instant::now() + Duration::from_secs(10);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| sum(&ranks[0], &mut vec![1; 64 << 20], far));
+            while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+                std::thread::yield_now();
+            }
+            let error = sum(&ranks[1], &mut vec![1; 64 << 20], Instant::now()).expect_err("the deadline is over");
+            let text = "the ranks arrived, but this rank had moved only 1 MiB of its elements at the deadline";
+            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+            assert_eq!(error.to_string(), format!("all_reduce(sum) of 67108864 uint8 (collective 1): {text}"));
+            let first = first.join().expect("no panic").expect_err("rank 1 failed").to_string();
+            assert!(first.contains("rank 1 ended the communicator") && first.contains(text), "{first}");
+        });
+    }
+
+    /// Rank 0 says what it calls and then stands still.
+    #[test]
+    fn a_rank_that_arrived_is_not_said_to_be_missing() {
+        let ranks = in_process(2).expect("ranks");
+        let (mut x, mut y) = (vec![1u8; 4096], vec![1u8; 4096]);
+        let call = Call {
+            collective: Collective::AllReduce { reduce_op: ReduceOperation::Sum },
+            data_type: DataType::Uint8,
+            block_elements: x.len(),
+        };
+        let place = Place::Address(x.as_mut_ptr().expose_provenance());
+        let signature = Signature { purpose: Purpose::Collective, call }.to_words();
+        ranks[0].segment.notify(GroupRank(0), 1, signature, Body::Places { input: place, output: place });
+        let error =
+            sum(&ranks[1], &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
+        assert_eq!(
+            error.to_string(),
+            "all_reduce(sum) of 4096 uint8 (collective 1): rank 0 arrived, but did not finish moving the elements before the \
+             deadline"
+        );
+        drop(x);
+    }
 
     /// A peer is stopped in the middle of a copy while this rank's collective fails: the call returns only afterwards.
     #[test]

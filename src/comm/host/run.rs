@@ -1,14 +1,17 @@
 //! The steps of a collective that are the same whichever way its elements go: room for the notice, the notice, the others'
 //! notices and whether they agree, waiting.
 
+use std::cell::Cell;
+use std::time::Instant;
+
 use super::family::{Patience, Trouble};
+use super::report::{self, Report};
 use super::segment::{Body, Mark, Notice, Place, RING};
 use super::{HostBackend, Progress, inline};
 use crate::collective::Collective;
 use crate::comm::backend::Request;
-use crate::comm::signature::Signature;
-use crate::error::{Error, ErrorKind, Result, error};
-use crate::rank::{GroupRank, list_ranks};
+use crate::error::{ErrorKind, Result};
+use crate::rank::GroupRank;
 
 /// One collective on one rank.
 pub(super) struct Run<'a> {
@@ -16,7 +19,12 @@ pub(super) struct Run<'a> {
     pub(super) progress: &'a mut Progress,
     pub(super) request: &'a Request<'a>,
     pub(super) finished: bool,
+    /// How many bytes this rank has moved.
+    pub(super) moved: Cell<usize>,
 }
+
+/// How many bytes a rank moves between two looks at the clock.
+const LOOK_BYTES: usize = 1 << 20;
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
@@ -32,6 +40,7 @@ impl Drop for Run<'_> {
 
 impl<'a> Run<'a> {
     pub(super) fn collective(&mut self) -> Result<()> {
+        self.host.family().note_caller(self.host.segment.member(self.host.rank));
         self.make_room()?;
         let places = self.notify();
         self.await_notices(|run, peer| run.takes_from(peer))?;
@@ -125,13 +134,13 @@ impl<'a> Run<'a> {
         let this = Mark::Noticed(sequence);
         if segment.lacks_departed(this) {
             host.family().check()?;
-            return Err(self.describe(Trouble::Gone, this));
+            return Err(self.report().error(Trouble::Gone, this));
         }
         if sequence > self.progress.room {
             let replaced = sequence - RING;
             let mut slowest = 0;
             let mut agreement = Ok(());
-            let mut patience = self.patience();
+            let (mut patience, report) = (self.patience(), self.report());
             let waited = patience.wait_until(
                 || {
                     let peers = segment.ranks().filter(|peer| *peer != host.rank);
@@ -140,11 +149,12 @@ impl<'a> Run<'a> {
                     slowest >= replaced || agreement.is_err()
                 },
                 || segment.lacks_departed(this),
+                |seconds| report.slow(seconds, Mark::Done(replaced)),
             );
             agreement?;
             waited.map_err(|trouble| {
                 let mark = if matches!(trouble, Trouble::Gone) { this } else { Mark::Done(replaced) };
-                self.describe(trouble, mark)
+                report.error(trouble, mark)
             })?;
             self.progress.room = slowest.saturating_add(RING);
         }
@@ -174,13 +184,13 @@ impl<'a> Run<'a> {
     /// Compares the notices of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
     /// what is: whoever touches a peer's buffers or stage has compared all of that peer's calls with its own.
     fn compare_until(&mut self, last: u64) -> Result<()> {
-        let segment = &*self.host.segment;
+        let host = self.host;
         for sequence in self.progress.agreed + 1..=last {
             let mut is_complete = true;
-            for peer in segment.ranks() {
-                match self.agrees(peer, sequence) {
+            for peer in host.segment.ranks() {
+                match host.agrees(peer, sequence) {
                     Some(true) => {}
-                    Some(false) => return Err(self.disagreement(sequence)),
+                    Some(false) => return Err(report::disagreement(host, sequence)),
                     None => is_complete = false,
                 }
             }
@@ -191,33 +201,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whether a peer called the same as this rank; `None` while it has not said.
-    fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
-        let signature = |rank| self.host.segment.slot(rank).notice(sequence).map(Notice::signature);
-        Some(signature(peer)? == signature(self.host.rank)?)
-    }
-
-    /// Who calls what, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-    fn disagreement(&self, sequence: u64) -> Error {
-        let segment = &self.host.segment;
-        let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
-        for peer in segment.ranks() {
-            let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
-            let member = segment.member(peer).0;
-            match calls.iter_mut().find(|(w, _)| *w == words) {
-                Some((_, ranks)) => ranks.push(member),
-                None => calls.push((words, vec![member])),
-            }
-        }
-        let sides: Vec<String> = calls
-            .into_iter()
-            .map(|(words, ranks)| {
-                let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), |s| s.to_string());
-                let verb = if ranks.len() == 1 { "calls" } else { "call" };
-                format!("{} {verb} {call}", list_ranks(ranks))
-            })
-            .collect();
-        error!(Disagreement, "ranks disagree on collective {sequence}: {}", sides.join("; "))
+    fn report(&self) -> Report<'a> {
+        Report { host: self.host, request: self.request, sequence: self.progress.sequence }
     }
 
     /// Begins a round: this rank has written what it gives, and read all that it took before.
@@ -231,45 +216,27 @@ impl<'a> Run<'a> {
         if slot.reached(mark) {
             return Ok(());
         }
-        let waited = self.patience().wait_until(|| slot.reached(mark), || segment.lacks_departed(mark));
-        waited.map_err(|trouble| self.describe(trouble, mark))
+        let waited = self.patience().wait_until(
+            || slot.reached(mark),
+            || segment.lacks_departed(mark),
+            |seconds| self.report().slow(seconds, mark),
+        );
+        waited.map_err(|trouble| self.report().error(trouble, mark))
+    }
+
+    /// Counts bytes that this rank has moved, and looks at the clock now and then: the call ends if its deadline is over.
+    pub(super) fn note_moved(&self, byte_len: usize) -> Result<()> {
+        let before = self.moved.get();
+        let moved = before + byte_len;
+        self.moved.set(moved);
+        if moved / LOOK_BYTES == before / LOOK_BYTES || Instant::now() < self.request.deadline {
+            return Ok(());
+        }
+        Err(self.report().late(moved))
     }
 
     pub(super) fn wait_for_all(&self, mark: Mark) -> Result<()> {
         self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, mark))
-    }
-
-    fn describe(&self, trouble: Trouble, mark: Mark) -> Error {
-        let segment = &*self.host.segment;
-        let sequence = self.progress.sequence;
-        let what = format!("{} (collective {sequence})", self.request.signature);
-        let has_noticed = |peer, sequence| segment.slot(peer).reached(Mark::Noticed(sequence));
-        let is_missing = |peer: &GroupRank| match mark {
-            // Nobody has finished what somebody has not begun.
-            Mark::Done(sequence) if !segment.ranks().all(|peer| has_noticed(peer, sequence)) => {
-                !has_noticed(*peer, sequence)
-            }
-            Mark::Done(_) if *peer == self.host.rank => false,
-            _ => !segment.slot(*peer).reached(mark),
-        };
-        let list = |peers: &mut dyn Iterator<Item = GroupRank>| list_ranks(peers.map(|peer| segment.member(peer).0));
-        match trouble {
-            Trouble::Dead(error) => error,
-            // Whoever is missing may be so because another one called something else.
-            _ if segment.ranks().any(|peer| self.agrees(peer, sequence) == Some(false)) => self.disagreement(sequence),
-            Trouble::Late => {
-                let late = list(&mut segment.ranks().filter(is_missing));
-                error!(DeadlineExceeded, "{what}: {late} did not arrive before the deadline")
-            }
-            Trouble::Gone => {
-                let gone = || segment.ranks().filter(is_missing).filter(|peer| segment.slot(*peer).has_departed());
-                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
-                    true => "died",
-                    false => "left the communicator",
-                };
-                error!(PeerLost, "{what}: {} {how} while this rank waited", list(&mut gone()))
-            }
-        }
     }
 
     /// Makes the list of one address for each rank, in rank order.

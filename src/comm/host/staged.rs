@@ -46,6 +46,7 @@ impl Run<'_> {
                 self.wait_for(peer, round)?;
             }
             self.take_piece(piece)?;
+            self.note_moved(parts * piece.len)?;
         }
         Ok(())
     }

@@ -198,7 +198,7 @@ impl Handle {
         deadline: Instant,
         alive: Alive<'_>,
     ) -> Result<()> {
-        let mut pause = Pause::begin();
+        let mut pause = Pause::begin(what);
         while result != ncclSuccess {
             if result != ncclInProgress {
                 return Err(self.library.error(what, result, self.raw));
@@ -250,7 +250,7 @@ impl Handle {
             return;
         }
         let Some(mut is_open) = rank_lock::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
-            tracing::warn!("a call of NCCL does not return; its communicator is left behind");
+            crate::log::event!(WARN, "a call of NCCL does not return; its communicator is left behind");
             return;
         };
         if !std::mem::replace(&mut *is_open, false) {
@@ -264,7 +264,7 @@ impl Handle {
             unsafe { abort(raw.into_inner()) }
         });
         if let Err(error) = done.and_then(|result| self.library.check("ncclCommAbort", result)) {
-            tracing::warn!("{error}");
+            crate::log::event!(WARN, "{error}");
         }
     }
 }

@@ -99,7 +99,7 @@ impl SymmetricMemory {
     fn deregister(&mut self) {
         let Some(window) = self.window.take() else { return };
         if let Err(error) = self.handle.deregister(window) {
-            tracing::warn!("{error}");
+            crate::log::event!(WARN, "{error}");
         }
     }
 }

@@ -5,7 +5,6 @@ mod report;
 mod values;
 
 use std::process::{Child, Command, ExitCode};
-use std::time::Duration;
 
 use distcollective::{
     CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
@@ -83,9 +82,9 @@ pub struct Arguments {
     /// One object of JSON a line, instead of the table
     #[arg(long, conflicts_with = "csv")]
     json: bool,
-    /// How long each collective waits for other ranks, in seconds
-    #[arg(long, default_value_t = 60)]
-    timeout: u64,
+    /// How long each collective waits for other ranks, in seconds [default: DCL_TIMEOUT, or 60]
+    #[arg(long)]
+    timeout: Option<u64>,
     /// Buffers from the communicator, instead of the process's own
     #[arg(long)]
     symmetric: bool,
@@ -131,7 +130,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 /// Started by a launcher, this process is one rank of the job. What every rank finds wrong, rank 0 tells.
 fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
-    let timeout = Duration::from_secs(arguments.timeout);
+    let timeout = crate::timeout(arguments.timeout)?;
     let environment = Environment::builder().backend(&arguments.backend).timeout(timeout).initialize()?;
     let n = environment.world_size();
     let bench = match prepare(arguments, n, "processes", environment.backend()) {
@@ -153,7 +152,7 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.processes {
         return start_processes(n);
     }
-    let timeout = Duration::from_secs(arguments.timeout);
+    let timeout = crate::timeout(arguments.timeout)?;
     let communicators = Communicator::in_process_on(&arguments.backend, n, timeout)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend())?;
     Ok(verdict(run_threads(&bench, communicators)?))

@@ -1,0 +1,145 @@
+//! What a call says about a wait that failed or takes long: which ranks are missing, what they were to
+//! do, and what they called instead.
+
+use super::HostBackend;
+use super::family::Trouble;
+use super::segment::{Mark, Notice};
+use crate::comm::backend::Request;
+use crate::comm::signature::Signature;
+use crate::error::{Error, error};
+use crate::rank::{GroupRank, list_ranks};
+
+/// One call of one rank, as its errors and warnings describe it.
+#[derive(Clone, Copy)]
+pub(super) struct Report<'a> {
+    pub(super) host: &'a HostBackend,
+    pub(super) request: &'a Request<'a>,
+    /// The number of the collective.
+    pub(super) sequence: u64,
+}
+
+impl HostBackend {
+    /// Whether a peer called the same as this rank; `None` while it has not said.
+    pub(super) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
+        let signature = |rank| self.segment.slot(rank).notice(sequence).map(Notice::signature);
+        Some(signature(peer)? == signature(self.rank)?)
+    }
+}
+
+/// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
+pub(super) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
+    let segment = &host.segment;
+    let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
+    for peer in segment.ranks() {
+        let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
+        let member = segment.member(peer).0;
+        match calls.iter_mut().find(|(w, _)| *w == words) {
+            Some((_, ranks)) => ranks.push(member),
+            None => calls.push((words, vec![member])),
+        }
+    }
+    let sides: Vec<String> = calls
+        .into_iter()
+        .map(|(words, ranks)| {
+            let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), |s| s.to_string());
+            let verb = if ranks.len() == 1 { "calls" } else { "call" };
+            format!("{} {verb} {call}", list_ranks(ranks))
+        })
+        .collect();
+    error!(Disagreement, "ranks disagree on collective {sequence}: {}", sides.join("; "))
+}
+
+impl Report<'_> {
+    /// `all_reduce(sum) of 4 float32 (collective 3)`.
+    fn call(&self) -> String {
+        format!("{} (collective {})", self.request.signature, self.sequence)
+    }
+
+    fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
+        self.host.segment.slot(peer).reached(Mark::Noticed(sequence))
+    }
+
+    /// The ranks that have not come so far.
+    fn missing(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+        let segment = &*self.host.segment;
+        // A rank cannot finish a collective that another rank has not begun.
+        let is_begun = |sequence| segment.ranks().all(|peer| self.has_arrived(peer, sequence));
+        let mark = match mark {
+            Mark::Done(sequence) if !is_begun(sequence) => Mark::Noticed(sequence),
+            mark => mark,
+        };
+        let own = self.host.rank;
+        segment.ranks().filter(move |peer| {
+            let is_own_end = matches!(mark, Mark::Done(_)) && *peer == own;
+            !is_own_end && !segment.slot(*peer).reached(mark)
+        })
+    }
+
+    fn list(&self, peers: impl Iterator<Item = GroupRank>) -> String {
+        list_ranks(peers.map(|peer| self.host.segment.member(peer).0))
+    }
+
+    /// Whether the ranks that are missing have arrived, and move elements.
+    fn are_moving(&self, mark: Mark) -> bool {
+        matches!(mark, Mark::Round(_)) && self.missing(mark).all(|peer| self.has_arrived(peer, self.sequence))
+    }
+
+    /// The error of a wait for peers to come so far.
+    pub(super) fn error(&self, trouble: Trouble, mark: Mark) -> Error {
+        let segment = &*self.host.segment;
+        let what = self.call();
+        match trouble {
+            Trouble::Dead(error) => error,
+            // A rank may be missing because another one called something else.
+            _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
+                disagreement(self.host, self.sequence)
+            }
+            Trouble::Late => {
+                let late = self.list(self.missing(mark));
+                let problem = match self.are_moving(mark) {
+                    true => "arrived, but did not finish moving the elements",
+                    false => "did not arrive",
+                };
+                error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
+            }
+            Trouble::Gone => {
+                let gone = || self.missing(mark).filter(|peer| segment.slot(*peer).has_departed());
+                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
+                    true => "died",
+                    false => "left the communicator",
+                };
+                error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone()))
+            }
+        }
+    }
+
+    /// The error of a rank whose deadline is over while it moves elements itself.
+    pub(super) fn late(&self, moved: usize) -> Error {
+        error!(
+            DeadlineExceeded,
+            "{}: the ranks arrived, but this rank had moved only {} MiB of its elements at the deadline",
+            self.call(),
+            moved >> 20
+        )
+    }
+
+    /// The warning about a wait that takes long.
+    pub(super) fn slow(&self, seconds: u64, mark: Mark) -> String {
+        let segment = &*self.host.segment;
+        let missing: Vec<GroupRank> = self.missing(mark).collect();
+        let problem = match self.are_moving(mark) {
+            true => "still moving elements",
+            false => "not there",
+        };
+        let verb = if missing.len() == 1 { "is" } else { "are" };
+        let own = segment.member(self.host.rank);
+        let hint = missing.iter().find_map(|peer| self.host.family().hint_about(segment.member(*peer)));
+        let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
+        format!(
+            "rank {own}: {label}{} has waited for {seconds} s: {} {verb} {problem}{}",
+            self.call(),
+            self.list(missing.into_iter()),
+            hint.map_or_else(String::new, |hint| format!("; {hint}"))
+        )
+    }
+}

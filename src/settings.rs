@@ -1,0 +1,121 @@
+//! What this library's own environment variables say: `DCL_TIMEOUT`, `DCL_SLOW_WARNING`, `DCL_LOG`.
+//! They are read once, when the first of them is needed.
+
+use std::ffi::OsString;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tracing::level_filters::LevelFilter;
+
+use crate::error::{Result, bail};
+
+/// The time that a collective call waits for other ranks, unless the caller or `DCL_TIMEOUT` says
+/// otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a wait lasts before it is logged, unless `DCL_SLOW_WARNING` says otherwise.
+const SLOW_WARNING: Duration = Duration::from_secs(10);
+
+/// The values of the variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// `DCL_TIMEOUT`, where it is set.
+    pub(crate) timeout: Option<Duration>,
+    /// `DCL_SLOW_WARNING`, in seconds; `None` for 0, which means never.
+    pub(crate) slow_warning: Option<Duration>,
+    /// `DCL_LOG`, where it is set.
+    pub(crate) log: Option<LevelFilter>,
+}
+
+/// The names of the variables.
+pub(crate) const NAMES: [&str; 3] = ["DCL_TIMEOUT", "DCL_SLOW_WARNING", "DCL_LOG"];
+
+impl Settings {
+    fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let [timeout_name, slow_name, log_name] = NAMES;
+        let seconds = |name: &str, least: f64| {
+            let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
+            let number = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
+            match number.filter(|number| *number >= least).and_then(|n| Duration::try_from_secs_f64(n).ok()) {
+                Some(duration) => Ok(Some(duration)),
+                None => bail!(InvalidArgument, "{name} is {text:?}, which is not a number of seconds"),
+            }
+        };
+        let log = match variable(log_name).filter(|text| !text.is_empty()) {
+            None => None,
+            Some(text) => match text.to_str().map(str::parse::<LevelFilter>) {
+                Some(Ok(level)) => Some(level),
+                _ => bail!(
+                    InvalidArgument,
+                    "{log_name} is {text:?}, which is not one of off, error, warn, info, debug and trace"
+                ),
+            },
+        };
+        Ok(Settings {
+            timeout: seconds(timeout_name, f64::MIN_POSITIVE)?,
+            slow_warning: Some(seconds(slow_name, 0.0)?.unwrap_or(SLOW_WARNING)).filter(|wait| !wait.is_zero()),
+            log,
+        })
+    }
+}
+
+static SETTINGS: OnceLock<Result<Settings>> = OnceLock::new();
+
+/// The settings of this process.
+///
+/// # Errors
+///
+/// A variable with a value that it cannot have.
+pub(crate) fn settings() -> Result<&'static Settings> {
+    let settings = SETTINGS.get_or_init(|| Settings::read(|name| std::env::var_os(name)));
+    settings.as_ref().map_err(Clone::clone)
+}
+
+/// The timeout that `DCL_TIMEOUT` sets, in seconds; `default` where it is not set.
+///
+/// The library uses it with [`DEFAULT_TIMEOUT`] wherever the caller gives no timeout.
+///
+/// # Errors
+///
+/// `DCL_TIMEOUT`, `DCL_SLOW_WARNING` or `DCL_LOG` has a value that it cannot have.
+pub fn timeout_or(default: Duration) -> Result<Duration> {
+    Ok(settings()?.timeout.unwrap_or(default))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings> {
+        Settings::read(|name| {
+            variables.iter().find(|(other, _)| *other == name).map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn variables_replace_the_defaults() {
+        let defaults = Settings { timeout: None, slow_warning: Some(SLOW_WARNING), log: None };
+        assert_eq!(read(&[]).expect("the defaults"), defaults);
+        assert_eq!(read(&[("DCL_TIMEOUT", ""), ("DCL_LOG", "")]).expect("the defaults"), defaults);
+        let set = read(&[("DCL_TIMEOUT", "1.5"), ("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "debug")]);
+        let expected =
+            Settings { timeout: Some(Duration::from_millis(1500)), slow_warning: None, log: Some(LevelFilter::DEBUG) };
+        assert_eq!(set.expect("all of them are values"), expected);
+    }
+
+    #[test]
+    fn a_wrong_value_is_an_error_that_names_the_variable() {
+        let seconds = "which is not a number of seconds";
+        for (name, value, reason) in [
+            ("DCL_TIMEOUT", "soon", seconds),
+            ("DCL_TIMEOUT", "0", seconds),
+            ("DCL_TIMEOUT", "-1", seconds),
+            ("DCL_TIMEOUT", "inf", seconds),
+            ("DCL_SLOW_WARNING", "NaN", seconds),
+            ("DCL_LOG", "loud", "which is not one of off, error, warn, info, debug and trace"),
+        ] {
+            let error = read(&[(name, value)]).expect_err(value);
+            assert_eq!(error.to_string(), format!("{name} is {value:?}, {reason}"));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! A warning about a wait that takes long.
+
+use std::time::{Duration, Instant};
+
+use crate::log;
+use crate::settings::settings;
+
+/// Logs a wait once, when it has lasted as long as `DCL_SLOW_WARNING` says.
+pub(crate) struct SlowWarning {
+    begin: Instant,
+    /// `None` after the warning, and if there is to be none.
+    after: Option<Duration>,
+}
+
+impl SlowWarning {
+    /// For a wait that begins now.
+    pub(crate) fn new() -> Self {
+        let after = settings().ok().and_then(|settings| settings.slow_warning);
+        SlowWarning { begin: Instant::now(), after }
+    }
+
+    /// When the wait has to look next: at `deadline`, or before it for the warning.
+    pub(crate) fn next_look(&self, deadline: Instant) -> Instant {
+        self.after.and_then(|after| self.begin.checked_add(after)).map_or(deadline, |due| due.min(deadline))
+    }
+
+    /// Logs the wait if it is time. `text` gets the seconds that it has lasted.
+    pub(crate) fn look(&mut self, text: impl FnOnce(u64) -> String) {
+        let waited = self.begin.elapsed();
+        if self.after.is_some_and(|after| waited >= after) {
+            self.after = None;
+            log::event!(WARN, "{}", text(waited.as_secs()));
+        }
+    }
+}
