@@ -12,14 +12,14 @@
 //! two streams could make each stream wait for the other one.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail};
 use crate::fork::Home;
 use crate::slow_warning::SlowWarning;
-use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
+use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 
 /// How often a call that waits for its turn looks whether its communicator still works.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -27,28 +27,32 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The issue order of one rank on one communicator.
 pub(crate) struct IssueOrder {
     root: Arc<Root>,
-    /// This communicator's number, then those of the communicators that it was split from.
-    lineage: Box<[u64]>,
+    communicator: CommunicatorId,
 }
+
+/// A communicator's number among those of its root.
+type CommunicatorId = u64;
 
 /// What the communicators that were split from one root share.
 struct Root {
     queue: Mutex<Queue>,
     released: Condvar,
-    communicators: AtomicU64,
     home: Home,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// The tickets that have not been given back, in the order of their numbers.
-    tickets: VecDeque<Position>,
+    /// The places that have not been given back, in the order of their numbers.
+    places: VecDeque<Place>,
     issued: u64,
     /// How many threads wait for a turn.
     waiting: usize,
+    /// What each communicator was split from, over all steps.
+    ancestors: BTreeMap<CommunicatorId, Box<[CommunicatorId]>>,
+    communicators: CommunicatorId,
 }
 
-/// Which communicators a ticket is for.
+/// Which communicators a place is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// One communicator.
@@ -57,89 +61,38 @@ pub(crate) enum Extent {
     WithGroups,
 }
 
-/// A place in the issue order.
-#[derive(Clone)]
-pub(crate) struct Position {
-    order: Arc<IssueOrder>,
+#[derive(Clone, Copy)]
+struct Place {
+    communicator: CommunicatorId,
     extent: Extent,
     number: u64,
 }
 
-impl Position {
-    fn covers(&self, order: &IssueOrder) -> bool {
-        match self.extent {
-            Extent::Communicator => self.order.id() == order.id(),
-            Extent::WithGroups => order.lineage.contains(&self.order.id()),
-        }
+impl Queue {
+    fn add_communicator(&mut self, ancestors: Box<[CommunicatorId]>) -> CommunicatorId {
+        self.communicators += 1;
+        self.ancestors.insert(self.communicators, ancestors);
+        self.communicators
     }
 
-    fn conflicts_with(&self, other: &Position) -> bool {
-        self.covers(&other.order) || other.covers(&self.order)
+    fn covers(&self, place: &Place, communicator: CommunicatorId) -> bool {
+        let is_group = || self.ancestors.get(&communicator).is_some_and(|all| all.contains(&place.communicator));
+        place.communicator == communicator || (place.extent == Extent::WithGroups && is_group())
     }
 
-    /// Whether what has this place waits for what runs on this thread now, so that this thread must
-    /// not wait for it.
-    pub(crate) fn is_behind_this_thread(&self) -> bool {
-        with_running(|running| {
-            running.iter().any(|own| {
-                Arc::ptr_eq(&own.order.root, &self.order.root) && own.number < self.number && own.conflicts_with(self)
-            })
-        })
-    }
-}
-
-thread_local! {
-    /// The places of the runs that are on this thread now. A run may begin another one.
-    static RUNNING: RefCell<Vec<Position>> = RefCell::default();
-}
-
-fn with_running<T: Default>(look: impl FnOnce(&[Position]) -> T) -> T {
-    // While a thread ends, nothing runs on it.
-    RUNNING.try_with(|running| look(&running.borrow())).unwrap_or_default()
-}
-
-impl IssueOrder {
-    /// The order of a root communicator.
-    pub(crate) fn new() -> Arc<Self> {
-        let root = Root {
-            queue: Mutex::new(Queue::default()),
-            released: Condvar::new(),
-            communicators: AtomicU64::new(1),
-            home: Home::here(),
-        };
-        Arc::new(IssueOrder { root: Arc::new(root), lineage: Box::new([0]) })
+    fn conflict(&self, one: &Place, other: &Place) -> bool {
+        self.covers(one, other.communicator) || self.covers(other, one.communicator)
     }
 
-    /// The order of a communicator that is split from this one.
-    pub(crate) fn descendant(&self) -> Arc<Self> {
-        let id = self.root.communicators.fetch_add(1, Ordering::Relaxed);
-        let lineage = std::iter::once(id).chain(self.lineage.iter().copied()).collect();
-        Arc::new(IssueOrder { root: Arc::clone(&self.root), lineage })
+    /// Whether no earlier place conflicts with this one.
+    fn is_turn_of(&self, place: &Place) -> bool {
+        let mut earlier = self.places.iter().take_while(|other| other.number < place.number);
+        !earlier.any(|other| self.conflict(other, place))
     }
 
-    fn id(&self) -> u64 {
-        self.lineage[0]
-    }
-
-    /// Takes the next place for work that will run on another thread. `hand_over` gives the work and
-    /// its ticket to that thread. No other call takes a place meanwhile.
-    pub(crate) fn issue<T>(self: &Arc<Self>, extent: Extent, hand_over: impl FnOnce(IssueTicket) -> T) -> T {
-        let mut queue = self.root.lock();
-        queue.issued += 1;
-        let position = Position { order: Arc::clone(self), extent, number: queue.issued };
-        queue.tickets.push_back(position.clone());
-        hand_over(IssueTicket { position: Some(position) })
-    }
-
-    /// Takes the next place for a call on this thread. A call that a plugin makes belongs to the place
-    /// of the plugin's run.
-    pub(crate) fn issue_here(self: &Arc<Self>, extent: Extent) -> IssueTicket {
-        let is_in_run = with_running(|running| {
-            running.iter().any(|own| Arc::ptr_eq(&own.order.root, &self.root) && own.covers(self))
-        });
-        match is_in_run {
-            true => IssueTicket { position: None },
-            false => self.issue(extent, |ticket| ticket),
+    fn remove(&mut self, place: &Place) {
+        if let Ok(index) = self.places.binary_search_by_key(&place.number, |other| other.number) {
+            self.places.remove(index);
         }
     }
 }
@@ -150,24 +103,103 @@ impl Root {
     }
 }
 
-impl Queue {
-    fn is_turn_of(&self, position: &Position) -> bool {
-        let earlier = self.tickets.iter().take_while(|other| other.number < position.number);
-        !earlier.into_iter().any(|other| other.conflicts_with(position))
+thread_local! {
+    /// The runs of layers that are on this thread now, each with the address of its root. A run may begin another one.
+    static RUNNING: RefCell<Vec<(usize, Place)>> = RefCell::default();
+}
+
+fn any_running(condition: impl FnMut(&(usize, Place)) -> bool) -> bool {
+    // While a thread ends, nothing runs on it.
+    RUNNING.try_with(|running| running.borrow().iter().any(condition)).unwrap_or(false)
+}
+
+impl IssueOrder {
+    /// The order of a root communicator.
+    pub(crate) fn new() -> Arc<Self> {
+        let mut queue = Queue::default();
+        let communicator = queue.add_communicator(Box::default());
+        let root = Root { queue: Mutex::new(queue), released: Condvar::new(), home: Home::here() };
+        Arc::new(IssueOrder { root: Arc::new(root), communicator })
     }
+
+    /// The order of a communicator that is split from this one.
+    pub(crate) fn descendant(&self) -> Arc<Self> {
+        let mut queue = self.root.lock();
+        let own = queue.ancestors.get(&self.communicator).into_iter().flatten().copied();
+        let ancestors = std::iter::once(self.communicator).chain(own).collect();
+        let communicator = queue.add_communicator(ancestors);
+        Arc::new(IssueOrder { root: Arc::clone(&self.root), communicator })
+    }
+
+    fn root_address(&self) -> usize {
+        Arc::as_ptr(&self.root).addr()
+    }
+
+    fn take_place(&self, queue: &mut Queue, extent: Extent) -> Place {
+        queue.issued += 1;
+        let place = Place { communicator: self.communicator, extent, number: queue.issued };
+        queue.places.push_back(place);
+        place
+    }
+
+    /// Takes the next place for work that will run on another thread. `hand_over` gives the work and
+    /// its ticket to that thread. No other call takes a place meanwhile.
+    pub(crate) fn issue<T>(self: &Arc<Self>, extent: Extent, hand_over: impl FnOnce(IssueTicket<'static>) -> T) -> T {
+        if !self.root.home.is_here() {
+            return hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: None, is_next: true });
+        }
+        let mut queue = self.root.lock();
+        let place = self.take_place(&mut queue, extent);
+        hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: Some(place), is_next: false })
+    }
+
+    /// Takes the next place for a call on this thread. A call that a plugin makes belongs to the place
+    /// of the plugin's run.
+    pub(crate) fn issue_here(&self, extent: Extent) -> IssueTicket<'_> {
+        let root = self.root_address();
+        let is_in_run =
+            || any_running(|(other, run)| *other == root && self.root.lock().covers(run, self.communicator));
+        if !self.root.home.is_here() || is_in_run() {
+            return IssueTicket { order: OrderRef::Borrowed(self), place: None, is_next: true };
+        }
+        let mut queue = self.root.lock();
+        let place = self.take_place(&mut queue, extent);
+        let is_next = queue.is_turn_of(&place);
+        IssueTicket { order: OrderRef::Borrowed(self), place: Some(place), is_next }
+    }
+}
+
+impl Drop for IssueOrder {
+    fn drop(&mut self) {
+        // As for tickets, not in a forked child.
+        if self.root.home.is_here() {
+            self.root.lock().ancestors.remove(&self.communicator);
+        }
+    }
+}
+
+enum OrderRef<'a> {
+    Borrowed(&'a IssueOrder),
+    Owned(Arc<IssueOrder>),
 }
 
 /// A place in the issue order, kept until the ticket is dropped.
 #[must_use = "the call has to wait for its turn"]
-pub(crate) struct IssueTicket {
-    /// `None` for a call that belongs to the place of the run on this thread.
-    position: Option<Position>,
+pub(crate) struct IssueTicket<'a> {
+    order: OrderRef<'a>,
+    /// `None` for a call that belongs to the place of the run on this thread. In a forked child, too, which is refused later: the
+    /// lock may have been held at the fork, by a thread that is not there.
+    place: Option<Place>,
+    /// Whether the turn had come when the ticket was issued.
+    is_next: bool,
 }
 
-impl IssueTicket {
-    /// The place, if the ticket has one of its own.
-    pub(crate) fn position(&self) -> Option<&Position> {
-        self.position.as_ref()
+impl IssueTicket<'_> {
+    fn order(&self) -> &IssueOrder {
+        match &self.order {
+            OrderRef::Borrowed(order) => order,
+            OrderRef::Owned(order) => order,
+        }
     }
 
     /// Waits until no earlier ticket conflicts with this one.
@@ -176,15 +208,17 @@ impl IssueTicket {
     ///
     /// The deadline; what `alive` returns.
     pub(crate) fn wait(&self, deadline: Instant, alive: impl Fn() -> Result<()>) -> Result<()> {
-        let Some(position) = &self.position else { return Ok(()) };
-        let root = &position.order.root;
+        let Some(place) = self.place.as_ref().filter(|_| !self.is_next) else { return Ok(()) };
+        let root = &self.order().root;
         let mut queue = root.lock();
         let mut slow = None;
-        while !queue.is_turn_of(position) {
+        while !queue.is_turn_of(place) {
             drop(queue);
             alive()?;
             slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
-                format!("a call has waited for {seconds} s: an earlier call of this rank on the same communicator has not ended")
+                format!(
+                    "a call has waited for {seconds} s: an earlier call of this rank on the same communicator has not ended"
+                )
             });
             let now = Instant::now();
             if now >= deadline {
@@ -194,7 +228,7 @@ impl IssueTicket {
                 );
             }
             queue = root.lock();
-            if !queue.is_turn_of(position) {
+            if !queue.is_turn_of(place) {
                 queue.waiting += 1;
                 let wait = LOOK_INTERVAL.min(deadline - now);
                 (queue, _) = root.released.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +238,7 @@ impl IssueTicket {
         Ok(())
     }
 
-    /// Runs what the ticket is for, on this thread. In a run of layers, calls of plugins find the place.
+    /// Runs what the ticket is for, on this thread. In a run of layers, calls of plugins find its place.
     pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
         struct End;
         impl Drop for End {
@@ -212,35 +246,57 @@ impl IssueTicket {
                 let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
             }
         }
-        match self.position.as_ref().filter(|position| position.extent == Extent::WithGroups) {
+        match self.place.filter(|place| place.extent == Extent::WithGroups) {
             None => call(),
-            Some(position) => {
+            Some(place) => {
+                let run = (self.order().root_address(), place);
                 // While a thread ends, it has no list of runs. Then a plugin's call gets a place of its own.
-                let listed = RUNNING.try_with(|running| running.borrow_mut().push(position.clone()));
+                let listed = RUNNING.try_with(|running| running.borrow_mut().push(run));
                 let _end = listed.is_ok().then_some(End);
                 call()
             }
         }
     }
+
+    /// What tells a thread that it must not wait for this ticket's work.
+    pub(crate) fn position(&self) -> Option<Position> {
+        let place = self.place?;
+        match &self.order {
+            OrderRef::Owned(order) => Some(Position { order: Arc::clone(order), place }),
+            OrderRef::Borrowed(_) => None,
+        }
+    }
 }
 
-impl Drop for IssueTicket {
+impl Drop for IssueTicket<'_> {
     fn drop(&mut self) {
-        let Some(position) = &self.position else { return };
-        let root = &position.order.root;
-        // In a forked child the lock may have been held at the fork, by a thread that is not there.
-        if !root.home.is_here() {
-            return;
-        }
+        let root = &self.order().root;
+        let Some(place) = self.place.as_ref().filter(|_| root.home.is_here()) else { return };
         let mut queue = root.lock();
-        if let Ok(index) = queue.tickets.binary_search_by_key(&position.number, |other| other.number) {
-            queue.tickets.remove(index);
-        }
+        queue.remove(place);
         let is_awaited = queue.waiting > 0;
         drop(queue);
         if is_awaited {
             root.released.notify_all();
         }
+    }
+}
+
+/// The place of work that another thread has.
+pub(crate) struct Position {
+    order: Arc<IssueOrder>,
+    place: Place,
+}
+
+impl Position {
+    /// Whether the work waits for what runs on this thread now, so that this thread must not wait for it.
+    pub(crate) fn is_behind_this_thread(&self) -> bool {
+        let root = &self.order.root;
+        any_running(|(other, run)| {
+            *other == self.order.root_address()
+                && run.number < self.place.number
+                && root.lock().conflict(run, &self.place)
+        })
     }
 }
 
@@ -263,14 +319,14 @@ mod model {
     /// What two calls must not do at once.
     type Touched = Arc<Tracked>;
 
-    fn run(ticket: &IssueTicket, touched: &Touched) {
+    fn run(ticket: &IssueTicket<'_>, touched: &Touched) {
         ticket.wait(Instant::now() + Duration::from_secs(3600), || Ok(())).expect("its turn comes");
         ticket.run(|| touched.write(|| ()));
     }
 
     /// A worker stream: it runs what it is given, one after the other.
-    fn stream() -> (Sender<(IssueTicket, Touched)>, thread::JoinHandle<()>) {
-        let (sender, work): (_, Receiver<(IssueTicket, Touched)>) = channel();
+    fn stream() -> (Sender<(IssueTicket<'static>, Touched)>, thread::JoinHandle<()>) {
+        let (sender, work): (_, Receiver<(IssueTicket<'static>, Touched)>) = channel();
         let work = move || {
             for _ in 0..2 {
                 let (ticket, touched) = work.recv().expect("two pieces of work");
@@ -339,7 +395,7 @@ mod model {
     fn a_ticket_that_is_dropped_before_its_turn_blocks_no_other() {
         explore(|| {
             let (order, touched) = (IssueOrder::new(), Touched::default());
-            let [first, second, third] = [(); 3].map(|()| order.issue_here(Extent::Communicator));
+            let [first, second, third] = [(); 3].map(|()| order.issue(Extent::Communicator, |ticket| ticket));
             let waiting = thread::spawn({
                 let touched = Arc::clone(&touched);
                 move || run(&third, &touched)

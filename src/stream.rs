@@ -143,7 +143,8 @@ impl Stream {
             if let Some(cell) = cell {
                 task.keep_cell(cell);
             }
-            let ticket = task.order().map(|(order, extent)| order.issue_here(extent));
+            let order = task.order();
+            let ticket = order.as_ref().map(|(order, extent)| order.issue_here(*extent));
             let state = match &self.kind {
                 Kind::Cuda(stream) => launch(task, ticket, stream),
                 _ => {
@@ -158,8 +159,8 @@ impl Stream {
         }
         let cell = cell.unwrap_or_default();
         let order = task.order();
-        let hand_over = |ticket: Option<IssueTicket>| {
-            let position = ticket.as_ref().and_then(|ticket| ticket.position().cloned());
+        let hand_over = |ticket: Option<IssueTicket<'static>>| {
+            let position = ticket.as_ref().and_then(IssueTicket::position);
             *lock(&cell.state) = CellState::Queued(task, ticket);
             worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
             position
@@ -234,7 +235,7 @@ pub(crate) trait Watch: Send + Sync {
 }
 
 /// Enqueues a task on a CUDA stream.
-fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket>, stream: &Arc<CudaStream>) -> WorkState<T> {
+fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
     let watch = task.watch();
     let is_capturing = match stream.is_capturing() {
         Ok(is_capturing) => is_capturing,
@@ -333,7 +334,7 @@ pub(crate) struct Cell<T> {
 
 enum CellState<T> {
     Empty,
-    Queued(T, Option<IssueTicket>),
+    Queued(T, Option<IssueTicket<'static>>),
     Done(T, Result<()>),
 }
 

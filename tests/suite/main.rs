@@ -1,6 +1,7 @@
 //! The integration tests: one binary, so that it links once.
 
 mod cases;
+mod chaos;
 mod communicator;
 mod conformance;
 mod contexts;

@@ -1,7 +1,7 @@
 //! Ranks to test with. Every run of several ranks has a deadline.
 
 use std::io::Read;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -114,4 +114,16 @@ pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)>
     }
     assert!(!late, "children did not end within {deadline:?}: {results:#?}");
     results
+}
+
+/// Why a command that others are started by does not work here. In CI it has to work.
+pub fn missing(wrapper: &[&str]) -> Option<String> {
+    let output = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
+    let reason = match output {
+        Ok(output) if output.status.success() => return None,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{wrapper:?}: {reason}");
+    Some(format!("{wrapper:?}: {reason}"))
 }
