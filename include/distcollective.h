@@ -45,7 +45,14 @@
  *   [.., exclusive]  nobody else is inside a call with that handle. If somebody is, whichever call comes second gets DCL_STATUS_BUSY, at
  *                    once, and nothing happens.
  *
- * Timeouts are in milliseconds. DCL_TIMEOUT_DEFAULT is 600 s, or where there is a communicator already, its own.
+ * Timeouts are in milliseconds. DCL_TIMEOUT_DEFAULT is 600 s, or the seconds that the environment variable DCL_TIMEOUT has, or where there
+ * is a communicator already, its own. A timeout runs from the moment at which the call is made, also for what is enqueued.
+ *
+ * Order. The collective calls of one rank on one communicator run in the order in which the rank makes them, whatever streams they
+ * are enqueued on: a call on the NULL stream runs after what was enqueued before. All handles on one communicator share one order.
+ * Calls of several threads of a rank are ordered by the moment at which they enter the library; the caller sees to it that this
+ * order is the same on every rank. A run of a context, and a bound layer, take one place, in their communicator and in all groups
+ * split from it. What a plugin calls on the run's own thread belongs to that place; from another thread it comes after the run.
  *
  * Structures begin with struct_size, the sizeof that the caller was compiled with, so that they can grow. Use the _INIT macros.
  *
@@ -227,7 +234,7 @@ typedef struct dcl_dims {
     int64_t d[DCL_MAX_DIMS];
 } dcl_dims_t;
 
-/* For a timeout: 600 s, or the communicator's own. */
+/* For a timeout: 600 s, or DCL_TIMEOUT of the environment, or the communicator's own. */
 #define DCL_TIMEOUT_DEFAULT (-1)
 
 /* A rank that is in no group of a split. */
@@ -294,7 +301,8 @@ typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message,
 /* Sends the log to `callback`, up to this severity: WARNING gets warnings and errors. NULL ends that. When it returns nobody is
  * inside the callback of before, and its `user_data` is the caller's again. Until then both are kept, at the end of the program
  * too, since threads of the library outlive main. It waits for callbacks of other threads, so the caller holds no lock that they
- * want; called by the callback itself it is DCL_STATUS_BUSY. Without a callback nothing is logged. In a Rust program that has a
+ * want; called by the callback itself it is DCL_STATUS_BUSY. Without a callback the log goes to stderr, as far as the environment
+ * variable DCL_LOG (off, error, warn, info, debug, trace) asks for it; unset, nothing is logged. In a Rust program that has a
  * global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED. [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data, dcl_severity_t most_verbose);
 
@@ -652,8 +660,8 @@ dcl_status_t dcl_execution_context_free(dcl_execution_context_t *context);
  * [collective, exclusive] */
 dcl_status_t dcl_execution_context_set_communicator(dcl_execution_context_t *context, dcl_communicator_t *communicator);
 
-/* The time that each collective of a run waits for other ranks, in milliseconds; DCL_TIMEOUT_DEFAULT is the communicator's.
- * [local, exclusive] */
+/* The time that a run may take, from the moment at which it is enqueued, in milliseconds; DCL_TIMEOUT_DEFAULT is the communicator's
+ * timeout. A collective that waits for other ranks at the end of that time is an error. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_timeout(dcl_execution_context_t *context, int64_t timeout_ms);
 
 /* Sets the shape of an input, within its profile: TensorRT's setInputShape. Work under way keeps its shapes. An error leaves the
@@ -679,8 +687,8 @@ dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *c
 
 /* Runs the engine on what is bound: TensorRT's enqueueV3. Ranks enqueue in the same order.
  *
- * `stream` NULL is the calling thread: the run is done when the call returns, which waits for other ranks, each of its collectives
- * no longer than the timeout. On another stream the call returns at once. `work`, if it is not NULL, gets a handle on the run, to
+ * `stream` NULL is the calling thread: the run is done when the call returns, which waits for other ranks, no longer than the
+ * timeout. A plugin cannot run the context that runs it: DCL_STATUS_INVALID_ARGUMENT, or DCL_STATUS_BUSY. On another stream the call returns at once. `work`, if it is not NULL, gets a handle on the run, to
  * be freed with dcl_work_free; without one, the run's error comes from dcl_stream_synchronize.
  *
  * Errors: before anything moves, a shape, an address or the communicator is missing, memory is too short, buffers overlap.
@@ -828,8 +836,7 @@ dcl_status_t dcl_environment_get_communicator(dcl_environment_t *environment, dc
 /* ---------------------------------------------------------------------------------------------------------------------------------
  * 3b. Communicators
  *
- * A handle is one rank's end. Calls of one rank from several threads take turns; that they have the same order on every rank is
- * the caller's matter. When the last handle of a rank is freed, and nothing else needs it, the rank has left, and others that wait for it
+ * A handle is one rank's end. When the last handle of a rank is freed, and nothing else needs it, the rank has left, and others that wait for it
  * get DCL_STATUS_PEER_LOST.
  * ------------------------------------------------------------------------------------------------------------------------------ */
 
@@ -996,7 +1003,8 @@ dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 
 /* Waits until work is finished, and returns what became of it; so does every further call. The handle stays. What runs on a worker
- * stream cannot wait for what is behind it there: DCL_STATUS_INVALID_ARGUMENT. [waits, exclusive] */
+ * stream cannot wait for what is behind it there, nor a plugin for work of its run's communicator that begins when the run has
+ * ended: DCL_STATUS_INVALID_ARGUMENT. [waits, exclusive] */
 dcl_status_t dcl_work_wait(dcl_work_t *work);
 
 /* Frees the handle. The work goes on, with its buffers, and its error is lost. [local, shared] */

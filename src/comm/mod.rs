@@ -49,7 +49,15 @@ pub(crate) use wanted::Wanted;
 ///   rank that only gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have returned by then:
 ///   it gets the error from its next call. [`finalize`](Self::finalize) is the last one.
 ///   The number counts every collective of this communicator, those inside `split`, `allocate` and `set_communicator` too.
-/// - **Bounded.** Every call returns by its deadline: 600 s, or [`with_timeout`](Self::with_timeout).
+/// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever [`Stream`](crate::Stream)s they are
+///   issued on: a blocking call runs after work that was issued before. Clones, and handles of `with_timeout`, share that order.
+///   Calls from several threads are ordered by the moment at which they enter the library; the caller sees to it that this order
+///   is the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a [`BoundLayer`](crate::BoundLayer)
+///   takes one place, in its communicator and in all groups split from it. A plugin's call on the run's own thread belongs to that
+///   place; from another thread it comes after the run. Each communicator has its own order: where calls of several share a
+///   thread, a stream or a GPU, ranks issue them in one common order, as with MPI and NCCL.
+/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue: 600 s, what the environment variable
+///   `DCL_TIMEOUT` says (in seconds), or [`with_timeout`](Self::with_timeout).
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
 ///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own
 ///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
@@ -60,8 +68,7 @@ pub(crate) use wanted::Wanted;
 ///   a rank that just dropped its handles, he waits for his deadline. After an error what NCCL had under way has been aborted, and
 ///   this rank's buffers are its own again. A borrowed communicator is never aborted, and one that blocks may do so beyond the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
-/// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
-///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
+/// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and peers that wait for it are
 ///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
 ///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
 /// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an

@@ -234,7 +234,7 @@ impl ExecutionContext {
     /// Runs the engine on bound tensors, on a stream. The work owns the bindings and hands them back.
     ///
     /// On the inline stream the work is done when this returns. Runs of one context follow one another, also when they are
-    /// enqueued on several streams; ranks must then enqueue them so that collectives come in the same order everywhere.
+    /// enqueued on several streams. The run takes its place in the communicator's order now; see the contract of [`Communicator`].
     ///
     /// # Errors
     ///

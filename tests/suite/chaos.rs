@@ -204,7 +204,7 @@ fn process_of(child: &Child, wrapper: &[&str]) -> i32 {
     }
 }
 
-/// One round; gives how long the others took to end after a kill.
+/// One round; gives how long the others took to end after a kill of a process that they had met.
 fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
     let round = Round::new(seed);
     let job = format!("chaos-{}-{seed}-{}", std::process::id(), wrapper.len());
@@ -239,6 +239,7 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
     if let Some(going_on) = going_on {
         going_on.recv_timeout(DEADLINE).expect("the stopped child goes on");
     }
+    let mut have_met = true;
     for (rank, (success, text)) in results.into_iter().enumerate() {
         if rank == victim && round.disturbance == Disturbance::Kill {
             continue;
@@ -250,7 +251,11 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
         let ended = ended.unwrap_or_else(|| panic!("{about}: {text}"));
         match disturbance {
             Disturbance::Nothing => assert_eq!(ended, "Ok(())", "{about}"),
-            // The program may have been over, or the death is told at once: nobody waits until the deadline.
+            // A process that was killed before it met the others is not known to them.
+            Disturbance::Kill if ended.contains(&format!("rank {victim} of {} did not come", round.processes)) => {
+                have_met = false;
+            }
+            // The program may have been over. Otherwise the death is told, and no rank waits until its deadline.
             Disturbance::Kill | Disturbance::Leave => {
                 let told = ended == "Ok(())" || ended.contains("PeerLost") || ended.contains("Aborted");
                 let is_late = format!("{:?}", ErrorKind::DeadlineExceeded);
@@ -259,7 +264,7 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
             Disturbance::Stop => {}
         }
     }
-    (round.disturbance == Disturbance::Kill).then_some(took)
+    (round.disturbance == Disturbance::Kill && have_met).then_some(took)
 }
 
 fn run_rounds(few: u64, wrapper: &[&str]) {
