@@ -368,7 +368,48 @@ static void a_layer_is_shared(void) {
     OK(dcl_layer_free(layer));
 }
 
+/* A rank that mixes work on two streams with calls of its own thread; both ranks do the same. */
+static void *mix(void *argument) {
+    dcl_communicator_t *communicator = argument;
+    dcl_stream_t *streams[2];
+    dcl_work_t *work[4];
+    for (int i = 0; i < 2; i++) {
+        OK(dcl_stream_new_worker(&streams[i]));
+    }
+    for (int32_t round = 0; round < 50; round++) {
+        int32_t given[4], taken[4] = {0, 0, 0, 0};
+        for (int32_t i = 0; i < 4; i++) {
+            given[i] = round + i;
+            OK(dcl_all_reduce(communicator, &given[i], &taken[i], 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i % 2], &work[i]));
+        }
+        OK(dcl_communicator_barrier(communicator));
+        for (int i = 3; i >= 0; i--) {
+            OK(dcl_work_wait(work[i]));
+            OK(dcl_work_free(work[i]));
+            CHECK(taken[i] == 2 * given[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        OK(dcl_stream_free(streams[i]));
+    }
+    OK(dcl_communicator_finalize(communicator));
+    return NULL;
+}
+
+static void calls_run_in_the_order_of_issue(void) {
+    dcl_communicator_t *communicators[2];
+    pthread_t threads[2];
+    OK(dcl_communicator_new_in_process("host", 2, TIMEOUT_MS, communicators));
+    for (int rank = 0; rank < 2; rank++) {
+        threads[rank] = start(mix, communicators[rank]);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        join(threads[rank]);
+    }
+}
+
 int main(void) {
+    calls_run_in_the_order_of_issue();
     a_layer_is_shared();
     a_context_is_busy_and_can_be_freed();
     work_is_busy_and_can_be_freed();
