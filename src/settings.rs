@@ -27,12 +27,8 @@ pub(crate) struct Settings {
     pub(crate) log: Option<LevelFilter>,
 }
 
-/// The names of the variables.
-pub(crate) const NAMES: [&str; 3] = ["DCL_TIMEOUT", "DCL_SLOW_WARNING", "DCL_LOG"];
-
 impl Settings {
     fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let [timeout_name, slow_name, log_name] = NAMES;
         let seconds = |name: &str, least: f64| {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
             let number = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
@@ -41,19 +37,20 @@ impl Settings {
                 None => bail!(InvalidArgument, "{name} is {text:?}, which is not a number of seconds"),
             }
         };
-        let log = match variable(log_name).filter(|text| !text.is_empty()) {
+        let log = match variable("DCL_LOG").filter(|text| !text.is_empty()) {
             None => None,
             Some(text) => match text.to_str().map(str::parse::<LevelFilter>) {
                 Some(Ok(level)) => Some(level),
                 _ => bail!(
                     InvalidArgument,
-                    "{log_name} is {text:?}, which is not one of off, error, warn, info, debug and trace"
+                    "DCL_LOG is {text:?}, which is not one of off, error, warn, info, debug and trace"
                 ),
             },
         };
         Ok(Settings {
-            timeout: seconds(timeout_name, f64::MIN_POSITIVE)?,
-            slow_warning: Some(seconds(slow_name, 0.0)?.unwrap_or(SLOW_WARNING)).filter(|wait| !wait.is_zero()),
+            timeout: seconds("DCL_TIMEOUT", f64::MIN_POSITIVE)?,
+            slow_warning: Some(seconds("DCL_SLOW_WARNING", 0.0)?.unwrap_or(SLOW_WARNING))
+                .filter(|wait| !wait.is_zero()),
             log,
         })
     }

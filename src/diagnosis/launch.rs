@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::environment::{self, Environment};
 
-/// Variables beside the launchers' that decide what a job does; so do those whose names begin with `NCCL_`.
-const FURTHER_VARIABLES: [&str; 5] =
-    [SECRET, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
+/// Variables beside the launchers' that decide what a job does; so do those whose names begin with `DCL_` or `NCCL_`.
+const FURTHER_VARIABLES: [&str; 4] =
+    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
 
 /// The variable whose value nobody else may know.
 const SECRET: &str = "DCL_SECRET";
@@ -50,6 +50,7 @@ impl Launch {
 fn variables() -> BTreeMap<String, String> {
     let matters = |name: &str| {
         name.starts_with("NCCL_")
+            || name.starts_with("DCL_")
             || FURTHER_VARIABLES.contains(&name)
             || environment::variable_names().any(|known| known == name)
     };
