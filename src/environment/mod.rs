@@ -3,11 +3,13 @@
 
 mod agreement;
 mod discovery;
+mod process;
 mod random;
 mod rendezvous;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +22,7 @@ use discovery::{Discovery, Given, MeetingPoint};
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted, deadline_after};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::memory::MemorySpace;
@@ -101,9 +103,9 @@ pub struct EnvironmentBuilder {
     verbose: bool,
 }
 
-/// A text that does not go into logs.
+/// Bytes that do not go into logs.
 #[derive(Clone)]
-struct Secret(String);
+struct Secret(Vec<u8>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,8 +188,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use.
-    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use. Any bytes; an
+    /// empty secret is an error of [`initialize`](Self::initialize).
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(Secret(secret.into()));
         self
     }
@@ -261,8 +264,8 @@ impl EnvironmentBuilder {
 
     /// Meets the other ranks, finds what backend all of them want and can have, and makes the communicator.
     fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, Agreement)> {
-        let now = Instant::now();
-        let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
+        let secret = self.checked_secret()?;
+        let deadline = deadline_after(self.timeout);
         let ordinal = self.device.unwrap_or_else(|| default_device(discovery.local_rank));
         let statement = Statement::new(wanted, self.seed, ordinal).to_bytes()?;
         let job = format!("environment {generation} of {}", discovery.job);
@@ -288,10 +291,9 @@ impl EnvironmentBuilder {
             MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
             MeetingPoint::File(path) => Place::File(path.clone()),
         };
-        let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok().map(Secret));
         let terms = Terms {
             job: &job,
-            secret: secret.as_ref().map(|Secret(secret)| secret.as_str()),
+            secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
             rank: discovery.rank.0,
             world_size: discovery.world_size,
             deadline,
@@ -311,6 +313,18 @@ impl EnvironmentBuilder {
             }
         };
         Ok((communicator, agreement))
+    }
+
+    /// The secret: the caller's, else that of `DCL_SECRET`, whose bytes need not be UTF-8.
+    fn checked_secret(&self) -> Result<Option<Secret>> {
+        let (secret, name) = match &self.secret {
+            Some(secret) => (Some(secret.clone()), "the secret that the caller gives"),
+            None => (std::env::var_os("DCL_SECRET").map(|secret| Secret(secret.into_vec())), "DCL_SECRET"),
+        };
+        if secret.as_ref().is_some_and(|Secret(secret)| secret.is_empty()) {
+            bail!(InvalidArgument, "{name} is empty; a secret has at least one byte, or is not set at all");
+        }
+        Ok(secret)
     }
 
     /// Makes the communicator on GPUs; one on the host, if there is one, tells ranks who fails.
