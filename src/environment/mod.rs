@@ -3,6 +3,7 @@
 
 mod agreement;
 mod discovery;
+mod launch_report;
 mod process;
 mod random;
 mod rendezvous;
@@ -20,6 +21,7 @@ use agreement::{Agreement, Backend, Statement, agree, is_this_machine};
 pub use discovery::Launcher;
 pub(crate) use discovery::variable_names;
 use discovery::{Discovery, Given, MeetingPoint, ThisSystem};
+use launch_report::LaunchReport;
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
@@ -261,8 +263,11 @@ impl EnvironmentBuilder {
         let discovery = discovery::discover(&self.given, &ThisSystem)?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
-        let met = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank));
+        let deadline = deadline_after(self.timeout);
+        let report = LaunchReport::begin(&discovery, deadline);
+        let met = self.meet(wanted, &discovery, generation, deadline).map_err(|e| e.on_rank(discovery.rank));
         let (communicator, Agreement { backend, seed, .. }) = met?;
+        report.met();
         GENERATION.store(generation + 1, Ordering::Relaxed);
         let environment = Environment {
             seed,
@@ -280,9 +285,14 @@ impl EnvironmentBuilder {
     }
 
     /// Meets the other ranks, finds what backend all of them want and can have, and makes the communicator.
-    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, Agreement)> {
+    fn meet(
+        &self,
+        wanted: Wanted,
+        discovery: &Discovery,
+        generation: u64,
+        deadline: Instant,
+    ) -> Result<(Communicator, Agreement)> {
         let secret = self.checked_secret()?;
-        let deadline = deadline_after(self.timeout);
         let ordinal = self.device.unwrap_or_else(|| default_device(discovery.local_rank));
         let statement = Statement::new(wanted, self.seed, ordinal, discovery.local_rank).to_bytes()?;
         let job = format!("environment {generation} of {}", discovery.job);
