@@ -99,7 +99,8 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
 }
 
-/// A rank that ends with code 0 has not failed, but those that wait for it to initialize would do so until their deadline.
+/// A rank that ends with code 0 has not failed, but those that wait for it to initialize would do
+/// so until their deadline.
 #[test]
 fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
     let env = format!("{DISTCOLLECTIVE} env --timeout 60");
@@ -118,7 +119,8 @@ fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
         text.contains("error: rank 1 exited with code 0 and never met the others, and rank 0 waits for it"),
         "{text}"
     );
-    // Ranks that have met may end when they like, also while others have yet to learn that they have met.
+    // Ranks that have met may end when they like, also while others have yet to learn that they
+    // have met.
     for _ in 0..10 {
         let (output, text) = launch(3, &["sh", "-c", &format!("{env} > /dev/null && exec {env}")]);
         assert!(output.status.success(), "{text}");
@@ -260,7 +262,8 @@ fn tensorrt_variables_by_hand() {
     assert!(text.contains(&format!("file {file:?} has content")), "{text}");
 }
 
-/// After a signal the file of rank 0 is left. Another rank 0 on this machine sees that its process has ended.
+/// After a signal the file of rank 0 is left. Another rank 0 on this machine sees that its process
+/// has ended.
 #[test]
 fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
     let file = std::env::temp_dir().join(unique("dcl-test-killed"));

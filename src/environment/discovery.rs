@@ -1,17 +1,19 @@
 //! What the launcher's variables say: rank, world size, and where the ranks meet.
 //!
-//! A launcher is complete where both its rank and its world size are set. Values come from the caller; then from the first
-//! complete launcher in the order of [`LAUNCHERS`], or, where none is complete, from the first of which one is set, so that the
-//! error names the other. Local rank and local world size come from the same launcher, or are derived.
+//! A launcher is complete where both its rank and its world size are set. Values come from the
+//! caller; then from the first complete launcher in the order of [`LAUNCHERS`], or, where none is
+//! complete, from the first of which one is set, so that the error names the other. Local rank and
+//! local world size come from the same launcher, or are derived.
 //!
 //! Several launchers may be complete:
-//! - PMI's variables beside SLURM's with the same rank and world size, and without the local ones that mpirun sets, are srun's
-//!   (`srun --mpi=pmi2`): SLURM's count.
-//! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's task in which that launcher
-//!   runs: the other launcher's count.
+//! - PMI's variables beside SLURM's with the same rank and world size, and without the local ones
+//!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
+//! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
+//!   task in which that launcher runs: the other launcher's count.
 //! - Launchers that give the same rank and world size agree: the first counts.
-//! - Launchers that disagree are nested. The inner one counts: the one whose variables the nearest parent process that lacks
-//!   either does not have. Where that cannot be seen, the error names both.
+//! - If two launchers disagree, one of them runs inside the other, and the inner one counts. Its
+//!   variables were set later: some parent process has the outer launcher's and not the inner
+//!   one's. If no parent process shows that, the error names both.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -164,12 +166,14 @@ pub(super) struct Discovery {
 const MEETING_VARIABLES: [&str; 3] = ["MASTER_ADDR", "MASTER_PORT", "DCL_RENDEZVOUS_PORT"];
 const RUN_VARIABLES: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
 
-/// How srun spreads the ranks over machines: the number of machines, this machine's number, the number of ranks on each.
+/// How srun spreads the ranks over machines: the number of machines, this machine's number, the
+/// number of ranks on each.
 const SLURM_NODE_COUNT: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
 const SLURM_NODE: &str = "SLURM_NODEID";
 const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
 
-/// The process of MPICH and Intel MPI that starts the ranks of one machine. No variable of theirs names the job.
+/// The process of MPICH and Intel MPI that starts the ranks of one machine. No variable of theirs
+/// names the job.
 const HYDRA_PROXY: &str = "hydra_pmi_proxy";
 
 /// Every variable that is looked for.
@@ -196,7 +200,8 @@ pub(super) struct Ancestor {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) start_time: u64,
-    /// `NAME=value`, each followed by a zero, as the process was started; `None` where the system does not tell.
+    /// `NAME=value`, each followed by a zero, as the process was started; `None` where the system
+    /// does not tell.
     pub(super) variables: Option<Vec<u8>>,
 }
 
@@ -322,7 +327,8 @@ pub(super) fn discover(given: &Given, system: &dyn System) -> Result<Discovery> 
 /// The source of a value that is not a variable's.
 const GIVEN: &str = "given by the caller";
 
-/// The ranks on each machine, as SLURM writes them: `2(x3),1` is two ranks on each of three machines, and one on a fourth.
+/// The ranks on each machine, as SLURM writes them: `2(x3),1` is two ranks on each of three
+/// machines, and one on a fourth.
 struct TaskCounts(Vec<(u32, u32)>);
 
 impl TaskCounts {
@@ -425,7 +431,8 @@ impl<'a> Search<'a> {
         same(one.rank, other.rank) && same(one.world_size, other.world_size)
     }
 
-    /// Which of two launchers was started by the other: its variables came later, so a parent process does not have them yet.
+    /// Which of two launchers was started by the other: its variables came later, so a parent
+    /// process does not have them yet.
     fn inner(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
         for ancestor in self.system.ancestors() {
             ancestor.variables.as_ref()?;
@@ -457,7 +464,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// How many of SLURM's ranks are on this machine, and how many machines there are, with the variable that says so.
+    /// How many of SLURM's ranks are on this machine, and how many machines there are, with the
+    /// variable that says so.
     fn slurm_nodes(&mut self, world_size: Option<u32>) -> (Option<u32>, Option<(&'static str, u64)>) {
         let node_count = SLURM_NODE_COUNT.into_iter().find(|name| self.is_set(name));
         let node_count = node_count.and_then(|name| Some((name, u64::from(self.number(name)?))));
@@ -894,7 +902,8 @@ mod tests {
     fn pmi_from_srun_is_slurm_and_pmi_from_mpirun_is_not() {
         let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("SLURM_STEP_NUM_NODES", "1")];
         assert_eq!(found(&srun(&pmi)), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
-        // mpirun in a batch script; the variables of the script's own step may happen to be the same on one rank.
+        // mpirun in a batch script; the variables of the script's own step may happen to be the
+        // same on one rank.
         let mpirun = [&pmi[..], &[("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")]].concat();
         let mpirun = srun(&mpirun).below("sh", None).below(HYDRA_PROXY, None);
         assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] Machine hydra_pmi_proxy=101,5");

@@ -1,8 +1,10 @@
-//! What a rank tells `distcollective launch`: that it waits for the other ranks, and that it has met them.
+//! What a rank tells `distcollective launch`: that it waits for the other ranks, and that it has
+//! met them.
 //!
-//! A rank that ends with exit code 0 has not failed. Where others wait for it in their initialization, only the launcher knows
-//! both. It listens on an abstract Unix socket, whose name is in [`VARIABLE`]. While a rank initializes its environment it has a
-//! connection there; it says who it is, and before it returns whether it has met the others. It never waits for an answer.
+//! A rank that ends with exit code 0 has not failed. Where others wait for it in their
+//! initialization, only the launcher knows both. It listens on an abstract Unix socket, whose name
+//! is in [`VARIABLE`]. While a rank initializes its environment it has a connection there; it says
+//! who it is, and before it returns whether it has met the others. It never waits for an answer.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -59,28 +59,36 @@ const DEFAULT_GROUP: &str = "default";
 ///
 /// # Where values come from
 ///
-/// In this order: from the caller; `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun, ColossalAI,
-/// `distcollective launch`); `TRT_MY_RANK`, `TRT_WORLD_SIZE` (TensorRT's sample); `OMPI_COMM_WORLD_*` (Open MPI); `PMI_RANK`,
-/// `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
-/// `SLURM_STEP_TASKS_PER_NODE` or `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the local ones are derived where they
-/// are absent. A launcher of which only one of rank and world size is set does not count beside one of which both are.
+/// In this order: from the caller; `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`
+/// (torchrun, ColossalAI, `distcollective launch`); `TRT_MY_RANK`, `TRT_WORLD_SIZE` (TensorRT's
+/// sample); `OMPI_COMM_WORLD_*` (Open MPI); `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`,
+/// `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
+/// `SLURM_STEP_TASKS_PER_NODE` or `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the
+/// local ones are derived where they are absent. A launcher is complete if both its rank and its
+/// world size are set. The first complete one in this order counts, but:
 ///
-/// Where several launchers give rank and world size: SLURM's beside another's are those of the allocation, and do not count (but
-/// they do where `srun --mpi=pmi2` has set both). Launchers that give the same are no matter. Of launchers that differ the inner
-/// one counts, which is found by the variables of the parent processes; where that cannot be seen, the error names both.
+/// - SLURM's variables do not count beside those of another complete launcher: they are those of
+///   the allocation, or of the task in which that launcher runs. Where srun sets PMI's variables
+///   too (`srun --mpi=pmi2`), SLURM's count.
+/// - If two complete launchers give different ranks or world sizes, one of them runs inside the
+///   other, and the inner one counts. Its variables are missing in the environment of a parent
+///   process that has those of the outer one. If no parent process shows that, the error names
+///   both.
 ///
 /// # Where ranks meet
 ///
 /// - `MASTER_ADDR` and `MASTER_PORT`, where the address is the loopback: on this machine, on an abstract Unix socket named by the
 ///   job. Nobody else of the machine gets in.
-/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port `MASTER_PORT` + 1 (torchrun has
-///   its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`. Ranks prove to each other that they know the job and, where it
-///   is set, the secret `DCL_SECRET` (any bytes, at least one). Every later message is authenticated with a key from these proofs:
-///   one that was altered, repeated or left out on the way is an error, and nothing of it is used. Nothing is encrypted. At most
-///   65536 ranks.
-/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce; after that as over TCP. It may be
-///   absent or empty, or left from a process of this machine that has ended. It is readable by this user only while it is there, and
-///   is removed when the ranks have met. Other content is an error, and so is a second rank 0.
+/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port
+///   `MASTER_PORT` + 1 (torchrun has its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`.
+///   Ranks prove to each other that they know the job and, where it is set, the secret `DCL_SECRET`
+///   (any bytes, at least one). Every later message is authenticated with a key from these proofs:
+///   one that was altered, repeated or left out on the way is an error, and nothing of it is used.
+///   Nothing is encrypted. At most 65536 ranks.
+/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce; after
+///   that as over TCP. It may be absent or empty, or left from a process of this machine that has
+///   ended. It is readable by this user only while it is there, and is removed when the ranks have
+///   met. Other content is an error, and so is a second rank 0.
 /// - Otherwise the launcher's own name of the job, on this machine: `PMIX_NAMESPACE`, `SLURM_JOB_ID` with `SLURM_STEP_ID`, or
 ///   the process `hydra_pmi_proxy` of MPICH and Intel MPI, which started the ranks.
 ///
@@ -207,8 +215,8 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use. Any bytes; an
-    /// empty secret is an error of [`initialize`](Self::initialize).
+    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network
+    /// that others use. Any bytes; an empty secret is an error of [`initialize`](Self::initialize).
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(Secret(secret.into()));
         self
@@ -516,13 +524,14 @@ impl Environment {
         &self.communicator
     }
 
-    /// Makes a named group of ranks, in this order; see [`Communicator::new_group`]. Every rank gives the same name and ranks.
-    /// Collective.
+    /// Makes a named group of ranks, in this order; see [`Communicator::new_group`]. Every rank
+    /// gives the same name and ranks. Collective.
     ///
     /// # Errors
     ///
-    /// A name that there is already, or that another thread is making a group of; names or ranks that differ between ranks,
-    /// which every rank learns of and which leave the communicator as it was; and see [`Communicator::new_group`].
+    /// A name that there is already, or that another thread is making a group of; names or ranks
+    /// that differ between ranks, which every rank learns of and which leave the communicator as it
+    /// was; and see [`Communicator::new_group`].
     pub fn new_group(&self, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
         match lock(&self.groups).entry(name.to_owned()) {
             Entry::Vacant(place) => drop(place.insert(Group::InTheMaking)),
@@ -624,7 +633,8 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// The environments of ranks that are threads of this process. In a program there is one for each process.
+    /// The environments of ranks that are threads of this process. In a program there is one for
+    /// each process.
     fn environments(world_size: u32) -> Vec<Environment> {
         let of_rank = |communicator: Communicator| {
             let communicator = communicator.with_timeout(Duration::from_secs(10));

@@ -1,4 +1,5 @@
-//! Processes of this machine, as `/proc` has them: which one wrote a file, and which ones started this one.
+//! Processes of this machine, as `/proc` has them: which one wrote a file, and which ones started
+//! this one.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +14,8 @@ pub(super) struct Stat {
     pub(super) name: String,
     state: char,
     pub(super) parent: u32,
-    /// In clock ticks since the machine was started. It tells apart processes that had the same number.
+    /// In clock ticks since the machine was started. It tells apart processes that had the same
+    /// number.
     pub(super) start_time: u64,
 }
 
@@ -122,7 +124,8 @@ impl FromStr for ProcessIdentity {
     }
 }
 
-/// The processes that started this one, the nearest first: its parent, its parent's parent and so on.
+/// The processes that started this one, the nearest first: its parent, its parent's parent and so
+/// on.
 pub(super) fn ancestors() -> impl Iterator<Item = (u32, Stat)> {
     let next = |pid: u32| Some((pid, Stat::of(pid).filter(|_| pid > 0)?));
     let parent = Stat::of(std::process::id()).and_then(|own| next(own.parent));

@@ -1,8 +1,9 @@
-//! The file by which ranks find rank 0: its addresses, a nonce, which is part of the key, and which process wrote it. So
-//! a process that can read the file gets in, and no other can.
+//! The file by which ranks find rank 0: its addresses, a nonce, which is part of the key, and which
+//! process wrote it. So a process that can read the file gets in, and no other can.
 //!
-//! A file has one rank 0. The file gets its name by a link, which fails where the name is taken. An empty file, and one whose
-//! process has ended without removing it, are replaced under a lock on the old file.
+//! A file has one rank 0. The file gets its name by a link, which fails where the name is taken. An
+//! empty file, and one whose process has ended without removing it, are replaced under a lock on
+//! the old file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -100,8 +101,8 @@ fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Puts the finished file in the place of one that nobody needs. The lock on that one keeps another rank 0 from doing so
-/// between the check and the change. False where it has gone by itself.
+/// Puts the finished file in the place of one that nobody needs. The lock on that one keeps another
+/// rank 0 from doing so between the check and the change. False where it has gone by itself.
 fn replace(aside: &Path, path: &Path) -> Result<bool> {
     let Some(old) = open_old(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };
     match flock(&old, FlockOperation::NonBlockingLockExclusive) {

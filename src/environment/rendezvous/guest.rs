@@ -70,7 +70,8 @@ pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> 
         ),
         other => {
             let error = ended_by_rank_0(other);
-            // Rank 0 may take the rendezvous for complete; then it learns of the error when it next listens.
+            // Rank 0 may take the rendezvous for complete; then it learns of the error when it next
+            // listens.
             super::tell(std::slice::from_mut(&mut line), &error);
             error
         }
@@ -125,7 +126,8 @@ fn introduce(address: SocketAddr, terms: &Terms<'_>, key: &Key) -> Result<(Line,
                 Answer::Refused { reason } => Err(error!(Disagreement, "{reason}").into()),
             }
         }
-        // Nothing proves this answer. To believe it lets somebody in the middle keep this rank out, which he can do anyway.
+        // Nothing proves this answer. To believe it lets somebody in the middle keep this rank out,
+        // which he can do anyway.
         Message::Refusal { same_job: true } => Err(error!(
             Disagreement,
             "rank 0 at {address} refuses this rank for a wrong secret: DCL_SECRET, or the secret that the caller gives, has \
@@ -135,6 +137,6 @@ fn introduce(address: SocketAddr, terms: &Terms<'_>, key: &Key) -> Result<(Line,
         Message::Refusal { same_job: false } => {
             Err(Obstacle::Passing("the rank 0 that answers is one of another job".to_owned()))
         }
-        _ => Err(Obstacle::Passing("the one who answers does not know this job".to_owned())),
+        _ => Err(Obstacle::Passing("the process that answers does not know this job".to_owned())),
     }
 }

@@ -150,7 +150,8 @@ impl Gathering<'_> {
         if parts.is_empty() { String::new() } else { format!("; rank 0 refused {}", parts.join(" and ")) }
     }
 
-    /// Makes a stranger a member, or refuses it. A peer that knows the key and contradicts rank 0 ends the rendezvous.
+    /// Makes a stranger a member, or refuses it. A peer that knows the key and contradicts rank 0
+    /// ends the rendezvous.
     fn judge(&mut self, stranger: Stranger, message: Message) -> Result<()> {
         let Stranger { mut line, challenge, .. } = stranger;
         let Message::Hello { protocol, claim, job, proof } = message else {

@@ -1,4 +1,5 @@
-//! A connection on which every message has a length, a limit and a deadline, and after the handshake a tag.
+//! A connection on which every message has a length, a limit and a deadline, and after the
+//! handshake a tag.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,7 +19,7 @@ pub(super) struct Line {
     /// What has come of the next message, its length first.
     inbox: Vec<u8>,
     /// Since the handshake is over.
-    session: Option<Session>,
+    session: Option<Box<Session>>,
 }
 
 /// A message's bytes as they are sent, but for the tag.
@@ -37,10 +38,11 @@ impl Line {
 
     /// From now on every message has a tag, in both directions.
     pub(super) fn begin_session(&mut self, session: Session) {
-        self.session = Some(session);
+        self.session = Some(Box::new(session));
     }
 
-    /// Sends messages. If that fails, nothing can be sent any more, since a message may have gone in part.
+    /// Sends messages. If that fails, nothing can be sent any more, since a message may have gone
+    /// in part.
     pub(super) fn send(&mut self, frames: &[Frame], deadline: Instant) -> io::Result<()> {
         let mut bytes = Vec::new();
         for frame in frames {
@@ -121,7 +123,8 @@ impl Line {
         postcard::from_bytes(message).map_err(|_| io::Error::other("a message came that cannot be understood"))
     }
 
-    /// How many bytes to have: those of the length, and once they are there those of the message and its tag too.
+    /// How many bytes to have: those of the length, and once they are there those of the message
+    /// and its tag too.
     fn wanted(&self, longest: usize) -> io::Result<usize> {
         let Some(length) = self.inbox.first_chunk() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_le_bytes(*length) as usize;

@@ -1,20 +1,24 @@
 //! The rendezvous of a job's ranks across machines: what has to reach every rank before there is a communicator, by way of
 //! rank 0, over TCP.
 //!
-//! Rank 0 listens, at a host and port that every rank was given, or on a port of the system's choice that it writes into a
-//! file. The others connect to it. In the handshake both ends prove that they know the job's text, the secret where there is
-//! one, and the file's nonce where there is a file. Rank 0 refuses a peer that cannot, and goes on waiting.
+//! Rank 0 listens, at a host and port that every rank was given, or on a port of the system's
+//! choice that it writes into a file. The others connect to it. In the handshake both ends prove
+//! that they know the job's text, the secret where there is one, and the file's nonce where there
+//! is a file. Rank 0 refuses a peer that cannot, and goes on waiting.
 //!
-//! What is authenticated: the handshake, and after it every message in both directions, by a tag under a key of that
-//! connection and direction (see [`protocol`]). A peer in the middle that alters, repeats, reorders or leaves out a message
-//! ends the rendezvous with an error; nothing that it altered is accepted. What is not: nothing is encrypted, and rank 0's
-//! answer that a peer has a wrong secret has no proof, since the two share no key.
+//! What is authenticated: the handshake, and after it every message in both directions, by a tag
+//! under a key of that connection and direction (see [`protocol`]). A peer in the middle that
+//! alters, repeats, reorders or leaves out a message ends the rendezvous with an error; nothing
+//! that it altered is accepted. What is not: nothing is encrypted, and rank 0's answer that a peer
+//! has a wrong secret has no proof, since the two share no key.
 //!
-//! A peer that proves the key and contradicts rank 0 (another world size, a rank that is there already) ends the rendezvous
-//! for every rank that has come. A peer that does not prove it cannot: rank 0 counts it, and names the number at the deadline.
+//! A peer that proves the key and contradicts rank 0 (another world size, a rank that is there
+//! already) ends the rendezvous for every rank that has come. A peer that does not prove it cannot:
+//! rank 0 counts it, and names the number at the deadline.
 //!
-//! Without a secret, a process that reaches the port and guesses the job's text can take part. A network that is not trusted
-//! needs a secret (`DCL_SECRET`), and a long random one: somebody who listens there can try guesses at leisure.
+//! Without a secret, a process that reaches the port and guesses the job's text can take part. A
+//! network that is not trusted needs a secret (`DCL_SECRET`), and a long random one: somebody who
+//! listens there can try guesses at leisure.
 
 mod file;
 mod guest;
@@ -41,8 +45,9 @@ use protocol::{Key, LONGEST_OF_MEMBER, Message, random_text};
 /// The longest part that a rank may give, in bytes.
 pub(crate) const LONGEST_PART: usize = 64 << 10;
 
-/// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of the others; Linux gives a
-/// process no more than 2^20 of them unless the administrator raises that, and 1024 unless the user does.
+/// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of
+/// the others; Linux gives a process no more than 2^20 of them unless the administrator raises
+/// that, and 1024 unless the user does.
 pub(crate) const MAX_RANKS: u32 = 1 << 16;
 
 /// How many random bytes name a meeting.
@@ -53,9 +58,10 @@ const NONCE_BYTES: usize = 16;
 pub(crate) enum Place {
     /// Rank 0 listens at this host and port.
     Tcp { host: String, port: u16 },
-    /// Rank 0 listens at every address of its machine, on a port that the system chooses, and writes into this file where. The
-    /// file has to be absent or empty before, or left by a process of this machine that has ended; it is gone afterwards. All
-    /// ranks have to be the same user. One file is for one job: rank 0 of a second one fails while it is there.
+    /// Rank 0 listens at every address of its machine, on a port that the system chooses, and
+    /// writes into this file where. The file has to be absent or empty before, or left by a process
+    /// of this machine that has ended; it is gone afterwards. All ranks have to be the same user.
+    /// One file is for one job: rank 0 of a second one fails while it is there.
     File(PathBuf),
 }
 
@@ -107,8 +113,9 @@ pub(crate) fn default_port(master_port: u16) -> u16 {
 ///
 /// # Errors
 ///
-/// A rank that is not one of the world; a world of more than [`MAX_RANKS`]; on rank 0 a port that is in use, a file that has content; a file that is not as it has
-/// to be; ranks that do not come before the deadline; ranks that have different world sizes or secrets, or are there twice; a
+/// A rank that is not one of the world; a world of more than [`MAX_RANKS`]; on rank 0 a port that
+/// is in use, a file that has content; a file that is not as it has to be; ranks that do not come
+/// before the deadline; ranks that have different world sizes or secrets, or are there twice; a
 /// message with a wrong tag.
 pub(crate) fn meet(place: &Place, terms: &Terms<'_>) -> Result<Meeting> {
     if terms.rank >= terms.world_size {
@@ -164,14 +171,15 @@ impl Meeting {
         &self.nonce
     }
 
-    /// Gives every rank every rank's part, in the order of ranks. Collective. A rank returns when rank 0 has told it that all
-    /// ranks have received all parts, so that an error of one is an error of all, unless it concerns that last message only.
-    /// After an error the meeting is over, and further calls return that error.
+    /// Gives every rank every rank's part, in the order of ranks. Collective. A rank returns when
+    /// rank 0 has told it that all ranks have received all parts, so that an error of one is an
+    /// error of all, unless it concerns that last message only. After an error the meeting is over,
+    /// and further calls return that error.
     ///
     /// # Errors
     ///
-    /// A part that is too long; a message with a wrong tag; a rank that does not come before the deadline, or is lost: all
-    /// ranks are told which.
+    /// A part that is too long; a message with a wrong tag; a rank that does not come before the
+    /// deadline, or is lost: all ranks are told which.
     pub(crate) fn exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         if let Some(end) = &self.end {
             return Err(end.clone());
@@ -202,7 +210,8 @@ impl Meeting {
     }
 }
 
-/// Rank 0's exchange: takes a part from every rank, sends all to each, and waits until each has received them.
+/// Rank 0's exchange: takes a part from every rank, sends all to each, and waits until each has
+/// received them.
 fn collect(lines: &mut [Line], part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
     let parts = take_from_all(lines, deadline, "gave no part", |message| match message {
         Message::Part(part) => Some(part),
@@ -248,7 +257,8 @@ fn take_from_all<T>(
             let world_size = lines.len() + 1;
             bail!(DeadlineExceeded, "{} of {world_size} {otherwise} before the deadline", list_ranks(missing));
         }
-        // Those whose message has come are watched too, so that an end of theirs is noticed at once.
+        // Those whose message has come are watched too, so that an end of theirs is noticed at
+        // once.
         let mut fds: Vec<PollFd<'_>> = lines.iter().map(|line| PollFd::new(line, PollFlags::IN)).collect();
         wait(&mut fds, deadline)
             .map_err(|e| error!(System, "rank 0 cannot wait for the others: {e}").with_source(e))?;

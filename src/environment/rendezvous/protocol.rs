@@ -1,12 +1,14 @@
 //! What the ends say to each other, and how each proves to the other that it belongs to the job.
 //!
-//! Rank 0 greets every connection with a random challenge. The peer answers with its claim (its rank, its world size, a
-//! challenge of its own) and a proof; rank 0 answers with a welcome or a refusal, and its own proof. Proofs are HMACs over
-//! both challenges and all that is claimed, so none is of use on another connection.
+//! Rank 0 greets every connection with a random challenge. The peer answers with its claim (its
+//! rank, its world size, a challenge of its own) and a proof; rank 0 answers with a welcome or a
+//! refusal, and its own proof. Proofs are HMACs over both challenges and all that is claimed, so
+//! none is of use on another connection.
 //!
-//! After a welcome both ends derive two session keys from the handshake, one for each direction. Every later message ends with
-//! a tag: an HMAC over the message and its sequence number. A message that was altered, repeated, moved, or follows one that
-//! was left out has a wrong tag. Nothing is encrypted.
+//! After a welcome both ends derive two session keys from the handshake, one for each direction.
+//! Every later message ends with a tag: an HMAC over the message and its sequence number. A message
+//! that was altered, repeated, moved, or follows one that was left out has a wrong tag. Nothing is
+//! encrypted.
 
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -44,7 +46,8 @@ pub(super) enum Message {
     Hello { protocol: String, claim: Claim, job: Proof, proof: Proof },
     /// Rank 0's answer to a peer whose proof is right.
     Answer { answer: Answer, proof: Proof },
-    /// Rank 0's answer to a peer whose proof is wrong: the two share no key, so there is nothing to prove.
+    /// Rank 0's answer to a peer whose proof is wrong: the two share no key, so there is nothing to
+    /// prove.
     Refusal { same_job: bool },
     /// Rank 0 to all: every rank has come, or every rank has received all parts.
     Complete,
@@ -153,8 +156,9 @@ impl Key {
         Ok(self.over(statement)?.verify_slice(proof).is_ok())
     }
 
-    /// Says which job a claim is for, so that rank 0 can tell a wrong secret from another job. It keeps nobody out. It helps
-    /// somebody who guesses the job's text no more than the proof of a job without secret does.
+    /// Says which job a claim is for, so that rank 0 can tell a wrong secret from another job. It
+    /// keeps nobody out. It helps somebody who guesses the job's text no more than the proof of a
+    /// job without secret does.
     pub(super) fn name_job(&self, challenge: &Challenge, claim: &Claim) -> Result<Proof> {
         let named = encode(&Statement::Claim(challenge, claim))?;
         Ok(self.job.clone().chain_update(named).finalize().into_bytes().into())

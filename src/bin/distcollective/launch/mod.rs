@@ -21,9 +21,10 @@ use reports::Reports;
 
 /// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 ///
-/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended, and the exit code is the
-/// failed rank's (128 and the signal's number where a signal ended it). When a rank ends with code 0 and others wait for it in the
-/// initialization of their environment, they are ended, and the exit code is 1. SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
+/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended,
+/// and the exit code is the failed rank's (128 and the signal's number where a signal ended it).
+/// When a rank ends with code 0 and others wait for it in the initialization of their environment,
+/// they are ended, and the exit code is 1. SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
 /// is then 128 and the signal's number.
 ///
 /// Example: distcollective launch -n 4 -- sample_dist_collective --op all
@@ -73,7 +74,8 @@ enum Outcome {
     Success,
     /// The first rank that failed.
     Failed(usize, WaitIdStatus),
-    /// A rank that ended with code 0, and the ranks that wait for it in the initialization of their environment.
+    /// A rank that ended with code 0, and the ranks that wait for it in the initialization of their
+    /// environment.
     Missed(usize, BTreeSet<u32>),
     /// The first signal.
     Interrupted(i32),
@@ -237,7 +239,8 @@ impl Launch {
         Ok(outcome)
     }
 
-    /// A rank that others wait for in vain. What a rank has reported before it ended is taken in first.
+    /// A rank that others wait for in vain. What a rank has reported before it ended is taken in
+    /// first.
     fn missed(&mut self) -> Option<(usize, BTreeSet<u32>)> {
         let Launch { reports, events, ranks, .. } = self;
         reports.take_in(|connection| events.add_report(connection));

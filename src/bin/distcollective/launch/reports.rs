@@ -1,4 +1,5 @@
-//! What ranks report while they initialize their environment: who waits for the others, and who has met them.
+//! What ranks report while they initialize their environment: that they wait for the others, and
+//! that they have met them.
 
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -16,7 +17,8 @@ const LONGEST_REPORT: usize = 64;
 
 /// The socket where ranks report, and what they have said.
 pub struct Reports {
-    /// `None` once a rank could not be heard: what is not known of one rank says nothing about others.
+    /// `None` once a rank could not be heard: what is not known of one rank says nothing about
+    /// others.
     listener: Option<UnixListener>,
     connections: Vec<Connection>,
     /// By rank, how many environments it has initialized.
@@ -68,8 +70,8 @@ impl Reports {
         self.connections.clear();
     }
 
-    /// A rank that has ended, and the ranks that wait for it and never meet it: they have initialized as many environments as
-    /// it has, and initialize a further one.
+    /// A rank that has ended, and the ranks that wait for it and never meet it: they have
+    /// initialized as many environments as it has, and initialize a further one.
     pub fn missed(&self, has_ended: impl Fn(usize) -> bool) -> Option<(usize, BTreeSet<u32>)> {
         let waiting: Vec<usize> = self.connections.iter().filter_map(|connection| connection.rank).collect();
         (0..self.met.len()).filter(|&rank| has_ended(rank)).find_map(|ended| {

@@ -7,7 +7,8 @@ use super::*;
 /// What the one in the middle does to a message after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Deed {
-    /// Flips a bit in this byte, counted from the message's first one, or from the tag's last one backwards.
+    /// Flips a bit in this byte, counted from the message's first one, or from the tag's last one
+    /// backwards.
     Flip(isize),
     Repeat,
     /// Leaves it out.
@@ -57,7 +58,8 @@ fn rank(place: &Place, rank: u32, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Lets two ranks meet with somebody in the middle, who does a deed to a message that `is_from_rank_0`, or to none.
+/// Lets two ranks meet with somebody in the middle, who does a deed to a message that
+/// `is_from_rank_0`, or to none.
 fn with_deed(deed: Option<(bool, u32, Deed)>, until: Instant) -> [Result<()>; 2] {
     let (port, other_port) = (Port::free(), Port::free());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, other_port.number)).expect("the port is this test's");
@@ -85,7 +87,8 @@ fn a_relay_that_changes_nothing_is_no_harm() {
     }
 }
 
-/// From rank 0 come: complete; two parts and complete, twice. From the peer: a part and the receipt, twice.
+/// From rank 0 come: complete; two parts and complete, twice. From the peer: a part and the
+/// receipt, twice.
 #[test]
 fn what_is_changed_on_the_way_ends_the_rendezvous_on_both_ends() {
     let deeds = [Deed::Flip(0), Deed::Flip(1), Deed::Flip(-1), Deed::Flip(-33), Deed::Repeat];
@@ -99,7 +102,8 @@ fn what_is_changed_on_the_way_ends_the_rendezvous_on_both_ends() {
                 }
                 let results = with_deed(Some((is_from_rank_0, at, deed)), soon());
                 for (rank, result) in results.into_iter().enumerate() {
-                    // Rank 0 waits for nothing after its last message. One that repeats the last but one is read in its place.
+                    // Rank 0 waits for nothing after its last message. One that repeats the last
+                    // but one is read in its place.
                     let is_in_place_of_last = is_last || deed == Deed::Repeat && at + 2 == count;
                     if is_from_rank_0 && is_in_place_of_last && rank == 0 {
                         continue;
@@ -113,7 +117,8 @@ fn what_is_changed_on_the_way_ends_the_rendezvous_on_both_ends() {
     }
 }
 
-/// The next message then has a wrong tag; where there is none, the deadline or the connection's end ends the wait.
+/// The next message then has a wrong tag; where there is none, the deadline or the connection's end
+/// ends the wait.
 #[test]
 fn a_message_that_is_left_out_or_sent_back_is_missed() {
     for deed in [Deed::Drop, Deed::Reflect] {

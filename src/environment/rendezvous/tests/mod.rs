@@ -218,7 +218,8 @@ fn a_guest_whose_deadline_is_first_says_so() {
     });
 }
 
-/// A peer that knows the key and contradicts rank 0 ends the rendezvous for every rank that has come, at once.
+/// A peer that knows the key and contradicts rank 0 ends the rendezvous for every rank that has
+/// come, at once.
 #[test]
 fn a_contradiction_ends_the_rendezvous_for_all() {
     let port = Port::free();
@@ -253,7 +254,8 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
     });
 }
 
-/// A wrong secret is no proof, so it ends nothing but its own rank's attempt; rank 0 says at its deadline how many there were.
+/// A wrong secret is no proof, so it ends nothing but its own rank's attempt; rank 0 says at its
+/// deadline how many there were.
 #[test]
 fn a_wrong_secret_is_told_at_once_and_counted() {
     let port = Port::free();
