@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::line::{Line, frame, wait};
 use super::protocol::{
-    Answer, Challenge, Claim, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, random,
+    Answer, Challenge, Claim, Instance, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, random,
 };
 use super::{Place, Terms};
 use crate::error::{Error, Result, bail, error};
@@ -31,12 +31,18 @@ struct Stranger {
     until: Instant,
 }
 
+/// A rank that has come.
+struct Member {
+    line: Line,
+    instance: Instance,
+}
+
 struct Gathering<'a> {
     terms: &'a Terms<'a>,
     key: &'a Key,
     nonce: &'a str,
     /// By rank; that of rank 0 itself stays empty.
-    members: Vec<Option<Line>>,
+    members: Vec<Option<Member>>,
     strangers: VecDeque<Stranger>,
     /// How many connections were refused because their secret was wrong.
     wrong_secrets: usize,
@@ -57,7 +63,7 @@ pub(super) fn gather(
     let mut gathering =
         Gathering { terms, key, nonce, members, strangers: VecDeque::new(), wrong_secrets: 0, other_jobs: 0 };
     let gathered = gathering.run(listener, place);
-    let mut members: Vec<Line> = gathering.members.into_iter().flatten().collect();
+    let mut members: Vec<Line> = gathering.members.into_iter().flatten().map(|member| member.line).collect();
     match gathered {
         Ok(()) => Ok(members),
         Err(error) => {
@@ -94,7 +100,12 @@ impl Gathering<'_> {
 
     /// Waits for anything to happen, and sees to it: who has left, who says hello, and one who comes.
     fn turn(&mut self, listener: &TcpListener) -> Result<()> {
-        let lines = self.members.iter().flatten().chain(self.strangers.iter().map(|stranger| &stranger.line));
+        let lines = self
+            .members
+            .iter()
+            .flatten()
+            .map(|member| &member.line)
+            .chain(self.strangers.iter().map(|stranger| &stranger.line));
         let all = std::iter::once(listener.as_fd()).chain(lines.map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // The first of the strangers is the oldest.
@@ -180,7 +191,7 @@ impl Gathering<'_> {
             bail!(Disagreement, "{reason}");
         }
         line.begin_session(session);
-        self.members[claim.rank as usize] = Some(line);
+        self.members[claim.rank as usize] = Some(Member { line, instance: claim.instance });
         Ok(())
     }
 
@@ -196,10 +207,11 @@ impl Gathering<'_> {
         let Some(place) = self.members.get_mut(rank as usize) else {
             return Ok(Some(format!("rank {rank} is not one of {world_size}")));
         };
+        // It left just now; or it comes again, and the end of its first connection was lost on the
+        // way.
         if let Some(member) = place
-            && member.has_news().map_err(failed)?
+            && (member.instance == claim.instance || member.line.has_news().map_err(failed)?)
         {
-            // It left just now.
             *place = None;
         }
         Ok((rank == 0 || place.is_some()).then(|| format!("two processes say that they are rank {rank}")))

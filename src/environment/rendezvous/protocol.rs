@@ -35,6 +35,7 @@ pub(super) const TAG_BYTES: usize = size_of::<Proof>();
 
 pub(super) type Challenge = [u8; 32];
 pub(super) type Proof = [u8; 32];
+pub(super) type Instance = [u8; 16];
 /// SHA-256 of a message.
 pub(super) type Digest = [u8; 32];
 
@@ -105,6 +106,8 @@ impl Why {
 pub(super) struct Claim {
     pub(super) world_size: u32,
     pub(super) rank: u32,
+    /// The same in all attempts of one process, and another one in every other process.
+    pub(super) instance: Instance,
     pub(super) challenge: Challenge,
 }
 

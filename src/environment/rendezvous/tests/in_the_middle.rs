@@ -146,7 +146,7 @@ fn a_message_that_is_left_out_or_sent_back_is_missed() {
 #[test]
 fn keys_are_of_one_connection_and_direction() {
     let key = Key::new(&terms(0, 2), None).expect("a key");
-    let claim = |first: u8| Claim { world_size: 2, rank: 1, challenge: [first; 32] };
+    let claim = |first: u8| Claim { world_size: 2, rank: 1, instance: [0; 16], challenge: [first; 32] };
     let welcome = Answer::Welcome { nonce: "0".repeat(32) };
     let tag = |own, challenge: u8, claimed: u8| {
         let session = key.session(own, &[challenge; 32], &claim(claimed), &welcome);

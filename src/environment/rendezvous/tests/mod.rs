@@ -13,7 +13,8 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
 use super::protocol::{
-    Answer, Challenge, Claim, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, TAG_BYTES, Why, encode, random,
+    Answer, Challenge, Claim, Instance, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, TAG_BYTES, Why,
+    encode, random,
 };
 use super::*;
 use crate::error::ErrorKind;
@@ -54,9 +55,15 @@ impl Port {
 
     /// Says hello by hand.
     fn hello(&self, terms: &Terms<'_>, rank: u32) -> (Line, Answer) {
+        self.hello_of(random().expect("random numbers"), terms, rank)
+    }
+
+    /// Says hello by hand, as this process.
+    fn hello_of(&self, instance: Instance, terms: &Terms<'_>, rank: u32) -> (Line, Answer) {
         let (mut line, challenge) = self.greeted();
         let key = Key::new(terms, None).expect("a key");
-        let claim = Claim { world_size: terms.world_size, rank, challenge: random().expect("random numbers") };
+        let challenge_of_peer = random().expect("random numbers");
+        let claim = Claim { world_size: terms.world_size, rank, instance, challenge: challenge_of_peer };
         let proof = key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof");
         let job = key.name_job(&challenge, &claim).expect("a statement");
         send(&mut line, &Message::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof });
@@ -334,7 +341,7 @@ fn a_hello_does_not_work_twice() {
     scope(|scope| {
         let host = scope.spawn(|| meet(&port.place, &terms(0, 2)).map(drop));
         let key = Key::new(&terms(0, 2), None).expect("a key");
-        let claim = Claim { world_size: 2, rank: 1, challenge: random().expect("random numbers") };
+        let claim = Claim { world_size: 2, rank: 1, instance: [0; 16], challenge: random().expect("random numbers") };
         let (_, other_challenge) = port.greeted();
         let proof = key.prove(&Statement::Claim(&other_challenge, &claim)).expect("a proof");
         let (mut line, _) = port.greeted();
@@ -407,6 +414,24 @@ fn a_member_that_hangs_up_can_come_again() {
             assert!(matches!(answer, Answer::Welcome { .. }));
             drop(line);
         }
+        meet_and_exchange(&port.place, |rank| terms(rank, 3), &[1, 2]);
+        host.join().expect("no panic");
+    });
+}
+
+/// A process that gave up its first connection may come again before rank 0 sees the end of that.
+#[test]
+fn one_process_may_come_twice() {
+    let port = Port::free();
+    scope(|scope| {
+        let host = scope.spawn(|| meet_and_exchange(&port.place, |rank| terms(rank, 3), &[0]));
+        let (mut first, answer) = port.hello_of([7; 16], &terms(0, 3), 1);
+        assert!(matches!(answer, Answer::Welcome { .. }));
+        let (second, answer) = port.hello_of([7; 16], &terms(0, 3), 1);
+        assert!(matches!(answer, Answer::Welcome { .. }));
+        let ended = first.receive(LONGEST_OF_MEMBER, soon()).err();
+        assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
+        drop(second);
         meet_and_exchange(&port.place, |rank| terms(rank, 3), &[1, 2]);
         host.join().expect("no panic");
     });
