@@ -412,8 +412,8 @@ impl<'a> Search<'a> {
                         format!("{} is {:?} and {} {:?}", v.rank, value(v.rank), v.world_size, value(v.world_size))
                     });
                     self.mistakes.push(format!(
-                        "{}: {} and {} disagree, and neither is seen to have started the other; unset the variables of \
-                         the one that did not start this process",
+                        "{}: {} and {} disagree, and no parent process shows which of them runs inside the other; unset \
+                         the variables of the one that does not count",
                         sides.join(", but "),
                         chosen.launcher,
                         other.launcher
@@ -472,6 +472,11 @@ impl<'a> Search<'a> {
         let names = [SLURM_STEP_TASKS, "SLURM_NTASKS_PER_NODE"];
         let Some(name) = names.into_iter().find(|name| self.is_set(name)) else {
             // On one machine there are all ranks.
+            if let Some((name, count)) = node_count.filter(|(_, count)| *count > 1) {
+                let names = names.join(" nor ");
+                self.mistakes
+                    .push(format!("{name} is {count}, and neither {names} says how many ranks this machine has"));
+            }
             return (None, node_count);
         };
         let text = self.text(name).unwrap_or_default();
@@ -857,6 +862,8 @@ mod tests {
         Made::new(&[&step[..], more].concat())
     }
 
+    const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_PORT", "1")];
+
     #[test]
     fn slurm_says_how_ranks_are_spread_over_machines() {
         let several = |reason: &str| {
@@ -865,12 +872,20 @@ mod tests {
                  they are not set"
             )
         };
-        assert_eq!(found(&srun(&[("SLURM_STEP_NUM_NODES", "2")])), several("SLURM_STEP_NUM_NODES is 2"));
-        assert_eq!(found(&srun(&[("SLURM_NNODES", "2")])), several("SLURM_NNODES is 2"));
+        for name in ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"] {
+            let spread = [(name, "2"), ("SLURM_NTASKS_PER_NODE", "2")];
+            assert_eq!(found(&srun(&spread)), several(&format!("{name} is 2")));
+            let unknown = format!(
+                "launcher SLURM: {name} is 2, and neither SLURM_STEP_TASKS_PER_NODE nor SLURM_NTASKS_PER_NODE says how many \
+                 ranks this machine has"
+            );
+            assert!(found(&srun(&[(name, "2")])).starts_with(&unknown), "{}", found(&srun(&[(name, "2")])));
+            assert_eq!(found(&srun(&[&[(name, "2")][..], &MASTER_ELSEWHERE].concat())), unknown);
+        }
         // The allocation has more machines than the step.
         let one = srun(&[("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]);
         assert_eq!(found(&one), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
-        let at = [("MASTER_ADDR", "node7"), ("MASTER_PORT", "1")];
+        let at = MASTER_ELSEWHERE;
         for (tasks, local) in [("2(x2)", 2), ("1,3", 3), ("2,2(x1)", 2)] {
             let spread =
                 [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
@@ -880,7 +895,8 @@ mod tests {
             );
             assert_eq!(found(&srun(&[&spread[..], &at].concat())), expected, "{tasks}");
         }
-        let at_home = [("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1"), ("SLURM_STEP_NUM_NODES", "2")];
+        let nodes = [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_NTASKS_PER_NODE", "2")];
+        let at_home = [&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")][..], &nodes].concat();
         assert_eq!(
             found(&srun(&at_home)),
             "launcher SLURM: MASTER_ADDR is localhost, which every machine has for itself, and the ranks are on several \
@@ -950,8 +966,8 @@ mod tests {
             assert_eq!(
                 found(&unclear),
                 "launcher torchrun: RANK is \"0\" and WORLD_SIZE \"1\", but OMPI_COMM_WORLD_RANK is \"1\" and \
-                 OMPI_COMM_WORLD_SIZE \"2\": torchrun and Open MPI disagree, and neither is seen to have started the other; unset \
-                 the variables of the one that did not start this process"
+                 OMPI_COMM_WORLD_SIZE \"2\": torchrun and Open MPI disagree, and no parent process shows which of them runs \
+                 inside the other; unset the variables of the one that does not count"
             );
         }
         // Those that agree, and an allocation, are no contradiction.

@@ -37,7 +37,7 @@ impl LaunchReport {
         match Self::connect(&name, deadline.min(Instant::now() + PATIENCE)) {
             Ok(connection) => {
                 let report = LaunchReport(Some(connection));
-                report.say(&format!("initialize {} {}\n", discovery.rank, discovery.world_size));
+                report.say(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
                 report
             }
             Err(e) => {

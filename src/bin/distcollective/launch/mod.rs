@@ -85,9 +85,18 @@ fn launch(arguments: &Arguments) -> Result<Outcome, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let job = format!("{}-{}", std::process::id(), now.as_nanos());
     let socket = format!("distcollective-launch-{job}");
+    // A port that nobody uses now. The host backend takes it as a name only; what crosses machines
+    // will listen on it.
+    let port = TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .map_err(|e| format!("no free port: {e}"))?
+        .port();
+    // So discovery names the job of these variables.
+    let reports = Reports::listen(&socket, format!("loopback:{port}/{job}"), arguments.n);
     let mut launch = Launch {
         job,
-        reports: Reports::listen(&socket, arguments.n).map_err(|e| format!("no socket for the ranks' reports: {e}"))?,
+        reports: reports.map_err(|e| format!("no socket for the ranks' reports: {e}"))?,
+        port,
         socket,
         ranks: Vec::new(),
         events: Events::new().map_err(|e| format!("events cannot be watched: {e}"))?,
@@ -138,6 +147,8 @@ impl Rank {
 struct Launch {
     /// What no other launcher has.
     job: String,
+    /// MASTER_PORT.
+    port: u16,
     /// The name of the socket for reports.
     socket: String,
     reports: Reports,
@@ -148,11 +159,6 @@ struct Launch {
 
 impl Launch {
     fn start(&mut self, arguments: &Arguments) -> Result<(), String> {
-        // A port that nobody uses now. The host backend takes it as a name only; what crosses machines will listen on it.
-        let port = TcpListener::bind(("127.0.0.1", 0))
-            .and_then(|listener| listener.local_addr())
-            .map_err(|e| format!("no free port: {e}"))?
-            .port();
         let (program, rest) = arguments.program.split_first().ok_or("there is no program")?;
         for number in 0..arguments.n {
             let mut command = Command::new(program);
@@ -163,7 +169,7 @@ impl Launch {
                 .env("LOCAL_RANK", number.to_string())
                 .env("LOCAL_WORLD_SIZE", arguments.n.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
+                .env("MASTER_PORT", self.port.to_string())
                 .env("DCL_JOB_ID", &self.job)
                 .env(reports::VARIABLE, &self.socket)
                 .process_group(0)

@@ -13,7 +13,7 @@ use rustix::net::sockopt;
 pub const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
 
 /// The longest report, in bytes.
-const LONGEST_REPORT: usize = 64;
+const LONGEST_REPORT: usize = 4096;
 
 /// The socket where ranks report, and what they have said.
 pub struct Reports {
@@ -21,6 +21,8 @@ pub struct Reports {
     /// others.
     listener: Option<UnixListener>,
     connections: Vec<Connection>,
+    /// What the name of the ranks' job begins with. Worlds that a rank starts have other names.
+    job: String,
     /// By rank, how many environments it has initialized.
     met: Vec<u64>,
 }
@@ -33,11 +35,11 @@ struct Connection {
 }
 
 impl Reports {
-    /// Listens at this name for so many ranks.
-    pub fn listen(name: &str, rank_count: u32) -> Result<Self> {
+    /// Listens at this name for so many ranks, of a job whose name begins so.
+    pub fn listen(name: &str, job: String, rank_count: u32) -> Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
-        Ok(Reports { listener: Some(listener), connections: Vec::new(), met: vec![0; rank_count as usize] })
+        Ok(Reports { listener: Some(listener), connections: Vec::new(), job, met: vec![0; rank_count as usize] })
     }
 
     pub fn listener(&self) -> Option<BorrowedFd<'_>> {
@@ -61,8 +63,8 @@ impl Reports {
             }
             self.connections.push(Connection { stream, text: Vec::new(), rank: None });
         }
-        let met = &mut self.met;
-        self.connections.retain_mut(|connection| connection.take_in(met));
+        let Reports { met, job, .. } = self;
+        self.connections.retain_mut(|connection| connection.take_in(job, met));
     }
 
     fn give_up(&mut self) {
@@ -84,7 +86,7 @@ impl Reports {
 
 impl Connection {
     /// Takes in what has come. False where the rank waits no more, or is none of ours.
-    fn take_in(&mut self, met: &mut [u64]) -> bool {
+    fn take_in(&mut self, job: &str, met: &mut [u64]) -> bool {
         let mut bytes = [0; LONGEST_REPORT];
         loop {
             match self.stream.read(&mut bytes) {
@@ -96,20 +98,20 @@ impl Connection {
             }
             while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
-                if self.understand(&line, met).is_err() {
+                if self.understand(&line, job, met).is_err() {
                     return false;
                 }
             }
         }
     }
 
-    fn understand(&mut self, line: &[u8], met: &mut [u64]) -> Result<()> {
-        let words: Vec<&str> = std::str::from_utf8(line).map_err(Error::other)?.split_ascii_whitespace().collect();
+    fn understand(&mut self, line: &[u8], job: &str, met: &mut [u64]) -> Result<()> {
+        let words: Vec<&str> = std::str::from_utf8(line).map_err(Error::other)?.trim_end().splitn(4, ' ').collect();
         match (words.as_slice(), self.rank) {
-            (["initialize", rank, world_size], None) => {
+            (["initialize", rank, world_size, their_job], None) => {
                 let rank = rank.parse().map_err(Error::other)?;
                 // A rank of another world, which a rank of ours may have started.
-                if world_size.parse() != Ok(met.len()) || rank >= met.len() {
+                if !their_job.starts_with(job) || world_size.parse() != Ok(met.len()) || rank >= met.len() {
                     return Err(ErrorKind::InvalidInput.into());
                 }
                 self.rank = Some(rank);
