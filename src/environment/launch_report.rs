@@ -24,6 +24,10 @@ const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// What a rank says at the end.
+const MET: &str = "met\n";
+const NOT_MET: &str = "not met\n";
+
 /// The connection to the launcher, if this rank is one of its.
 pub(super) struct LaunchReport(Option<OwnedFd>);
 
@@ -49,7 +53,7 @@ impl LaunchReport {
 
     /// Says that all ranks have met.
     pub(super) fn met(self) {
-        self.say("met\n");
+        self.say(MET);
     }
 
     fn connect(name: &str, until: Instant) -> io::Result<OwnedFd> {
@@ -75,5 +79,12 @@ impl LaunchReport {
         if let Some(connection) = &self.0 {
             let _ = send(connection, text.as_bytes(), SendFlags::NOSIGNAL);
         }
+    }
+}
+
+impl Drop for LaunchReport {
+    fn drop(&mut self) {
+        // After the other word this one is not read. A forked process may hold the connection open.
+        self.say(NOT_MET);
     }
 }

@@ -122,6 +122,7 @@ impl Connection {
                 // It waits no more.
                 Err(ErrorKind::UnexpectedEof.into())
             }
+            // It gave up, or is none of ours.
             _ => Err(ErrorKind::InvalidData.into()),
         }
     }
