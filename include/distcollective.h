@@ -779,7 +779,7 @@ typedef struct dcl_environment_config {
     int32_t device;
     /* NULL is unset, for these two. */
     const char *host;
-    /* What only this job's ranks know. */
+    /* What only this job's ranks know, instead of DCL_SECRET. An empty text is an error. */
     const char *secret;
     /* "nccl", "host", or "auto" (NULL too), which is NCCL where every rank has a GPU of its own. */
     const char *backend;

@@ -99,6 +99,34 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
 }
 
+/// A rank that ends with code 0 has not failed, but those that wait for it to initialize would do
+/// so until their deadline.
+#[test]
+fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
+    let env = format!("{DISTCOLLECTIVE} env --timeout 60");
+    for (ended, waiting) in [(0, "ranks 1, 2 wait"), (2, "ranks 0, 1 wait")] {
+        let (output, text) = launch(3, &["sh", "-c", &format!("[ $RANK = {ended} ] || exec {env}")]);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        // The other rank may not have come yet when one is seen to wait.
+        let begin = format!("error: rank {ended} exited with code 0 and never met the others, and ");
+        assert!(text.contains(&begin), "{text}");
+        assert!(text.contains(waiting) || text.contains("waits for it"), "{text}");
+    }
+    // One environment after the other, of which one rank has more.
+    let (output, text) = launch(2, &["sh", "-c", &format!("{env} && {env} && if [ $RANK = 0 ]; then exec {env}; fi")]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("error: rank 1 exited with code 0 and never met the others, and rank 0 waits for it"),
+        "{text}"
+    );
+    // Ranks that have met may end when they like, also while others have yet to learn that they
+    // have met.
+    for _ in 0..10 {
+        let (output, text) = launch(3, &["sh", "-c", &format!("{env} > /dev/null && exec {env}")]);
+        assert!(output.status.success(), "{text}");
+    }
+}
+
 #[test]
 fn the_rank_that_fails_first_is_blamed() {
     // Rank 0 fails as soon as it sees that rank 1 has ended.
@@ -234,6 +262,90 @@ fn tensorrt_variables_by_hand() {
     assert!(text.contains(&format!("file {file:?} has content")), "{text}");
 }
 
+/// After a signal the file of rank 0 is left. Another rank 0 on this machine sees that its process
+/// has ended.
+#[test]
+fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
+    let file = std::env::temp_dir().join(unique("dcl-test-killed"));
+    let start = |rank: &str| {
+        timed(DISTCOLLECTIVE)
+            .args(["env", "--json"])
+            .envs([("TRT_MY_RANK", rank), ("TRT_WORLD_SIZE", "2")])
+            .env("TRT_NCCL_ID_FILE", &file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut killed = Command::new(DISTCOLLECTIVE)
+            .args(["env", "--timeout", "9"])
+            .envs([("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "2")])
+            .env("TRT_NCCL_ID_FILE", &file)
+            .spawn()
+            .expect("it starts");
+        let end = Instant::now() + Duration::from_secs(9);
+        while !file.exists() {
+            assert!(Instant::now() < end, "rank 0 wrote no file");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A second rank 0 does not go on while the first one lives.
+        let second = start("0").wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&second.stderr);
+        assert_eq!(second.status.code(), Some(1), "{text}");
+        assert!(text.contains(&format!("the rank 0 of another job, process {}, meets there", killed.id())), "{text}");
+        // A zombie, until it is waited for at the end.
+        kill_process(Pid::from_child(&killed), signal).expect("it runs");
+        let stat = format!("/proc/{}/stat", killed.id());
+        while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
+            assert!(Instant::now() < end, "{signal:?} does not end rank 0");
+        }
+        assert!(file.exists(), "nobody removed it");
+        for rank in ["0", "1"].map(start) {
+            let output = rank.wait_with_output().expect("it ends");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert!(!file.exists());
+        killed.wait().expect("an own child");
+    }
+}
+
+/// Secrets of any bytes are compared; an empty one is refused.
+#[test]
+fn a_secret_need_not_be_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let file = std::env::temp_dir().join(unique("dcl-test-secret"));
+    let start = |rank: &str, secret: Option<&[u8]>| {
+        let mut command = timed(DISTCOLLECTIVE);
+        command.args(["env", "--timeout", "3"]).envs([("TRT_MY_RANK", rank), ("TRT_WORLD_SIZE", "2")]);
+        command.env("TRT_NCCL_ID_FILE", &file).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match secret {
+            Some(secret) => command.env("DCL_SECRET", OsStr::from_bytes(secret)),
+            None => command.env_remove("DCL_SECRET"),
+        };
+        command.spawn().expect("it starts")
+    };
+    let both = |secrets: [Option<&[u8]>; 2]| {
+        let ranks = [start("0", secrets[0]), start("1", secrets[1])];
+        ranks.map(|rank| {
+            let output = rank.wait_with_output().expect("it ends");
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        })
+    };
+    for (success, text) in both([Some(b"\xff"), Some(b"\xff")]) {
+        assert!(success, "{text}");
+    }
+    for other in [None, Some(&b"\xfe"[..])] {
+        let [host, peer] = both([Some(b"\xff"), other]);
+        assert!(!host.0 && host.1.contains("rank 0 refused 1 connection with a wrong secret"), "{}", host.1);
+        assert!(!peer.0 && peer.1.contains("refuses this rank for a wrong secret: DCL_SECRET"), "{}", peer.1);
+    }
+    for (success, text) in both([Some(b""), Some(b"")]) {
+        assert!(!success && text.contains("DCL_SECRET is empty"), "{text}");
+    }
+}
+
 #[test]
 fn slurm_variables_by_hand() {
     by_hand(|rank| {
@@ -268,12 +380,30 @@ fn under_open_mpi() {
     }
 }
 
+/// mpirun inside our launcher: its ranks are a world of two, and not two worlds of one.
+#[test]
+fn the_inner_launcher_counts() {
+    if has("mpirun.openmpi") {
+        let inner = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", DEMO];
+        let (output, text) = launch(1, &inner);
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+        let outer = ["--allow-run-as-root", "--oversubscribe", "-np", "1", DISTCOLLECTIVE, "launch", "-n", "2", DEMO];
+        let (output, text) = run(timed("mpirun.openmpi").args(outer));
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
 #[test]
 fn under_mpich() {
     if has("mpirun.mpich") {
-        let (output, text) = run(timed("mpirun.mpich").args(["-launcher", "fork", "-np", "2", DEMO]));
-        assert!(output.status.success(), "{text}");
-        assert_all_passed(&text, 2);
+        // Ranks that are started through a shell have parents of their own.
+        for program in [&[DEMO][..], &["sh", "-c", &format!("{DEMO}; exit $?")]] {
+            let (output, text) = run(timed("mpirun.mpich").args(["-launcher", "fork", "-np", "2"]).args(program));
+            assert!(output.status.success(), "{text}");
+            assert_all_passed(&text, 2);
+        }
     }
 }
 
@@ -305,6 +435,14 @@ fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     let (output, text) = run(timed(DISTCOLLECTIVE).args(["env", "--backend", "host"]).envs(remote));
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("beyond it there is NCCL"), "{text}");
+}
+
+/// Every rank is told that two of them have the same number on this machine.
+#[test]
+fn ranks_with_the_same_local_rank_are_told() {
+    let (output, text) = launch(2, &["sh", "-c", &format!("LOCAL_RANK=0 exec {DISTCOLLECTIVE} env")]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.matches("ranks 0 and 1 both have local rank 0 on ").count(), 2, "{text}");
 }
 
 /// Ranks that do not ask for the same all say so, instead of waiting for each other.

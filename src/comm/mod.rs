@@ -349,6 +349,11 @@ impl Communicator {
     ///
     /// A rank that is named twice or is not in this communicator; and see the contract of [`Communicator`].
     pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
+        self.new_named_group(None, ranks)
+    }
+
+    /// [`new_group`](Self::new_group), where ranks compare a name too.
+    pub(crate) fn new_named_group(&self, name: Option<&str>, ranks: &[Rank]) -> Result<Option<Communicator>> {
         for (i, rank) in ranks.iter().enumerate() {
             if rank.0 >= self.world_size() {
                 let ranks = count_of(self.world_size() as usize, "rank");
@@ -359,22 +364,30 @@ impl Communicator {
             }
         }
         let deadline = self.deadline();
-        let group = self.in_turn(Extent::Communicator, deadline, || self.make_group(ranks, deadline));
+        let group = self.in_turn(Extent::Communicator, deadline, || self.make_group(name, ranks, deadline));
         group.map_err(|e| e.on_rank(self.origin_rank()))
     }
 
-    fn make_group(&self, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
-        let list: Vec<u8> = ranks.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
-        let lists = self.exchange(Purpose::NewGroup, &list, deadline)?;
-        if let Some(other) = lists.iter().position(|other| *other != list) {
+    fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
+        let own: (Option<String>, Vec<u32>) = (name.map(str::to_owned), ranks.iter().map(|rank| rank.0).collect());
+        let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
+        let all = self.exchange(Purpose::NewGroup, &bytes, deadline)?;
+        if let Some(other) = all.iter().position(|other| *other != bytes) {
             // Every rank has the same lists, and at least two differ, so every rank returns an error.
-            let other_ranks = lists[other].chunks(4).map(|rank| rank.try_into().map_or(0, u32::from_le_bytes));
+            let others = postcard::from_bytes::<(Option<String>, Vec<u32>)>(&all[other]).unwrap_or_default();
+            let are_named = own.0.is_some() || others.0.is_some();
+            let describe = |(name, ranks): &(Option<String>, Vec<u32>)| match name {
+                Some(name) => format!("{name:?} {ranks:?}"),
+                None if are_named => format!("{ranks:?} without a name"),
+                None => format!("{ranks:?}"),
+            };
             bail!(
                 Disagreement,
-                "new_group wants the same ranks on every rank: this rank gives {:?}, rank {} gives {:?}",
-                ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(),
+                "new_group wants the same {} on every rank: this rank gives {}, rank {} gives {}",
+                if are_named { "name and ranks" } else { "ranks" },
+                describe(&own),
                 self.origin(Rank(other as u32)),
-                other_ranks.collect::<Vec<_>>()
+                describe(&others)
             );
         }
         self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)

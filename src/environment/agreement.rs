@@ -1,5 +1,6 @@
 //! What the ranks say of themselves when they have met, and what follows: the backend, and rank 0's seed.
 
+use std::collections::BTreeMap;
 use std::net::{ToSocketAddrs, UdpSocket};
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ pub(super) struct Statement {
     /// What tells machines apart, as far as the host backend cares.
     machine: String,
     hostname: String,
+    local_rank: u32,
     seed: u64,
     /// Its GPU, or why it cannot use NCCL.
     gpu: std::result::Result<Gpu, String>,
@@ -57,7 +59,7 @@ pub(super) enum Backend {
 
 impl Statement {
     /// What this process says, whose GPU would be the one of this number.
-    pub(super) fn new(wanted: Wanted, seed: u64, ordinal: u32) -> Self {
+    pub(super) fn new(wanted: Wanted, seed: u64, ordinal: u32, local_rank: u32) -> Self {
         // Abstract sockets are found within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
@@ -70,6 +72,7 @@ impl Statement {
         };
         Statement {
             wanted,
+            local_rank,
             seed,
             gpu,
             machine: format!("{} {}", boot.trim(), network.display()),
@@ -108,6 +111,7 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     if sides.len() > 1 {
         bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
     }
+    check_local_ranks(&statements)?;
     let first = &statements[0];
     let elsewhere = ranks_that(&|statement| statement.machine != first.machine);
     let is_one_machine = elsewhere.is_empty();
@@ -129,6 +133,23 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
         (Wanted::Host, _) => {}
     }
     Ok(agreement(Backend::Host))
+}
+
+/// Checks that ranks of one machine have local ranks of their own: by these they choose their GPUs.
+fn check_local_ranks(statements: &[Statement]) -> Result<()> {
+    let mut seen = BTreeMap::new();
+    for (rank, statement) in statements.iter().enumerate() {
+        let local_rank = statement.local_rank;
+        if let Some(first) = seen.insert((&statement.machine, local_rank), rank) {
+            bail!(
+                Disagreement,
+                "ranks {first} and {rank} both have local rank {local_rank} on {}; the ranks of one machine have different local \
+                 ranks (LOCAL_RANK, or the launcher's variable for it)",
+                statement.hostname
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The beginning of a sentence that says what else there is.
@@ -188,15 +209,34 @@ pub(super) fn is_this_machine(host: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// What these ranks come to, each with a local rank of its own.
     fn verdict(statements: &[Statement]) -> String {
+        let numbered = (0..).zip(statements).map(|(local_rank, of)| Statement { local_rank, ..of.clone() });
+        verdict_as_given(&numbered.collect::<Vec<_>>())
+    }
+
+    fn verdict_as_given(statements: &[Statement]) -> String {
         let bytes: Vec<_> = statements.iter().map(|statement| statement.to_bytes().expect("bytes")).collect();
         agree(&bytes)
             .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
     }
 
+    #[test]
+    fn local_ranks_of_one_machine_are_different() {
+        let local = |local_rank| Statement { local_rank, ..of(Wanted::Auto) };
+        assert_eq!(verdict_as_given(&[local(1), local(0)]), "Host, 5");
+        assert_eq!(
+            verdict_as_given(&[local(1), local(0), local(1)]),
+            "ranks 0 and 2 both have local rank 1 on a; the ranks of one machine have different local ranks (LOCAL_RANK, or the \
+             launcher's variable for it)"
+        );
+        let elsewhere = Statement { machine: "another".to_owned(), ..with_gpu(Wanted::Nccl, "01") };
+        assert_eq!(verdict_as_given(&[with_gpu(Wanted::Nccl, "01"), elsewhere]), "Nccl, 5");
+    }
+
     fn of(wanted: Wanted) -> Statement {
         let gpu = Err("there is no GPU".to_owned());
-        Statement { wanted, machine: "one".to_owned(), hostname: "a".to_owned(), seed: 5, gpu }
+        Statement { wanted, machine: "one".to_owned(), hostname: "a".to_owned(), local_rank: 0, seed: 5, gpu }
     }
 
     fn with_gpu(wanted: Wanted, bus_id: &str) -> Statement {
@@ -251,7 +291,7 @@ mod tests {
     #[test]
     fn this_machine_is_known_by_its_names() {
         assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
-        assert!(is_this_machine(&Statement::new(Wanted::Host, 0, 0).hostname));
+        assert!(is_this_machine(&Statement::new(Wanted::Host, 0, 0, 0).hostname));
         // A documentation address, which no machine has.
         assert!(!is_this_machine("192.0.2.1"));
     }

@@ -1,15 +1,28 @@
 //! What the launcher's variables say: rank, world size, and where the ranks meet.
 //!
-//! Values come, in this order, from the caller, from torchrun's variables, from those of TensorRT's sample, from Open MPI's,
-//! from PMI's (MPICH, Intel MPI) and from SLURM's. The first launcher of which a rank or a world size is set gives both; local
-//! rank and local world size come from the same launcher, or are derived.
+//! A launcher is complete where both its rank and its world size are set. Values come from the
+//! caller; then from the first complete launcher in the order of [`LAUNCHERS`], or, where none is
+//! complete, from the first of which one is set, so that the error names the other. Local rank and
+//! local world size come from the same launcher, or are derived.
+//!
+//! Several launchers may be complete:
+//! - PMI's variables beside SLURM's with the same rank and world size, and without the local ones
+//!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
+//! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
+//!   task in which that launcher runs: the other launcher's count.
+//! - Launchers that give the same rank and world size agree: the first counts.
+//! - If two launchers disagree, one of them runs inside the other, and the inner one counts. Its
+//!   variables were set later: some parent process has the outer launcher's and not the inner
+//!   one's. If no parent process shows that, the error names both.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::num::NonZeroU16;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::rendezvous;
+use super::{process, rendezvous};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
@@ -153,31 +166,90 @@ pub(super) struct Discovery {
 const MEETING_VARIABLES: [&str; 3] = ["MASTER_ADDR", "MASTER_PORT", "DCL_RENDEZVOUS_PORT"];
 const RUN_VARIABLES: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
 
+/// How srun spreads the ranks over machines: the number of machines, this machine's number, the
+/// number of ranks on each.
+const SLURM_NODE_COUNT: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
+const SLURM_NODE: &str = "SLURM_NODEID";
+const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
+
+/// The process of MPICH and Intel MPI that starts the ranks of one machine. No variable of theirs
+/// names the job.
+const HYDRA_PROXY: &str = "hydra_pmi_proxy";
+
 /// Every variable that is looked for.
 pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
     let of_launcher = |v: &'static Variables| {
         let lists = [v.local_rank, v.local_world_size, v.job];
         [v.rank, v.world_size].into_iter().chain(lists.into_iter().flatten().copied())
     };
-    LAUNCHERS.iter().flat_map(of_launcher).chain(MEETING_VARIABLES).chain(RUN_VARIABLES)
+    let of_slurm = SLURM_NODE_COUNT.into_iter().chain([SLURM_NODE, SLURM_STEP_TASKS]);
+    LAUNCHERS.iter().flat_map(of_launcher).chain(of_slurm).chain(MEETING_VARIABLES).chain(RUN_VARIABLES)
 }
 
-/// The first launcher whose variables are there.
-pub(super) fn launcher_of(variable: &dyn Fn(&str) -> Option<String>) -> Option<Launcher> {
-    let present = |v: &&Variables| variable(v.rank).is_some() || variable(v.world_size).is_some();
-    LAUNCHERS.iter().find(present).map(|v| v.launcher)
+/// What discovery asks of the system.
+pub(super) trait System {
+    /// A variable of this process.
+    fn variable(&self, name: &str) -> Option<OsString>;
+    /// The processes that started this one, the nearest first.
+    fn ancestors(&self) -> Vec<Ancestor>;
+}
+
+/// A process that started this one, or one that did so.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ancestor {
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) start_time: u64,
+    /// `NAME=value`, each followed by a zero, as the process was started; `None` where the system
+    /// does not tell.
+    pub(super) variables: Option<Vec<u8>>,
+}
+
+impl Ancestor {
+    fn variable(&self, name: &str) -> Option<&OsStr> {
+        let lines = self.variables.as_deref()?.split(|byte| *byte == 0);
+        let mut values = lines.filter_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        values.next().map(OsStr::from_bytes)
+    }
+}
+
+/// The system that this process runs on.
+pub(super) struct ThisSystem;
+
+impl System for ThisSystem {
+    fn variable(&self, name: &str) -> Option<OsString> {
+        std::env::var_os(name)
+    }
+
+    fn ancestors(&self) -> Vec<Ancestor> {
+        let ancestor = |(pid, stat): (u32, process::Stat)| Ancestor {
+            pid,
+            name: stat.name,
+            start_time: stat.start_time,
+            variables: std::fs::read(format!("/proc/{pid}/environ")).ok(),
+        };
+        process::ancestors().map(ancestor).collect()
+    }
+}
+
+/// The launcher that counts.
+pub(super) fn launcher_of(system: &dyn System) -> Option<Launcher> {
+    Search::new(system).launcher().map(|v| v.launcher)
 }
 
 /// Finds out who this process is. Everything missing or contradictory is reported at once.
-pub(super) fn discover(given: &Given, variable: &dyn Fn(&str) -> Option<String>) -> Result<Discovery> {
-    let mut search = Search { variable, mistakes: Vec::new(), sources: BTreeMap::new() };
+pub(super) fn discover(given: &Given, system: &dyn System) -> Result<Discovery> {
+    let mut search = Search::new(system);
     let explicit = given.rank.is_some() && given.world_size.is_some();
-    let wanted = given.launcher.or_else(|| if explicit { None } else { launcher_of(variable) });
-    let variables = LAUNCHERS.iter().find(|v| Some(v.launcher) == wanted);
+    let variables = match given.launcher {
+        Some(launcher) => LAUNCHERS.iter().find(|v| v.launcher == launcher),
+        None if explicit => None,
+        None => search.launcher(),
+    };
     let launcher = variables.map_or(Launcher::Explicit, |v| v.launcher);
     let mut required = |what: &'static str, value: Option<u32>, name: Option<&'static str>| {
         if value.is_some() {
-            search.sources.insert(what, "given by the caller".to_owned());
+            search.sources.insert(what, GIVEN.to_owned());
             return value;
         }
         match name {
@@ -192,29 +264,38 @@ pub(super) fn discover(given: &Given, variable: &dyn Fn(&str) -> Option<String>)
     };
     let rank = required("rank", given.rank, variables.map(|v| v.rank));
     let world_size = required("world_size", given.world_size, variables.map(|v| v.world_size));
-    if let (Some(rank), Some(world_size)) = (rank, world_size)
-        && rank >= world_size
-    {
-        search.mistakes.push(format!("rank {rank} is not one of {world_size}"));
-    }
+    search.check_one_of("rank", rank, "world_size", world_size);
     let optional = |search: &mut Search<'_>, what, names: Option<&'static [&'static str]>| {
         names.into_iter().flatten().find_map(|name| search.optional(what, name))
     };
     let local_rank = match given.local_rank {
         Some(local_rank) => {
-            search.sources.insert("local_rank", "given by the caller".to_owned());
+            search.sources.insert("local_rank", GIVEN.to_owned());
             Some(local_rank)
         }
         None => optional(&mut search, "local_rank", variables.map(|v| v.local_rank)),
     };
-    let local_world_size = optional(&mut search, "local_world_size", variables.map(|v| v.local_world_size));
-    if let (Some(local_rank), Some(local_world_size)) = (local_rank, local_world_size)
-        && local_rank >= local_world_size
-    {
-        search.mistakes.push(format!("local rank {local_rank} is not one of {local_world_size}"));
+    let (local_world_size, node_count) = match launcher {
+        Launcher::Slurm => search.slurm_nodes(world_size),
+        _ => (optional(&mut search, "local_world_size", variables.map(|v| v.local_world_size)), None),
+    };
+    if local_world_size > world_size && world_size.is_some() {
+        let sides = [("local_world_size", local_world_size), ("world_size", world_size)];
+        let sides = sides.map(|(what, value)| search.said(what, value.unwrap_or(0)));
+        search.mistakes.push(format!("{}: more ranks on this machine than there are", sides.join(", and ")));
+    } else if local_world_size.is_some() {
+        search.check_one_of("local_rank", local_rank, "local_world_size", local_world_size);
+    } else {
+        search.check_one_of("local_rank", local_rank, "world_size", world_size);
     }
-    let ranks = world_size.zip(local_world_size);
-    let (meeting, job) = search.meeting(given, variables, ranks.is_some_and(|(all, local)| local < all));
+    let several_machines = match (node_count, world_size.zip(local_world_size)) {
+        (Some((name, count)), _) => (count > 1).then(|| format!("{name} is {count}")),
+        (None, Some((all, local))) if local < all => {
+            Some(format!("{}, and {}", search.said("local_world_size", local), search.said("world_size", all)))
+        }
+        _ => None,
+    };
+    let (meeting, job) = search.meeting(given, variables, several_machines.as_deref());
     if !search.mistakes.is_empty() {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
@@ -243,15 +324,192 @@ pub(super) fn discover(given: &Given, variable: &dyn Fn(&str) -> Option<String>)
     })
 }
 
+/// The source of a value that is not a variable's.
+const GIVEN: &str = "given by the caller";
+
+/// The ranks on each machine, as SLURM writes them: `2(x3),1` is two ranks on each of three
+/// machines, and one on a fourth.
+struct TaskCounts(Vec<(u32, u32)>);
+
+impl TaskCounts {
+    fn parse(text: &str) -> Option<Self> {
+        let count = |part: &str| {
+            let (count, times) = match part.split_once("(x") {
+                Some((count, times)) => (count, times.strip_suffix(')')?),
+                None => (part, "1"),
+            };
+            Some((count.parse().ok()?, times.parse().ok()?))
+        };
+        text.trim().split(',').map(count).collect::<Option<_>>().map(TaskCounts)
+    }
+
+    fn total(&self) -> u64 {
+        let products = self.0.iter().map(|(count, times)| u64::from(*count) * u64::from(*times));
+        products.fold(0, u64::saturating_add)
+    }
+
+    fn node_count(&self) -> u64 {
+        self.0.iter().map(|(_, times)| u64::from(*times)).sum()
+    }
+
+    fn on_node(&self, node: u32) -> Option<u32> {
+        let mut first = 0;
+        self.0.iter().find_map(|(count, times)| {
+            first += u64::from(*times);
+            (u64::from(node) < first).then_some(*count)
+        })
+    }
+}
+
 struct Search<'a> {
-    variable: &'a dyn Fn(&str) -> Option<String>,
+    system: &'a dyn System,
     mistakes: Vec<String>,
     sources: BTreeMap<&'static str, String>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(system: &'a dyn System) -> Self {
+        Search { system, mistakes: Vec::new(), sources: BTreeMap::new() }
+    }
+
+    fn is_set(&self, name: &str) -> bool {
+        self.system.variable(name).is_some()
+    }
+
+    /// A variable's text. One that is not UTF-8 is a mistake, but not a missing one.
+    fn text(&mut self, name: &str) -> Option<String> {
+        let value = self.system.variable(name)?;
+        Some(value.into_string().unwrap_or_else(|value| {
+            self.mistakes.push(format!("{name} is {value:?}, which is not UTF-8"));
+            value.to_string_lossy().into_owned()
+        }))
+    }
+
+    /// The launcher that counts; see the module.
+    fn launcher(&mut self) -> Option<&'static Variables> {
+        let is_complete = |v: &&Variables| self.is_set(v.rank) && self.is_set(v.world_size);
+        let mut complete: Vec<&'static Variables> = LAUNCHERS.iter().filter(is_complete).collect();
+        if complete.is_empty() {
+            return LAUNCHERS.iter().find(|v| self.is_set(v.rank) || self.is_set(v.world_size));
+        }
+        let of = |launcher| complete.iter().find(|v| v.launcher == launcher).copied();
+        if let (Some(pmi), Some(slurm)) = (of(Launcher::Pmi), of(Launcher::Slurm)) {
+            let mut local = pmi.local_rank.iter().chain(pmi.local_world_size);
+            if self.agree(pmi, slurm) && !local.any(|name| self.is_set(name)) {
+                complete.retain(|v| v.launcher != Launcher::Pmi);
+            }
+        }
+        if complete.len() > 1 {
+            complete.retain(|v| v.launcher != Launcher::Slurm);
+        }
+        let mut chosen = *complete.first()?;
+        for other in complete.into_iter().skip(1).filter(|other| !self.agree(chosen, other)).collect::<Vec<_>>() {
+            match self.inner(chosen, other) {
+                Some(inner) => chosen = inner,
+                None => {
+                    let sides = [chosen, other].map(|v| {
+                        let value = |name| self.system.variable(name).unwrap_or_default();
+                        format!("{} is {:?} and {} {:?}", v.rank, value(v.rank), v.world_size, value(v.world_size))
+                    });
+                    self.mistakes.push(format!(
+                        "{}: {} and {} disagree, and no parent process shows which of them runs inside the other; unset \
+                         the variables of the one that does not count",
+                        sides.join(", but "),
+                        chosen.launcher,
+                        other.launcher
+                    ));
+                }
+            }
+        }
+        Some(chosen)
+    }
+
+    /// Whether two launchers give the same rank and world size.
+    fn agree(&self, one: &Variables, other: &Variables) -> bool {
+        let number = |name| self.system.variable(name)?.to_str()?.trim().parse::<u32>().ok();
+        let same = |a, b| number(a).is_some() && number(a) == number(b);
+        same(one.rank, other.rank) && same(one.world_size, other.world_size)
+    }
+
+    /// Which of two launchers was started by the other: its variables came later, so a parent
+    /// process does not have them yet.
+    fn inner(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
+        for ancestor in self.system.ancestors() {
+            ancestor.variables.as_ref()?;
+            let has = |name: &str| ancestor.variable(name) == self.system.variable(name).as_deref();
+            let [has_one, has_other] = [one, other].map(|v| has(v.rank) && has(v.world_size));
+            match (has_one, has_other) {
+                (true, true) => {}
+                (true, false) => return Some(other),
+                (false, true) => return Some(one),
+                (false, false) => return None,
+            }
+        }
+        None
+    }
+
+    /// A value with the variable that it came from: `WORLD_SIZE is 2`.
+    fn said(&self, what: &str, value: u32) -> String {
+        let source = self.sources.get(what).map_or(what, |source| if source == GIVEN { what } else { source.as_str() });
+        format!("{source} is {value}")
+    }
+
+    /// Checks that a rank is below the number of ranks.
+    fn check_one_of(&mut self, what: &str, rank: Option<u32>, of: &str, count: Option<u32>) {
+        if let (Some(rank), Some(count)) = (rank, count)
+            && rank >= count
+        {
+            let mistake = format!("{}, which is not one of {count}: {}", self.said(what, rank), self.said(of, count));
+            self.mistakes.push(mistake);
+        }
+    }
+
+    /// How many of SLURM's ranks are on this machine, and how many machines there are, with the
+    /// variable that says so.
+    fn slurm_nodes(&mut self, world_size: Option<u32>) -> (Option<u32>, Option<(&'static str, u64)>) {
+        let node_count = SLURM_NODE_COUNT.into_iter().find(|name| self.is_set(name));
+        let node_count = node_count.and_then(|name| Some((name, u64::from(self.number(name)?))));
+        let names = [SLURM_STEP_TASKS, "SLURM_NTASKS_PER_NODE"];
+        let Some(name) = names.into_iter().find(|name| self.is_set(name)) else {
+            // On one machine there are all ranks.
+            if let Some((name, count)) = node_count.filter(|(_, count)| *count > 1) {
+                let names = names.join(" nor ");
+                self.mistakes
+                    .push(format!("{name} is {count}, and neither {names} says how many ranks this machine has"));
+            }
+            return (None, node_count);
+        };
+        let text = self.text(name).unwrap_or_default();
+        let Some(counts) = TaskCounts::parse(&text) else {
+            self.mistakes.push(format!("{name} is {text:?}, which is not a list of numbers such as \"2(x3),1\""));
+            return (None, node_count);
+        };
+        let node = if self.is_set(SLURM_NODE) { self.number(SLURM_NODE) } else { Some(0) };
+        // The other variable has one number for all machines, and may be an upper bound.
+        let is_exact = name == SLURM_STEP_TASKS;
+        if let Some(world_size) = world_size.filter(|world_size| is_exact && counts.total() != u64::from(*world_size)) {
+            let (total, said) = (counts.total(), self.said("world_size", world_size));
+            self.mistakes.push(format!("{name} is {text:?}, which is {total} ranks, and {said}"));
+        }
+        let local = match node {
+            Some(_) if counts.node_count() == 1 && !is_exact => counts.on_node(0),
+            Some(node) => {
+                if counts.on_node(node).is_none() {
+                    self.mistakes
+                        .push(format!("{SLURM_NODE} is {node}, and {name} is {text:?}, which has no such machine"));
+                }
+                counts.on_node(node)
+            }
+            None => None,
+        };
+        if local.is_some() {
+            self.sources.insert("local_world_size", name.to_owned());
+        }
+        (local, if is_exact { Some((name, counts.node_count())) } else { node_count })
+    }
+
     fn required(&mut self, what: &'static str, name: &'static str) -> Option<u32> {
-        if (self.variable)(name).is_none() {
+        if !self.is_set(name) {
             self.mistakes.push(format!("{name} is not set"));
             return None;
         }
@@ -259,30 +517,38 @@ impl Search<'_> {
     }
 
     fn optional(&mut self, what: &'static str, name: &'static str) -> Option<u32> {
-        let text = (self.variable)(name)?;
-        match text.trim().parse() {
-            Ok(value) => {
-                self.sources.insert(what, name.to_owned());
-                Some(value)
-            }
-            Err(_) => {
-                self.mistakes.push(format!("{name} is {text:?}, which is not a number"));
-                None
-            }
+        let value = self.number(name)?;
+        self.sources.insert(what, name.to_owned());
+        Some(value)
+    }
+
+    fn number(&mut self, name: &str) -> Option<u32> {
+        let text = self.system.variable(name)?;
+        let number = text.to_str().and_then(|text| text.trim().parse().ok());
+        if number.is_none() {
+            self.mistakes.push(format!("{name} is {text:?}, which is not a number"));
         }
+        number
     }
 
     fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
-        let text = (self.variable)(name).filter(|text| !text.is_empty());
-        given.or_else(|| match text?.trim().parse::<NonZeroU16>() {
-            Ok(port) => Some(port.get()),
-            Err(_) => {
-                let text = (self.variable)(name).unwrap_or_default();
-                self.mistakes.push(format!("{name} is {text:?}, which is not a port"));
-                // Not missing, but wrong.
-                Some(0)
+        let text = self.text(name).filter(|text| !text.is_empty());
+        given.or_else(|| {
+            let text = text?;
+            match text.trim().parse::<NonZeroU16>() {
+                Ok(port) => Some(port.get()),
+                Err(_) => {
+                    self.mistakes.push(format!("{name} is {text:?}, which is not a port"));
+                    // Not missing, but wrong.
+                    Some(0)
+                }
             }
         })
+    }
+
+    /// The values of variables, but for empty ones.
+    fn texts(&mut self, names: &[&str]) -> Vec<String> {
+        names.iter().filter_map(|name| self.text(name).filter(|text| !text.is_empty())).collect()
     }
 
     /// The meeting point, and a text that is the job's own.
@@ -290,58 +556,88 @@ impl Search<'_> {
         &mut self,
         given: &Given,
         variables: Option<&Variables>,
-        several_machines: bool,
+        several_machines: Option<&str>,
     ) -> (MeetingPoint, String) {
-        let text = |name: &str| (self.variable)(name).filter(|text| !text.is_empty());
         let [address_variable, port_variable, rendezvous_variable] = MEETING_VARIABLES;
-        let host = given.host.clone().or_else(|| text(address_variable));
+        let host = given.host.clone().or_else(|| self.text(address_variable).filter(|text| !text.is_empty()));
         // torchrun's restarts of one job do not meet each other.
-        let run: Vec<String> = RUN_VARIABLES.iter().filter_map(|name| text(name)).collect();
+        let run = self.texts(&RUN_VARIABLES).join("/");
         let names = variables.map_or(&[][..], |v| v.job);
-        let parts: Vec<String> = names.iter().filter_map(|name| text(name)).collect();
+        let is_file = names == ["TRT_NCCL_ID_FILE"];
+        let name = if is_file { None } else { self.job_name(variables, several_machines.is_some()) };
         let port = self.port(given.port, port_variable);
         let rendezvous_port = self.port(given.rendezvous_port, rendezvous_variable);
         if let (Some(host), Some(port)) = (&host, port) {
-            let source = if given.host.is_some() { "given by the caller" } else { "MASTER_ADDR, MASTER_PORT" };
+            let source = if given.host.is_some() { GIVEN } else { "MASTER_ADDR, MASTER_PORT" };
             self.sources.insert("meeting", source.to_owned());
+            // Two jobs of one launcher may have inherited the same address.
+            let of_launcher = name.map_or(String::new(), |(name, _)| format!("/{name}"));
             if is_loopback(host) {
-                return (MeetingPoint::Machine, format!("loopback:{port}/{}", run.join("/")));
+                let is_slurm = variables.is_some_and(|v| v.launcher == Launcher::Slurm);
+                if let Some(reason) = several_machines.filter(|_| is_slurm) {
+                    self.mistakes.push(format!(
+                        "{address_variable} is {host}, which every machine has for itself, and the ranks are on several \
+                         machines ({reason})"
+                    ));
+                }
+                return (MeetingPoint::Machine, format!("loopback:{port}/{run}{of_launcher}"));
             }
-            let job = format!("{host}:{port}/{}", run.join("/"));
+            let job = format!("{host}:{port}/{run}{of_launcher}");
             let port = rendezvous_port.unwrap_or_else(|| rendezvous::default_port(port));
             return (MeetingPoint::Address { host: host.clone(), port }, job);
         }
-        if !names.is_empty() && parts.len() == names.len() {
-            self.sources.insert("meeting", names.join(", "));
-            if names == ["TRT_NCCL_ID_FILE"] {
-                return (MeetingPoint::File(PathBuf::from(&parts[0])), names[0].to_owned());
-            }
-            self.require_one_machine(several_machines);
-            return (MeetingPoint::Machine, format!("{}={}", names.join(","), parts.join(",")));
+        if is_file && let Some(path) = self.system.variable(names[0]).filter(|path| !path.is_empty()) {
+            self.sources.insert("meeting", names[0].to_owned());
+            return (MeetingPoint::File(PathBuf::from(path)), names[0].to_owned());
         }
-        if variables.is_some_and(|v| v.launcher == Launcher::Pmi) {
-            // MPICH's mpirun names no job; its ranks on a machine are children of one process.
-            self.sources.insert("meeting", "the process that started the ranks".to_owned());
+        if let Some((name, source)) = name {
+            self.sources.insert("meeting", source);
             self.require_one_machine(several_machines);
-            let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-            return (MeetingPoint::Machine, format!("parent={parent}"));
+            return (MeetingPoint::Machine, name);
         }
-        let missing: Vec<&str> = [(address_variable, host.is_none()), (port_variable, port.is_none())]
-            .iter()
-            .filter(|(_, missing)| *missing)
-            .map(|(name, _)| *name)
-            .collect();
-        let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
-        self.mistakes.push(format!("there is no meeting point: {}{instead} not set", missing.join(" and ")));
+        if variables.is_some_and(|v| v.launcher == Launcher::Pmi) && several_machines.is_none() {
+            self.mistakes.push(format!(
+                "there is no meeting point: {address_variable} and {port_variable} are not set, no variable of PMI names the \
+                 job, and no process {HYDRA_PROXY} started this one"
+            ));
+        } else if several_machines.is_some() && host.is_none() && port.is_none() {
+            self.require_one_machine(several_machines);
+        } else {
+            let missing: Vec<&str> = [(address_variable, host.is_none()), (port_variable, port.is_none())]
+                .iter()
+                .filter(|(_, missing)| *missing)
+                .map(|(name, _)| *name)
+                .collect();
+            let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
+            self.mistakes.push(format!("there is no meeting point: {}{instead} not set", missing.join(" and ")));
+        }
         (MeetingPoint::Machine, String::new())
     }
 
+    /// The launcher's own name of the job, and where it came from.
+    fn job_name(&mut self, variables: Option<&Variables>, several_machines: bool) -> Option<(String, String)> {
+        let variables = variables?;
+        let names = variables.job;
+        let parts = self.texts(names);
+        if !names.is_empty() && parts.len() == names.len() {
+            return Some((format!("{}={}", names.join(","), parts.join(",")), names.join(", ")));
+        }
+        if variables.launcher != Launcher::Pmi || several_machines {
+            return None;
+        }
+        // There is one of them on each machine.
+        let proxy = self.system.ancestors().into_iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
+        let name = format!("{HYDRA_PROXY}={},{}", proxy.pid, proxy.start_time);
+        Some((name, format!("the process {HYDRA_PROXY} that started the ranks")))
+    }
+
     /// The launcher's own name of the job is known on one machine only.
-    fn require_one_machine(&mut self, several_machines: bool) {
-        if several_machines {
-            let text =
-                "the ranks are on several machines, which meet at MASTER_ADDR and MASTER_PORT only; they are not set";
-            self.mistakes.push(text.to_owned());
+    fn require_one_machine(&mut self, several_machines: Option<&str>) {
+        if let Some(reason) = several_machines {
+            self.mistakes.push(format!(
+                "the ranks are on several machines ({reason}), which meet at MASTER_ADDR and MASTER_PORT only; they are not \
+                 set"
+            ));
         }
     }
 }
@@ -356,9 +652,42 @@ pub(super) fn is_loopback(host: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// A system with these variables and ancestors.
+    #[derive(Default)]
+    struct Made {
+        variables: BTreeMap<String, OsString>,
+        ancestors: Vec<Ancestor>,
+    }
+
+    impl Made {
+        fn new(variables: &[(&str, &str)]) -> Self {
+            let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), OsString::from(value)));
+            Made { variables: variables.collect(), ancestors: Vec::new() }
+        }
+
+        /// The same below a process that was started with these variables.
+        fn below(mut self, name: &str, variables: Option<&[(&str, &str)]>) -> Self {
+            let lines = |variables: &[(&str, &str)]| {
+                variables.iter().flat_map(|(name, value)| format!("{name}={value}\0").into_bytes()).collect()
+            };
+            let (name, pid) = (name.to_owned(), 100 + self.ancestors.len() as u32);
+            self.ancestors.push(Ancestor { pid, name, start_time: 5, variables: variables.map(lines) });
+            self
+        }
+    }
+
+    impl System for Made {
+        fn variable(&self, name: &str) -> Option<OsString> {
+            self.variables.get(name).cloned()
+        }
+
+        fn ancestors(&self) -> Vec<Ancestor> {
+            self.ancestors.clone()
+        }
+    }
+
     fn find(given: &Given, variables: &[(&str, &str)]) -> Result<Discovery> {
-        let variables: BTreeMap<&str, &str> = variables.iter().copied().collect();
-        discover(given, &|name| variables.get(name).map(|value| (*value).to_owned()))
+        discover(given, &Made::new(variables).below("sh", None).below(HYDRA_PROXY, None))
     }
 
     fn message(given: &Given, variables: &[(&str, &str)]) -> String {
@@ -475,8 +804,8 @@ mod tests {
         ];
         assert_eq!(
             at(&spread).expect_err("two machines").to_string(),
-            "launcher Open MPI: the ranks are on several machines, which meet at MASTER_ADDR and MASTER_PORT only; they are not \
-             set"
+            "launcher Open MPI: the ranks are on several machines (OMPI_COMM_WORLD_LOCAL_SIZE is 3, and OMPI_COMM_WORLD_SIZE is \
+             6), which meet at MASTER_ADDR and MASTER_PORT only; they are not set"
         );
     }
 
@@ -497,7 +826,7 @@ mod tests {
         );
         assert_eq!(
             message(&none, &[("TRT_MY_RANK", "2"), ("TRT_WORLD_SIZE", "2")]),
-            "launcher TensorRT's sample: rank 2 is not one of 2; there is no meeting point: MASTER_ADDR and MASTER_PORT (or \
+            "launcher TensorRT's sample: TRT_MY_RANK is 2, which is not one of 2: TRT_WORLD_SIZE is 2; there is no meeting point: MASTER_ADDR and MASTER_PORT (or \
              TRT_NCCL_ID_FILE) not set"
         );
         let restricted = Given { launcher: Some(Launcher::Slurm), ..Given::default() };
@@ -507,5 +836,182 @@ mod tests {
             message(&restricted, &variables),
             "launcher SLURM: SLURM_PROCID is not set; SLURM_NTASKS is not set"
         );
+    }
+
+    /// Launcher, rank, world size, local rank, local world size, meeting and job; or what is wrong.
+    fn found(system: &Made) -> String {
+        match discover(&Given::default(), system) {
+            Err(error) => error.to_string(),
+            Ok(d) => {
+                assert_eq!(launcher_of(system), Some(d.launcher));
+                let numbers = [d.rank.0, d.world_size, d.local_rank, d.local_world_size];
+                format!("{} {numbers:?} {:?} {}", d.launcher, d.meeting, d.job)
+            }
+        }
+    }
+
+    fn srun<'a>(more: &[(&'a str, &'a str)]) -> Made {
+        let step = [
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_JOB_ID", "9"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        Made::new(&[&step[..], more].concat())
+    }
+
+    const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_PORT", "1")];
+
+    #[test]
+    fn slurm_says_how_ranks_are_spread_over_machines() {
+        let several = |reason: &str| {
+            format!(
+                "launcher SLURM: the ranks are on several machines ({reason}), which meet at MASTER_ADDR and MASTER_PORT only; \
+                 they are not set"
+            )
+        };
+        for name in ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"] {
+            let spread = [(name, "2"), ("SLURM_NTASKS_PER_NODE", "2")];
+            assert_eq!(found(&srun(&spread)), several(&format!("{name} is 2")));
+            let unknown = format!(
+                "launcher SLURM: {name} is 2, and neither SLURM_STEP_TASKS_PER_NODE nor SLURM_NTASKS_PER_NODE says how many \
+                 ranks this machine has"
+            );
+            assert!(found(&srun(&[(name, "2")])).starts_with(&unknown), "{}", found(&srun(&[(name, "2")])));
+            assert_eq!(found(&srun(&[&[(name, "2")][..], &MASTER_ELSEWHERE].concat())), unknown);
+        }
+        // The allocation has more machines than the step.
+        let one = srun(&[("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]);
+        assert_eq!(found(&one), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
+        let at = MASTER_ELSEWHERE;
+        for (tasks, local) in [("2(x2)", 2), ("1,3", 3), ("2,2(x1)", 2)] {
+            let spread =
+                [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
+            assert_eq!(found(&srun(&spread)), several("SLURM_STEP_TASKS_PER_NODE is 2"), "{tasks}");
+            let expected = format!(
+                "SLURM [3, 4, 1, {local}] Address {{ host: \"node7\", port: 2 }} node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
+            );
+            assert_eq!(found(&srun(&[&spread[..], &at].concat())), expected, "{tasks}");
+        }
+        let nodes = [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_NTASKS_PER_NODE", "2")];
+        let at_home = [&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")][..], &nodes].concat();
+        assert_eq!(
+            found(&srun(&at_home)),
+            "launcher SLURM: MASTER_ADDR is localhost, which every machine has for itself, and the ranks are on several \
+             machines (SLURM_STEP_NUM_NODES is 2)"
+        );
+        for (tasks, mistake) in [
+            ("2(x3)", "SLURM_STEP_TASKS_PER_NODE is \"2(x3)\", which is 6 ranks, and SLURM_NTASKS is 4"),
+            ("4", "SLURM_NODEID is 1, and SLURM_STEP_TASKS_PER_NODE is \"4\", which has no such machine"),
+            ("2(x2", "SLURM_STEP_TASKS_PER_NODE is \"2(x2\", which is not a list of numbers such as \"2(x3),1\""),
+            ("", "SLURM_STEP_TASKS_PER_NODE is \"\", which is not a list of numbers such as \"2(x3),1\""),
+            ("4294967295(x4294967295)", "which is 18446744065119617025 ranks, and SLURM_NTASKS is 4"),
+        ] {
+            let message = found(&srun(&[("SLURM_STEP_TASKS_PER_NODE", tasks)]));
+            assert!(message.starts_with("launcher SLURM: ") && message.contains(mistake), "{message}");
+        }
+    }
+
+    #[test]
+    fn pmi_from_srun_is_slurm_and_pmi_from_mpirun_is_not() {
+        let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("SLURM_STEP_NUM_NODES", "1")];
+        assert_eq!(found(&srun(&pmi)), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
+        // mpirun in a batch script; the variables of the script's own step may happen to be the
+        // same on one rank.
+        let mpirun = [&pmi[..], &[("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")]].concat();
+        let mpirun = srun(&mpirun).below("sh", None).below(HYDRA_PROXY, None);
+        assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] Machine hydra_pmi_proxy=101,5");
+        let elsewhere = Made::new(&pmi).below("sh", None).below("another", None);
+        assert_eq!(
+            found(&elsewhere),
+            "launcher PMI (MPICH, Intel MPI): there is no meeting point: MASTER_ADDR and MASTER_PORT are not set, no variable of \
+             PMI names the job, and no process hydra_pmi_proxy started this one"
+        );
+    }
+
+    const TORCH: [(&str, &str); 4] = [("RANK", "0"), ("WORLD_SIZE", "1"), MASTER[0], MASTER[1]];
+    const OPEN_MPI: [(&str, &str); 3] =
+        [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_NAMESPACE", "77")];
+
+    #[test]
+    fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
+        for stray in [("WORLD_SIZE", "8"), ("RANK", "0"), ("TRT_WORLD_SIZE", "8")] {
+            let variables = [&[stray][..], &OPEN_MPI].concat();
+            assert_eq!(found(&Made::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
+        }
+        assert_eq!(launcher_of(&Made::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
+    }
+
+    #[test]
+    fn of_launchers_that_disagree_the_inner_one_counts() {
+        let both = [&TORCH[..], &OPEN_MPI].concat();
+        let made = || Made::new(&both);
+        // Shells and mpirun's own processes may lie between.
+        let inner_mpirun = made().below("sh", Some(&both)).below("mpirun", Some(&TORCH)).below("launcher", Some(&[]));
+        assert_eq!(found(&inner_mpirun), "Open MPI [1, 2, 1, 2] Machine loopback:29500//PMIX_NAMESPACE=77");
+        let inner_torchrun = made().below("torchrun", Some(&OPEN_MPI)).below("mpirun", Some(&[]));
+        assert_eq!(found(&inner_torchrun), "torchrun [0, 1, 0, 1] Machine loopback:29500/");
+        // torchrun replaces what was there before.
+        let replaced = [&[("RANK", "1"), ("WORLD_SIZE", "2")][..], &OPEN_MPI].concat();
+        let replaced = made().below("torchrun", Some(&replaced)).below("mpirun", Some(&[]));
+        assert!(found(&replaced).starts_with("torchrun [0, 1, 0, 1]"));
+        for unclear in [
+            made(),
+            made().below("sh", Some(&both)),
+            made().below("sh", Some(&both)).below("sh", Some(&[])),
+            made().below("sh", None).below("mpirun", Some(&TORCH)),
+        ] {
+            assert_eq!(
+                found(&unclear),
+                "launcher torchrun: RANK is \"0\" and WORLD_SIZE \"1\", but OMPI_COMM_WORLD_RANK is \"1\" and \
+                 OMPI_COMM_WORLD_SIZE \"2\": torchrun and Open MPI disagree, and no parent process shows which of them runs \
+                 inside the other; unset the variables of the one that does not count"
+            );
+        }
+        // Those that agree, and an allocation, are no contradiction.
+        let equal = [&[("RANK", "1"), ("WORLD_SIZE", "2"), MASTER[0], MASTER[1]][..], &OPEN_MPI].concat();
+        assert!(found(&Made::new(&equal)).starts_with("torchrun [1, 2, 1, 2]"));
+        assert!(found(&srun(&TORCH)).starts_with("torchrun [0, 1, 0, 1]"));
+        assert!(found(&srun(&OPEN_MPI)).starts_with("Open MPI [1, 2, 1, 2]"));
+        let torchrun_under_pmi2 = [&TORCH[..], &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]].concat();
+        assert!(found(&srun(&torchrun_under_pmi2)).starts_with("torchrun [0, 1, 0, 1]"));
+    }
+
+    #[test]
+    fn local_numbers_fit_the_world() {
+        let local = |rank: &'static str, size: &'static str| {
+            let mut variables = [&TORCH[..], &[("LOCAL_RANK", rank)]].concat();
+            variables[1].1 = "2";
+            if !size.is_empty() {
+                variables.push(("LOCAL_WORLD_SIZE", size));
+            }
+            found(&Made::new(&variables))
+        };
+        let begin = "launcher torchrun: ";
+        assert_eq!(
+            local("0", "4"),
+            format!("{begin}LOCAL_WORLD_SIZE is 4, and WORLD_SIZE is 2: more ranks on this machine than there are")
+        );
+        assert_eq!(local("1", "1"), format!("{begin}LOCAL_RANK is 1, which is not one of 1: LOCAL_WORLD_SIZE is 1"));
+        assert_eq!(local("5", ""), format!("{begin}LOCAL_RANK is 5, which is not one of 2: WORLD_SIZE is 2"));
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_no_less_there() {
+        use std::os::unix::ffi::OsStringExt;
+        let with = |name: &str, variables: &[(&str, &str)]| {
+            let mut system = Made::new(variables);
+            system.variables.insert(name.to_owned(), OsString::from_vec(b"a\xff".to_vec()));
+            system
+        };
+        for name in ["MASTER_ADDR", "DCL_JOB_ID"] {
+            let message = found(&with(name, &TORCH));
+            assert_eq!(message, format!("launcher torchrun: {name} is \"a\\xFF\", which is not UTF-8"));
+        }
+        assert_eq!(found(&with("RANK", &TORCH)), "launcher torchrun: RANK is \"a\\xFF\", which is not a number");
+        let file = with("TRT_NCCL_ID_FILE", &[("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "1")]);
+        assert!(found(&file).contains("File(\"a\\xFF\")"), "{}", found(&file));
     }
 }

@@ -3,11 +3,15 @@
 
 mod agreement;
 mod discovery;
+mod launch_report;
+mod process;
 mod random;
 mod rendezvous;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
+use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +20,12 @@ use std::time::{Duration, Instant};
 use agreement::{Agreement, Backend, Statement, agree, is_this_machine};
 pub use discovery::Launcher;
 pub(crate) use discovery::variable_names;
-use discovery::{Discovery, Given, MeetingPoint};
+use discovery::{Discovery, Given, MeetingPoint, ThisSystem};
+use launch_report::LaunchReport;
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted, deadline_after};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::memory::MemorySpace;
@@ -54,22 +59,38 @@ const DEFAULT_GROUP: &str = "default";
 ///
 /// # Where values come from
 ///
-/// In this order: from the caller; `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun, ColossalAI,
-/// `distcollective launch`); `TRT_MY_RANK`, `TRT_WORLD_SIZE` (TensorRT's sample); `OMPI_COMM_WORLD_*` (Open MPI); `PMI_RANK`,
-/// `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
-/// `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the local ones are derived where they are absent.
+/// In this order: from the caller; `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`
+/// (torchrun, ColossalAI, `distcollective launch`); `TRT_MY_RANK`, `TRT_WORLD_SIZE` (TensorRT's
+/// sample); `OMPI_COMM_WORLD_*` (Open MPI); `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`,
+/// `MPI_LOCALNRANKS` (MPICH, Intel MPI); `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`,
+/// `SLURM_STEP_TASKS_PER_NODE` or `SLURM_NTASKS_PER_NODE`. Rank and world size are required; the
+/// local ones are derived where they are absent. A launcher is complete if both its rank and its
+/// world size are set. The first complete one in this order counts, but:
+///
+/// - SLURM's variables do not count beside those of another complete launcher: they are those of
+///   the allocation, or of the task in which that launcher runs. Where srun sets PMI's variables
+///   too (`srun --mpi=pmi2`), SLURM's count.
+/// - If two complete launchers give different ranks or world sizes, one of them runs inside the
+///   other, and the inner one counts. Its variables are missing in the environment of a parent
+///   process that has those of the outer one. If no parent process shows that, the error names
+///   both.
 ///
 /// # Where ranks meet
 ///
 /// - `MASTER_ADDR` and `MASTER_PORT`, where the address is the loopback: on this machine, on an abstract Unix socket named by the
 ///   job. Nobody else of the machine gets in.
-/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port `MASTER_PORT` + 1 (torchrun has
-///   its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`. Ranks prove to each other that they know the job and, where it
-///   is set, the secret `DCL_SECRET`; what they say is not encrypted.
-/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce. It may be absent or empty, is
-///   readable by this user only while it is there, and is removed when the ranks have met; old content is an error.
+/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port
+///   `MASTER_PORT` + 1 (torchrun has its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`.
+///   Ranks prove to each other that they know the job and, where it is set, the secret `DCL_SECRET`
+///   (any bytes, at least one). Every later message is authenticated with a key from these proofs:
+///   one that was altered, repeated or left out on the way is an error, and nothing of it is used.
+///   Nothing is encrypted. At most 65536 ranks.
+/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce; after
+///   that as over TCP. It may be absent or empty, or left from a process of this machine that has
+///   ended. It is readable by this user only while it is there, and is removed when the ranks have
+///   met. Other content is an error, and so is a second rank 0.
 /// - Otherwise the launcher's own name of the job, on this machine: `PMIX_NAMESPACE`, `SLURM_JOB_ID` with `SLURM_STEP_ID`, or
-///   under MPICH the process that started the ranks.
+///   the process `hydra_pmi_proxy` of MPICH and Intel MPI, which started the ranks.
 ///
 /// `DCL_JOB_ID`, `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` are part of the job's name where they are set: two jobs
 /// never meet each other.
@@ -84,7 +105,7 @@ pub struct Environment {
     backend: Backend,
     discovery: Discovery,
     seed: u64,
-    groups: Mutex<BTreeMap<String, Option<Communicator>>>,
+    groups: Mutex<BTreeMap<String, Group>>,
     _only: OnlyOne,
 }
 
@@ -101,9 +122,9 @@ pub struct EnvironmentBuilder {
     verbose: bool,
 }
 
-/// A text that does not go into logs.
+/// Bytes that do not go into logs.
 #[derive(Clone)]
-struct Secret(String);
+struct Secret(Vec<u8>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,6 +135,14 @@ impl fmt::Debug for Secret {
 /// Where the environment of this process was initialized ("at src/main.rs:7:5"), and how many there were.
 static CURRENT: Mutex<Option<String>> = Mutex::new(None);
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// A named group.
+enum Group {
+    /// A thread is in the collective call that makes it; the name is taken.
+    InTheMaking,
+    /// The communicator, on a member.
+    Made(Option<Communicator>),
+}
 
 /// Holds the place of the one environment.
 struct OnlyOne;
@@ -186,8 +215,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network that others use.
-    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+    /// What only this job's ranks know, instead of `DCL_SECRET`: for a rendezvous over a network
+    /// that others use. Any bytes; an empty secret is an error of [`initialize`](Self::initialize).
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(Secret(secret.into()));
         self
     }
@@ -238,15 +268,18 @@ impl EnvironmentBuilder {
     pub(crate) fn initialize_at(self, place: String) -> Result<Environment> {
         let only = OnlyOne::take(place)?;
         let wanted: Wanted = self.backend.parse()?;
-        let discovery = discovery::discover(&self.given, &|name| std::env::var(name).ok())?;
+        let discovery = discovery::discover(&self.given, &ThisSystem)?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
-        let met = self.meet(wanted, &discovery, generation).map_err(|e| e.on_rank(discovery.rank));
+        let deadline = deadline_after(self.timeout);
+        let report = LaunchReport::begin(&discovery, deadline);
+        let met = self.meet(wanted, &discovery, generation, deadline).map_err(|e| e.on_rank(discovery.rank));
         let (communicator, Agreement { backend, seed, .. }) = met?;
+        report.met();
         GENERATION.store(generation + 1, Ordering::Relaxed);
         let environment = Environment {
             seed,
-            groups: Mutex::new(BTreeMap::from([(DEFAULT_GROUP.to_owned(), Some(communicator.clone()))])),
+            groups: Mutex::new(BTreeMap::from([(DEFAULT_GROUP.to_owned(), Group::Made(Some(communicator.clone())))])),
             communicator,
             backend,
             discovery,
@@ -260,11 +293,16 @@ impl EnvironmentBuilder {
     }
 
     /// Meets the other ranks, finds what backend all of them want and can have, and makes the communicator.
-    fn meet(&self, wanted: Wanted, discovery: &Discovery, generation: u64) -> Result<(Communicator, Agreement)> {
-        let now = Instant::now();
-        let deadline = now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT);
+    fn meet(
+        &self,
+        wanted: Wanted,
+        discovery: &Discovery,
+        generation: u64,
+        deadline: Instant,
+    ) -> Result<(Communicator, Agreement)> {
+        let secret = self.checked_secret()?;
         let ordinal = self.device.unwrap_or_else(|| default_device(discovery.local_rank));
-        let statement = Statement::new(wanted, self.seed, ordinal).to_bytes()?;
+        let statement = Statement::new(wanted, self.seed, ordinal, discovery.local_rank).to_bytes()?;
         let job = format!("environment {generation} of {}", discovery.job);
         let place = match &discovery.meeting {
             MeetingPoint::Machine => {
@@ -288,10 +326,9 @@ impl EnvironmentBuilder {
             MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
             MeetingPoint::File(path) => Place::File(path.clone()),
         };
-        let secret = self.secret.clone().or_else(|| std::env::var("DCL_SECRET").ok().map(Secret));
         let terms = Terms {
             job: &job,
-            secret: secret.as_ref().map(|Secret(secret)| secret.as_str()),
+            secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
             rank: discovery.rank.0,
             world_size: discovery.world_size,
             deadline,
@@ -311,6 +348,18 @@ impl EnvironmentBuilder {
             }
         };
         Ok((communicator, agreement))
+    }
+
+    /// The secret: the caller's, else that of `DCL_SECRET`, whose bytes need not be UTF-8.
+    fn checked_secret(&self) -> Result<Option<Secret>> {
+        let (secret, name) = match &self.secret {
+            Some(secret) => (Some(secret.clone()), "the secret that the caller gives"),
+            None => (std::env::var_os("DCL_SECRET").map(|secret| Secret(secret.into_vec())), "DCL_SECRET"),
+        };
+        if secret.as_ref().is_some_and(|Secret(secret)| secret.is_empty()) {
+            bail!(InvalidArgument, "{name} is empty; a secret has at least one byte, or is not set at all");
+        }
+        Ok(secret)
     }
 
     /// Makes the communicator on GPUs; one on the host, if there is one, tells ranks who fails.
@@ -339,7 +388,7 @@ impl EnvironmentBuilder {
 
 /// This process's rank and the number of ranks, as the launcher's variables have it. Nobody is met.
 pub(crate) fn place() -> Result<(Rank, u32)> {
-    let discovery = discovery::discover(&Given::default(), &|name| std::env::var(name).ok())?;
+    let discovery = discovery::discover(&Given::default(), &ThisSystem)?;
     Ok((discovery.rank, discovery.world_size))
 }
 
@@ -424,7 +473,7 @@ impl Environment {
 
     /// The launcher that the variables speak of, if they speak of one.
     pub fn detect_launcher() -> Option<Launcher> {
-        discovery::launcher_of(&|name| std::env::var(name).ok())
+        discovery::launcher_of(&ThisSystem)
     }
 
     /// This process's rank.
@@ -475,18 +524,29 @@ impl Environment {
         &self.communicator
     }
 
-    /// Makes a named group of ranks, in this order; see [`Communicator::new_group`]. Collective.
+    /// Makes a named group of ranks, in this order; see [`Communicator::new_group`]. Every rank
+    /// gives the same name and ranks. Collective.
     ///
     /// # Errors
     ///
-    /// A name that there is already; and see [`Communicator::new_group`].
+    /// A name that there is already, or that another thread is making a group of; names or ranks
+    /// that differ between ranks, which every rank learns of and which leave the communicator as it
+    /// was; and see [`Communicator::new_group`].
     pub fn new_group(&self, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        if lock(&self.groups).contains_key(name) {
-            bail!(InvalidArgument, "there is a group {name:?} already");
+        match lock(&self.groups).entry(name.to_owned()) {
+            Entry::Vacant(place) => drop(place.insert(Group::InTheMaking)),
+            Entry::Occupied(place) => match place.get() {
+                Group::Made(_) => bail!(InvalidArgument, "there is a group {name:?} already"),
+                Group::InTheMaking => bail!(InvalidArgument, "another thread is making group {name:?}"),
+            },
         }
-        let group = self.communicator.new_group(ranks)?;
-        lock(&self.groups).insert(name.to_owned(), group.clone());
-        Ok(group)
+        let group = self.communicator.new_named_group(Some(name), ranks);
+        let mut groups = lock(&self.groups);
+        match &group {
+            Ok(group) => drop(groups.insert(name.to_owned(), Group::Made(group.clone()))),
+            Err(_) => drop(groups.remove(name)),
+        }
+        group
     }
 
     /// The communicator of a named group; "default" is that of all ranks. `None` where this rank is not a member.
@@ -496,8 +556,13 @@ impl Environment {
     /// No group of that name.
     pub fn group(&self, name: &str) -> Result<Option<Communicator>> {
         let groups = lock(&self.groups);
-        groups.get(name).cloned().ok_or_else(|| {
-            let names: Vec<String> = groups.keys().map(|name| format!("{name:?}")).collect();
+        let made = groups.iter().filter_map(|(name, group)| match group {
+            Group::Made(group) => Some((name.as_str(), group)),
+            Group::InTheMaking => None,
+        });
+        let made: BTreeMap<&str, &Option<Communicator>> = made.collect();
+        made.get(name).copied().cloned().ok_or_else(|| {
+            let names: Vec<String> = made.keys().map(|name| format!("{name:?}")).collect();
             error!(InvalidArgument, "there is no group {name:?}; there are {}", names.join(", "))
         })
     }
@@ -558,5 +623,120 @@ impl fmt::Debug for Environment {
             self.backend(),
             self.seed
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::scope;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// The environments of ranks that are threads of this process. In a program there is one for
+    /// each process.
+    fn environments(world_size: u32) -> Vec<Environment> {
+        let of_rank = |communicator: Communicator| {
+            let communicator = communicator.with_timeout(Duration::from_secs(10));
+            let groups = BTreeMap::from([(DEFAULT_GROUP.to_owned(), Group::Made(Some(communicator.clone())))]);
+            Environment {
+                discovery: Discovery {
+                    launcher: Launcher::Explicit,
+                    rank: communicator.rank(),
+                    world_size,
+                    local_rank: communicator.rank().0,
+                    local_world_size: world_size,
+                    meeting: MeetingPoint::Machine,
+                    job: String::new(),
+                    sources: BTreeMap::new(),
+                },
+                communicator,
+                backend: Backend::Host,
+                seed: 0,
+                groups: Mutex::new(groups),
+                _only: OnlyOne,
+            }
+        };
+        Communicator::in_process(world_size).expect("ranks").into_iter().map(of_rank).collect()
+    }
+
+    const BOTH: [Rank; 2] = [Rank(0), Rank(1)];
+
+    /// Every rank learns of other names at once, with both, and can make groups afterwards.
+    #[test]
+    fn groups_of_different_names_are_a_disagreement() {
+        let environments = environments(2);
+        scope(|scope| {
+            for environment in &environments {
+                scope.spawn(move || {
+                    // In opposite order on the two ranks.
+                    let (own, other) = if environment.is_master() { ("tp", "dp") } else { ("dp", "tp") };
+                    let rank = environment.rank().0;
+                    let expected = |own: &str, other: &str| {
+                        format!(
+                            "rank {rank}: new_group wants the same name and ranks on every rank: this rank gives {own}, rank {} \
+                             gives {other}",
+                            1 - rank
+                        )
+                    };
+                    for (own, other) in [(own, other), (other, own)] {
+                        let error = environment.new_group(own, &BOTH).expect_err("different names");
+                        assert_eq!(error.kind(), ErrorKind::Disagreement);
+                        let [own, other] = [own, other].map(|name| format!("{name:?} [0, 1]"));
+                        assert_eq!(error.to_string(), expected(&own, &other));
+                        assert!(environment.group("tp").is_err());
+                    }
+                    // Beside a group without a name.
+                    let unnamed = match rank {
+                        0 => environment.new_group("tp", &BOTH),
+                        _ => environment.communicator().new_group(&BOTH),
+                    };
+                    let message = unnamed.expect_err("one has no name").to_string();
+                    let sides = ["\"tp\" [0, 1]", "[0, 1] without a name"];
+                    assert_eq!(message, expected(sides[rank as usize], sides[1 - rank as usize]));
+                    // The names are free, and the communicator works.
+                    let group = environment.new_group("tp", &BOTH).expect("a group").expect("a member");
+                    group.barrier().expect("a barrier");
+                    assert!(environment.new_group("tp", &BOTH).is_err());
+                });
+            }
+        });
+    }
+
+    /// A name is taken from the beginning of the call that makes its group.
+    #[test]
+    fn two_threads_do_not_make_one_group() {
+        let environments = environments(2);
+        scope(|scope| {
+            let twins =
+                [(); 2].map(|()| scope.spawn(|| environments[0].new_group("tp", &BOTH).map(|group| group.is_some())));
+            let end = Instant::now() + Duration::from_secs(10);
+            while !twins.iter().any(|twin| twin.is_finished()) {
+                assert!(Instant::now() < end, "both wait for rank 1");
+                std::thread::yield_now();
+            }
+            assert!(environments[0].group("tp").is_err());
+            environments[1].new_group("tp", &BOTH).expect("a group");
+            let mut results = twins.map(|twin| twin.join().expect("no panic").map_err(|error| error.to_string()));
+            results.sort();
+            assert_eq!(results, [Ok(true), Err("another thread is making group \"tp\"".to_owned())]);
+        });
+    }
+
+    #[test]
+    fn a_secret_is_bytes_and_never_empty() {
+        for builder in [
+            Environment::builder().secret("text"),
+            Environment::builder().secret("text".to_owned()),
+            Environment::builder().secret(b"\xff".to_vec()),
+        ] {
+            assert!(builder.checked_secret().expect("a secret").is_some());
+            assert!(format!("{builder:?}").contains("secret: Some(not shown)"), "{builder:?}");
+        }
+        let error = Environment::builder().secret("").checked_secret().map(|secret| secret.is_some());
+        assert_eq!(
+            error.expect_err("an empty secret").to_string(),
+            "the secret that the caller gives is empty; a secret has at least one byte, or is not set at all"
+        );
     }
 }

@@ -215,6 +215,9 @@ static void structures_have_a_size(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_initialize(&config.known, &environment));
     CHECK(environment == NULL);
     config.tail[2] = 0;
+    config.known.secret = "";
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_initialize(&config.known, &environment));
+    config.known.secret = NULL;
     OK(dcl_environment_initialize(&config.known, &environment));
     uint64_t seed;
     OK(dcl_environment_get_seed(environment, &seed));

@@ -1,14 +1,22 @@
-//! The file by which ranks find rank 0: its addresses and a nonce, which is part of the key. So whoever can read the file gets
-//! in, and nobody else can.
+//! The file by which ranks find rank 0: its addresses, a nonce, which is part of the key, and which
+//! process wrote it. So a process that can read the file gets in, and no other can.
+//!
+//! A file has one rank 0. The file gets its name by a link, which fails where the name is taken. An
+//! empty file, and one whose process has ended without removing it, are replaced under a lock on
+//! the old file.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
+
 use super::guest::{Obstacle, Whereabouts};
 use super::protocol::{PROTOCOL, random_text};
 use super::tcp;
+use crate::environment::process::{Life, ProcessIdentity};
 use crate::error::{Error, Result, bail, error};
 use crate::rank::count_of;
 
@@ -21,23 +29,22 @@ const LONGEST_FILE: u64 = 4096;
 /// The file of a meeting that waits for its ranks. It goes away with this.
 pub(super) struct Announcement {
     path: PathBuf,
-    /// Device and number of the file, which tell it from one that somebody else has put there.
-    identity: (u64, u64),
+    identity: Identity,
     nonce: String,
+}
+
+/// Device and number of a file, which tell it from one that somebody else has put in its place.
+type Identity = (u64, u64);
+
+fn identity(found: &std::fs::Metadata) -> Identity {
+    (found.dev(), found.ino())
 }
 
 /// Checks, on rank 0, that no other meeting waits at the path, nor anything else is there.
 pub(super) fn check_unused(path: &Path) -> Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_file() && found.len() == 0 => Ok(()),
-        Ok(found) if found.is_file() => bail!(
-            InvalidArgument,
-            "file {path:?} has content, so another job may be meeting there, or one has crashed; remove it, or name another \
-             file"
-        ),
-        Ok(_) => Err(not_regular(path)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(error!(System, "file {path:?} cannot be looked at: {e}").with_source(e)),
+    match open_old(path, OpenOptions::new().read(true))? {
+        Some(old) => check_replaceable(path, &old),
+        None => Ok(()),
     }
 }
 
@@ -48,25 +55,127 @@ pub(super) fn announce(path: &Path, port: u16) -> Result<Announcement> {
     let mut aside = name.to_owned();
     aside.push(format!(".{}.{}", std::process::id(), &nonce[..8]));
     let aside = path.with_file_name(aside);
-    let text = format!("{PROTOCOL}\n{}\n{nonce}\n", tcp::own_addresses(port).join(" "));
-    let failed = |e: std::io::Error| error!(System, "file {path:?} cannot be written: {e}").with_source(e);
+    let own = ProcessIdentity::own().map_or_else(|| UNKNOWN.to_owned(), |own| own.to_string());
+    let text = format!("{PROTOCOL}\n{}\n{nonce}\n{own}\n", tcp::own_addresses(port).join(" "));
+    let failed = |e| cannot_write(path, e);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).map_err(failed)?;
-    let announced = file.write_all(text.as_bytes()).and_then(|()| {
-        // Other machines shall not see the name before the content.
-        file.sync_all()?;
-        let metadata = file.metadata()?;
-        std::fs::rename(&aside, path)?;
-        Ok((metadata.dev(), metadata.ino()))
-    });
-    match announced {
-        Ok(identity) => Ok(Announcement { path: path.to_owned(), identity, nonce }),
-        Err(e) => {
-            // The first error tells more than one about what is left behind.
-            let _ = std::fs::remove_file(&aside);
-            Err(failed(e))
+    // Other machines shall not see the name before the content.
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| file.metadata());
+    let announced = written.map_err(failed).and_then(|found| place(&file, &aside, path).map(|()| identity(&found)));
+    // It is there no more where it was renamed.
+    let _ = std::fs::remove_file(&aside);
+    Ok(Announcement { path: path.to_owned(), identity: announced?, nonce })
+}
+
+/// Stands for a process of which `/proc` says nothing.
+const UNKNOWN: &str = "unknown";
+
+fn cannot_write(path: &Path, e: std::io::Error) -> Error {
+    error!(System, "file {path:?} cannot be written: {e}").with_source(e)
+}
+
+/// Gives the finished file its name, of which there is one at a time.
+fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
+    loop {
+        let Err(e) = std::fs::hard_link(aside, path) else { return Ok(()) };
+        // The server of a network file system may have made the link, and its answer was lost.
+        if file.metadata().is_ok_and(|found| found.nlink() > 1) {
+            return Ok(());
+        }
+        let is_taken = match e.kind() {
+            std::io::ErrorKind::AlreadyExists => true,
+            std::io::ErrorKind::NotFound => return Err(cannot_write(path, e)),
+            // A file system without links. One of the two ways is there everywhere.
+            _ => match renameat_with(CWD, aside, CWD, path, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(()),
+                Err(Errno::EXIST) => true,
+                Err(_) => false,
+            },
+        };
+        if !is_taken {
+            return Err(cannot_write(path, e));
+        }
+        if replace(aside, path)? {
+            return Ok(());
         }
     }
 }
+
+/// Puts the finished file in the place of one that nobody needs. The lock on that one keeps another
+/// rank 0 from doing so between the check and the change. False where it has gone by itself.
+fn replace(aside: &Path, path: &Path) -> Result<bool> {
+    let Some(old) = open_old(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };
+    match flock(&old, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            bail!(InvalidArgument, "file {path:?} is locked: another rank 0 is about to meet there; name another file")
+        }
+        Err(e) => {
+            let text = format!("file {path:?} is there already and cannot be locked: {e}; remove it");
+            return Err(error!(System, "{text}").with_source(std::io::Error::from(e)));
+        }
+    }
+    let failed = |e| cannot_write(path, e);
+    let locked = identity(&old.metadata().map_err(failed)?);
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == locked) {
+        return Ok(false);
+    }
+    check_replaceable(path, &old)?;
+    std::fs::rename(aside, path).map_err(failed)?;
+    Ok(true)
+}
+
+/// Opens what is at the path already, if it is a regular file.
+fn open_old(path: &Path, options: &mut OpenOptions) -> Result<Option<File>> {
+    let old = match options.custom_flags(OPEN_FLAGS).open(path) {
+        Ok(old) => old,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ELOOP | libc::EISDIR)) => return Err(not_regular(path)),
+        Err(e) => return Err(error!(System, "file {path:?} cannot be looked at: {e}").with_source(e)),
+    };
+    match old.metadata() {
+        Ok(found) if found.is_file() => Ok(Some(old)),
+        _ => Err(not_regular(path)),
+    }
+}
+
+/// Checks that a file is empty, or that the rank 0 that wrote it has ended.
+fn check_replaceable(path: &Path, old: &File) -> Result<()> {
+    let mut bytes = Vec::new();
+    let read = old.metadata().and_then(|found| {
+        old.take(LONGEST_FILE).read_to_end(&mut bytes)?;
+        Ok(found.uid() == rustix::process::geteuid().as_raw())
+    });
+    let is_own = read.map_err(|e| error!(System, "file {path:?} cannot be read: {e}").with_source(e))?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let written = std::str::from_utf8(&bytes).ok().and_then(parse).filter(|_| is_own);
+    let Some((_, owner)) = written else {
+        bail!(
+            InvalidArgument,
+            "file {path:?} has content that no rank 0 of this version wrote; remove it, or name another file"
+        )
+    };
+    match owner.as_ref().map(|owner| (owner.life(), owner.pid)) {
+        Some((Life::HasEnded, pid)) => {
+            tracing::info!("file {path:?} is left from process {pid}, which has ended; it is replaced");
+            Ok(())
+        }
+        Some((Life::Runs, pid)) => bail!(
+            InvalidArgument,
+            "file {path:?} has content: the rank 0 of another job, process {pid}, meets there; name another file"
+        ),
+        _ => bail!(
+            InvalidArgument,
+            "file {path:?} has content: a rank 0 of another machine or container wrote it; if its job has ended, remove the \
+             file, else name another one"
+        ),
+    }
+}
+
+/// Without NONBLOCK, opening a pipe would wait for its other end.
+const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 impl Announcement {
     pub(super) fn nonce(&self) -> &str {
@@ -76,7 +185,7 @@ impl Announcement {
 
 impl Drop for Announcement {
     fn drop(&mut self) {
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
             && let Err(e) = std::fs::remove_file(&self.path)
         {
             tracing::warn!("file {:?} of the meeting cannot be removed: {e}", self.path);
@@ -86,9 +195,7 @@ impl Drop for Announcement {
 
 /// Reads where rank 0 is. The file may be absent or empty until rank 0 has come, and may be what a crashed job has left.
 pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
-    // Without NONBLOCK, opening a pipe would wait for a writer.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+    let file = match OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Obstacle::Passing("the file was not there".to_owned()));
@@ -117,7 +224,7 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
     let mut bytes = Vec::new();
     file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
     let whereabouts = std::str::from_utf8(&bytes).ok().and_then(parse);
-    whereabouts.ok_or_else(|| {
+    whereabouts.map(|(whereabouts, _)| whereabouts).ok_or_else(|| {
         error!(
             InvalidArgument,
             "file {path:?} has {} that rank 0 of this version did not write; remove it, or name another file",
@@ -132,14 +239,15 @@ fn not_regular(path: &Path) -> Error {
 }
 
 /// Understands what [`announce`] writes, and nothing else.
-fn parse(text: &str) -> Option<Whereabouts> {
+fn parse(text: &str) -> Option<(Whereabouts, Option<ProcessIdentity>)> {
     let lines: Vec<&str> = text.split('\n').collect();
-    let [PROTOCOL, hosts, nonce, ""] = lines.as_slice() else { return None };
+    let [PROTOCOL, hosts, nonce, owner, ""] = lines.as_slice() else { return None };
     let host = |text: &str| {
         let (host, port) = text.rsplit_once(':')?;
         Some((host.to_owned(), port.parse().ok()?))
     };
     let hosts = hosts.split(' ').map(host).collect::<Option<_>>()?;
     let is_nonce = nonce.len() == 2 * NONCE_BYTES && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_nonce.then(|| Whereabouts { hosts, file_nonce: Some((*nonce).to_owned()) })
+    let owner = if *owner == UNKNOWN { None } else { Some(owner.parse().ok()?) };
+    is_nonce.then(|| (Whereabouts { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::line::{Line, frame};
 use super::protocol::{
-    Answer, Claim, Key, LONGEST_OF_MEMBER, LONGEST_OF_STRANGER, Message, PROTOCOL, Statement, random,
+    Answer, Claim, Instance, Key, LONGEST_OF_MEMBER, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, random,
 };
 use super::{Place, Terms, ended_by_rank_0, file, tcp};
 use crate::error::{Error, Result, bail, error};
@@ -44,8 +44,9 @@ pub(super) struct Whereabouts {
 pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> {
     let mut pause = FIRST_PAUSE;
     let mut reason = String::new();
+    let instance = random()?;
     let (mut line, nonce) = loop {
-        match attempt(place, terms) {
+        match attempt(place, terms, instance) {
             Ok(found) => break found,
             Err(Obstacle::Final(error)) => return Err(error),
             Err(Obstacle::Passing(now)) if reason.is_empty() || Instant::now() < terms.deadline => reason = now,
@@ -61,18 +62,25 @@ pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> 
             );
         }
     };
-    match line.receive(LONGEST_OF_MEMBER, terms.deadline) {
-        Ok(Message::Complete) => Ok((line, nonce)),
-        Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(error!(
+    let ended = match line.receive(LONGEST_OF_MEMBER, terms.deadline) {
+        Ok(Message::Complete) => return Ok((line, nonce)),
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => error!(
             DeadlineExceeded,
             "rank 0 is at {place}, but not all of the other {} came there before the deadline",
             terms.world_size - 1
-        )),
-        other => Err(ended_by_rank_0(other)),
-    }
+        ),
+        other => {
+            let error = ended_by_rank_0(other);
+            // Rank 0 may take the rendezvous for complete; then it learns of the error when it next
+            // listens.
+            super::tell(std::slice::from_mut(&mut line), &error);
+            error
+        }
+    };
+    Err(ended)
 }
 
-fn attempt(place: &Place, terms: &Terms<'_>) -> Result<(Line, String), Obstacle> {
+fn attempt(place: &Place, terms: &Terms<'_>, instance: Instance) -> Result<(Line, String), Obstacle> {
     let whereabouts = match place {
         Place::Tcp { host, port } => Whereabouts { hosts: vec![(host.clone(), *port)], file_nonce: None },
         Place::File(path) => file::read(path)?,
@@ -88,7 +96,7 @@ fn attempt(place: &Place, terms: &Terms<'_>) -> Result<(Line, String), Obstacle>
             }
         };
         for address in addresses {
-            match introduce(address, terms, &key) {
+            match introduce(address, terms, &key, instance) {
                 Err(Obstacle::Passing(reason)) => reasons.push(format!("{address}: {reason}")),
                 other => return other,
             }
@@ -98,25 +106,43 @@ fn attempt(place: &Place, terms: &Terms<'_>) -> Result<(Line, String), Obstacle>
 }
 
 /// Says hello at an address, and believes an answer only from one who knows the key.
-fn introduce(address: SocketAddr, terms: &Terms<'_>, key: &Key) -> Result<(Line, String), Obstacle> {
+fn introduce(
+    address: SocketAddr,
+    terms: &Terms<'_>,
+    key: &Key,
+    instance: Instance,
+) -> Result<(Line, String), Obstacle> {
     let mut line = tcp::connect(address, terms.deadline)?;
     let until = tcp::attempt_until(terms.deadline);
     let challenge = match line.receive(LONGEST_OF_STRANGER, until)? {
         Message::Greeting { protocol, challenge } if protocol == PROTOCOL => challenge,
         _ => return Err(Obstacle::Passing("the one who answers is no rank 0 of this version".to_owned())),
     };
-    let claim = Claim { world_size: terms.world_size, rank: terms.rank, challenge: random()? };
+    let claim = Claim { world_size: terms.world_size, rank: terms.rank, instance, challenge: random()? };
     let proof = key.prove(&Statement::Claim(&challenge, &claim))?;
-    line.send(&frame(&Message::Hello { protocol: PROTOCOL.to_owned(), claim, proof })?, until)?;
+    let job = key.name_job(&challenge, &claim)?;
+    line.send(&[frame(&Message::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof })?], until)?;
     match line.receive(LONGEST_OF_STRANGER, until)? {
         Message::Answer { answer, proof }
             if key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof)? =>
         {
+            line.begin_session(key.session(Sender::Peer, &challenge, &claim, &answer)?);
             match answer {
                 Answer::Welcome { nonce } => Ok((line, nonce)),
-                Answer::Refused { reason } => Err(error!(Disagreement, "rank 0 refuses this rank: {reason}").into()),
+                Answer::Refused { reason } => Err(error!(Disagreement, "{reason}").into()),
             }
         }
-        _ => Err(Obstacle::Passing("the one who answers has another secret or means another job".to_owned())),
+        // Nothing proves this answer. To believe it lets somebody in the middle keep this rank out,
+        // which he can do anyway.
+        Message::Refusal { same_job: true } => Err(error!(
+            Disagreement,
+            "rank 0 at {address} refuses this rank for a wrong secret: DCL_SECRET, or the secret that the caller gives, has \
+             to be the same on every rank"
+        )
+        .into()),
+        Message::Refusal { same_job: false } => {
+            Err(Obstacle::Passing("the rank 0 that answers is one of another job".to_owned()))
+        }
+        _ => Err(Obstacle::Passing("the process that answers does not know this job".to_owned())),
     }
 }

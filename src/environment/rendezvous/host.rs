@@ -9,11 +9,11 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::line::{Line, frame, wait};
 use super::protocol::{
-    Answer, Challenge, Claim, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Proof, Statement, random,
+    Answer, Challenge, Claim, Instance, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, random,
 };
 use super::{Place, Terms};
 use crate::error::{Error, Result, bail, error};
-use crate::rank::list_ranks;
+use crate::rank::{count_of, list_ranks};
 
 /// How long a connection may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -31,13 +31,23 @@ struct Stranger {
     until: Instant,
 }
 
+/// A rank that has come.
+struct Member {
+    line: Line,
+    instance: Instance,
+}
+
 struct Gathering<'a> {
     terms: &'a Terms<'a>,
     key: &'a Key,
     nonce: &'a str,
     /// By rank; that of rank 0 itself stays empty.
-    members: Vec<Option<Line>>,
+    members: Vec<Option<Member>>,
     strangers: VecDeque<Stranger>,
+    /// How many connections were refused because their secret was wrong.
+    wrong_secrets: usize,
+    /// How many connections were refused because they were for another job.
+    other_jobs: usize,
 }
 
 /// Waits until all other ranks are there, and gives the connections to them, in order.
@@ -50,13 +60,14 @@ pub(super) fn gather(
 ) -> Result<Vec<Line>> {
     listener.set_nonblocking(true).map_err(failed)?;
     let members = (0..terms.world_size).map(|_| None).collect();
-    let mut gathering = Gathering { terms, key, nonce, members, strangers: VecDeque::new() };
+    let mut gathering =
+        Gathering { terms, key, nonce, members, strangers: VecDeque::new(), wrong_secrets: 0, other_jobs: 0 };
     let gathered = gathering.run(listener, place);
-    let members: Vec<Line> = gathering.members.into_iter().flatten().collect();
+    let mut members: Vec<Line> = gathering.members.into_iter().flatten().map(|member| member.line).collect();
     match gathered {
         Ok(()) => Ok(members),
         Err(error) => {
-            super::tell(&members, &error);
+            super::tell(&mut members, &error);
             Err(error)
         }
     }
@@ -78,8 +89,9 @@ impl Gathering<'_> {
                 let world_size = self.terms.world_size;
                 bail!(
                     DeadlineExceeded,
-                    "{} of {world_size} did not come to {place} before the deadline",
-                    list_ranks(missing)
+                    "{} of {world_size} did not come to {place} before the deadline{}",
+                    list_ranks(missing),
+                    self.refusals()
                 );
             }
             self.turn(listener)?;
@@ -88,7 +100,12 @@ impl Gathering<'_> {
 
     /// Waits for anything to happen, and sees to it: who has left, who says hello, and one who comes.
     fn turn(&mut self, listener: &TcpListener) -> Result<()> {
-        let lines = self.members.iter().flatten().chain(self.strangers.iter().map(|stranger| &stranger.line));
+        let lines = self
+            .members
+            .iter()
+            .flatten()
+            .map(|member| &member.line)
+            .chain(self.strangers.iter().map(|stranger| &stranger.line));
         let all = std::iter::once(listener.as_fd()).chain(lines.map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // The first of the strangers is the oldest.
@@ -118,14 +135,15 @@ impl Gathering<'_> {
 
     /// Lets one connection in and greets it.
     fn accept(&mut self, listener: &TcpListener) -> Result<()> {
-        let Ok(line) = listener.accept().and_then(|(stream, _)| Line::new(stream)) else {
+        let Ok(mut line) = listener.accept().and_then(|(stream, _)| Line::new(stream)) else {
             // The caller has left, or this process has no handle for it. The strangers' handles come back in time.
             std::thread::sleep(ACCEPT_PAUSE);
             return Ok(());
         };
         let challenge = random()?;
         let now = Instant::now();
-        if line.send(&frame(&Message::Greeting { protocol: PROTOCOL.to_owned(), challenge })?, now).is_ok() {
+        let greeting = frame(&Message::Greeting { protocol: PROTOCOL.to_owned(), challenge })?;
+        if line.send(&[greeting], now).is_ok() {
             if self.strangers.len() == PENDING_HELLOS {
                 self.strangers.pop_front();
             }
@@ -134,35 +152,46 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// Makes a stranger a member, or says why not.
+    /// What a deadline error says of refused connections: one of them may be a missing rank.
+    fn refusals(&self) -> String {
+        let refused = [(self.wrong_secrets, "with a wrong secret"), (self.other_jobs, "for another job")];
+        let refused = refused.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> =
+            refused.map(|(count, what)| format!("{} {what}", count_of(*count, "connection"))).collect();
+        if parts.is_empty() { String::new() } else { format!("; rank 0 refused {}", parts.join(" and ")) }
+    }
+
+    /// Makes a stranger a member, or refuses it. A peer that knows the key and contradicts rank 0
+    /// ends the rendezvous.
     fn judge(&mut self, stranger: Stranger, message: Message) -> Result<()> {
-        let Stranger { line, challenge, .. } = stranger;
-        let claim = match message {
-            Message::Hello { protocol, claim, proof }
-                if protocol == PROTOCOL && self.key.accepts(&Statement::Claim(&challenge, &claim), &proof)? =>
-            {
-                claim
-            }
-            _ => {
-                let reason = "wrong secret or another job".to_owned();
-                tracing::warn!("a stranger was refused: {reason}");
-                // There is nothing to prove to a stranger.
-                return answer(&line, Answer::Refused { reason }, Proof::default());
-            }
+        let Stranger { mut line, challenge, .. } = stranger;
+        let Message::Hello { protocol, claim, job, proof } = message else {
+            tracing::warn!("a stranger was refused: it sent a message out of turn");
+            return Ok(());
         };
-        let verdict = match self.objection(&claim)? {
+        if protocol != PROTOCOL || !self.key.accepts(&Statement::Claim(&challenge, &claim), &proof)? {
+            let same_job = protocol == PROTOCOL && self.key.name_job(&challenge, &claim)? == job;
+            let (count, reason) = match same_job {
+                true => (&mut self.wrong_secrets, "a wrong secret"),
+                false => (&mut self.other_jobs, "another job"),
+            };
+            *count += 1;
+            tracing::warn!("a stranger was refused: {reason}");
+            return answer(&mut line, &Message::Refusal { same_job });
+        }
+        let objection = self.objection(&claim)?;
+        let verdict = match &objection {
             None => Answer::Welcome { nonce: self.nonce.to_owned() },
-            Some(reason) => {
-                tracing::warn!("a rank was refused: {reason}");
-                Answer::Refused { reason }
-            }
+            Some(reason) => Answer::Refused { reason: reason.clone() },
         };
         let proof = self.key.prove(&Statement::Answer(&challenge, &claim, &verdict))?;
-        let is_welcome = matches!(verdict, Answer::Welcome { .. });
-        answer(&line, verdict, proof)?;
-        if is_welcome {
-            self.members[claim.rank as usize] = Some(line);
+        let session = self.key.session(Sender::Rank0, &challenge, &claim, &verdict)?;
+        answer(&mut line, &Message::Answer { answer: verdict, proof })?;
+        if let Some(reason) = objection {
+            bail!(Disagreement, "{reason}");
         }
+        line.begin_session(session);
+        self.members[claim.rank as usize] = Some(Member { line, instance: claim.instance });
         Ok(())
     }
 
@@ -171,23 +200,26 @@ impl Gathering<'_> {
         let Claim { world_size, rank, .. } = *claim;
         if world_size != self.terms.world_size {
             let expected = self.terms.world_size;
-            return Ok(Some(format!("it expects {world_size} ranks, and rank 0 expects {expected}")));
+            return Ok(Some(format!(
+                "ranks have to be given the same world size: rank {rank} has {world_size}, and rank 0 has {expected}"
+            )));
         }
         let Some(place) = self.members.get_mut(rank as usize) else {
             return Ok(Some(format!("rank {rank} is not one of {world_size}")));
         };
+        // It left just now; or it comes again, and the end of its first connection was lost on the
+        // way.
         if let Some(member) = place
-            && member.has_news().map_err(failed)?
+            && (member.instance == claim.instance || member.line.has_news().map_err(failed)?)
         {
-            // It left just now.
             *place = None;
         }
-        Ok((rank == 0 || place.is_some()).then(|| format!("rank {rank} is there already")))
+        Ok((rank == 0 || place.is_some()).then(|| format!("two processes say that they are rank {rank}")))
     }
 }
 
-/// Answers a hello. Who does not take it has left, which shows soon.
-fn answer(line: &Line, answer: Answer, proof: Proof) -> Result<()> {
-    let _ = line.send(&frame(&Message::Answer { answer, proof })?, Instant::now());
+/// Answers a hello. A peer that does not take the answer has left, which shows soon.
+fn answer(line: &mut Line, message: &Message) -> Result<()> {
+    let _ = line.send(&[frame(message)?], Instant::now());
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A connection on which every message has a length, a limit and a deadline.
+//! A connection on which every message has a length, a limit and a deadline, and after the
+//! handshake a tag.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,7 +8,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::protocol::Message;
+use super::protocol::{Digest, Message, Session, TAG_BYTES, digest};
 
 /// How many bytes say how long a message is.
 const LENGTH_BYTES: usize = size_of::<u32>();
@@ -17,17 +18,44 @@ pub(super) struct Line {
     stream: TcpStream,
     /// What has come of the next message, its length first.
     inbox: Vec<u8>,
+    /// Since the handshake is over.
+    session: Option<Box<Session>>,
+}
+
+/// A message's bytes as they are sent, but for the tag.
+pub(super) struct Frame {
+    /// The length, then the message.
+    bytes: Vec<u8>,
+    digest: Digest,
 }
 
 impl Line {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Line { stream, inbox: Vec::new() })
+        Ok(Line { stream, inbox: Vec::new(), session: None })
     }
 
-    /// Sends messages' bytes; see [`frame`]. If that fails, nothing can be sent any more, since a message may have gone in part.
-    pub(super) fn send(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    /// From now on every message has a tag, in both directions.
+    pub(super) fn begin_session(&mut self, session: Session) {
+        self.session = Some(Box::new(session));
+    }
+
+    /// Sends messages. If that fails, nothing can be sent any more, since a message may have gone
+    /// in part.
+    pub(super) fn send(&mut self, frames: &[Frame], deadline: Instant) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for frame in frames {
+            bytes.extend_from_slice(&frame.bytes);
+            if let Some(session) = &mut self.session {
+                bytes.extend(session.tag(&frame.digest));
+            }
+        }
+        self.send_bytes(&bytes, deadline)
+    }
+
+    /// Sends bytes as they are.
+    pub(super) fn send_bytes(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
         let sent = self.write_all(bytes, deadline);
         if sent.is_err() {
             // It fails where the connection has ended, which is as good.
@@ -67,9 +95,7 @@ impl Line {
         loop {
             let (have, wanted) = (self.inbox.len(), self.wanted(longest)?);
             if have == wanted {
-                let message = postcard::from_bytes(&self.inbox[LENGTH_BYTES..]);
-                self.inbox.clear();
-                return message.map(Some).map_err(|_| io::Error::other("a message came that cannot be understood"));
+                return self.take_message().map(Some);
             }
             self.inbox.resize(wanted, 0);
             let read = self.stream.read(&mut self.inbox[have..]);
@@ -83,14 +109,30 @@ impl Line {
         }
     }
 
-    /// How many bytes to have: those of the length, and once they are there those of the message too.
+    /// The message whose bytes have all come, if its tag is right.
+    fn take_message(&mut self) -> io::Result<Message> {
+        let bytes = std::mem::take(&mut self.inbox);
+        let mut message = &bytes[LENGTH_BYTES..];
+        if let Some(session) = &mut self.session {
+            let (body, tag) = message.split_at(message.len() - TAG_BYTES);
+            if !session.accepts(&digest(body), tag) {
+                return Err(io::Error::new(ErrorKind::InvalidData, "a message came with a wrong tag"));
+            }
+            message = body;
+        }
+        postcard::from_bytes(message).map_err(|_| io::Error::other("a message came that cannot be understood"))
+    }
+
+    /// How many bytes to have: those of the length, and once they are there those of the message
+    /// and its tag too.
     fn wanted(&self, longest: usize) -> io::Result<usize> {
         let Some(length) = self.inbox.first_chunk() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_le_bytes(*length) as usize;
         if length == 0 || length > longest {
             return Err(io::Error::other(format!("a message of {length} bytes came, and 1 to {longest} are allowed")));
         }
-        Ok(LENGTH_BYTES + length)
+        let tag = if self.session.is_some() { TAG_BYTES } else { 0 };
+        Ok(LENGTH_BYTES + length + tag)
     }
 
     /// Whether something has come, or the other end has closed.
@@ -113,12 +155,12 @@ impl AsFd for Line {
     }
 }
 
-/// A message's bytes on the way: its length before it.
-pub(super) fn frame(message: &Message) -> crate::error::Result<Vec<u8>> {
+/// Makes a message ready to be sent, on one connection or on several.
+pub(super) fn frame(message: &Message) -> crate::error::Result<Frame> {
     let body = super::protocol::encode(message)?;
     let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
-    bytes.extend(body);
-    Ok(bytes)
+    bytes.extend_from_slice(&body);
+    Ok(Frame { bytes, digest: digest(&body) })
 }
 
 /// Sleeps until one of the connections is ready or the deadline has come, or for no reason at all. The caller looks again.

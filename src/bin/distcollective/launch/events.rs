@@ -2,7 +2,7 @@
 
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub enum Event {
     Ended(usize),
     /// The launcher got this signal.
     Signal(i32),
+    /// A rank has reported something.
+    Report,
 }
 
 /// The kernel's queue of events. It gives them in the order in which they happened.
@@ -23,6 +25,9 @@ pub struct Events {
     /// Kept open, since a closed source says nothing.
     sources: Vec<OwnedFd>,
 }
+
+/// Beyond the number of any rank and signal.
+const REPORTS: u64 = 1 << 33;
 
 /// Beyond the number of any rank: what is added to a signal's number.
 const SIGNALS: u64 = 1 << 32;
@@ -47,6 +52,12 @@ impl Events {
         self.add(SIGNALS + signal as u64, here.into())
     }
 
+    /// Watches a socket of the ranks' reports, until it is closed.
+    pub fn add_report(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(REPORTS), flags)?)
+    }
+
     fn add(&mut self, source: u64, fd: OwnedFd) -> Result<()> {
         epoll::add(&self.epoll, fd.as_fd(), EventData::new_u64(source), EventFlags::IN | EventFlags::ET)?;
         self.sources.push(fd);
@@ -60,6 +71,7 @@ impl Events {
         match epoll::wait(&self.epoll, &mut event, timeout.as_ref()).map_err(Error::from) {
             Ok((happened, _)) => Ok(happened.first().map(|event| match event.data.u64() {
                 number @ ..SIGNALS => Event::Ended(number as usize),
+                REPORTS => Event::Report,
                 signal => Event::Signal((signal - SIGNALS) as i32),
             })),
             // The signal itself comes as an event.

@@ -2,7 +2,9 @@
 
 mod events;
 mod output;
+mod reports;
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -15,11 +17,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use events::{Event, Events};
 use output::Output;
+use reports::Reports;
 
 /// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 ///
-/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended, and the exit code is the
-/// failed rank's (128 and the signal's number where a signal ended it). SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
+/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended,
+/// and the exit code is the failed rank's (128 and the signal's number where a signal ended it).
+/// When a rank ends with code 0 and others wait for it in the initialization of their environment,
+/// they are ended, and the exit code is 1. SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
 /// is then 128 and the signal's number.
 ///
 /// Example: distcollective launch -n 4 -- sample_dist_collective --op all
@@ -48,6 +53,16 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             eprintln!("error: rank {number} {}{others}", describe(status));
             exit_code(status.exit_status().unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0)))
         }
+        Ok(Outcome::Missed(number, waiting)) => {
+            let waiting: Vec<String> = waiting.iter().map(u32::to_string).collect();
+            let (noun, verb) = if waiting.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
+            let waiting = waiting.join(", ");
+            eprintln!(
+                "error: rank {number} exited with code 0 and never met the others, and {noun} {waiting} {verb} for it to \
+                 initialize the environment; the other ranks were ended"
+            );
+            ExitCode::FAILURE
+        }
         Err(text) => {
             eprintln!("error: {text}");
             ExitCode::from(127)
@@ -59,16 +74,37 @@ enum Outcome {
     Success,
     /// The first rank that failed.
     Failed(usize, WaitIdStatus),
+    /// A rank that ended with code 0, and the ranks that wait for it in the initialization of their
+    /// environment.
+    Missed(usize, BTreeSet<u32>),
     /// The first signal.
     Interrupted(i32),
 }
 
 fn launch(arguments: &Arguments) -> Result<Outcome, String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let job = format!("{}-{}", std::process::id(), now.as_nanos());
+    let socket = format!("distcollective-launch-{job}");
+    // A port that nobody uses now. The host backend takes it as a name only; what crosses machines
+    // will listen on it.
+    let port = TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .map_err(|e| format!("no free port: {e}"))?
+        .port();
+    // So discovery names the job of these variables.
+    let reports = Reports::listen(&socket, format!("loopback:{port}/{job}"), arguments.n);
     let mut launch = Launch {
+        job,
+        reports: reports.map_err(|e| format!("no socket for the ranks' reports: {e}"))?,
+        port,
+        socket,
         ranks: Vec::new(),
         events: Events::new().map_err(|e| format!("events cannot be watched: {e}"))?,
         output: Output::default(),
     };
+    if let Some(listener) = launch.reports.listener() {
+        launch.events.add_report(listener).map_err(|e| format!("the ranks' reports cannot be watched: {e}"))?;
+    }
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         launch.events.add_signal(signal).map_err(|e| format!("signal {signal} cannot be watched: {e}"))?;
     }
@@ -109,6 +145,13 @@ impl Rank {
 }
 
 struct Launch {
+    /// What no other launcher has.
+    job: String,
+    /// MASTER_PORT.
+    port: u16,
+    /// The name of the socket for reports.
+    socket: String,
+    reports: Reports,
     ranks: Vec<Rank>,
     events: Events,
     output: Output,
@@ -116,13 +159,6 @@ struct Launch {
 
 impl Launch {
     fn start(&mut self, arguments: &Arguments) -> Result<(), String> {
-        // A port that nobody uses now. The host backend takes it as a name only; what crosses machines will listen on it.
-        let port = TcpListener::bind(("127.0.0.1", 0))
-            .and_then(|listener| listener.local_addr())
-            .map_err(|e| format!("no free port: {e}"))?
-            .port();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let job = format!("{}-{}", std::process::id(), now.as_nanos());
         let (program, rest) = arguments.program.split_first().ok_or("there is no program")?;
         for number in 0..arguments.n {
             let mut command = Command::new(program);
@@ -133,8 +169,9 @@ impl Launch {
                 .env("LOCAL_RANK", number.to_string())
                 .env("LOCAL_WORLD_SIZE", arguments.n.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
-                .env("DCL_JOB_ID", &job)
+                .env("MASTER_PORT", self.port.to_string())
+                .env("DCL_JOB_ID", &self.job)
+                .env(reports::VARIABLE, &self.socket)
                 .process_group(0)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
@@ -195,11 +232,25 @@ impl Launch {
                 }
                 _ => {}
             }
+            if matches!(outcome, Outcome::Success)
+                && let Some((ended, waiting)) = self.missed()
+            {
+                outcome = Outcome::Missed(ended, waiting);
+                steps = vec![(now + GRACE, Signal::KILL), (now, Signal::TERM)];
+            }
             while let Some((_, signal)) = steps.pop_if(|(at, _)| *at <= now) {
                 self.ranks.iter().filter(|rank| rank.status.is_none()).for_each(|rank| rank.end(signal));
             }
         }
         Ok(outcome)
+    }
+
+    /// A rank that others wait for in vain. What a rank has reported before it ended is taken in
+    /// first.
+    fn missed(&mut self) -> Option<(usize, BTreeSet<u32>)> {
+        let Launch { reports, events, ranks, .. } = self;
+        reports.take_in(|connection| events.add_report(connection));
+        reports.missed(|number| ranks.get(number).is_some_and(|rank| rank.status.is_some()))
     }
 
     /// Ends what is left, and what the ranks had started.

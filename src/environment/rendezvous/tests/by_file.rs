@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use super::*;
+use crate::environment::process::ProcessIdentity;
 
 /// Without a secret, ranks of a job whose file has another nonce stay out.
 #[test]
@@ -19,7 +20,7 @@ fn the_files_nonce_is_part_of_the_key() {
         write_privately(&copy, &text.replace(nonce, &"0".repeat(64)));
         let (kind, message) = error_of(meet(&Place::File(copy), &Terms { deadline: shortly(), ..terms(1, 2) }));
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
-        assert!(message.contains("the one who answers has another secret or means another job"), "{message}");
+        assert!(message.contains("the rank 0 that answers is one of another job"), "{message}");
         meet(&place, &terms(1, 2)).map(drop).expect("a meeting");
         host.join().expect("no panic").expect("a meeting");
     });
@@ -32,9 +33,66 @@ fn write_privately(path: &Path, text: &str) {
     std::fs::rename(aside, path).expect("an own file");
 }
 
-/// What a crashed job leaves: nobody listens there.
+/// What a crashed job of another machine leaves: nobody listens there.
 fn left_over(port: &Port) -> String {
-    format!("{PROTOCOL}\n127.0.0.1:{}\n{}\n", port.number, "ab".repeat(32))
+    left_by(port, "another-boot 1 1 1")
+}
+
+fn left_by(port: &Port, owner: &str) -> String {
+    format!("{PROTOCOL}\n127.0.0.1:{}\n{}\n{owner}\n", port.number, "ab".repeat(32))
+}
+
+/// What a process of this machine leaves that has ended.
+fn left_by_the_dead(port: &Port) -> String {
+    let mut child = std::process::Command::new("true").spawn().expect("a child");
+    child.wait().expect("an own child");
+    let own = ProcessIdentity::own().expect("/proc");
+    left_by(port, &ProcessIdentity { pid: child.id(), ..own }.to_string())
+}
+
+/// Two jobs with one file: the rank 0 that comes first goes on, and the other one fails at once.
+#[test]
+fn of_two_rank_0s_always_one_goes_on() {
+    let (port, folder) = (Port::free(), Folder::new());
+    let (path, place) = folder.place();
+    for round in 0..30 {
+        for before in [None, Some(String::new()), Some(left_by_the_dead(&port))] {
+            if let Some(text) = &before {
+                write_privately(&path, text);
+            }
+            let (start, failures) = (std::sync::Barrier::new(2), Mutex::new(Vec::new()));
+            scope(|scope| {
+                let hosts = [(); 2].map(|()| {
+                    scope.spawn(|| {
+                        start.wait();
+                        if let Err(error) = meet(&place, &terms(0, 2)) {
+                            failures.lock().expect("no panic").push((error.kind(), error.to_string()));
+                        }
+                    })
+                });
+                patiently(|| (!failures.lock().expect("no panic").is_empty()).then_some(()));
+                meet(&place, &terms(1, 2)).map(drop).expect("a meeting");
+                hosts.into_iter().for_each(|host| host.join().expect("no panic"));
+            });
+            let failures = failures.into_inner().expect("no panic");
+            let [(kind, message)] = failures.as_slice() else { panic!("round {round}, {before:?}: {failures:?}") };
+            assert_eq!(*kind, ErrorKind::InvalidArgument);
+            let reasons = ["of another job", "another rank 0 is about to meet there"];
+            assert!(message.contains(&format!("{path:?}")), "{message}");
+            assert!(reasons.iter().any(|reason| message.contains(reason)), "{message}");
+            assert!(folder.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_file_of_a_process_that_has_ended_is_replaced() {
+    let (port, folder) = (Port::free(), Folder::new());
+    let (path, place) = folder.place();
+    write_privately(&path, &left_by_the_dead(&port));
+    meet(&place, &terms(0, 1)).map(drop).expect("a meeting");
+    meet_and_exchange(&place, |rank| terms(rank, 3), &[0, 1, 2]);
+    assert!(folder.is_empty());
 }
 
 #[test]
@@ -65,12 +123,19 @@ fn the_file_is_private_while_it_is_there_and_gone_afterwards() {
 fn rank_0_takes_no_file_that_somebody_may_need() {
     let (port, folder) = (Port::free(), Folder::new());
     let (path, place) = folder.place();
-    for text in [left_over(&port).as_str(), "notes"] {
+    let own = ProcessIdentity::own().expect("/proc").to_string();
+    for (text, reason) in [
+        (left_over(&port), "has content: a rank 0 of another machine or container wrote it"),
+        (left_by(&port, "unknown"), "has content: a rank 0 of another machine or container wrote it"),
+        (left_by(&port, &own), "has content: the rank 0 of another job, process"),
+        ("notes".to_owned(), "has content that no rank 0 of this version wrote; remove it"),
+    ] {
+        let text = text.as_str();
         write_privately(&path, text);
         for world_size in [1, 2] {
             let (kind, message) = error_of(meet(&place, &terms(0, world_size)));
             assert_eq!(kind, ErrorKind::InvalidArgument);
-            assert!(message.contains(&format!("{path:?} has content")) && message.contains("remove it"), "{message}");
+            assert!(message.contains(&format!("{path:?} {reason}")), "{message}");
         }
         assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), text);
     }
@@ -101,7 +166,9 @@ fn guests_believe_only_a_private_regular_file() {
     let good = left_over(&port);
     let foreign = [
         "\0".repeat(128),
-        good.replace('1', "2"),
+        good.replace("rendezvous 2", "rendezvous 1"),
+        good.replace("another-boot 1", "another-boot"),
+        good.replace("another-boot", "another boot"),
         good.replace("127.0.0.1:", "127.0.0.1 "),
         good.replace("ab\n", "a\n"),
         good.replace("ab\n", "ag\n"),

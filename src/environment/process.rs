@@ -1,0 +1,174 @@
+//! Processes of this machine, as `/proc` has them: which one wrote a file, and which ones started
+//! this one.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::str::FromStr;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+/// What `/proc/<pid>/stat` says of a process or a thread.
+pub(super) struct Stat {
+    /// The program's name, of which the system keeps 15 bytes.
+    pub(super) name: String,
+    state: char,
+    pub(super) parent: u32,
+    /// In clock ticks since the machine was started. It tells apart processes that had the same
+    /// number.
+    pub(super) start_time: u64,
+}
+
+impl Stat {
+    pub(super) fn of(pid: u32) -> Option<Self> {
+        Self::read(&format!("/proc/{pid}/stat"))
+    }
+
+    fn read(path: &str) -> Option<Self> {
+        Self::parse(&String::from_utf8_lossy(&std::fs::read(path).ok()?))
+    }
+
+    /// Understands `7 (a name) S 1 ...`; the name may have any characters.
+    fn parse(text: &str) -> Option<Self> {
+        let (begin, rest) = text.rsplit_once(')')?;
+        let (_, name) = begin.split_once('(')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        Some(Stat {
+            name: name.to_owned(),
+            state: fields.first()?.chars().next()?,
+            parent: fields.get(1)?.parse().ok()?,
+            // The 22nd of all fields, of which the first two are the number and the name.
+            start_time: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// A process of some machine, for other processes to find out whether it still runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProcessIdentity {
+    /// The running system: another one after a restart of the machine.
+    pub(super) boot: String,
+    /// The namespace in which the number is the process's.
+    pub(super) namespace: u64,
+    pub(super) pid: u32,
+    pub(super) start_time: u64,
+}
+
+/// Whether a process still runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Runs,
+    HasEnded,
+    /// It is one of another machine, or of another container.
+    Unknown,
+}
+
+impl ProcessIdentity {
+    /// This process's.
+    pub(super) fn own() -> Option<Self> {
+        let pid = std::process::id();
+        Some(ProcessIdentity {
+            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned(),
+            namespace: std::fs::metadata("/proc/self/ns/pid").ok()?.ino(),
+            pid,
+            start_time: Stat::of(pid)?.start_time,
+        })
+    }
+
+    pub(super) fn life(&self) -> Life {
+        let is_near = Self::own().is_some_and(|own| own.boot == self.boot && own.namespace == self.namespace);
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw).filter(|_| is_near) else {
+            return Life::Unknown;
+        };
+        if test_kill_process(pid) == Err(Errno::SRCH) {
+            return Life::HasEnded;
+        }
+        match Stat::of(self.pid) {
+            Some(stat) if stat.start_time != self.start_time => Life::HasEnded,
+            // The first thread may have ended before the others.
+            Some(stat) if stat.has_ended() && !self.has_threads() => Life::HasEnded,
+            // The system may hide processes that there are.
+            _ => Life::Runs,
+        }
+    }
+
+    /// Whether a thread of the process still runs.
+    fn has_threads(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        threads.filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?)).any(|stat| !stat.has_ended())
+    }
+}
+
+impl fmt::Display for ProcessIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {}", self.boot, self.namespace, self.pid, self.start_time)
+    }
+}
+
+impl FromStr for ProcessIdentity {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let fields: Vec<&str> = text.split(' ').collect();
+        let [boot, namespace, pid, start_time] = fields.as_slice() else { return Err(()) };
+        Ok(ProcessIdentity {
+            boot: (*boot).to_owned(),
+            namespace: namespace.parse().map_err(drop)?,
+            pid: pid.parse().map_err(drop)?,
+            start_time: start_time.parse().map_err(drop)?,
+        })
+    }
+}
+
+/// The processes that started this one, the nearest first: its parent, its parent's parent and so
+/// on.
+pub(super) fn ancestors() -> impl Iterator<Item = (u32, Stat)> {
+    let next = |pid: u32| Some((pid, Stat::of(pid).filter(|_| pid > 0)?));
+    let parent = Stat::of(std::process::id()).and_then(|own| next(own.parent));
+    std::iter::successors(parent, move |(_, stat)| next(stat.parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_have_any_characters() {
+        let stat = format!("7 (a ) (b)) S 5 {} 99 0", "0 ".repeat(17));
+        let stat = Stat::parse(&stat).expect("a process");
+        assert_eq!((stat.name.as_str(), stat.parent, stat.start_time), ("a ) (b)", 5, 99));
+        assert!(Stat::parse("7 (a").is_none() && Stat::parse("7 (a) S x").is_none());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_known() {
+        let own = ProcessIdentity::own().expect("/proc");
+        assert_eq!(own.to_string().parse(), Ok(own.clone()));
+        assert_eq!(own.life(), Life::Runs);
+        assert_eq!(ProcessIdentity { start_time: own.start_time + 1, ..own.clone() }.life(), Life::HasEnded);
+        assert_eq!(ProcessIdentity { boot: "another".to_owned(), ..own.clone() }.life(), Life::Unknown);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
+        let start_time = Stat::of(child.id()).expect("a child").start_time;
+        let child_identity = ProcessIdentity { pid: child.id(), start_time, ..own };
+        assert_eq!(child_identity.life(), Life::Runs);
+        child.kill().expect("an own child");
+        // Until it is reaped the system still has its number.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while child_identity.life() == Life::Runs {
+            assert!(std::time::Instant::now() < end, "a killed child runs on");
+        }
+        assert_eq!(child_identity.life(), Life::HasEnded);
+        child.wait().expect("an own child");
+        assert_eq!(child_identity.life(), Life::HasEnded);
+    }
+
+    #[test]
+    fn the_parent_is_the_first_ancestor() {
+        let parent = rustix::process::getppid().expect("a parent").as_raw_nonzero().get();
+        assert_eq!(ancestors().next().map(|(pid, _)| pid), u32::try_from(parent).ok());
+    }
+}
