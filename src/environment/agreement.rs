@@ -6,6 +6,7 @@ use std::net::{ToSocketAddrs, UdpSocket};
 use serde::{Deserialize, Serialize};
 
 use super::discovery::is_loopback;
+use super::process;
 use crate::comm::{Wanted, nccl};
 use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
@@ -19,6 +20,8 @@ pub(super) struct Statement {
     machine: String,
     hostname: String,
     local_rank: u32,
+    /// The PID namespace. Containers on one machine, each with GPUs of its own, count their local ranks apart.
+    container: u64,
     seed: u64,
     /// Its GPU, or why it cannot use NCCL.
     gpu: std::result::Result<Gpu, String>,
@@ -75,6 +78,7 @@ impl Statement {
             local_rank,
             seed,
             gpu,
+            container: process::ProcessIdentity::own().map_or(0, |own| own.namespace),
             machine: format!("{} {}", boot.trim(), network.display()),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
@@ -135,12 +139,12 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     Ok(agreement(Backend::Host))
 }
 
-/// Checks that ranks of one machine have local ranks of their own: by these they choose their GPUs.
+/// Checks that ranks of one machine and container have local ranks of their own: by these they choose their GPUs.
 fn check_local_ranks(statements: &[Statement]) -> Result<()> {
     let mut seen = BTreeMap::new();
     for (rank, statement) in statements.iter().enumerate() {
         let local_rank = statement.local_rank;
-        if let Some(first) = seen.insert((&statement.machine, local_rank), rank) {
+        if let Some(first) = seen.insert((&statement.machine, statement.container, local_rank), rank) {
             bail!(
                 Disagreement,
                 "ranks {first} and {rank} both have local rank {local_rank} on {}; the ranks of one machine have different local \
@@ -232,11 +236,20 @@ mod tests {
         );
         let elsewhere = Statement { machine: "another".to_owned(), ..with_gpu(Wanted::Nccl, "01") };
         assert_eq!(verdict_as_given(&[with_gpu(Wanted::Nccl, "01"), elsewhere]), "Nccl, 5");
+        assert_eq!(verdict_as_given(&[local(0), Statement { container: 2, ..local(0) }]), "Host, 5");
     }
 
     fn of(wanted: Wanted) -> Statement {
         let gpu = Err("there is no GPU".to_owned());
-        Statement { wanted, machine: "one".to_owned(), hostname: "a".to_owned(), local_rank: 0, seed: 5, gpu }
+        Statement {
+            wanted,
+            machine: "one".to_owned(),
+            hostname: "a".to_owned(),
+            local_rank: 0,
+            container: 1,
+            seed: 5,
+            gpu,
+        }
     }
 
     fn with_gpu(wanted: Wanted, bus_id: &str) -> Statement {
