@@ -506,7 +506,7 @@ impl Communicator {
 }
 
 /// When a wait that begins now ends.
-fn deadline_after(timeout: Duration) -> Instant {
+pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
     const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
     now.checked_add(timeout).unwrap_or(now + FAR)
