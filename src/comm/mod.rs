@@ -459,6 +459,12 @@ impl Communicator {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];
         self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
+        // Peers wrote these. A length that memory cannot have would end this process.
+        const LONGEST: i64 = 64 << 20;
+        if let Some(rank) = lens.iter().position(|len| !(0..=LONGEST).contains(len)) {
+            let rank_name = self.origin(Rank(rank as u32));
+            bail!(System, "rank {rank_name} would exchange {} bytes; the most are {LONGEST}", lens[rank]);
+        }
         let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);
