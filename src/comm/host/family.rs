@@ -1,4 +1,5 @@
-//! What a communicator and everything split from it share: whether it is still alive, and how its ranks sleep and wake.
+//! What a communicator and everything split from it share: whether it is still alive, which of its
+//! ranks have died, and how its ranks sleep and wake.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,15 +32,19 @@ pub(super) struct Family {
 struct Header {
     /// How many threads sleep or are about to.
     sleepers: AtomicU32,
+    /// 1 when a rank has died.
+    deaths: AtomicU32,
     abort: AbortRecord,
 }
 
-/// One rank's futex, on cache lines of its own.
+/// One rank's futex and death, on cache lines of their own.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Bell {
     futex: Futex,
     sleepers: AtomicU32,
+    /// 1 when the rank's process has ended, or has dropped all its handles.
+    dead: AtomicU32,
 }
 
 /// Who ended the communicator, and why. Plain words, for memory that processes share.
@@ -158,6 +163,26 @@ impl Family {
                 Err(crate::error::error!(Aborted, "rank {rank} ended the communicator: {reason}"))
             }
         }
+    }
+
+    /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the family
+    /// looks here, also one that is made later.
+    pub(super) fn mark_dead(&self, rank: Rank) {
+        // A process may end between the two stores. Each process that sees the death does both.
+        self.bells()[rank.index()].dead.store(1, Ordering::Release);
+        self.header().deaths.store(1, Ordering::Release);
+        self.wake((0..self.world_size).map(Rank));
+    }
+
+    /// Whether any rank has died.
+    pub(super) fn has_deaths(&self) -> bool {
+        self.header().deaths.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a rank's process has ended. A rank that left before has left: see
+    /// `Segment::has_died`.
+    pub(super) fn is_dead(&self, rank: Rank) -> bool {
+        self.bells()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
     /// Wakes those of `ranks` who sleep. What they wait for was stored before.

@@ -42,7 +42,7 @@ use family::Family;
 pub(crate) use meeting::Guest;
 use office::{Office, Ticket};
 use run::Run;
-use segment::{LEFT, Mark, RING, Segment};
+use segment::{Mark, RING, Segment};
 use shared_memory::SharedMemory;
 pub(crate) use system::{check_system, most_processes};
 
@@ -189,11 +189,7 @@ impl HostBackend {
             if !self.segment.lacks_departed(barrier) {
                 return Ok(());
             }
-            let is_gone = |peer: &GroupRank| {
-                let slot = self.segment.slot(*peer);
-                slot.has_departed() && !slot.reached(barrier)
-            };
-            let gone = self.segment.ranks().filter(is_gone).map(|peer| self.segment.member(peer).0);
+            let gone = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(gone)))
         };
         let (memory, id) = self.office.take(ticket, publisher, deadline, alive)?;
@@ -223,7 +219,6 @@ impl HostBackend {
         let (memory, id) = self.common_memory(ticket, &members, byte_len, progress, deadline)?;
         let family = Arc::clone(&self.segment.family);
         let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
-        self.office.watch_over(&segment);
         Ok(self.descendant(segment, GroupRank(place as u32)))
     }
 
@@ -335,7 +330,7 @@ impl Backend for HostBackend {
     fn check_peers(&self) -> Result<()> {
         self.check()?;
         let segment = &*self.segment;
-        match segment.ranks().find(|peer| segment.slot(*peer).has_died()) {
+        match segment.ranks().find(|peer| segment.has_died(*peer)) {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
         }
@@ -366,7 +361,7 @@ impl Watch for HostBackend {
 impl Drop for HostBackend {
     fn drop(&mut self) {
         if self.family().home.is_here() {
-            self.segment.depart(self.rank, LEFT);
+            self.segment.leave(self.rank);
         }
     }
 }

@@ -5,19 +5,20 @@ use std::net::Shutdown;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use super::segment::{DIED, Segment};
+use super::family::Family;
+use super::segment::Segment;
 use super::shared_memory::SharedMemory;
 use super::wire;
 use crate::error::{Result, bail, error};
 use crate::fork::Home;
-use crate::rank::{GroupRank, Rank, list_ranks};
+use crate::rank::{Rank, list_ranks};
 use crate::stream::lock;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -47,8 +48,12 @@ impl Process {
     }
 }
 
-/// One process's office. A thread in it watches the other processes and takes in segments; without other processes there is
-/// no thread.
+/// One process's office. Its monitor thread watches the other processes and takes memory in;
+/// without other processes there is no thread.
+///
+/// When the last handle of the process is dropped, the thread ends. The hub's goes on until each
+/// other process has ended its connection: the hub alone sees every end, whatever namespace a
+/// process is in, and passes memory on.
 pub(super) struct Office {
     shared: Arc<Shared>,
     /// Tells the thread to end.
@@ -64,10 +69,8 @@ struct Shared {
     links: Mutex<Vec<Option<Arc<UnixStream>>>>,
     arrivals: Mutex<HashMap<Ticket, Result<Arrival>>>,
     arrived: Condvar,
-    /// Every segment of this process, to tell its members of a death.
-    segments: Mutex<Vec<Weak<Segment>>>,
-    /// The processes that have ended.
-    dead: Mutex<Vec<usize>>,
+    /// Where deaths are told.
+    family: Arc<Family>,
     next_id: AtomicU64,
 }
 
@@ -97,7 +100,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Office {
     /// An office for ranks that are all threads of this process.
-    pub(super) fn in_process(root: &Arc<Segment>) -> Self {
+    pub(super) fn in_process(root: &Segment) -> Self {
         let process = Process { pid: 0, first_rank: 0, rank_count: root.len() as u32 };
         Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), stop: None, home: Home::here() }
     }
@@ -107,7 +110,7 @@ impl Office {
         processes: Vec<Process>,
         own: usize,
         links: Vec<Option<UnixStream>>,
-        root: &Arc<Segment>,
+        root: &Segment,
     ) -> Result<Self> {
         let refused = |e| error!(System, "no watch over the other processes").with_source(std::io::Error::from(e));
         let mut pidfds = Vec::new();
@@ -121,7 +124,10 @@ impl Office {
             {
                 Some(Ok(pidfd)) => pidfds.push((index, pidfd)),
                 Some(Err(rustix::io::Errno::SRCH)) => dead.push(index),
-                Some(Err(error)) => return Err(refused(error)),
+                // The hub tells of the end then: its connection ends too.
+                Some(Err(error)) => {
+                    tracing::debug!("its connection tells of the end of process {}: pidfd_open: {error}", process.pid);
+                }
                 None => tracing::warn!("process {} is in another namespace and cannot be watched", process.pid),
             }
         }
@@ -134,7 +140,7 @@ impl Office {
             bounded.map_err(|e| error!(System, "a connection takes no timeout").with_source(e))?;
         }
         let shared = Arc::new(Shared::new(processes, own, links, root));
-        dead.into_iter().for_each(|index| shared.mourn(index));
+        dead.into_iter().for_each(|index| shared.mark_dead(index));
         let watching = std::thread::Builder::new().name("dcl-watch".to_owned()).spawn({
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             move || shared.watch(&stop, pidfds, readers)
@@ -211,14 +217,6 @@ impl Office {
             (arrivals, _) = self.shared.arrived.wait_timeout(arrivals, wait).unwrap_or_else(PoisonError::into_inner);
         }
     }
-
-    /// Lets the watch mark those who die in a segment; who has died before is marked at once.
-    pub(super) fn watch_over(&self, segment: &Arc<Segment>) {
-        let mut segments = lock(&self.shared.segments);
-        segments.retain(|segment| segment.strong_count() > 0);
-        segments.push(Arc::downgrade(segment));
-        lock(&self.shared.dead).iter().for_each(|process| self.shared.mark(segment, *process));
-    }
 }
 
 impl Drop for Office {
@@ -236,15 +234,14 @@ fn hang_up(link: &UnixStream) {
 }
 
 impl Shared {
-    fn new(processes: Vec<Process>, own: usize, links: Vec<Option<Arc<UnixStream>>>, root: &Arc<Segment>) -> Self {
+    fn new(processes: Vec<Process>, own: usize, links: Vec<Option<Arc<UnixStream>>>, root: &Segment) -> Self {
         Shared {
             processes,
             own,
             links: Mutex::new(links),
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
-            segments: Mutex::new(vec![Arc::downgrade(root)]),
-            dead: Mutex::default(),
+            family: Arc::clone(&root.family),
             next_id: AtomicU64::new(1),
         }
     }
@@ -288,25 +285,30 @@ impl Shared {
         Ok(())
     }
 
-    /// The thread: until told to stop, notices processes that end and takes parcels in.
+    /// The monitor thread: notices processes that end and takes parcels in, until it is told to
+    /// stop. The hub's goes on then until all connections have ended, unless the communicator has
+    /// failed: then no rank waits for another one.
     fn watch(&self, stop: &OwnedFd, mut pidfds: Vec<(usize, OwnedFd)>, mut streams: Vec<Option<Arc<UnixStream>>>) {
+        let mut is_stopping = false;
         loop {
-            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+            if is_stopping && (self.own != 0 || self.family.is_aborted() || streams.iter().all(Option::is_none)) {
+                return streams.iter().flatten().for_each(|link| hang_up(link));
+            }
+            let stop_events = if is_stopping { PollFlags::empty() } else { PollFlags::IN };
+            let mut fds = vec![PollFd::new(stop, stop_events)];
             fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)));
             let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].is_some()).collect();
             fds.extend(open.iter().filter_map(|&i| streams[i].as_ref()).map(|s| PollFd::new(s, PollFlags::IN)));
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!("the watch over the other processes failed: {error}");
+                    tracing::error!("the monitor of the other processes failed: poll: {error}");
                     return;
                 }
             }
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
-            if ready[0] {
-                return streams.iter().flatten().for_each(|link| hang_up(link));
-            }
+            is_stopping |= ready[0];
             let (dead, talking) = ready[1..].split_at(pidfds.len());
             for (&index, _) in open.iter().zip(talking).filter(|(_, ready)| **ready) {
                 let Some(stream) = &streams[index] else { continue };
@@ -320,16 +322,18 @@ impl Shared {
                     Ok(None) => {}
                     Err(error) => tracing::warn!("a message from another process is broken: {error}"),
                 }
-                // A process that closes its end has dropped all its handles, which said so, or is not coming.
+                // A process that closes its end has dropped all its handles, which said so, or has
+                // ended.
+                hang_up(stream);
                 streams[index] = None;
                 lock(&self.links)[index] = None;
-                self.mourn(index);
+                self.mark_dead(index);
             }
             let mut dead = dead.iter();
             pidfds.retain(|(index, _)| {
                 let ended = dead.next().is_some_and(|ready| *ready);
                 if ended {
-                    self.mourn(*index);
+                    self.mark_dead(*index);
                     // A child of that process may have a copy of its end.
                     streams[*index].iter().for_each(|link| hang_up(link));
                 }
@@ -338,17 +342,8 @@ impl Shared {
         }
     }
 
-    /// Marks the ranks of a process that ended as gone, in every segment, unless they had said good-bye.
-    fn mourn(&self, process: usize) {
-        let segments = lock(&self.segments);
-        lock(&self.dead).push(process);
-        segments.iter().filter_map(Weak::upgrade).for_each(|segment| self.mark(&segment, process));
-    }
-
-    fn mark(&self, segment: &Segment, process: usize) {
-        let members = segment.members().iter().enumerate();
-        for (number, _) in members.filter(|(_, rank)| self.processes[process].has(**rank)) {
-            segment.depart(GroupRank(number as u32), DIED);
-        }
+    /// Tells all ranks that a process has ended.
+    fn mark_dead(&self, process: usize) {
+        self.processes[process].ranks().for_each(|rank| self.family.mark_dead(Rank(rank)));
     }
 }

@@ -135,7 +135,7 @@ impl<'a> Run<'a> {
             let waited = patience.wait_until(
                 || {
                     let peers = segment.ranks().filter(|peer| *peer != host.rank);
-                    slowest = peers.map(|peer| segment.slot(peer).done()).min().unwrap_or(u64::MAX);
+                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
                     agreement = self.catch_up();
                     slowest >= replaced || agreement.is_err()
                 },
@@ -227,11 +227,10 @@ impl<'a> Run<'a> {
 
     pub(super) fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
         let segment = &*self.host.segment;
-        let slot = segment.slot(peer);
-        if slot.reached(mark) {
+        if segment.has_reached(peer, mark) {
             return Ok(());
         }
-        let waited = self.patience().wait_until(|| slot.reached(mark), || segment.lacks_departed(mark));
+        let waited = self.patience().wait_until(|| segment.has_reached(peer, mark), || segment.lacks_departed(mark));
         waited.map_err(|trouble| self.describe(trouble, mark))
     }
 
@@ -243,14 +242,14 @@ impl<'a> Run<'a> {
         let segment = &*self.host.segment;
         let sequence = self.progress.sequence;
         let what = format!("{} (collective {sequence})", self.request.signature);
-        let has_noticed = |peer, sequence| segment.slot(peer).reached(Mark::Noticed(sequence));
+        let has_noticed = |peer, sequence| segment.has_reached(peer, Mark::Noticed(sequence));
         let is_missing = |peer: &GroupRank| match mark {
             // Nobody has finished what somebody has not begun.
             Mark::Done(sequence) if !segment.ranks().all(|peer| has_noticed(peer, sequence)) => {
                 !has_noticed(*peer, sequence)
             }
             Mark::Done(_) if *peer == self.host.rank => false,
-            _ => !segment.slot(*peer).reached(mark),
+            _ => !segment.has_reached(*peer, mark),
         };
         let list = |peers: &mut dyn Iterator<Item = GroupRank>| list_ranks(peers.map(|peer| segment.member(peer).0));
         match trouble {
@@ -262,8 +261,8 @@ impl<'a> Run<'a> {
                 error!(DeadlineExceeded, "{what}: {late} did not arrive before the deadline")
             }
             Trouble::Gone => {
-                let gone = || segment.ranks().filter(is_missing).filter(|peer| segment.slot(*peer).has_departed());
-                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
+                let gone = || segment.ranks().filter(is_missing).filter(|peer| segment.has_departed(*peer));
+                let how = match gone().any(|peer| segment.has_died(peer)) {
                     true => "died",
                     false => "left the communicator",
                 };

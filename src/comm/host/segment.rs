@@ -47,7 +47,7 @@ unsafe impl Shareable for Header {}
 // SAFETY: nothing but atomics.
 unsafe impl Shareable for Slot {}
 
-/// What one rank says. Only that rank writes it, but for its death, which the other processes write.
+/// What one rank says. Only that rank writes it.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub(super) struct Slot {
@@ -57,8 +57,8 @@ pub(super) struct Slot {
     done: AtomicU64,
     /// 1 while the rank touches a peer's buffer.
     window: AtomicU32,
-    /// Whether the rank has left, and how.
-    departed: AtomicU32,
+    /// 1 when the rank has dropped its handle.
+    left: AtomicU32,
     /// The latest collectives.
     ring: [Notice; RING as usize],
 }
@@ -154,37 +154,14 @@ impl Slot {
         (notice.sequence.load(Ordering::Acquire) == sequence).then_some(notice)
     }
 
-    /// How many collectives the rank has finished; whoever has left reads no more.
-    pub(super) fn done(&self) -> u64 {
-        if self.has_departed() { u64::MAX } else { self.done.load(Ordering::Acquire) }
-    }
-
     fn notice_place(&self, sequence: u64) -> &Notice {
         &self.ring[(sequence % RING) as usize]
     }
 
-    /// Whether the rank has come so far; what it wrote before is then visible.
-    pub(super) fn reached(&self, mark: Mark) -> bool {
-        match mark {
-            Mark::Noticed(sequence) => self.notice(sequence).is_some(),
-            Mark::Round(round) => self.round.load(Ordering::Acquire) >= round,
-            Mark::Done(sequence) => self.done() >= sequence,
-        }
-    }
-
-    pub(super) fn has_departed(&self) -> bool {
-        self.departed.load(Ordering::Acquire) != 0
-    }
-
-    pub(super) fn has_died(&self) -> bool {
-        self.departed.load(Ordering::Acquire) == DIED
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire) != 0
     }
 }
-
-/// A rank that dropped its handle.
-pub(super) const LEFT: u32 = 1;
-/// A rank whose process ended without a word.
-pub(super) const DIED: u32 = 2;
 
 impl Segment {
     /// How many bytes a segment of so many members takes.
@@ -301,18 +278,47 @@ impl Segment {
         self.family.wake(self.members.iter().copied());
     }
 
-    /// Says that a rank has left; the first word about it counts.
-    pub(super) fn depart(&self, rank: GroupRank, how: u32) {
-        // A process may die between any two of these steps, so whoever repeats them does all of them.
-        let _ = self.slot(rank).departed.compare_exchange(0, how, Ordering::AcqRel, Ordering::Acquire);
+    /// Says that a rank has left.
+    pub(super) fn leave(&self, rank: GroupRank) {
+        self.slot(rank).left.store(1, Ordering::Release);
         self.header().departures.store(1, Ordering::Release);
         self.wake();
     }
 
-    /// Whether a member has left without having come so far. (It raised its marks before it left.)
+    /// Whether a rank has left or died.
+    pub(super) fn has_departed(&self, rank: GroupRank) -> bool {
+        self.slot(rank).has_left() || self.family.is_dead(self.member(rank))
+    }
+
+    /// Whether a rank has died before it left.
+    pub(super) fn has_died(&self, rank: GroupRank) -> bool {
+        // In this order: a process that drops its handles first leaves, then ends its connection.
+        self.family.is_dead(self.member(rank)) && !self.slot(rank).has_left()
+    }
+
+    /// How many collectives a rank has finished. A rank that has departed reads no more.
+    pub(super) fn done(&self, rank: GroupRank) -> u64 {
+        if self.has_departed(rank) { u64::MAX } else { self.slot(rank).done.load(Ordering::Acquire) }
+    }
+
+    /// Whether a rank has come so far; what it wrote before is then visible.
+    pub(super) fn has_reached(&self, rank: GroupRank, mark: Mark) -> bool {
+        match mark {
+            Mark::Noticed(sequence) => self.slot(rank).notice(sequence).is_some(),
+            Mark::Round(round) => self.slot(rank).round.load(Ordering::Acquire) >= round,
+            Mark::Done(sequence) => self.done(rank) >= sequence,
+        }
+    }
+
+    /// The members that have departed without having come so far.
+    pub(super) fn lost_before(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+        self.ranks().filter(move |rank| is_lost(|| self.has_departed(*rank), || self.has_reached(*rank, mark)))
+    }
+
+    /// Whether a member has departed without having come so far.
     pub(super) fn lacks_departed(&self, mark: Mark) -> bool {
-        self.header().departures.load(Ordering::Acquire) > 0
-            && self.slots().iter().any(|slot| slot.has_departed() && !slot.reached(mark))
+        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.family.has_deaths();
+        any_departed && self.lost_before(mark).next().is_some()
     }
 
     /// Runs `access`, which touches peers' buffers, inside an access window; not at all once an abort has begun.
@@ -346,6 +352,12 @@ impl Segment {
             }
         }
     }
+}
+
+/// Whether a rank has departed without having come. A rank comes before it departs, so its
+/// departure is looked at first: one that does both between the two looks is not lost.
+fn is_lost(has_departed: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
+    has_departed() && !has_come()
 }
 
 fn word_of(bytes: &[u8]) -> u64 {
