@@ -152,10 +152,12 @@ impl Family {
         if state != ABORTED {
             return Err(crate::error::error!(Aborted, "the communicator was aborted; no reason has been given yet"));
         }
+        // A peer wrote this: the length may be wrong, and the text may be anything.
         let len = record.len.load(Ordering::Relaxed) as usize;
         let bytes: Vec<u8> =
             record.reason.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
-        let reason = String::from_utf8_lossy(&bytes);
+        let is_control = |c: char| c.is_control() && c != '\n';
+        let reason = String::from_utf8_lossy(&bytes).replace(is_control, "\u{fffd}");
         match SHARED_KINDS.get(record.kind.load(Ordering::Relaxed) as usize) {
             Some(&kind) => Err(Error::new(kind, reason)),
             None => {
@@ -282,5 +284,31 @@ impl<'a> Patience<'a> {
         }
         self.family.header().sleepers.fetch_sub(1, Ordering::Relaxed);
         self.bell.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A peer can write anything into the abort record; it can make this rank fail, and nothing
+    /// else.
+    #[test]
+    fn an_abort_record_of_any_words_is_an_error_and_no_more() {
+        for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
+            let memory = Arc::new(SharedMemory::of_process(Family::byte_len(2)).expect("memory"));
+            let family = Family::new(memory, 2, 0..2);
+            let record = &family.header().abort;
+            record
+                .reason
+                .iter()
+                .for_each(|word| word.store(u64::from_le_bytes(*b"\x1b[31m\xff\xfe\n"), Ordering::Relaxed));
+            record.kind.store(kind, Ordering::Relaxed);
+            record.rank.store(rank, Ordering::Relaxed);
+            record.len.store(len, Ordering::Relaxed);
+            record.state.store(ABORTED, Ordering::Release);
+            let text = family.check().expect_err("it has ended").to_string();
+            assert!(!text.contains('\x1b') && text.len() <= 4 * REASON_BYTES, "{text}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use super::family::Family;
 use super::office::{Office, Process};
 use super::segment::Segment;
-use super::shared_memory::SharedMemory;
+use super::shared_memory::{Extent, SharedMemory};
 use super::wire;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::rank::{Rank, list_ranks};
@@ -151,12 +151,13 @@ fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     };
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
-    let memory_len = root_len(guest.world_size, spans_processes);
+    let extent = root_extent(guest.world_size, spans_processes);
+    let memory_len = extent.byte_len;
     if !spans_processes {
         let memory = SharedMemory::of_process(memory_len)?;
         return open_office(guest, memory, processes, 0, vec![None]);
     }
-    let (memory, file) = SharedMemory::of_processes(memory_len)?;
+    let (memory, file) = SharedMemory::of_processes(extent, &|| super::in_time(guest.deadline))?;
     for (number, visitor) in visitors.iter().enumerate() {
         let answer =
             Answer::Welcome { processes: processes.clone(), own: number as u32 + 1, memory_len: memory_len as u64 };
@@ -171,8 +172,8 @@ fn ranks_of(process: &Process) -> String {
     list_ranks(process.ranks())
 }
 
-fn root_len(world_size: u32, spans_processes: bool) -> usize {
-    Family::byte_len(world_size) + Segment::byte_len(world_size as usize, spans_processes)
+fn root_extent(world_size: u32, spans_processes: bool) -> Extent {
+    Segment::extent(Family::byte_len(world_size), world_size as usize, spans_processes)
 }
 
 fn open_office(
@@ -189,7 +190,9 @@ fn open_office(
     let members = (0..world_size).map(Rank).collect();
     let offset = Family::byte_len(world_size);
     let root = Arc::new(Segment::new(family, 0, members, memory, offset, processes.len() > 1));
-    let office = Office::between(processes, own, links, &root)?;
+    // In another namespace the numbers mean other processes, or none.
+    let numbers_are_ours = processes[own].pid == rustix::process::getpid().as_raw_nonzero().get();
+    let office = Office::between(processes, own, links, numbers_are_ours, &root)?;
     Ok((root, office))
 }
 
@@ -351,7 +354,7 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<(SharedMemory
         (Answer::Refused(reason), _) => bail!(Disagreement, "rank 0 refuses this process: {reason}"),
         (Answer::Incomplete(reason), _) => bail!(DeadlineExceeded, "{reason}"),
         (Answer::Welcome { processes, own, memory_len }, Some(file)) => {
-            let expected = root_len(guest.world_size, true);
+            let expected = root_extent(guest.world_size, true).byte_len;
             if memory_len != expected as u64 || own as usize >= processes.len() {
                 bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
             }

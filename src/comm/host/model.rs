@@ -30,15 +30,16 @@ type Shared = (Arc<Segment>, Arc<Office>);
 /// Ranks whose buffers peers reach, or do not.
 fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     let offset = Family::byte_len(n);
-    let memory = SharedMemory::of_process(offset + Segment::byte_len(n as usize, spans_processes)).expect("memory");
+    let extent = Segment::extent(offset, n as usize, spans_processes);
+    let memory = SharedMemory::of_process(extent.byte_len).expect("memory");
     let memory = Arc::new(memory);
     let family = Arc::new(Family::new(Arc::clone(&memory), n, 0..n));
     let members = (0..n).map(Rank).collect();
     let segment = Arc::new(Segment::new(family, 0, members, memory, offset, spans_processes));
     // Everything is there before the first thread is.
     segment.lacks_departed(Mark::Done(0));
-    segment.slot(ROOT);
     segment.family.has_deaths();
+    segment.slot(ROOT);
     segment.family.check().expect("alive");
     segment.family.wake(std::iter::once(Rank(0)));
     let _ = Patience::new(&segment.family, Rank(0), Instant::now());
@@ -178,7 +179,6 @@ fn a_departure_reaches_whoever_waits() {
     });
 }
 
-/// Two ranks that only give to each other both return; the next call tells both.
 #[test]
 fn a_death_reaches_a_rank_that_waits() {
     explore(3, || {
@@ -216,6 +216,7 @@ fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
     }
 }
 
+/// Two ranks that only give to each other both return; the next call tells both.
 #[test]
 fn givers_that_disagree_learn_of_it_in_their_next_call() {
     explore(2, || {

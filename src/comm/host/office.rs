@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::family::Family;
 use super::segment::Segment;
-use super::shared_memory::SharedMemory;
+use super::shared_memory::{Extent, SharedMemory};
+use super::system::{caused_by, make_room_for_processes};
 use super::wire;
 use crate::error::{Result, bail, error};
 use crate::fork::Home;
@@ -31,7 +32,7 @@ pub(super) struct Ticket {
 }
 
 /// A process of the job and its ranks.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Process {
     pub(super) pid: i32,
     pub(super) first_rank: u32,
@@ -82,7 +83,7 @@ struct Arrival {
 }
 
 /// Memory on its way to another process, as a file descriptor that goes along.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Parcel {
     destination: u32,
     ticket: Ticket,
@@ -91,6 +92,9 @@ struct Parcel {
     takers: u32,
     byte_len: u64,
 }
+
+/// How many bits of a number of memory are the publisher's own count; above them is its process.
+const ID_BITS: u32 = 40;
 
 /// How long one message to another process may take.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -105,39 +109,41 @@ impl Office {
         Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), stop: None, home: Home::here() }
     }
 
-    /// An office that watches the other processes from now on.
+    /// An office that watches the other processes from now on. `numbers_are_ours` says whether the
+    /// numbers of the processes are those of this process's namespace.
     pub(super) fn between(
         processes: Vec<Process>,
         own: usize,
         links: Vec<Option<UnixStream>>,
+        numbers_are_ours: bool,
         root: &Segment,
     ) -> Result<Self> {
-        let refused = |e| error!(System, "no watch over the other processes").with_source(std::io::Error::from(e));
+        make_room_for_processes(processes.len());
         let mut pidfds = Vec::new();
         let mut dead = Vec::new();
-        // In another namespace the numbers mean other processes, or none; then only the connection tells of an end.
-        let numbers_are_ours = processes[own].pid == rustix::process::getpid().as_raw_nonzero().get();
         for (index, process) in processes.iter().enumerate().filter(|(index, _)| *index != own) {
-            match Pid::from_raw(process.pid)
-                .filter(|_| numbers_are_ours)
-                .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
-            {
-                Some(Ok(pidfd)) => pidfds.push((index, pidfd)),
-                Some(Err(rustix::io::Errno::SRCH)) => dead.push(index),
-                // The hub tells of the end then: its connection ends too.
-                Some(Err(error)) => {
+            // Elsewhere the number means another process, or none. The hub tells of the end then:
+            // its connection ends too.
+            let Some(pid) = Pid::from_raw(process.pid).filter(|_| numbers_are_ours) else {
+                tracing::debug!("process {} is in another namespace; its connection tells of its end", process.pid);
+                continue;
+            };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => pidfds.push((index, pidfd)),
+                Err(rustix::io::Errno::SRCH) => dead.push(index),
+                Err(error) => {
                     tracing::debug!("its connection tells of the end of process {}: pidfd_open: {error}", process.pid);
                 }
-                None => tracing::warn!("process {} is in another namespace and cannot be watched", process.pid),
             }
         }
+        let refused = |e| caused_by(error!(System, "no monitor of the other processes"), "eventfd", e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?);
         let links: Vec<Option<Arc<UnixStream>>> = links.into_iter().map(|link| link.map(Arc::new)).collect();
         let readers = links.clone();
         for link in links.iter().flatten() {
             let bounded =
                 link.set_write_timeout(Some(MESSAGE_TIMEOUT)).and(link.set_read_timeout(Some(MESSAGE_TIMEOUT)));
-            bounded.map_err(|e| error!(System, "a connection takes no timeout").with_source(e))?;
+            bounded.map_err(|e| caused_by(error!(System, "a connection takes no timeout"), "setsockopt", e))?;
         }
         let shared = Arc::new(Shared::new(processes, own, links, root));
         dead.into_iter().for_each(|index| shared.mark_dead(index));
@@ -145,13 +151,21 @@ impl Office {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             move || shared.watch(&stop, pidfds, readers)
         });
-        watching.map_err(|e| error!(System, "no thread for the watch").with_source(e))?;
+        let refused = |e| caused_by(error!(System, "no monitor of the other processes"), "clone", e);
+        watching.map_err(refused)?;
         Ok(Office { shared, stop: Some(stop), home: Home::here() })
     }
 
     /// Makes memory that `users` will take, and sends it to their processes. Called by the first of them; those that are all in
     /// this process get memory of its own.
-    pub(super) fn publish(&self, ticket: Ticket, users: &[Rank], byte_len: usize) -> Result<()> {
+    /// Before each step of allocating it, `keep_going` is asked whether to.
+    pub(super) fn publish(
+        &self,
+        ticket: Ticket,
+        users: &[Rank],
+        extent: Extent,
+        keep_going: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
         let shared = &self.shared;
         let takers: Vec<u32> = (shared.processes.iter())
             .map(|process| users.iter().filter(|rank| process.has(**rank)).count() as u32)
@@ -159,20 +173,20 @@ impl Office {
         let destinations = || (0..takers.len()).filter(|&p| takers[p] > 0 && p != shared.own);
         let spans_processes = destinations().next().is_some();
         let (memory, file) = if spans_processes {
-            let (memory, file) = SharedMemory::of_processes(byte_len)?;
+            let (memory, file) = SharedMemory::of_processes(extent, keep_going)?;
             (memory, Some(file))
         } else {
-            (SharedMemory::of_process(byte_len)?, None)
+            (SharedMemory::of_process(extent.byte_len)?, None)
         };
         // Numbers of different processes never meet.
-        let id = (shared.own as u64) << 40 | shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = (shared.own as u64) << ID_BITS | shared.next_id.fetch_add(1, Ordering::Relaxed);
         for destination in destinations() {
             let parcel = Parcel {
                 destination: destination as u32,
                 ticket,
                 id,
                 takers: takers[destination],
-                byte_len: byte_len as u64,
+                byte_len: extent.byte_len as u64,
             };
             let Some(file) = &file else { bail!(System, "shared memory has no file") };
             shared.send(&parcel, Some(file.as_fd()))?;
@@ -207,7 +221,7 @@ impl Office {
             }
             alive()?;
             if by_way_of_hub && lock(&shared.links)[0].is_none() {
-                bail!(PeerLost, "rank 0 died or left, who forwards memory");
+                bail!(PeerLost, "the process of rank 0 died or left; it passes memory on");
             }
             let now = Instant::now();
             if now >= deadline {
@@ -222,7 +236,8 @@ impl Office {
 impl Drop for Office {
     fn drop(&mut self) {
         if let Some(stop) = self.stop.as_ref().filter(|_| self.home.is_here()) {
-            // The watching thread sleeps in poll, and sees this. Nobody waits for it: it may be inside a callback for the log.
+            // The monitor thread sleeps in poll, and sees this. It is not waited for: it may be
+            // inside a callback for the log.
             let _ = rustix::io::write(&**stop, &1u64.to_ne_bytes());
         }
     }
@@ -257,7 +272,7 @@ impl Shared {
         let link = if self.own == 0 { parcel.destination as usize } else { 0 };
         let lost = || {
             let ranks = list_ranks(self.processes.get(link).into_iter().flat_map(Process::ranks));
-            error!(PeerLost, "{ranks} died or left, to whom memory is sent or who forwards it")
+            error!(PeerLost, "the process of {ranks} died or left; memory goes to it or through it")
         };
         let mut links = lock(&self.links);
         let Some(Some(stream)) = links.get(link) else { return Err(lost()) };
@@ -267,12 +282,31 @@ impl Shared {
             hang_up(stream);
             links[link] = None;
         }
-        sent.map_err(|e| lost().with_source(e))
+        sent.map_err(|e| caused_by(lost(), "sendmsg", e))
+    }
+
+    /// Checks what another process wrote in a parcel. Its memory is checked when it is opened.
+    fn check_parcel(&self, parcel: &Parcel) -> Result<()> {
+        let Some(destination) = self.processes.get(parcel.destination as usize) else {
+            bail!(System, "memory came for process {}, of {}", parcel.destination, self.processes.len());
+        };
+        if self.own != 0 && parcel.destination as usize != self.own {
+            bail!(System, "memory came that is for another process");
+        }
+        if parcel.takers == 0 || parcel.takers > destination.rank_count {
+            bail!(System, "memory came for {} ranks of a process of {}", parcel.takers, destination.rank_count);
+        }
+        let (publisher, number) = (parcel.id >> ID_BITS, parcel.id & ((1 << ID_BITS) - 1));
+        if publisher >= self.processes.len() as u64 || number == 0 {
+            bail!(System, "memory came with number {:#x}, which no process gives", parcel.id);
+        }
+        Ok(())
     }
 
     /// Takes in what came for this process, and sends on what came for another. A file is missing where a process on the way had
     /// no descriptor left for it.
     fn accept(&self, parcel: Parcel, file: Option<OwnedFd>) -> Result<()> {
+        self.check_parcel(&parcel)?;
         if parcel.destination as usize != self.own {
             return self.send(&parcel, file.as_ref().map(AsFd::as_fd));
         }
@@ -345,5 +379,89 @@ impl Shared {
     /// Tells all ranks that a process has ended.
     fn mark_dead(&self, process: usize) {
         self.processes[process].ranks().for_each(|rank| self.family.mark_dead(Rank(rank)));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// The office of one of three processes of one rank, all of them this one, and the other end of
+    /// its connection to the hub.
+    fn office(own: usize) -> (Office, UnixStream) {
+        // Nobody knows the number of a process 0, so that only connections tell.
+        let processes = (0..3).map(|first_rank| Process { pid: 0, first_rank, rank_count: 1 }).collect();
+        let (near, far) = UnixStream::pair().expect("sockets");
+        let mut links = [None, None, None];
+        links[if own == 0 { 1 } else { 0 }] = Some(near);
+        let root = Segment::in_process(3).expect("memory");
+        (Office::between(processes, own, links.into(), true, &root).expect("a monitor"), far)
+    }
+
+    const TICKET: Ticket = Ticket { segment: 0, sequence: 1, color: 0 };
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    /// Rank 2's memory comes by way of the hub, which ends before it has passed it on.
+    #[test]
+    fn a_rank_that_waits_for_memory_sees_the_hub_end() {
+        let (office, hub) = office(1);
+        std::thread::scope(|scope| {
+            let taking = scope.spawn(|| office.take(TICKET, Rank(2), soon(), || Ok(())).map(|_| ()));
+            drop(hub);
+            let error = taking.join().expect("no panic").expect_err("the hub ended");
+            assert_eq!(error.kind(), ErrorKind::PeerLost);
+            assert_eq!(error.to_string(), "the process of rank 0 died or left; it passes memory on");
+        });
+    }
+
+    #[test]
+    fn memory_of_any_numbers_is_refused() {
+        let good = Parcel { destination: 1, ticket: TICKET, id: 2 << ID_BITS | 1, takers: 1, byte_len: 1 };
+        let (office, _hub) = office(1);
+        office.shared.check_parcel(&good).expect("it fits");
+        let bad = [
+            Parcel { destination: 0, ..good },
+            Parcel { destination: 3, ..good },
+            Parcel { destination: u32::MAX, ..good },
+            Parcel { takers: 0, ..good },
+            Parcel { takers: 2, ..good },
+            Parcel { id: 0, ..good },
+            Parcel { id: 2 << ID_BITS, ..good },
+            Parcel { id: 3 << ID_BITS | 1, ..good },
+            Parcel { id: u64::MAX, ..good },
+        ];
+        for parcel in bad {
+            let error = office.shared.check_parcel(&parcel).expect_err("it does not fit");
+            assert_eq!(error.kind(), ErrorKind::System, "{error}");
+        }
+        // A length that the file does not have is seen when it is opened.
+        for byte_len in [0, 2, 1 << 63, u64::MAX] {
+            let (_, file) = SharedMemory::of_processes(Extent::whole(1), &|| Ok(())).expect("memory");
+            office.shared.accept(Parcel { byte_len, ..good }, Some(file)).expect("it is delivered as an error");
+            let error = office.take(TICKET, Rank(2), soon(), || Ok(())).map(|_| ()).expect_err("a wrong length");
+            assert_eq!(error.kind(), ErrorKind::System);
+            lock(&office.shared.arrivals).clear();
+        }
+    }
+
+    /// A hub whose handles are dropped goes on until its last connection has ended, and tells
+    /// deaths until then.
+    #[test]
+    fn a_hub_without_handles_still_tells_of_a_death() {
+        let (office, peer) = office(0);
+        let shared = Arc::clone(&office.shared);
+        drop(office);
+        drop(peer);
+        let end = soon();
+        // The monitor thread has ended when it has let go of what it shares.
+        while Arc::strong_count(&shared) > 1 {
+            assert!(Instant::now() < end, "the monitor thread goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(shared.family.is_dead(Rank(1)) && !shared.family.is_dead(Rank(2)));
     }
 }
