@@ -60,7 +60,7 @@ pub(crate) use wanted::Wanted;
 /// - **Handles.** Clones are the same rank. Calls of one rank from several threads take turns; that they have the same order
 ///   on every rank is the caller's matter. When the last clone is dropped the rank has left, and peers that wait for it are
 ///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
-///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
+///   communicator's rank 0 lives, also when its handles are dropped: it passes memory on.
 /// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an
 ///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; symmetric memory becomes its own when it looks at it.
 ///   It may make communicators of its own.
