@@ -1,15 +1,19 @@
 //! Memory and descriptors: what ranks take, and what happens where there is not enough.
 
+use std::path::PathBuf;
 use std::process::Child;
 
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation};
 
-use crate::processes::{Role, command, guest, meet_all, new_job};
+use crate::processes::{Role, command, command_under, guest, meet_all, new_job};
 use crate::ranks::{DEADLINE, wait_all};
 
 /// How many files a child may have open beside those it has, and which limit it is: `soft 6`, `hard
 /// 6`.
 const FILES: &str = "DCL_TEST_FILES";
+
+/// How many bytes each rank asks for; more than any machine has unless it is set.
+const PART: &str = "DCL_TEST_PART";
 
 pub fn play(role: &str, communicator: &Communicator) {
     match role {
@@ -20,7 +24,7 @@ pub fn play(role: &str, communicator: &Communicator) {
     }
 }
 
-fn children(name: &str, processes: &[u32]) -> Vec<Child> {
+fn children(program: &[&str], name: &str, processes: &[u32]) -> Vec<Child> {
     let job = new_job();
     let world_size = processes.iter().sum();
     let first_ranks = processes.iter().scan(0, |next, ranks| {
@@ -35,12 +39,12 @@ fn children(name: &str, processes: &[u32]) -> Vec<Child> {
         local_ranks,
         quarter: 0,
     });
-    roles.map(|role| command(&role).spawn().expect("a child starts")).collect()
+    roles.map(|role| command_under(program, &role).spawn().expect("a child starts")).collect()
 }
 
-/// More than any machine has is an error on every rank, and the communicator goes on.
+/// More than there is is an error on every rank, and the communicator goes on.
 fn allocate_too_much(communicator: &Communicator) {
-    let part = 1i64 << 46;
+    let part: i64 = std::env::var(PART).map_or(1 << 46, |part| part.parse().expect("a number"));
     let error = communicator.allocate(DataType::Uint8, [part]).expect_err("no machine has it");
     assert_eq!(error.kind(), ErrorKind::System);
     let text = error.to_string();
@@ -58,10 +62,58 @@ fn allocate_too_much(communicator: &Communicator) {
 fn more_memory_than_there_is_is_an_error_on_every_rank() {
     for processes in [&[1, 1, 1][..], &[3]] {
         for (rank, (success, text)) in
-            wait_all(children("allocate too much", processes), DEADLINE).into_iter().enumerate()
+            wait_all(children(&[], "allocate too much", processes), DEADLINE).into_iter().enumerate()
         {
             assert!(success, "process {rank} of {processes:?}: {text}");
         }
+    }
+}
+
+/// A control group with a limit of memory, until it is dropped.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// `None` where this process may not make one.
+    fn new(limit: &str) -> Option<Self> {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let found = groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            match (fields.next()?, fields.next()?) {
+                ("memory", path) => Some((format!("/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes")),
+                _ => None,
+            }
+        });
+        let version_2 = || {
+            let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+            Some((format!("/sys/fs/cgroup{path}"), "memory.max"))
+        };
+        let (parent, file) = found.or_else(version_2)?;
+        let group = ControlGroup(PathBuf::from(parent).join(format!("distcollective-test-{}", std::process::id())));
+        std::fs::create_dir(&group.0).ok()?;
+        std::fs::write(group.0.join(file), limit).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// The machine has the memory, and the control group does not: the kernel would kill a process that
+/// took it.
+#[test]
+fn more_memory_than_a_control_group_has_is_an_error_on_every_rank() {
+    let Some(group) = ControlGroup::new("128M") else {
+        println!("skipped: this process may make no control group with a limit of memory");
+        return;
+    };
+    let enter =
+        format!("echo $$ > {}/cgroup.procs && export {PART}={} && exec \"$0\" \"$@\"", group.0.display(), 100 << 20);
+    let children = children(&["sh", "-c", &enter], "allocate too much", &[1, 1, 1]);
+    for (rank, (success, text)) in wait_all(children, DEADLINE).into_iter().enumerate() {
+        assert!(success, "process {rank}: {text}");
     }
 }
 
@@ -105,7 +157,7 @@ fn take_little_memory(communicator: &Communicator) {
 #[test]
 fn ranks_take_little_memory_before_their_first_call() {
     for (process, (success, text)) in
-        wait_all(children("take little memory", &[32, 32]), DEADLINE).into_iter().enumerate()
+        wait_all(children(&[], "take little memory", &[32, 32]), DEADLINE).into_iter().enumerate()
     {
         assert!(success, "process {process}: {text}");
     }
