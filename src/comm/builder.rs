@@ -1,20 +1,22 @@
 //! Communicators between processes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::{Communicator, DEFAULT_TIMEOUT, host};
+use super::{Communicator, DEFAULT_TIMEOUT, deadline_after, host};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
 
 /// The most ranks of a communicator on the host.
 pub(super) const MAX_RANKS: u32 = 1024;
 
-/// Makes a communicator between processes of one machine and one user, each with one rank or several.
+/// Makes a communicator between processes of one machine and one user, each with one rank or
+/// several.
 ///
-/// Processes meet under the job's name, which they must agree on and which no other job of the user may have at the same
-/// time. Nothing is left in the file system, and nothing survives a crash. When a process ends without a word, the ranks that
-/// wait for it are told at once.
+/// Processes meet under the job's name, which they must agree on and which no other job of the user
+/// may have at the same time. Nothing is left in the file system, and nothing survives a crash.
+/// When a process ends without a word, the ranks that wait for it are told at once. Rank 0's
+/// process raises its soft limit of open files where the world needs that.
 ///
 /// ```no_run
 /// use distcollective::{Communicator, Rank, ReduceOperation};
@@ -77,13 +79,18 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Meets the other processes. Gives this process's ranks in order, each to be moved to its thread. Collective between
-    /// processes.
+    /// Meets the other processes. Gives this process's ranks in order, each to be moved to its
+    /// thread. Collective between processes.
     ///
     /// # Errors
     ///
-    /// Numbers that do not fit; no name; another job of the same name; processes that do not come before the deadline, or
-    /// expect another number of ranks, or have a rank that is there already.
+    /// - Numbers that do not fit, or no name.
+    /// - Another job of this user, or another user, has the same name.
+    /// - Processes do not come before the deadline.
+    /// - A process expects another number of ranks, or has a rank that is there already. Each
+    ///   process that has come gets the error at once.
+    /// - There are no descriptors or no memory.
+    /// - This process's user is the overflow user (65534), and there are other processes.
     pub fn meet(self) -> Result<Vec<Communicator>> {
         if self.job.is_empty() {
             bail!(InvalidArgument, "a job has a name");
@@ -91,15 +98,30 @@ impl CommunicatorBuilder {
         if self.world_size == 0 || self.world_size > MAX_RANKS {
             bail!(InvalidArgument, "world_size is {}; between processes it is 1 to {MAX_RANKS}", self.world_size);
         }
-        let now = Instant::now();
-        let guest = host::Guest {
+        let backends = host::between_processes(&self.guest())?;
+        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), self.timeout)).collect())
+    }
+
+    fn guest(&self) -> host::Guest<'_> {
+        host::Guest {
             job: &self.job,
             world_size: self.world_size,
             first_rank: self.first_rank.0,
             rank_count: self.local_ranks,
-            deadline: now.checked_add(self.timeout).unwrap_or(now + DEFAULT_TIMEOUT),
-        };
-        let backends = host::between_processes(&guest)?;
-        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), self.timeout)).collect())
+            deadline: deadline_after(self.timeout),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn the_longest_timeout_is_no_shorter_than_the_default() {
+        let deadline = Communicator::builder().timeout(Duration::MAX).guest().deadline;
+        assert!(deadline > Instant::now() + 100 * DEFAULT_TIMEOUT);
     }
 }

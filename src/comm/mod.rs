@@ -70,7 +70,7 @@ pub(crate) use wanted::Wanted;
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and peers that wait for it are
 ///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
-///   communicator's rank 0 lives, until all handles of its ranks are dropped: it passes memory on.
+///   communicator's rank 0 lives, also when its handles are dropped: it passes memory on.
 /// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an
 ///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; symmetric memory becomes its own when it looks at it.
 ///   It may make communicators of its own.
@@ -509,6 +509,12 @@ impl Communicator {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];
         self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
+        // Peers wrote these. A length that memory cannot have would end this process.
+        const LONGEST: i64 = 64 << 20;
+        if let Some(rank) = lens.iter().position(|len| !(0..=LONGEST).contains(len)) {
+            let rank_name = self.origin(Rank(rank as u32));
+            bail!(System, "rank {rank_name} would exchange {} bytes; the most are {LONGEST}", lens[rank]);
+        }
         let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);

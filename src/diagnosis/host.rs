@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::Finding;
 use crate::comm::host;
-use crate::error::{Result, error};
+use crate::error::error;
 
 /// The machine without its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,23 +58,15 @@ impl Host {
         Host {
             system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             cores: cores.map(usize::from).map_err(|e| error!(System, "the cores cannot be counted: {e}")).into(),
-            memory_available_bytes: memory_available().into(),
-            memory_limit_bytes: control_group_limit("memory.max"),
+            memory_available_bytes: host::memory_available().into(),
+            memory_limit_bytes: host::memory_limit(),
             dev_shm_bytes: rustix::fs::statvfs("/dev/shm").ok().map(|found| found.f_blocks * found.f_frsize),
             open_files,
             threads: threads.into_iter().flatten().min(),
             mappings: number_in("/proc/sys/vm/max_map_count"),
-            processes: host::check_system().map(|()| host::most_processes(open_files.soft)).into(),
+            processes: host::check_system().map(|()| host::most_processes(open_files.hard)).into(),
         }
     }
-}
-
-fn memory_available() -> Result<u64> {
-    let path = "/proc/meminfo";
-    let text = std::fs::read_to_string(path).map_err(|e| error!(System, "{path} cannot be read: {e}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|number| number.parse::<u64>().ok());
-    kibibytes.map(|count| count * 1024).ok_or_else(|| error!(System, "{path} does not say what memory is available"))
 }
 
 fn number_in(path: impl AsRef<Path>) -> Option<u64> {

@@ -133,7 +133,9 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
         (Wanted::Host, _) if !is_one_machine => {
             bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&statements, &elsewhere))
         }
-        (Wanted::Auto, Some(obstacle)) => tracing::debug!("the host backend is used; NCCL cannot be: {obstacle}"),
+        (Wanted::Auto, Some(obstacle)) => {
+            crate::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
+        }
         (Wanted::Host, _) => {}
     }
     Ok(agreement(Backend::Host))

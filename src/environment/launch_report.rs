@@ -45,7 +45,7 @@ impl LaunchReport {
                 report
             }
             Err(e) => {
-                tracing::debug!("the launcher does not listen at {name:?}, which {VARIABLE} names: {e}");
+                crate::log::event!(DEBUG, "the launcher does not listen at {name:?}, which {VARIABLE} names: {e}");
                 LaunchReport(None)
             }
         }

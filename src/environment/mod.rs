@@ -285,7 +285,7 @@ impl EnvironmentBuilder {
             discovery,
             _only: only,
         };
-        tracing::debug!("{environment:?}");
+        crate::log::event!(DEBUG, "{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));
         }

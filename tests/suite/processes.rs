@@ -1,6 +1,8 @@
-//! Ranks that are processes: the conformance suite, deaths, stops, meetings.
+//! Ranks that are processes: the conformance suite, deaths, stops, meetings. `deaths` and `limits`
+//! have roles of their own.
 //!
-//! A child is this very program, told by its environment to run one test, [`child`], and in it one role.
+//! A child is this very program, told by its environment to run one test, [`child`], and in it one
+//! role.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -20,17 +22,17 @@ const JOB: &str = "DCL_TEST_JOB";
 const NUMBERS: &str = "DCL_TEST_NUMBERS";
 
 /// What a child does.
-struct Role<'a> {
-    name: &'a str,
-    job: &'a str,
-    world_size: u32,
-    first_rank: u32,
-    local_ranks: u32,
-    quarter: usize,
+pub struct Role<'a> {
+    pub name: &'a str,
+    pub job: &'a str,
+    pub world_size: u32,
+    pub first_rank: u32,
+    pub local_ranks: u32,
+    pub quarter: usize,
 }
 
 /// A name that no other job on this machine has.
-fn new_job() -> String {
+pub fn new_job() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
@@ -39,9 +41,18 @@ fn spawn(role: &Role<'_>) -> Child {
     command(role).spawn().expect("a child starts")
 }
 
-fn command(role: &Role<'_>) -> Command {
+pub fn command(role: &Role<'_>) -> Command {
+    command_under(&[], role)
+}
+
+/// The command of a child that another program starts: `unshare` with its arguments.
+pub fn command_under(program: &[&str], role: &Role<'_>) -> Command {
     let numbers = format!("{} {} {} {}", role.world_size, role.first_rank, role.local_ranks, role.quarter);
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let this = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program.first().map_or(this.as_os_str(), |program| program.as_ref()));
+    if let [_, arguments @ ..] = program {
+        command.args(arguments).arg(this);
+    }
     command
         .args(["processes::child", "--exact", "--nocapture", "--test-threads", "1"])
         .env(ROLE, role.name)
@@ -63,6 +74,8 @@ fn child() {
     let numbers = std::env::var(NUMBERS).expect("numbers");
     let numbers: Vec<u32> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
     let [world_size, first_rank, local_ranks, quarter] = numbers[..] else { panic!("four numbers") };
+    crate::deaths::forbid_what_the_test_forbids();
+    crate::limits::limit_what_the_test_limits();
     let before = kept();
     let ranks = Communicator::builder()
         .job(job)
@@ -90,7 +103,8 @@ fn child() {
                     lose_a_stopped_peer_with_a_slice(&communicator.with_timeout(Duration::from_millis(300)));
                 }
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
-                other => panic!("no role {other}"),
+                other if other.starts_with("pair: ") => crate::deaths::play(other, communicator),
+                other => crate::limits::play(other, &communicator),
             })
         })
         .collect();
@@ -331,12 +345,14 @@ fn three(name: &str, job: &str) -> Vec<Child> {
 /// Starts three processes of one rank, waits until all say that they are ready, and gives them.
 fn three_that_are_ready(role: &str) -> Vec<Child> {
     let mut children = three(role, &new_job());
-    children.iter_mut().for_each(|child| wait_for_line(child, "ready"));
+    for child in &mut children {
+        wait_for_line(child, "ready");
+    }
     children
 }
 
-/// Reads what a child writes until it has written a line that ends so.
-fn wait_for_line(child: &mut Child, end: &str) {
+/// Reads what a child writes until it has written a line that ends so, and gives it.
+pub fn wait_for_line(child: &mut Child, end: &str) -> String {
     // The harness writes lines of its own before the child's.
     let stdout = child.stdout.as_mut().expect("piped");
     let mut text = Vec::new();
@@ -345,6 +361,7 @@ fn wait_for_line(child: &mut Child, end: &str) {
         assert_eq!(stdout.read(&mut byte).expect("output"), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Whether the machine has anything with this job's name: a socket, a file.
@@ -472,12 +489,12 @@ fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
     }
 }
 
-fn guest(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
+pub fn guest(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
     Communicator::builder().job(job).world_size(world_size).rank(Rank(rank)).timeout(Duration::from_millis(400))
 }
 
 /// In these tests several "processes" of a job are threads of this one.
-fn meet_all(guests: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> {
+pub fn meet_all(guests: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> {
     let threads: Vec<_> = guests.into_iter().map(|guest| std::thread::spawn(move || guest.meet())).collect();
     threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
 }
@@ -493,30 +510,49 @@ fn a_meeting_says_who_is_missing() {
     }
     let alone = guest(&job, 2, 1).meet().expect_err("nobody is there");
     assert_eq!(alone.kind(), ErrorKind::DeadlineExceeded);
-    assert_eq!(alone.to_string(), format!("job {job:?}: rank 0 did not come before the deadline"));
+    assert_eq!(
+        alone.to_string(),
+        format!(
+            "job {job:?}: rank 0 did not come before the deadline: connect: Connection refused (os error 111). Ranks in \
+             different network namespaces (containers) cannot meet over abstract sockets"
+        )
+    );
 }
 
 #[test]
-fn a_meeting_refuses_who_does_not_fit_and_goes_on() {
+fn a_process_that_does_not_fit_ends_the_bootstrap_at_once() {
     let job = new_job();
-    let hub = std::thread::spawn({
+    let hub = || {
         let guest = guest(&job, 2, 0).timeout(DEADLINE);
-        move || guest.meet()
-    });
-    let wrong = guest(&job, 5, 1).meet().expect_err("5 is not 2");
+        std::thread::spawn(move || guest.meet().expect_err("a process does not fit"))
+    };
+    let waiting = hub();
+    let wrong = guest(&job, 5, 1).timeout(DEADLINE).meet().expect_err("5 is not 2");
     assert_eq!(wrong.kind(), ErrorKind::Disagreement);
     assert_eq!(
         wrong.to_string(),
         format!("job {job:?}: rank 0 refuses this process: it expects 5 ranks, and rank 0 expects 2")
     );
-    let second = guest(&job, 2, 0).meet().expect_err("there is a rank 0");
+    let told = waiting.join().expect("no panic");
+    assert_eq!(told.kind(), ErrorKind::Disagreement);
     assert_eq!(
-        second.to_string(),
-        format!("job {job:?}: another rank 0 of this user waits or runs under the same job name")
+        told.to_string(),
+        format!("job {job:?}: a process with rank 1 was refused: it expects 5 ranks, and rank 0 expects 2")
     );
-    let ranks = guest(&job, 2, 1).timeout(DEADLINE).meet().expect("it fits");
-    let hub = hub.join().expect("no panic").expect("a meeting");
-    // Whoever comes when all are there is refused, and the job does not notice.
+    // Of two with rank 0, the first to come is told that there is another one.
+    let errors = [hub(), hub()].map(|hub| hub.join().expect("no panic"));
+    let second = "another rank 0 of this user waits or runs under the same job name: bind: Address already in use";
+    assert!(errors.iter().any(|e| e.to_string().starts_with(&format!("job {job:?}: {second}"))), "{errors:?}");
+    let first = format!("job {job:?}: a process with rank 0 was refused: rank 0 is there already");
+    assert!(errors.iter().any(|e| e.to_string() == first), "{errors:?}");
+}
+
+#[test]
+fn a_process_that_comes_when_all_are_there_is_not_noticed() {
+    let job = new_job();
+    let both = meet_all(vec![guest(&job, 2, 0).timeout(DEADLINE), guest(&job, 2, 1).timeout(DEADLINE)]);
+    let [hub, ranks] = both.try_into().expect("two processes");
+    let (hub, ranks) = (hub.expect("a meeting"), ranks.expect("a meeting"));
     assert!(guest(&job, 2, 1).meet().is_err());
     let other = std::thread::spawn(move || ranks[0].barrier());
     hub[0].barrier().expect("a barrier");

@@ -171,3 +171,103 @@ impl Drop for Part {
 fn page() -> usize {
     rustix::param::page_size()
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::super::shared_memory::Extent;
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const LEN: usize = 10_000;
+    const BLOCK: u64 = 5;
+
+    /// What one process of two has: its view of the shared memory, and its part of a block.
+    struct View {
+        segment: Segment,
+        arena: Arc<Arena>,
+        part: Part,
+    }
+
+    impl View {
+        fn slice(&self) -> &[u8] {
+            // SAFETY: the part is as long, and nothing writes it while the slice is used.
+            unsafe { std::slice::from_raw_parts(self.part.address().as_ptr(), LEN) }
+        }
+    }
+
+    /// The views of two processes, both in this one: each has mappings of its own.
+    fn views() -> [View; 2] {
+        let offset = Family::byte_len(2);
+        let extents = [Segment::extent(offset, 2, true), Extent::whole(Arena::block_len(LEN, 2).expect("a length"))];
+        let made = extents.map(|extent| SharedMemory::of_processes(extent, &|| Ok(())).expect("memory"));
+        [0, 1].map(|rank| {
+            let open = |i: usize| {
+                let file = made[i].1.try_clone().expect("a descriptor");
+                Arc::new(SharedMemory::open(file, extents[i].byte_len).expect("memory"))
+            };
+            let memory = open(0);
+            let family = Arc::new(Family::new(Arc::clone(&memory), 2, rank..rank + 1));
+            let segment = Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
+            let arena = Arc::<Arena>::default();
+            let part = arena.adopt(&segment, GroupRank(rank), BLOCK, LEN, open(1));
+            View { segment, arena, part }
+        })
+    }
+
+    /// A peer is stopped inside a window, in the middle of a copy; this rank fails, uses its memory
+    /// for something else, and then the peer goes on.
+    #[test]
+    fn a_peer_that_goes_on_after_an_abort_writes_the_old_memory_only() {
+        let [own, peer] = views();
+        // SAFETY: the part is as long, and no peer uses it now.
+        let fill = |view: &View, byte| unsafe { view.part.address().write_bytes(byte, LEN) };
+        fill(&own, 1);
+        let (inside, entered) = channel();
+        let (go_on, stopped) = channel::<()>();
+        let copying = std::thread::spawn(move || {
+            let target = peer.arena.reach(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
+            let result = peer.segment.window(GroupRank(1), || {
+                inside.send(()).expect("the test listens");
+                stopped.recv().expect("the test says when");
+                // SAFETY: the part is as long, and nothing reads this mapping meanwhile.
+                unsafe { target.write_bytes(9, LEN) };
+            });
+            (result, target.addr(), peer)
+        });
+        entered.recv_timeout(Duration::from_secs(10)).expect("the peer is inside");
+        own.segment.family.abort(ErrorKind::Aborted, Rank(0), "the test");
+        own.segment.wait_for_windows(GroupRank(0));
+        assert!(own.slice().iter().all(|byte| *byte == 1), "the bytes are kept");
+        fill(&own, 7);
+        go_on.send(()).expect("the peer listens");
+        let (result, target, peer) = copying.join().expect("no panic");
+        result.expect("the window was open before the abort");
+        assert_ne!(target, own.part.address().as_ptr().addr(), "the views are mappings of their own");
+        assert!(own.slice().iter().all(|byte| *byte == 7), "the peer wrote memory that is this rank's own again");
+        drop(peer);
+    }
+
+    #[test]
+    fn what_a_peer_says_of_a_block_reaches_only_its_part() {
+        let [own, _peer] = views();
+        let reach = |rank, id, offset, len| own.arena.reach(Rank(rank), id, offset, len);
+        let part = LEN.next_multiple_of(page());
+        let [first, second] = [0, 1].map(|rank| reach(rank, BLOCK, 0, part).expect("a part").addr());
+        assert_eq!(second - first, part);
+        for (rank, id, offset, len) in [
+            (1, BLOCK + 1, 0, 1),
+            (1, 0, 0, 1),
+            (1, u64::MAX, 0, 1),
+            (2, BLOCK, 0, 1),
+            (1, BLOCK, 0, part + 1),
+            (1, BLOCK, part, 1),
+            (1, BLOCK, usize::MAX, 1),
+            (1, BLOCK, 1, usize::MAX),
+        ] {
+            assert_eq!(reach(rank, id, offset, len).expect_err("outside").kind(), ErrorKind::System);
+        }
+    }
+}

@@ -49,6 +49,11 @@ impl Run<'_> {
     fn reach(&self, peer: GroupRank, buffer: fn(&Notice) -> Place, offset: usize, byte_len: usize) -> Result<*mut u8> {
         let segment = &*self.host.segment;
         match segment.slot(peer).notice(self.progress.sequence).map_or(Place::Own, buffer) {
+            // A peer in another process that gives one would have this process touch any memory of
+            // its own.
+            Place::Address(_) if segment.spans_processes => {
+                bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
+            }
             Place::Address(address) => Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset)),
             Place::Block { id, offset: start } => {
                 self.host.arena.reach(segment.member(peer), id, start.saturating_add(offset), byte_len)

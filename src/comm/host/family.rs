@@ -1,4 +1,5 @@
-//! What a communicator and everything split from it share: whether it is still alive, and how its ranks sleep and wake.
+//! What a communicator and everything split from it share: whether it is still alive, which of its
+//! ranks have died, and how its ranks sleep and wake.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,15 +36,19 @@ pub(super) struct Family {
 struct Header {
     /// How many threads sleep or are about to.
     sleepers: AtomicU32,
+    /// 1 when a rank has died.
+    deaths: AtomicU32,
     abort: AbortRecord,
 }
 
-/// One rank's futex, on cache lines of its own.
+/// One rank's futex and death, on cache lines of their own.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Bell {
     futex: Futex,
     sleepers: AtomicU32,
+    /// 1 when the rank's process has ended, or has dropped all its handles.
+    dead: AtomicU32,
 }
 
 /// Who ended the communicator, and why. Plain words, for memory that processes share.
@@ -190,10 +195,12 @@ impl Family {
         if state != ABORTED {
             return Err(crate::error::error!(Aborted, "the communicator was aborted; no reason has been given yet"));
         }
+        // A peer wrote this: the length may be wrong, and the text may be anything.
         let len = record.len.load(Ordering::Relaxed) as usize;
         let bytes: Vec<u8> =
             record.reason.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
-        let reason = String::from_utf8_lossy(&bytes);
+        let is_control = |c: char| c.is_control() && c != '\n';
+        let reason = String::from_utf8_lossy(&bytes).replace(is_control, "\u{fffd}");
         match SHARED_KINDS.get(record.kind.load(Ordering::Relaxed) as usize) {
             Some(&kind) => Err(Error::new(kind, reason)),
             None => {
@@ -201,6 +208,26 @@ impl Family {
                 Err(crate::error::error!(Aborted, "rank {rank} ended the communicator: {reason}"))
             }
         }
+    }
+
+    /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the family
+    /// looks here, also one that is made later.
+    pub(super) fn mark_dead(&self, rank: Rank) {
+        // A process may end between the two stores. Each process that sees the death does both.
+        self.bells()[rank.index()].dead.store(1, Ordering::Release);
+        self.header().deaths.store(1, Ordering::Release);
+        self.wake((0..self.world_size).map(Rank));
+    }
+
+    /// Whether any rank has died.
+    pub(super) fn has_deaths(&self) -> bool {
+        self.header().deaths.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a rank's process has ended. A rank that left before has left: see
+    /// `Segment::has_died`.
+    pub(super) fn is_dead(&self, rank: Rank) -> bool {
+        self.bells()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
     /// Wakes those of `ranks` who sleep. What they wait for was stored before.
@@ -308,5 +335,31 @@ impl<'a> Patience<'a> {
         }
         self.family.header().sleepers.fetch_sub(1, Ordering::Relaxed);
         self.bell.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A peer can write anything into the abort record; it can make this rank fail, and nothing
+    /// else.
+    #[test]
+    fn an_abort_record_of_any_words_is_an_error_and_no_more() {
+        for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
+            let memory = Arc::new(SharedMemory::of_process(Family::byte_len(2)).expect("memory"));
+            let family = Family::new(memory, 2, 0..2);
+            let record = &family.header().abort;
+            record
+                .reason
+                .iter()
+                .for_each(|word| word.store(u64::from_le_bytes(*b"\x1b[31m\xff\xfe\n"), Ordering::Relaxed));
+            record.kind.store(kind, Ordering::Relaxed);
+            record.rank.store(rank, Ordering::Relaxed);
+            record.len.store(len, Ordering::Relaxed);
+            record.state.store(ABORTED, Ordering::Release);
+            let text = family.check().expect_err("it has ended").to_string();
+            assert!(!text.contains('\x1b') && text.len() <= 4 * REASON_BYTES, "{text}");
+        }
     }
 }

@@ -2,14 +2,16 @@
 //! system, and the kernel tells both ends the other's user.
 
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -17,10 +19,11 @@ use sha2::{Digest, Sha256};
 use super::family::Family;
 use super::office::{Office, Process};
 use super::segment::Segment;
-use super::shared_memory::SharedMemory;
+use super::shared_memory::{Extent, SharedMemory};
+use super::system::{caused_by, make_room_for_processes, overflow_user, process_namespace};
 use super::wire;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::rank::{Rank, list_ranks};
+use crate::rank::{Rank, count_of, list_ranks};
 
 /// Who comes to a meeting.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,7 @@ pub(crate) struct Guest<'a> {
 /// The first message of a process: fixed length, so that nobody can make the hub read more.
 const HELLO_BYTES: usize = 28;
 const HELLO_MAGIC: [u8; 8] = *b"DCLHELLO";
-const PROTOCOL_VERSION: u32 = 1;
+const PROTOCOL_VERSION: u32 = 2;
 
 /// How long a connection may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -45,15 +48,46 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most connections that say hello at the same time; others wait in the kernel.
 const PENDING_HELLOS: usize = 64;
 
+/// How long the hub waits for a descriptor when it has none left for a process that comes.
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a hub that ends the bootstrap waits for each hello that is under way, to tell that
+/// process too.
+const LAST_HELLO_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// How often a process looks whether the hub is there.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The hub's answer: a refusal, who has not come, or who is there. With the last comes the memory.
-#[derive(Serialize, Deserialize)]
+/// The hub's answer.
+#[derive(Clone, Serialize, Deserialize)]
 enum Answer {
+    /// This process cannot take part.
     Refused(String),
+    /// Ranks have not come before the deadline.
     Incomplete(String),
-    Welcome { processes: Vec<Process>, own: u32, memory_len: u64 },
+    /// Another process does not fit, so that this job cannot start.
+    Misfit(String),
+    /// The hub ends the bootstrap because of an error of its own.
+    Failed(String),
+    /// All are there. With this comes the memory.
+    Welcome {
+        processes: Vec<Process>,
+        own: u32,
+        memory_len: u64,
+        /// Which namespace the numbers of the processes are of, where the hub knows it.
+        process_namespace: Option<u64>,
+    },
+}
+
+impl Answer {
+    /// What the other processes are told when the bootstrap ends with an error.
+    fn of(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::DeadlineExceeded => Answer::Incomplete(error.to_string()),
+            ErrorKind::Disagreement => Answer::Misfit(error.to_string()),
+            _ => Answer::Failed(error.to_string()),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -75,6 +109,12 @@ impl Hello {
             rank_count: guest.rank_count,
             job: u32::from_le_bytes([digest[16], digest[17], digest[18], digest[19]]),
         }
+    }
+
+    /// The process's ranks, where they fit its world.
+    fn ranks(&self) -> Option<Range<u32>> {
+        let end = self.first_rank.checked_add(self.rank_count)?;
+        (self.rank_count > 0 && end <= self.world_size).then_some(self.first_rank..end)
     }
 
     fn to_bytes(self) -> [u8; HELLO_BYTES] {
@@ -103,9 +143,29 @@ fn job_digest(job: &str) -> [u8; 32] {
 
 /// The name of a job's abstract socket: the user and a hash of the job's name, whose length a socket's name would not take.
 fn socket_name(job: &str) -> String {
-    let uid = rustix::process::getuid().as_raw();
+    let uid = own_user();
     let hash: String = job_digest(job)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("distcollective-{uid}-{hash}")
+}
+
+/// This process's effective user: the one that the kernel tells the other end of a connection.
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Whether the user at the other end of a connection is this process's. Several users may read as
+/// the overflow user.
+fn is_same_user(peer: u32, own: u32, overflow: u32) -> bool {
+    peer == own && own != overflow
+}
+
+/// Checks that a connection's other end is of this process's user. No other user may hold the job's
+/// name.
+fn check_holder(user: u32) -> Result<()> {
+    match is_same_user(user, own_user(), overflow_user()) {
+        true => Ok(()),
+        false => bail!(System, "another user (uid {user}) holds the name under which this job's processes meet"),
+    }
 }
 
 /// Meets the other processes of the job. The process of rank 0 is the hub.
@@ -121,6 +181,15 @@ pub(super) fn meet(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
         );
     }
     let about = |e: Error| e.about(|| format!("job {:?}", guest.job));
+    let overflow = overflow_user();
+    if guest.rank_count < guest.world_size && own_user() == overflow {
+        let error = error!(
+            System,
+            "this process's user reads as {overflow}, as does each user that its user namespace does not map; so it cannot \
+             tell its own user's processes from others"
+        );
+        return Err(about(error));
+    }
     if guest.first_rank == 0 { host(guest).map_err(about) } else { visit(guest).map_err(about) }
 }
 
@@ -132,18 +201,40 @@ struct Visitor {
 
 fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     let refused = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            error!(System, "another rank 0 of this user waits or runs under the same job name").with_source(e)
-        }
-        _ => error!(System, "no socket to meet on").with_source(e),
+        std::io::ErrorKind::AddrInUse => name_is_taken(guest, e),
+        _ => caused_by(error!(System, "no socket to meet on"), "bind", e),
     };
     let address = SocketAddr::from_abstract_name(socket_name(guest.job)).map_err(refused)?;
     let listener = UnixListener::bind_addr(&address).map_err(refused)?;
-    let mut visitors = gather(guest, &listener)?;
+    let visitors = gather(guest, &listener)?;
     // From here on latecomers are refused by the kernel.
     drop(listener);
-    visitors.sort_by_key(|visitor| visitor.process.first_rank);
+    welcome(guest, visitors)
+}
 
+/// The error of a rank 0 whose job's name is taken. A rank 0 that holds it is told of this one.
+fn name_is_taken(guest: &Guest<'_>, e: std::io::Error) -> Error {
+    let holder = || {
+        let stream = connect_now(&socket_name(guest.job)).map_err(std::io::Error::from)?;
+        wire::peer(&stream).map(|(_, user)| (stream, user))
+    };
+    match holder() {
+        Ok((mut stream, user)) => {
+            if let Err(error) = check_holder(user) {
+                return error.with_source(e);
+            }
+            // It answers at once, if it still waits.
+            let _ = stream.write_all(&Hello::of(guest).to_bytes());
+            let _ = stream.set_read_timeout(Some(HELLO_TIMEOUT)).and_then(|()| stream.read(&mut [0]));
+            caused_by(error!(System, "another rank 0 of this user waits or runs under the same job name"), "bind", e)
+        }
+        Err(_) => caused_by(error!(System, "the name under which this job's processes meet is taken"), "bind", e),
+    }
+}
+
+/// Gives the processes that have come the memory.
+fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<(Arc<Segment>, Office)> {
+    visitors.sort_by_key(|visitor| visitor.process.first_rank);
     let own = Process {
         pid: rustix::process::getpid().as_raw_nonzero().get(),
         first_rank: guest.first_rank,
@@ -151,28 +242,44 @@ fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
     };
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
-    let memory_len = root_len(guest.world_size, spans_processes);
+    let extent = root_extent(guest.world_size, spans_processes);
     if !spans_processes {
-        let memory = SharedMemory::of_process(memory_len)?;
-        return open_office(guest, memory, processes, 0, vec![None]);
+        let memory = SharedMemory::of_process(extent.byte_len)?;
+        return open_office(guest, memory, processes, 0, vec![None], true);
     }
-    let (memory, file) = SharedMemory::of_processes(memory_len)?;
+    let in_time = || super::in_time(guest.deadline);
+    let (memory, file) = SharedMemory::of_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
+    let process_namespace = process_namespace();
     for (number, visitor) in visitors.iter().enumerate() {
-        let answer =
-            Answer::Welcome { processes: processes.clone(), own: number as u32 + 1, memory_len: memory_len as u64 };
+        let answer = Answer::Welcome {
+            processes: processes.clone(),
+            own: number as u32 + 1,
+            memory_len: extent.byte_len as u64,
+            process_namespace,
+        };
         send_answer(&visitor.stream, &answer, Some(&file))
-            .map_err(|e| error!(PeerLost, "{} left during the meeting", ranks_of(&visitor.process)).with_source(e))?;
+            .map_err(|e| caused_by(left_early(&visitor.process), "sendmsg", e))
+            .inspect_err(|e| tell_all(&visitors[number + 1..], e))?;
     }
     let links = std::iter::once(None).chain(visitors.into_iter().map(|visitor| Some(visitor.stream))).collect();
-    open_office(guest, memory, processes, 0, links)
+    open_office(guest, memory, processes, 0, links, true)
 }
 
-fn ranks_of(process: &Process) -> String {
-    list_ranks(process.ranks())
+fn left_early(process: &Process) -> Error {
+    error!(PeerLost, "{} left during the bootstrap", list_ranks(process.ranks()))
 }
 
-fn root_len(world_size: u32, spans_processes: bool) -> usize {
-    Family::byte_len(world_size) + Segment::byte_len(world_size as usize, spans_processes)
+/// Tells the processes that have come why the bootstrap ends.
+fn tell_all(visitors: &[Visitor], error: &Error) {
+    let answer = Answer::of(error);
+    for visitor in visitors {
+        // A process that has ended needs no answer.
+        let _ = send_answer(&visitor.stream, &answer, None);
+    }
+}
+
+fn root_extent(world_size: u32, spans_processes: bool) -> Extent {
+    Segment::extent(Family::byte_len(world_size), world_size as usize, spans_processes)
 }
 
 fn open_office(
@@ -181,6 +288,7 @@ fn open_office(
     processes: Vec<Process>,
     own: usize,
     links: Vec<Option<UnixStream>>,
+    numbers_are_ours: bool,
 ) -> Result<(Arc<Segment>, Office)> {
     let memory = Arc::new(memory);
     let world_size = guest.world_size;
@@ -189,108 +297,235 @@ fn open_office(
     let members = (0..world_size).map(Rank).collect();
     let offset = Family::byte_len(world_size);
     let root = Arc::new(Segment::new(family, 0, members, memory, offset, processes.len() > 1));
-    let office = Office::between(processes, own, links, &root)?;
+    let office = Office::between(processes, own, links, numbers_are_ours, &root)?;
     Ok((root, office))
 }
 
-/// Accepts connections until every rank is there. Each says hello on a thread of its own, so that a slow one holds nobody up;
-/// whoever hangs up afterwards makes room for another.
+/// Accepts connections until every rank is there, or one that comes shows that the job cannot
+/// start. An error is told to every process that has come.
 fn gather(guest: &Guest<'_>, listener: &UnixListener) -> Result<Vec<Visitor>> {
-    let io = |e: std::io::Error| error!(System, "the socket to meet on failed").with_source(e);
-    listener.set_nonblocking(true).map_err(io)?;
-    let (sender, hellos) = channel();
-    let mut visitors: Vec<Visitor> = Vec::new();
-    let mut pending = 0;
-    let wanted = Hello::of(guest);
-    loop {
-        forget_the_gone(&mut visitors);
-        let missing: Vec<u32> = (0..guest.world_size).filter(|r| !is_present(guest, &visitors, *r)).collect();
-        if missing.is_empty() {
-            return Ok(visitors);
-        }
-        let now = Instant::now();
-        if now >= guest.deadline {
-            let reason = format!("{} of {} did not come before the deadline", list_ranks(missing), guest.world_size);
-            for visitor in &visitors {
-                let _ = send_answer(&visitor.stream, &Answer::Incomplete(reason.clone()), None);
-            }
-            bail!(DeadlineExceeded, "{reason}");
-        }
-        // Wake often enough to look at the hellos, which come over a channel.
-        const LOOK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
-        while pending < PENDING_HELLOS {
-            let Ok((stream, _)) = listener.accept() else { break };
-            match wire::peer(&stream) {
-                Ok((pid, uid)) if uid == rustix::process::getuid().as_raw() => {
-                    let sender = sender.clone();
-                    let hello = std::thread::Builder::new().spawn(move || {
-                        // The meeting may be over when the hello comes.
-                        let _ = sender.send(read_hello(stream).map(|(stream, hello)| (stream, hello, pid)));
-                    });
-                    // Without a thread the visitor is sent away, and comes again.
-                    pending += usize::from(hello.is_ok());
-                }
-                _ => tracing::warn!("a stranger came to the meeting and was sent away"),
-            }
-        }
-        while let Ok(hello) = hellos.try_recv() {
-            pending -= 1;
-            let Some((stream, hello, pid)) = hello else { continue };
-            forget_the_gone(&mut visitors);
-            match refusal(&wanted, &hello, |rank| is_present(guest, &visitors, rank)) {
-                None => visitors.push(Visitor {
-                    stream,
-                    process: Process { pid, first_rank: hello.first_rank, rank_count: hello.rank_count },
-                }),
-                Some(reason) => {
-                    tracing::warn!("a process was refused: {reason}");
-                    let _ = send_answer(&stream, &Answer::Refused(reason), None);
-                }
-            }
+    let mut gathering = Gathering::new(guest, listener)?;
+    match gathering.until_complete() {
+        Ok(()) => Ok(gathering.visitors),
+        Err(error) => {
+            gathering.end(&error);
+            Err(error)
         }
     }
 }
 
-fn is_present(guest: &Guest<'_>, visitors: &[Visitor], rank: u32) -> bool {
-    let own = guest.first_rank..guest.first_rank + guest.rank_count;
-    own.contains(&rank) || visitors.iter().any(|visitor| visitor.process.has(Rank(rank)))
+/// A connection whose hello has been read, and the number of its process.
+type Greeted = (UnixStream, Hello, i32);
+
+/// The hub while processes come.
+struct Gathering<'a> {
+    guest: &'a Guest<'a>,
+    listener: &'a UnixListener,
+    visitors: Vec<Visitor>,
+    /// Each connection says hello on a thread of its own, so that a slow one delays no other. Its
+    /// hello, if it is one, comes here.
+    sender: Sender<Option<Greeted>>,
+    hellos: Receiver<Option<Greeted>>,
+    /// How many of these threads there are.
+    pending: usize,
+    /// Since when there has been no descriptor for a process that comes.
+    starved_since: Option<Instant>,
+    needed_descriptors: u64,
 }
 
-/// Forgets those who have hung up. Visitors have nothing to say until they are welcomed; so one who is heard of has.
-fn forget_the_gone(visitors: &mut Vec<Visitor>) {
-    let mut fds: Vec<_> = visitors.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)).collect();
+impl<'a> Gathering<'a> {
+    fn new(guest: &'a Guest<'a>, listener: &'a UnixListener) -> Result<Self> {
+        let refused = |e| caused_by(error!(System, "the socket to meet on failed"), "ioctl(FIONBIO)", e);
+        listener.set_nonblocking(true).map_err(refused)?;
+        let needed_descriptors = make_room_for_processes((guest.world_size - guest.rank_count) as usize);
+        let (sender, hellos) = channel();
+        let visitors = Vec::new();
+        Ok(Gathering { guest, listener, visitors, sender, hellos, pending: 0, starved_since: None, needed_descriptors })
+    }
+
+    fn until_complete(&mut self) -> Result<()> {
+        loop {
+            forget_the_gone(&mut self.visitors);
+            let Guest { world_size, deadline, .. } = *self.guest;
+            let missing: Vec<u32> = (0..world_size).filter(|rank| !self.is_present(*rank)).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!(DeadlineExceeded, "{} of {world_size} did not come before the deadline", list_ranks(missing));
+            }
+            // Often enough for the hellos, which come over a channel.
+            const LOOK: Duration = Duration::from_millis(5);
+            if self.starved_since.is_some() {
+                // The listener is ready all the time.
+                std::thread::sleep(LOOK);
+            } else {
+                let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
+                let _ = poll(&mut [PollFd::new(self.listener, PollFlags::IN)], Some(&timeout));
+            }
+            self.accept()?;
+            while let Ok(hello) = self.hellos.try_recv() {
+                self.pending -= 1;
+                hello.map_or(Ok(()), |greeted| self.greet(greeted))?;
+            }
+        }
+    }
+
+    /// Takes connections in, and lets each say hello.
+    fn accept(&mut self) -> Result<()> {
+        while self.pending < PENDING_HELLOS {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if [Errno::MFILE, Errno::NFILE].map(|e| Some(e.raw_os_error())).contains(&e.raw_os_error()) => {
+                    // Connections that say nothing go away; so may other files of this program.
+                    let since = *self.starved_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() < DESCRIPTOR_TIMEOUT {
+                        return Ok(());
+                    }
+                    return Err(self.starved(e));
+                }
+                Err(_) => {
+                    self.starved_since = None;
+                    return Ok(());
+                }
+            };
+            self.starved_since = None;
+            match wire::peer(&stream) {
+                Ok((pid, user)) if is_same_user(user, own_user(), overflow_user()) => {
+                    let sender = self.sender.clone();
+                    let hello = std::thread::Builder::new().spawn(move || {
+                        // The bootstrap may be over when the hello comes.
+                        let _ = sender.send(read_hello(stream).map(|(stream, hello)| (stream, hello, pid)));
+                    });
+                    // Without a thread the connection is closed, and its process comes again.
+                    self.pending += usize::from(hello.is_ok());
+                }
+                _ => crate::log::event!(WARN, "another user's process came to the bootstrap and was sent away"),
+            }
+        }
+        Ok(())
+    }
+
+    fn starved(&self, e: std::io::Error) -> Error {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let number = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+        let error = error!(
+            System,
+            "rank 0's process has no file descriptor left for the processes that come: RLIMIT_NOFILE is {} (hard limit {}), \
+             and a world of {} needs about {} there (see `ulimit -n`)",
+            number(limit.current),
+            number(limit.maximum),
+            count_of(self.guest.world_size as usize, "rank"),
+            self.needed_descriptors
+        );
+        caused_by(error, "accept", e)
+    }
+
+    /// Takes a process in that has said hello, or refuses it.
+    fn greet(&mut self, (stream, hello, pid): Greeted) -> Result<()> {
+        // A process that has ended is no obstacle to the one that is started in its place,
+        // whichever hello is read first.
+        if has_hung_up(&[&stream]) == [true] {
+            return Ok(());
+        }
+        forget_the_gone(&mut self.visitors);
+        let (reason, ends_bootstrap) = match assess(&Hello::of(self.guest), &hello, |rank| self.is_present(rank)) {
+            Assessment::Fits => {
+                let process = Process { pid, first_rank: hello.first_rank, rank_count: hello.rank_count };
+                self.visitors.push(Visitor { stream, process });
+                return Ok(());
+            }
+            Assessment::Stranger(reason) => (reason, false),
+            Assessment::Misfit(reason) => (reason, true),
+        };
+        crate::log::event!(WARN, "a process was refused: {reason}");
+        let _ = send_answer(&stream, &Answer::Refused(reason.clone()), None);
+        match ends_bootstrap {
+            true => Err(error!(Disagreement, "{} was refused: {reason}", describe(&hello))),
+            false => Ok(()),
+        }
+    }
+
+    /// Tells every process that has come why the bootstrap ends: those that have said hello, those
+    /// that are about to, and those whose connections wait in the kernel.
+    fn end(&mut self, error: &Error) {
+        tell_all(&self.visitors, error);
+        let answer = Answer::of(error);
+        while self.pending > 0 {
+            let Ok(hello) = self.hellos.recv_timeout(LAST_HELLO_TIMEOUT) else { break };
+            self.pending -= 1;
+            if let Some((stream, _, _)) = hello {
+                let _ = send_answer(&stream, &answer, None);
+            }
+        }
+        while let Ok((stream, _)) = self.listener.accept() {
+            if wire::peer(&stream).is_ok_and(|(_, user)| is_same_user(user, own_user(), overflow_user())) {
+                let _ = send_answer(&stream, &answer, None);
+            }
+        }
+    }
+
+    fn is_present(&self, rank: u32) -> bool {
+        let own = self.guest.first_rank..self.guest.first_rank + self.guest.rank_count;
+        own.contains(&rank) || self.visitors.iter().any(|visitor| visitor.process.has(Rank(rank)))
+    }
+}
+
+/// Which processes have ended their connections. After its hello a process says nothing until it is
+/// welcomed; so one whose connection has something to read has ended it.
+fn has_hung_up(streams: &[&UnixStream]) -> Vec<bool> {
+    let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
     let _ = poll(&mut fds, Some(&Default::default()));
-    let gone: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    let mut gone = gone.into_iter();
+    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+}
+
+/// Forgets the processes that have ended their connections.
+fn forget_the_gone(visitors: &mut Vec<Visitor>) {
+    let mut gone = has_hung_up(&visitors.iter().map(|visitor| &visitor.stream).collect::<Vec<_>>()).into_iter();
     visitors.retain(|visitor| {
         let stays = gone.next() != Some(true);
         if !stays {
-            tracing::warn!("{} left before the meeting was complete", ranks_of(&visitor.process));
+            crate::log::event!(WARN, "{}", left_early(&visitor.process));
         }
         stays
     });
 }
 
-/// Why a process cannot take part.
-fn refusal(wanted: &Hello, hello: &Hello, is_present: impl Fn(u32) -> bool) -> Option<String> {
+/// What the hub makes of a hello.
+enum Assessment {
+    Fits,
+    /// It is of another job, or of another version of this library. It is sent away, and the
+    /// bootstrap goes on.
+    Stranger(String),
+    /// It is of this job, and does not fit it. So the job cannot start.
+    Misfit(String),
+}
+
+fn assess(wanted: &Hello, hello: &Hello, is_present: impl Fn(u32) -> bool) -> Assessment {
     if (hello.version, hello.job) != (wanted.version, wanted.job) {
-        return Some("it speaks another version, or means another job".to_owned());
+        return Assessment::Stranger("it speaks another version, or means another job".to_owned());
     }
     if hello.world_size != wanted.world_size {
-        return Some(format!("it expects {} ranks, and rank 0 expects {}", hello.world_size, wanted.world_size));
+        let reason = format!("it expects {} ranks, and rank 0 expects {}", hello.world_size, wanted.world_size);
+        return Assessment::Misfit(reason);
     }
-    let end =
-        hello.first_rank.checked_add(hello.rank_count).filter(|&end| end <= hello.world_size && hello.rank_count > 0);
-    let Some(end) = end else {
-        return Some(format!("{} ranks from {} do not fit", hello.rank_count, hello.first_rank));
+    let Some(ranks) = hello.ranks() else {
+        return Assessment::Misfit(format!("{} ranks from {} do not fit", hello.rank_count, hello.first_rank));
     };
-    let taken: Vec<u32> = (hello.first_rank..end).filter(|rank| is_present(*rank)).collect();
+    let taken: Vec<u32> = ranks.filter(|rank| is_present(*rank)).collect();
     if taken.is_empty() {
-        return None;
+        return Assessment::Fits;
     }
     let verb = if taken.len() == 1 { "is" } else { "are" };
-    Some(format!("{} {verb} there already", list_ranks(taken)))
+    Assessment::Misfit(format!("{} {verb} there already", list_ranks(taken)))
+}
+
+/// The process that said a hello.
+fn describe(hello: &Hello) -> String {
+    match hello.ranks() {
+        Some(ranks) => format!("a process with {}", list_ranks(ranks)),
+        None => "a process".to_owned(),
+    }
 }
 
 fn read_hello(mut stream: UnixStream) -> Option<(UnixStream, Hello)> {
@@ -323,43 +558,78 @@ fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
                 stream = connect(guest, Instant::now()).map_err(|_| error)?;
             }
             Err(error) => return Err(error),
-            Ok((memory, processes, own)) => {
+            Ok(welcomed) => {
+                let Welcomed { memory, processes, own, numbers_are_ours } = welcomed;
                 let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-                return open_office(guest, memory, processes, own, links);
+                return open_office(guest, memory, processes, own, links, numbers_are_ours);
             }
         }
     }
 }
 
+/// What a process learns when all are there.
+struct Welcomed {
+    memory: SharedMemory,
+    processes: Vec<Process>,
+    own: usize,
+    /// Whether the numbers of the processes are those of this process's namespace.
+    numbers_are_ours: bool,
+}
+
 /// Says who this process is, and waits for the welcome.
-fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<(SharedMemory, Vec<Process>, usize)> {
-    let lost = |e: std::io::Error| error!(PeerLost, "rank 0 left during the meeting").with_source(e);
-    let (_, uid) = wire::peer(stream).map_err(lost)?;
-    if uid != rustix::process::getuid().as_raw() {
-        bail!(System, "the one who waits under this job's name is another user");
-    }
-    stream.write_all(&Hello::of(guest).to_bytes()).map_err(lost)?;
+fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
+    let lost = || error!(PeerLost, "rank 0 left during the bootstrap");
+    let (_, user) = wire::peer(stream).map_err(|e| caused_by(lost(), "getsockopt(SO_PEERCRED)", e))?;
+    check_holder(user)?;
+    // A hub that ends the bootstrap answers without reading this.
+    let said = stream.write_all(&Hello::of(guest).to_bytes());
     let left = guest.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    stream.set_read_timeout(Some(left)).map_err(lost)?;
+    stream.set_read_timeout(Some(left)).map_err(|e| caused_by(lost(), "setsockopt(SO_RCVTIMEO)", e))?;
     let answer = wire::receive(stream).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
-        _ => lost(e),
+        _ => caused_by(lost(), "recvmsg", e),
     })?;
-    match answer.ok_or_else(|| lost(std::io::ErrorKind::UnexpectedEof.into()))? {
-        (Answer::Refused(reason), _) => bail!(Disagreement, "rank 0 refuses this process: {reason}"),
-        (Answer::Incomplete(reason), _) => bail!(DeadlineExceeded, "{reason}"),
-        (Answer::Welcome { processes, own, memory_len }, Some(file)) => {
-            let expected = root_len(guest.world_size, true);
-            if memory_len != expected as u64 || own as usize >= processes.len() {
-                bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
-            }
-            Ok((SharedMemory::open(file, expected)?, processes, own as usize))
+    let Some((answer, file)) = answer else {
+        return Err(said.map_or_else(|e| caused_by(lost(), "write", e), |()| lost()));
+    };
+    let (processes, own, memory_len, namespace) = match answer {
+        Answer::Refused(reason) => bail!(Disagreement, "rank 0 refuses this process: {reason}"),
+        Answer::Incomplete(reason) => bail!(DeadlineExceeded, "{reason}"),
+        Answer::Misfit(reason) => bail!(Disagreement, "{reason}"),
+        Answer::Failed(reason) => bail!(Aborted, "rank 0 ended the bootstrap: {reason}"),
+        Answer::Welcome { processes, own, memory_len, process_namespace } => {
+            (processes, own as usize, memory_len, process_namespace)
         }
-        (Answer::Welcome { .. }, None) => bail!(System, "rank 0's welcome came without memory"),
+    };
+    let Some(file) = file else { bail!(System, "rank 0's welcome came without memory") };
+    let expected = root_extent(guest.world_size, true).byte_len;
+    if memory_len != expected as u64 {
+        bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
     }
+    check_processes(guest, &processes, own)?;
+    let memory = SharedMemory::open(file, expected)?;
+    let numbers_are_ours = namespace.is_some() && namespace == process_namespace();
+    Ok(Welcomed { memory, processes, own, numbers_are_ours })
 }
+
+/// Checks the hub's list of processes: it has each rank once, in order, and this process where it
+/// says.
+fn check_processes(guest: &Guest<'_>, processes: &[Process], own: usize) -> Result<()> {
+    let ends = processes.iter().try_fold(0u32, |next, process| {
+        let fits = process.first_rank == next && process.rank_count > 0;
+        next.checked_add(process.rank_count).filter(|_| fits)
+    });
+    let is_own = |process: &Process| (process.first_rank, process.rank_count) == (guest.first_rank, guest.rank_count);
+    if ends != Some(guest.world_size) || own == 0 || !processes.get(own).is_some_and(is_own) {
+        bail!(System, "rank 0's list of processes does not have each rank of {} once", guest.world_size);
+    }
+    Ok(())
+}
+
+/// What may be the matter where rank 0 does not come.
+const NAMESPACES: &str = ". Ranks in different network namespaces (containers) cannot meet over abstract sockets";
 
 fn connect(guest: &Guest<'_>, deadline: Instant) -> Result<UnixStream> {
     let name = socket_name(guest.job);
@@ -368,8 +638,9 @@ fn connect(guest: &Guest<'_>, deadline: Instant) -> Result<UnixStream> {
             Ok(stream) => return Ok(stream),
             Err(_) if Instant::now() < deadline => std::thread::sleep(CONNECT_INTERVAL),
             Err(e) => {
-                let error = error!(DeadlineExceeded, "rank 0 did not come before the deadline");
-                return Err(error.with_source(std::io::Error::from(e)));
+                let error =
+                    caused_by(error!(DeadlineExceeded, "rank 0 did not come before the deadline"), "connect", e);
+                return Err(error.followed_by(NAMESPACES));
             }
         }
     }
@@ -470,6 +741,118 @@ mod tests {
             visitor.join().expect("no panic").expect("a meeting");
             hub.join().expect("no panic").expect("a meeting");
         });
+    }
+
+    /// A process of this job that does not fit ends the bootstrap: for itself, for the hub, and for
+    /// each process that has come.
+    #[test]
+    fn a_process_that_does_not_fit_ends_the_bootstrap_for_all() {
+        let misfits = [
+            (5, 1, 1, "it expects 5 ranks, and rank 0 expects 4"),
+            (4, 2, 1, "rank 2 is there already"),
+            (4, 1, 2, "rank 2 is there already"),
+            (4, 0, 1, "rank 0 is there already"),
+        ];
+        for (number, (world_size, first_rank, rank_count, reason)) in misfits.into_iter().enumerate() {
+            let job = format!("misfit-{number}-{}", std::process::id());
+            let early = Guest { world_size: 4, ..guest(&job, 2) };
+            std::thread::scope(|scope| {
+                let hub = scope.spawn(|| meet(&Guest { world_size: 4, ..guest(&job, 0) }).map(drop));
+                let stream = connect(&early, early.deadline).expect("a hub");
+                let waiting = scope.spawn(move || say_hello(&early, &stream).map(drop));
+                let error = meet(&Guest { world_size, rank_count, ..guest(&job, first_rank) }).map(drop);
+                let error = error.expect_err("it does not fit").to_string();
+                if first_rank > 0 {
+                    // Of two that have one rank, the one whose hello is read last is refused.
+                    assert!(error.starts_with(&format!("job {job:?}: ")) && error.ends_with(reason), "{error}");
+                } else {
+                    assert!(error.contains("another rank 0 of this user waits or runs"), "{error}");
+                }
+                for told in [hub, waiting] {
+                    let error = told.join().expect("no panic").expect_err("the job cannot start");
+                    assert_eq!(error.kind(), ErrorKind::Disagreement);
+                    assert!(error.to_string().ends_with(reason), "{error}");
+                }
+            });
+        }
+    }
+
+    /// A process of another job or version, whose name happens to be the same, is sent away, and
+    /// the bootstrap goes on.
+    #[test]
+    fn a_process_of_another_job_is_sent_away() {
+        let job = format!("another-job-{}", std::process::id());
+        std::thread::scope(|scope| {
+            let hub = scope.spawn(|| meet(&guest(&job, 0)).map(drop));
+            let own = Hello::of(&guest(&job, 1));
+            for hello in [Hello { job: !own.job, ..own }, Hello { version: 1, world_size: 9, ..own }] {
+                let mut stream = connect(&guest(&job, 1), guest(&job, 1).deadline).expect("a hub");
+                stream.write_all(&hello.to_bytes()).expect("the hub listens");
+                let answer = wire::receive(&stream).expect("an answer").expect("an answer");
+                assert!(matches!(answer, (Answer::Refused(_), None)));
+            }
+            let visitor = scope.spawn(|| meet(&guest(&job, 1)).map(drop));
+            visitor.join().expect("no panic").expect("a meeting");
+            hub.join().expect("no panic").expect("a meeting");
+        });
+    }
+
+    /// Only root can be another user; elsewhere there is nothing to try.
+    #[test]
+    fn a_name_that_another_user_holds_is_not_called_this_users() {
+        use rustix::thread::set_thread_res_uid;
+        if !rustix::process::getuid().is_root() {
+            println!("skipped: only root can be another user");
+            return;
+        }
+        let job = format!("squatted-{}", std::process::id());
+        let name = socket_name(&job);
+        let squatter = std::thread::spawn(move || {
+            let other = rustix::process::Uid::from_raw(12345);
+            // Only this thread becomes another user.
+            set_thread_res_uid(other, other, other).expect("root may");
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).expect("a name")).expect("a socket")
+        });
+        let _listener = squatter.join().expect("no panic");
+        let held = "another user (uid 12345) holds the name under which this job's processes meet";
+        for rank in [0, 1] {
+            let error = meet(&guest(&job, rank)).map(drop).expect_err("it is taken");
+            assert_eq!(error.to_string(), format!("job {job:?}: {held}"));
+        }
+    }
+
+    #[test]
+    fn the_overflow_user_is_no_user_to_trust() {
+        for (peer, own, is_same) in [(0, 0, true), (1000, 1000, true), (1000, 1001, false), (0, 1000, false)] {
+            assert_eq!(is_same_user(peer, own, 65534), is_same, "{peer} {own}");
+        }
+        assert!(!is_same_user(65534, 65534, 65534) && !is_same_user(65534, 0, 65534) && !is_same_user(0, 65534, 65534));
+        assert_eq!(overflow_user(), 65534);
+    }
+
+    #[test]
+    fn a_list_of_processes_has_each_rank_once() {
+        let guest = Guest { world_size: 4, first_rank: 1, rank_count: 2, ..guest("list", 1) };
+        let list = |ranks: &[(u32, u32)]| -> Vec<Process> {
+            ranks.iter().map(|&(first_rank, rank_count)| Process { pid: 1, first_rank, rank_count }).collect()
+        };
+        check_processes(&guest, &list(&[(0, 1), (1, 2), (3, 1)]), 1).expect("each rank once");
+        for (ranks, own) in [
+            (&[(0, 1), (1, 2)][..], 1),
+            (&[(0, 1), (1, 2), (3, 2)], 1),
+            (&[(0, 1), (1, 2), (2, 2)], 1),
+            (&[(0, 1), (1, 2), (3, u32::MAX)], 1),
+            (&[(0, 1), (1, 2), (3, 1), (4, 0)], 1),
+            (&[(0, 1), (1, 1), (2, 1), (3, 1)], 1),
+            (&[(1, 2), (0, 1), (3, 1)], 0),
+            (&[(0, 1), (1, 2), (3, 1)], 0),
+            (&[(0, 1), (1, 2), (3, 1)], 2),
+            (&[(0, 1), (1, 2), (3, 1)], usize::MAX),
+            (&[], 0),
+        ] {
+            let error = check_processes(&guest, &list(ranks), own).expect_err("it does not fit");
+            assert_eq!(error.to_string(), "rank 0's list of processes does not have each rank of 4 once");
+        }
     }
 
     #[test]

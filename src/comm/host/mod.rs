@@ -18,6 +18,7 @@
 mod arena;
 mod direct;
 mod family;
+mod free_memory;
 mod inline;
 mod meeting;
 #[cfg(all(test, loom))]
@@ -41,11 +42,12 @@ use std::time::Instant;
 
 use arena::Arena;
 use family::Family;
+pub(crate) use free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
 pub(crate) use meeting::Guest;
 use office::{Office, Ticket};
 use run::Run;
-use segment::{LEFT, Mark, RING, Segment};
-use shared_memory::SharedMemory;
+use segment::{Mark, RING, Segment};
+use shared_memory::{Extent, SharedMemory};
 pub(crate) use system::{check_system, most_processes};
 
 use super::backend::{Backend, Request};
@@ -55,7 +57,7 @@ use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer};
-use crate::rank::{GroupRank, Rank, list_ranks};
+use crate::rank::{GroupRank, Rank, count_of, list_ranks};
 use crate::shape::Shape;
 use crate::stream::Watch;
 
@@ -176,14 +178,11 @@ impl HostBackend {
         &self,
         ticket: Ticket,
         users: &[Rank],
-        byte_len: usize,
+        extent: Extent,
         progress: &Progress,
         deadline: Instant,
     ) -> Result<(Arc<SharedMemory>, u64)> {
         let publisher = users[0];
-        if publisher == self.segment.member(self.rank) {
-            self.office.publish(ticket, users, byte_len)?;
-        }
         // Whoever dies now would be missed at the barrier that follows; it is missed here.
         let barrier = Mark::Noticed(progress.sequence + 1);
         let alive = || {
@@ -191,16 +190,15 @@ impl HostBackend {
             if !self.segment.lacks_departed(barrier) {
                 return Ok(());
             }
-            let is_gone = |peer: &GroupRank| {
-                let slot = self.segment.slot(*peer);
-                slot.has_departed() && !slot.reached(barrier)
-            };
-            let gone = self.segment.ranks().filter(is_gone).map(|peer| self.segment.member(peer).0);
+            let gone = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(gone)))
         };
+        if publisher == self.segment.member(self.rank) {
+            self.office.publish(ticket, users, extent, &|| alive().and_then(|()| in_time(deadline)))?;
+        }
         let (memory, id) = self.office.take(ticket, publisher, deadline, alive)?;
-        if memory.len() != byte_len {
-            bail!(System, "rank {publisher} sent memory of {} bytes instead of {byte_len}", memory.len());
+        if memory.len() != extent.byte_len {
+            bail!(System, "rank {publisher} sent memory of {} bytes instead of {}", memory.len(), extent.byte_len);
         }
         Ok((memory, id))
     }
@@ -220,12 +218,11 @@ impl HostBackend {
         };
         let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
         let spans_processes = !members.iter().all(|rank| self.family().is_local(*rank));
-        let byte_len = Segment::byte_len(members.len(), spans_processes);
+        let extent = Segment::extent(0, members.len(), spans_processes);
         let ticket = Ticket { segment: self.segment.id, sequence: progress.sequence, color };
-        let (memory, id) = self.common_memory(ticket, &members, byte_len, progress, deadline)?;
+        let (memory, id) = self.common_memory(ticket, &members, extent, progress, deadline)?;
         let family = Arc::clone(&self.segment.family);
         let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
-        self.office.watch_over(&segment);
         Ok(self.descendant(segment, GroupRank(place as u32)))
     }
 
@@ -243,7 +240,8 @@ impl HostBackend {
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
         let ticket = Ticket { segment: segment.id, sequence: progress.sequence, color: 0 };
-        let (memory, id) = self.common_memory(ticket, segment.members(), block_len, progress, deadline)?;
+        let (memory, id) =
+            self.common_memory(ticket, segment.members(), Extent::whole(block_len), progress, deadline)?;
         let part = self.arena.adopt(segment, self.rank, id, byte_len, memory);
         // SAFETY: the part holds so many bytes on pages of its own, zeroed, as long as it lives; peers touch them only in
         // collectives in which this rank uses the buffer.
@@ -316,7 +314,9 @@ impl Backend for HostBackend {
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         let progress = &mut *self.turn(deadline)?;
-        let all = self.gather_words(progress, Purpose::Allocate, [byte_len as i64, 0], deadline)?;
+        let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
+        let mine = [byte_len as i64, i64::try_from(free).unwrap_or(i64::MAX)];
+        let all = self.gather_words(progress, Purpose::Allocate, mine, deadline)?;
         if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
             // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
             bail!(
@@ -327,6 +327,17 @@ impl Backend for HostBackend {
             );
         }
         let block_len = Arena::block_len(byte_len, self.segment.len())?;
+        // The first rank allocates the memory. What it can have is in the same list on every rank.
+        let free = all[0][1];
+        if u64::try_from(free).is_ok_and(|free| free < block_len as u64) {
+            bail!(
+                System,
+                "allocate: {} of {byte_len} bytes each take {block_len} bytes, and the process of rank {} can have about \
+                 {free} bytes more",
+                count_of(self.segment.len(), "rank"),
+                self.segment.member(GroupRank(0))
+            );
+        }
         // The other ranks may have theirs: they must not wait for this one.
         let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
@@ -337,7 +348,7 @@ impl Backend for HostBackend {
     fn check_peers(&self) -> Result<()> {
         self.check()?;
         let segment = &*self.segment;
-        match segment.ranks().find(|peer| segment.slot(*peer).has_died()) {
+        match segment.ranks().find(|peer| segment.has_died(*peer)) {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
         }
@@ -368,9 +379,17 @@ impl Watch for HostBackend {
 impl Drop for HostBackend {
     fn drop(&mut self) {
         if self.family().home.is_here() {
-            self.segment.depart(self.rank, LEFT);
+            self.segment.leave(self.rank);
         }
     }
+}
+
+/// Checks that a deadline is not over.
+fn in_time(deadline: Instant) -> Result<()> {
+    if Instant::now() < deadline {
+        return Ok(());
+    }
+    bail!(DeadlineExceeded, "shared memory was not allocated before the deadline");
 }
 
 #[cfg(test)]
@@ -378,8 +397,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::segment::Body;
-    use super::segment::Place;
+    use super::segment::{Body, Place};
     use super::*;
     use crate::collective::ReduceOperation;
 
@@ -467,5 +485,56 @@ mod tests {
         failed.recv_timeout(Duration::from_secs(10)).expect("the peer is out");
         assert_eq!(call.join().expect("no panic").expect_err("nobody came").kind(), ErrorKind::DeadlineExceeded);
         reading.join().expect("no panic").0.expect("the copy was whole");
+    }
+
+    /// Two ranks of different processes, as far as they know: what is in neither's memory for both
+    /// is not to be touched.
+    fn ranks_of_processes() -> [HostBackend; 2] {
+        let offset = Family::byte_len(2);
+        let memory = SharedMemory::of_process(Segment::extent(offset, 2, true).byte_len).expect("memory");
+        let memory = Arc::new(memory);
+        let family = Arc::new(Family::new(Arc::clone(&memory), 2, 0..1));
+        let root = Arc::new(Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
+        let office = Arc::new(Office::in_process(&root));
+        [0, 1].map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office)))
+    }
+
+    /// A peer in another process says that its buffer is at an address, which in this process is
+    /// something else.
+    #[test]
+    fn an_address_that_another_process_gives_is_neither_read_nor_written() {
+        const LEN: usize = 1000;
+        let all_reduce = Collective::AllReduce { reduce_op: crate::collective::ReduceOperation::Sum };
+        for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
+            let [own, peer] = ranks_of_processes();
+            let secret = [3u8; LEN];
+            let signature = Signature {
+                purpose: Purpose::Collective,
+                call: Call { collective, data_type: DataType::Uint8, block_elements: LEN },
+            };
+            let place = Place::Address(secret.as_ptr().expose_provenance());
+            let body = Body::Places { input: place, output: place };
+            peer.segment.notify(peer.rank, 1, signature.to_words(), body);
+            // This rank's own buffers lie in symmetric memory, so that the call would be direct.
+            let block = Arena::block_len(4 * LEN, 2).expect("a length");
+            let memory = Arc::new(SharedMemory::of_process(block).expect("memory"));
+            let part = own.arena.adopt(&own.segment, own.rank, 1, 4 * LEN, memory);
+            let start = crate::memory::Lease::address(&part).as_ptr();
+            let request = Request {
+                signature,
+                label: None,
+                input: Address::host(start),
+                output: Address::host(start.wrapping_add(LEN)),
+                deadline: Instant::now() + Duration::from_secs(5),
+                stream: None,
+            };
+            // SAFETY: the part holds an input, and behind it an output of two blocks.
+            let error = unsafe { own.run(&request) }.expect_err("it is refused");
+            assert_eq!(error.to_string(), "rank 1 gives an address, and is in another process");
+            // SAFETY: as above, and no rank writes it any more.
+            let output = unsafe { std::slice::from_raw_parts(start.wrapping_add(LEN), 2 * LEN) };
+            assert!(output.iter().all(|byte| *byte == 0), "the peer's address was read");
+            assert_eq!(secret, [3; LEN], "the peer's address was written");
+        }
     }
 }

@@ -10,7 +10,7 @@ use loom::thread;
 
 use super::family::Patience;
 use super::office::Office;
-use super::segment::{PAYLOAD_BYTES, STAGE_BYTES};
+use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
 use super::shared_memory::SharedMemory;
 use super::*;
 use crate::collective::ReduceOperation;
@@ -19,6 +19,8 @@ use crate::sync::Tracked;
 fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
+    // A run of one interleaving has more steps than the checker expects unless told otherwise.
+    builder.max_branches = 3000;
     builder.check(body);
 }
 
@@ -28,13 +30,15 @@ type Shared = (Arc<Segment>, Arc<Office>);
 /// Ranks whose buffers peers reach, or do not.
 fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     let offset = Family::byte_len(n);
-    let memory = SharedMemory::of_process(offset + Segment::byte_len(n as usize, spans_processes)).expect("memory");
+    let extent = Segment::extent(offset, n as usize, spans_processes);
+    let memory = SharedMemory::of_process(extent.byte_len).expect("memory");
     let memory = Arc::new(memory);
     let family = Arc::new(Family::new(Arc::clone(&memory), n, 0..n));
     let members = (0..n).map(Rank).collect();
     let segment = Arc::new(Segment::new(family, 0, members, memory, offset, spans_processes));
     // Everything is there before the first thread is.
     segment.lacks_departed(Mark::Done(0));
+    segment.family.has_deaths();
     segment.slot(ROOT);
     segment.family.check().expect("alive");
     segment.family.wake(std::iter::once(Rank(0)));
@@ -173,6 +177,43 @@ fn a_departure_reaches_whoever_waits() {
         assert_eq!(barrier(&both[0]).expect_err("rank 1 leaves").kind(), ErrorKind::PeerLost);
         thread.join().expect("no panic");
     });
+}
+
+#[test]
+fn a_death_reaches_a_rank_that_waits() {
+    explore(3, || {
+        let (both, (segment, _office)) = ranks(2, false);
+        let thread = thread::spawn({
+            let family = Arc::clone(&segment.family);
+            move || family.mark_dead(Rank(1))
+        });
+        let error = barrier(&both[0]).expect_err("rank 1 died");
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(error.to_string().contains("rank 1 died"), "{error}");
+        thread.join().expect("no panic");
+    });
+}
+
+/// Another rank has departed before, so that every look at the departures goes through all ranks.
+#[test]
+fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
+    for dies in [false, true] {
+        explore(3, move || {
+            let (_ranks, (segment, _office)) = ranks(3, false);
+            let call = |segment: &Segment, rank| segment.notify(rank, 1, [0; 2], Body::Payload(&[]));
+            call(&segment, GroupRank(1));
+            segment.leave(GroupRank(1));
+            let thread = thread::spawn({
+                let segment = Arc::clone(&segment);
+                move || {
+                    call(&segment, GroupRank(2));
+                    if dies { segment.family.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
+                }
+            });
+            assert!(!segment.lacks_departed(Mark::Noticed(1)), "each of them called before it departed");
+            thread.join().expect("no panic");
+        });
+    }
 }
 
 /// Two ranks that only give to each other both return; the next call tells both.

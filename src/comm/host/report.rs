@@ -56,7 +56,7 @@ impl Report<'_> {
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
-        self.host.segment.slot(peer).reached(Mark::Noticed(sequence))
+        self.host.segment.has_reached(peer, Mark::Noticed(sequence))
     }
 
     /// The ranks that have not come so far.
@@ -71,7 +71,7 @@ impl Report<'_> {
         let own = self.host.rank;
         segment.ranks().filter(move |peer| {
             let is_own_end = matches!(mark, Mark::Done(_)) && *peer == own;
-            !is_own_end && !segment.slot(*peer).reached(mark)
+            !is_own_end && !segment.has_reached(*peer, mark)
         })
     }
 
@@ -103,8 +103,8 @@ impl Report<'_> {
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
             Trouble::Gone => {
-                let gone = || self.missing(mark).filter(|peer| segment.slot(*peer).has_departed());
-                let how = match gone().any(|peer| segment.slot(peer).has_died()) {
+                let gone = || self.missing(mark).filter(|peer| segment.has_departed(*peer));
+                let how = match gone().any(|peer| segment.has_died(peer)) {
                     true => "died",
                     false => "left the communicator",
                 };

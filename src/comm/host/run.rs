@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
             let waited = patience.wait_until(
                 || {
                     let peers = segment.ranks().filter(|peer| *peer != host.rank);
-                    slowest = peers.map(|peer| segment.slot(peer).done()).min().unwrap_or(u64::MAX);
+                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
                     agreement = self.catch_up();
                     slowest >= replaced || agreement.is_err()
                 },
@@ -212,12 +212,11 @@ impl<'a> Run<'a> {
 
     pub(super) fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
         let segment = &*self.host.segment;
-        let slot = segment.slot(peer);
-        if slot.reached(mark) {
+        if segment.has_reached(peer, mark) {
             return Ok(());
         }
         let waited = self.patience().wait_until(
-            || slot.reached(mark),
+            || segment.has_reached(peer, mark),
             || segment.lacks_departed(mark),
             |seconds| self.report().slow(seconds, mark),
         );

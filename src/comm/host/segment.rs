@@ -1,9 +1,10 @@
 //! The memory that the ranks of one communicator share: a slot each, and between processes a stage each.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::family::Family;
-use super::shared_memory::{Shareable, SharedMemory};
+use super::shared_memory::{Extent, Shareable, SharedMemory};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Tracked, fence, yield_now};
@@ -32,6 +33,8 @@ pub(super) struct Segment {
     pub(super) spans_processes: bool,
     /// The halves of the stages, two for each rank.
     halves: Box<[Tracked]>,
+    /// Whether a rank of this process has made its stage.
+    has_stage: Box<[AtomicBool]>,
 }
 
 /// What is there once in a segment.
@@ -47,7 +50,7 @@ unsafe impl Shareable for Header {}
 // SAFETY: nothing but atomics.
 unsafe impl Shareable for Slot {}
 
-/// What one rank says. Only that rank writes it, but for its death, which the other processes write.
+/// What one rank says. Only that rank writes it.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub(super) struct Slot {
@@ -57,8 +60,8 @@ pub(super) struct Slot {
     done: AtomicU64,
     /// 1 while the rank touches a peer's buffer.
     window: AtomicU32,
-    /// Whether the rank has left, and how.
-    departed: AtomicU32,
+    /// 1 when the rank has dropped its handle.
+    left: AtomicU32,
     /// The latest collectives.
     ring: [Notice; RING as usize],
 }
@@ -154,46 +157,25 @@ impl Slot {
         (notice.sequence.load(Ordering::Acquire) == sequence).then_some(notice)
     }
 
-    /// How many collectives the rank has finished; whoever has left reads no more.
-    pub(super) fn done(&self) -> u64 {
-        if self.has_departed() { u64::MAX } else { self.done.load(Ordering::Acquire) }
-    }
-
     fn notice_place(&self, sequence: u64) -> &Notice {
         &self.ring[(sequence % RING) as usize]
     }
 
-    /// Whether the rank has come so far; what it wrote before is then visible.
-    pub(super) fn reached(&self, mark: Mark) -> bool {
-        match mark {
-            Mark::Noticed(sequence) => self.notice(sequence).is_some(),
-            Mark::Round(round) => self.round.load(Ordering::Acquire) >= round,
-            Mark::Done(sequence) => self.done() >= sequence,
-        }
-    }
-
-    pub(super) fn has_departed(&self) -> bool {
-        self.departed.load(Ordering::Acquire) != 0
-    }
-
-    pub(super) fn has_died(&self) -> bool {
-        self.departed.load(Ordering::Acquire) == DIED
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire) != 0
     }
 }
 
-/// A rank that dropped its handle.
-pub(super) const LEFT: u32 = 1;
-/// A rank whose process ended without a word.
-pub(super) const DIED: u32 = 2;
-
 impl Segment {
-    /// How many bytes a segment of so many members takes.
-    pub(super) fn byte_len(members: usize, spans_processes: bool) -> usize {
+    /// How long memory is in which a segment of so many members begins at an offset. The stages are
+    /// not allocated at once.
+    pub(super) fn extent(offset: usize, members: usize, spans_processes: bool) -> Extent {
+        let resident = offset + Self::slots_len(members);
         let stages = if spans_processes { members * 2 * STAGE_BYTES } else { 0 };
-        Self::stages_offset(members) + stages
+        Extent { byte_len: resident.next_multiple_of(rustix::param::page_size()) + stages, resident }
     }
 
-    fn stages_offset(members: usize) -> usize {
+    fn slots_len(members: usize) -> usize {
         size_of::<Header>() + members * size_of::<Slot>()
     }
 
@@ -207,13 +189,15 @@ impl Segment {
         spans_processes: bool,
     ) -> Self {
         let halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
-        Segment { family, id, members, memory, offset, spans_processes, halves }
+        let has_stage = members.iter().map(|_| AtomicBool::new(false)).collect();
+        Segment { family, id, members, memory, offset, spans_processes, halves, has_stage }
     }
 
     /// The first segment of a new family, whose ranks are threads of this process.
     pub(super) fn in_process(world_size: u32) -> Result<Self> {
         let offset = Family::byte_len(world_size);
-        let memory = Arc::new(SharedMemory::of_process(offset + Self::byte_len(world_size as usize, false))?);
+        let extent = Self::extent(offset, world_size as usize, false);
+        let memory = Arc::new(SharedMemory::of_process(extent.byte_len)?);
         let family = Arc::new(Family::new(Arc::clone(&memory), world_size, 0..world_size));
         Ok(Self::new(family, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
@@ -252,9 +236,25 @@ impl Segment {
         2 * rank.index() + (round % 2) as usize
     }
 
+    /// Where a half is in the segment's memory. The stages begin with a page.
+    fn half_offset(&self, half: usize) -> usize {
+        let slots_end = self.offset + Self::slots_len(self.members.len());
+        slots_end.next_multiple_of(rustix::param::page_size()) + half * STAGE_BYTES
+    }
+
     fn half_address(&self, half: usize) -> *mut u8 {
-        let offset = self.offset + Self::stages_offset(self.members.len()) + half * STAGE_BYTES;
-        self.memory.bytes(offset, STAGE_BYTES)
+        self.memory.bytes(self.half_offset(half), STAGE_BYTES)
+    }
+
+    /// Allocates a rank's own stage, the first time.
+    pub(super) fn make_stage(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        // Only the rank's own calls come here, one after the other.
+        let has_stage = &self.has_stage[rank.index()];
+        if !has_stage.load(Ordering::Relaxed) {
+            self.memory.populate(self.half_offset(Self::half(rank, 0)), 2 * STAGE_BYTES, keep_going)?;
+            has_stage.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The half of its own stage that a rank writes in a round.
@@ -301,18 +301,47 @@ impl Segment {
         self.family.wake(self.members.iter().copied());
     }
 
-    /// Says that a rank has left; the first word about it counts.
-    pub(super) fn depart(&self, rank: GroupRank, how: u32) {
-        // A process may die between any two of these steps, so whoever repeats them does all of them.
-        let _ = self.slot(rank).departed.compare_exchange(0, how, Ordering::AcqRel, Ordering::Acquire);
+    /// Says that a rank has left.
+    pub(super) fn leave(&self, rank: GroupRank) {
+        self.slot(rank).left.store(1, Ordering::Release);
         self.header().departures.store(1, Ordering::Release);
         self.wake();
     }
 
-    /// Whether a member has left without having come so far. (It raised its marks before it left.)
+    /// Whether a rank has left or died.
+    pub(super) fn has_departed(&self, rank: GroupRank) -> bool {
+        self.slot(rank).has_left() || self.family.is_dead(self.member(rank))
+    }
+
+    /// Whether a rank has died before it left.
+    pub(super) fn has_died(&self, rank: GroupRank) -> bool {
+        // In this order: a process that drops its handles first leaves, then ends its connection.
+        self.family.is_dead(self.member(rank)) && !self.slot(rank).has_left()
+    }
+
+    /// How many collectives a rank has finished. A rank that has departed reads no more.
+    pub(super) fn done(&self, rank: GroupRank) -> u64 {
+        if self.has_departed(rank) { u64::MAX } else { self.slot(rank).done.load(Ordering::Acquire) }
+    }
+
+    /// Whether a rank has come so far; what it wrote before is then visible.
+    pub(super) fn has_reached(&self, rank: GroupRank, mark: Mark) -> bool {
+        match mark {
+            Mark::Noticed(sequence) => self.slot(rank).notice(sequence).is_some(),
+            Mark::Round(round) => self.slot(rank).round.load(Ordering::Acquire) >= round,
+            Mark::Done(sequence) => self.done(rank) >= sequence,
+        }
+    }
+
+    /// The members that have departed without having come so far.
+    pub(super) fn lost_before(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+        self.ranks().filter(move |rank| is_lost(|| self.has_departed(*rank), || self.has_reached(*rank, mark)))
+    }
+
+    /// Whether a member has departed without having come so far.
     pub(super) fn lacks_departed(&self, mark: Mark) -> bool {
-        self.header().departures.load(Ordering::Acquire) > 0
-            && self.slots().iter().any(|slot| slot.has_departed() && !slot.reached(mark))
+        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.family.has_deaths();
+        any_departed && self.lost_before(mark).next().is_some()
     }
 
     /// Runs `access`, which touches peers' buffers, inside an access window; not at all once an abort has begun.
@@ -346,6 +375,12 @@ impl Segment {
             }
         }
     }
+}
+
+/// Whether a rank has departed without having come. A rank comes before it departs, so its
+/// departure is looked at first: one that does both between the two looks is not lost.
+fn is_lost(has_departed: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
+    has_departed() && !has_come()
 }
 
 fn word_of(bytes: &[u8]) -> u64 {
@@ -398,6 +433,52 @@ mod tests {
         failing.join().expect("no panic");
         let refused = segment.window(GroupRank(1), || panic!("no window opens after an abort"));
         assert_eq!(refused.expect_err("aborted").kind(), ErrorKind::Aborted);
+    }
+
+    /// Whenever a rank comes and departs, before, between or after the two looks, it is not lost.
+    #[test]
+    fn a_rank_that_comes_and_departs_meanwhile_is_not_lost() {
+        for moment in 0..4 {
+            let looks = std::cell::Cell::new(0);
+            let has_happened = || looks.replace(looks.get() + 1) >= moment;
+            assert!(!is_lost(has_happened, has_happened), "{moment}");
+        }
+        assert!(is_lost(|| true, || false));
+    }
+
+    /// A process may end before a group of its ranks is made: the group's memory came late, or the
+    /// group is made for the ranks that are left.
+    #[test]
+    fn a_death_counts_in_a_segment_that_is_made_later() {
+        let root = segment();
+        root.family.mark_dead(Rank(1));
+        let memory = Arc::new(SharedMemory::of_process(Segment::extent(0, 2, false).byte_len).expect("memory"));
+        let later = Segment::new(Arc::clone(&root.family), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
+        assert!(later.lacks_departed(Mark::Noticed(1)) && later.has_died(GroupRank(0)));
+        assert!(!later.has_departed(GroupRank(1)));
+        assert!(later.lost_before(Mark::Round(1)).eq([GroupRank(0)]));
+        assert_eq!(later.done(GroupRank(0)), u64::MAX);
+    }
+
+    #[test]
+    fn a_rank_that_left_before_its_process_ended_has_left() {
+        let segment = segment();
+        segment.leave(GroupRank(1));
+        segment.family.mark_dead(Rank(1));
+        assert!(segment.has_departed(GroupRank(1)) && !segment.has_died(GroupRank(1)));
+    }
+
+    /// The figures of ARCHITECTURE.md's table.
+    #[test]
+    fn communicators_and_groups_take_what_is_written_down() {
+        for members in [1, 3, 256] {
+            let group = Segment::extent(0, members, true);
+            assert_eq!(group.resident, 128 + 640 * members);
+            let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
+            assert_eq!(stages, members * (512 << 10));
+            let world = Segment::extent(Family::byte_len(members as u32), members, true);
+            assert_eq!(world.resident, 2304 + 768 * members);
+        }
     }
 
     #[test]

@@ -2,11 +2,18 @@
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
+use super::free_memory;
+use super::system::caused_by;
 use crate::error::{Result, bail, error};
+
+/// How much is allocated in one step. Steps are short, since a signal that interrupts one undoes
+/// it.
+const PIECE_BYTES: usize = 2 << 20;
 
 /// The seals that shared memory must have: its length never changes, so that no access faults. (A seal against writing would
 /// forbid our own mappings.)
@@ -22,6 +29,21 @@ pub(super) struct SharedMemory {
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
+
+/// How long shared memory is, and how much of its beginning is allocated at once. The rest is
+/// allocated when it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) byte_len: usize,
+    pub(super) resident: usize,
+}
+
+impl Extent {
+    /// Memory that is allocated in full.
+    pub(super) fn whole(byte_len: usize) -> Self {
+        Extent { byte_len, resident: byte_len }
+    }
+}
 
 /// What may lie in shared memory.
 ///
@@ -40,23 +62,52 @@ impl SharedMemory {
         Self::mapped(base, len)
     }
 
-    /// Memory that can be handed to other processes, allocated in full and sealed, with the file to hand over.
-    pub(super) fn of_processes(len: usize) -> Result<(Self, OwnedFd)> {
-        let refused = |e| error!(System, "no shared memory of {len} bytes").with_source(std::io::Error::from(e));
+    /// Memory that can be handed to other processes, sealed, with the file to hand over. Before
+    /// each step of allocating it, `keep_going` is asked whether to.
+    pub(super) fn of_processes(extent: Extent, keep_going: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
+        let Extent { byte_len, resident } = extent;
+        free_memory::check(resident)?;
+        let refused = |call| move |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), call, e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused)?;
-        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64))
-            .map_err(refused)?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(refused)?;
-        Ok((Self::map(&file, len)?, file))
+        let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused("memfd_create"))?;
+        rustix::fs::ftruncate(&file, byte_len as u64).map_err(refused("ftruncate"))?;
+        in_pieces(resident, keep_going, |start, len| {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), start as u64, len as u64)
+        })?
+        .map_err(refused("fallocate"))?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(refused("fcntl(F_ADD_SEALS)"))?;
+        Ok((Self::map(&file, byte_len)?, file))
+    }
+
+    /// Allocates whole pages that have not been used yet.
+    pub(super) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        free_memory::check(len)?;
+        let start = self.bytes(offset, len);
+        let populated = in_pieces(len, keep_going, |from, len| {
+            let piece = start.wrapping_add(from);
+            // SAFETY: the pages are this mapping's, and keep their bytes.
+            match unsafe { rustix::mm::madvise(piece.cast(), len, Advice::LinuxPopulateWrite) } {
+                // Linux before 5.14, or a filter of system calls.
+                Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => {
+                    for page in (0..len).step_by(rustix::param::page_size()) {
+                        // SAFETY: the byte is mapped; peers use it after this call.
+                        let byte = unsafe { AtomicU8::from_ptr(piece.wrapping_add(page)) };
+                        byte.fetch_or(0, Ordering::Relaxed);
+                    }
+                    Ok(())
+                }
+                result => result,
+            }
+        })?;
+        populated.map_err(|e| caused_by(error!(System, "no shared memory of {len} bytes"), "madvise", e))
     }
 
     /// Memory that another process handed over.
     pub(super) fn open(file: OwnedFd, len: usize) -> Result<Self> {
-        let refused = |e| error!(System, "a peer's shared memory cannot be used").with_source(std::io::Error::from(e));
-        let seals = rustix::fs::fcntl_get_seals(&file).map_err(refused)?;
-        let found = rustix::fs::fstat(&file).map_err(refused)?.st_size;
-        if !seals.contains(SEALS) || found != len as i64 {
+        let refused = |call| move |e| caused_by(error!(System, "a peer's shared memory cannot be used"), call, e);
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(refused("fcntl(F_GET_SEALS)"))?;
+        let found = rustix::fs::fstat(&file).map_err(refused("fstat"))?.st_size;
+        if !seals.contains(SEALS) || i64::try_from(len) != Ok(found) {
             bail!(
                 System,
                 "a peer's shared memory has {found} bytes and seals {seals:?}, instead of {len} and {SEALS:?}"
@@ -74,8 +125,7 @@ impl SharedMemory {
     }
 
     fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, len: usize) -> Result<Self> {
-        let refused =
-            |e| error!(System, "shared memory of {len} bytes cannot be mapped").with_source(std::io::Error::from(e));
+        let refused = |e| caused_by(error!(System, "shared memory of {len} bytes cannot be mapped"), "mmap", e);
         match NonNull::new(base.map_err(refused)?.cast()) {
             Some(base) => Ok(SharedMemory { base, len }),
             None => bail!(System, "shared memory was mapped at address 0"),
@@ -142,9 +192,88 @@ impl SharedMemory {
     }
 }
 
+/// Does `step` for each piece of `len` bytes, given where it starts and its length, again where a
+/// signal interrupted it. Before each time `keep_going` is asked. Gives the first error of either.
+fn in_pieces(
+    len: usize,
+    keep_going: &dyn Fn() -> Result<()>,
+    step: impl Fn(usize, usize) -> rustix::io::Result<()>,
+) -> Result<rustix::io::Result<()>> {
+    for start in (0..len).step_by(PIECE_BYTES) {
+        loop {
+            keep_going()?;
+            match step(start, PIECE_BYTES.min(len - start)) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: mapped with this length, and nobody holds a reference that outlives `self`. An error would leak it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    /// How many bytes of a file are allocated.
+    fn allocated(file: &OwnedFd) -> usize {
+        rustix::fs::fstat(file).expect("a file").st_blocks as usize * 512
+    }
+
+    #[test]
+    fn only_the_beginning_is_allocated_at_once_and_the_rest_when_it_is_wanted() {
+        let extent = Extent { byte_len: 4096 * KIB, resident: 64 * KIB };
+        let (memory, file) = SharedMemory::of_processes(extent, &|| Ok(())).expect("memory");
+        assert_eq!(memory.len(), extent.byte_len);
+        assert_eq!(allocated(&file), extent.resident);
+        memory.populate(1024 * KIB, 256 * KIB, &|| Ok(())).expect("memory");
+        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
+        // A peer sees the same, and allocates nothing by that.
+        let peer = SharedMemory::open(file.try_clone().expect("a descriptor"), extent.byte_len).expect("memory");
+        assert_eq!(peer.len(), extent.byte_len);
+        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
+    }
+
+    #[test]
+    fn memory_is_allocated_in_pieces_until_it_is_to_stop() {
+        let asked = Cell::new(0);
+        let keep_going = || {
+            asked.set(asked.get() + 1);
+            if asked.get() > 3 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
+        };
+        let stopped = SharedMemory::of_processes(Extent::whole(5 * PIECE_BYTES), &keep_going).map(|_| ());
+        assert_eq!(stopped.expect_err("it stops").to_string(), "the test");
+        assert_eq!(asked.get(), 4);
+    }
+
+    #[test]
+    fn a_step_that_a_signal_interrupts_is_done_again_until_it_is_to_stop() {
+        let asked = Cell::new(0);
+        let keep_going = || {
+            asked.set(asked.get() + 1);
+            if asked.get() > 100 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
+        };
+        let result = in_pieces(1, &keep_going, |_, _| Err(rustix::io::Errno::INTR));
+        assert_eq!(result.expect_err("it stops").to_string(), "the test");
+    }
+
+    #[test]
+    fn memory_that_is_refused_says_how_much_and_which_call() {
+        let error = SharedMemory::of_processes(Extent { byte_len: usize::MAX, resident: 0 }, &|| Ok(()));
+        let error = error.map(|_| ()).expect_err("no file is as long");
+        let text = format!("no shared memory of {} bytes: ftruncate: Invalid argument (os error 22)", usize::MAX);
+        assert_eq!(error.to_string(), text);
     }
 }

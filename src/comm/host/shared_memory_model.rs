@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
+use super::free_memory;
 use crate::error::{Result, bail};
 use crate::stream::lock;
 
@@ -12,6 +13,19 @@ pub(super) struct SharedMemory {
     len: usize,
     values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
+}
+
+/// As in `shared_memory.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) byte_len: usize,
+    pub(super) resident: usize,
+}
+
+impl Extent {
+    pub(super) fn whole(byte_len: usize) -> Self {
+        Extent { byte_len, resident: byte_len }
+    }
 }
 
 /// What may lie in shared memory.
@@ -26,12 +40,17 @@ impl SharedMemory {
         Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
     }
 
-    pub(super) fn of_processes(_: usize) -> Result<(Self, OwnedFd)> {
+    pub(super) fn of_processes(extent: Extent, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
+        free_memory::check(extent.resident)?;
         bail!(Unsupported, "the model has no other processes")
     }
 
     pub(super) fn open(_: OwnedFd, _: usize) -> Result<Self> {
         bail!(Unsupported, "the model has no other processes")
+    }
+
+    pub(super) fn populate(&self, _: usize, _: usize, _: &dyn Fn() -> Result<()>) -> Result<()> {
+        Ok(())
     }
 
     pub(super) fn len(&self) -> usize {

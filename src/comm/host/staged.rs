@@ -5,12 +5,14 @@
 //! round k + 1 has read all of round k; so a half is free again when everybody has come to the round after the one that used
 //! it last. Nobody waits at the end.
 
+use super::in_time;
 use super::run::Run;
 use super::segment::{Mark, STAGE_BYTES};
 use crate::collective::{Collective, ReduceOperation};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
+use crate::stream::Watch;
 
 /// The part of a block that one round moves.
 #[derive(Clone, Copy)]
@@ -33,6 +35,10 @@ impl Run<'_> {
             _ => 1,
         };
         let most = self.piece_bytes(parts);
+        if call.reads_input(rank) {
+            let keep_going = || self.host.check().and_then(|()| in_time(self.request.deadline));
+            self.host.segment.make_stage(rank, &keep_going)?;
+        }
         for start in (0..block).step_by(most) {
             let piece = Piece { start, len: most.min(block - start) };
             self.progress.round += 1;

@@ -1,26 +1,33 @@
 //! What ranks that are processes need of the system.
 
+use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
-use super::shared_memory::SharedMemory;
+use super::shared_memory::{Extent, SharedMemory};
 use crate::comm::builder::MAX_RANKS;
-use crate::error::{Result, error};
+use crate::error::{Error, Result, error};
 
-/// The descriptors of a process that are not for other processes: its standard files, the meeting, memory on its way, and a
-/// few of the program's own.
+/// The descriptors of a process that are not for other processes: its standard files, the
+/// bootstrap, memory on its way, and a few of the program's own.
 const OTHER_DESCRIPTORS: u64 = 16;
 
-/// Looks whether there are sealed memory files, descriptors of processes and abstract sockets. Containers may forbid any.
+/// Adds to an error the system call that failed, and what the system says of it: `no shared memory
+/// of 4096 bytes: fallocate: Cannot allocate memory (os error 12)`.
+pub(super) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
+    let cause = cause.into();
+    error.followed_by(&format!(": {call}: {cause}")).with_source(cause)
+}
+
+/// Looks whether there are sealed memory files and abstract sockets. Containers may forbid either.
 pub(crate) fn check_system() -> Result<()> {
-    SharedMemory::of_processes(1)?;
-    pidfd_open(getpid(), PidfdFlags::empty())
-        .map_err(|e| error!(System, "processes cannot be watched (pidfd_open: {e})"))?;
+    SharedMemory::of_processes(Extent::whole(1), &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
-    listener.map(|_| ()).map_err(|e| error!(System, "there are no abstract Unix sockets to meet on ({e})"))
+    let refused = |e| caused_by(error!(System, "there are no abstract Unix sockets to meet on"), "bind", e);
+    listener.map(|_| ()).map_err(refused)
 }
 
 /// About how many processes with a rank each there can be, where each may have so many descriptors: rank 0's has a
@@ -28,6 +35,37 @@ pub(crate) fn check_system() -> Result<()> {
 pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
     let others = |descriptors: u64| descriptors.saturating_sub(OTHER_DESCRIPTORS) / 2;
     descriptors.map_or(MAX_RANKS, |descriptors| others(descriptors).min(u64::from(MAX_RANKS) - 1) as u32 + 1)
+}
+
+/// Raises this process's limit of open files, up to the hard one, where it is too low for so many
+/// other processes. Gives how many files it needs.
+pub(super) fn make_room_for_processes(others: usize) -> u64 {
+    // Where the folder cannot be read, a guess.
+    let open = std::fs::read_dir("/proc/self/fd").map_or(OTHER_DESCRIPTORS, |files| files.count() as u64);
+    let needed = open + 2 * others as u64 + OTHER_DESCRIPTORS;
+    let limit = getrlimit(Resource::Nofile);
+    let raised = limit.maximum.map_or(needed, |hard| hard.min(needed));
+    if limit.current.is_some_and(|soft| soft < raised) {
+        let raised = Rlimit { current: Some(raised), maximum: limit.maximum };
+        if let Err(e) = setrlimit(Resource::Nofile, raised) {
+            crate::log::event!(WARN, "the limit of open files cannot be raised: setrlimit: {e}");
+        }
+    }
+    needed
+}
+
+/// Which namespace the numbers of this process's processes are of; `None` where the system does not
+/// tell.
+pub(super) fn process_namespace() -> Option<u64> {
+    rustix::fs::stat("/proc/self/ns/pid").ok().map(|found| found.st_ino)
+}
+
+/// The user that stands for all whom this process's user namespace does not map. Several users may
+/// read as this one.
+pub(super) fn overflow_user() -> u32 {
+    const DEFAULT: u32 = 65534;
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
 }
 
 #[cfg(test)]
@@ -43,5 +81,13 @@ mod tests {
     #[test]
     fn this_system_has_what_is_needed() {
         check_system().expect("the other tests need it too");
+    }
+
+    #[test]
+    fn an_error_of_the_system_says_which_call_and_why_and_keeps_its_source() {
+        use std::error::Error as _;
+        let error = caused_by(error!(System, "no memory"), "fallocate", rustix::io::Errno::NOMEM);
+        assert_eq!(error.to_string(), "no memory: fallocate: Cannot allocate memory (os error 12)");
+        assert_eq!(error.source().expect("a source").to_string(), "Cannot allocate memory (os error 12)");
     }
 }

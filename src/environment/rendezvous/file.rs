@@ -159,7 +159,7 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     };
     match owner.as_ref().map(|owner| (owner.life(), owner.pid)) {
         Some((Life::HasEnded, pid)) => {
-            tracing::info!("file {path:?} is left from process {pid}, which has ended; it is replaced");
+            crate::log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
             Ok(())
         }
         Some((Life::Runs, pid)) => bail!(
@@ -188,7 +188,7 @@ impl Drop for Announcement {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
             && let Err(e) = std::fs::remove_file(&self.path)
         {
-            tracing::warn!("file {:?} of the meeting cannot be removed: {e}", self.path);
+            crate::log::event!(WARN, "file {:?} of the meeting cannot be removed: {e}", self.path);
         }
     }
 }

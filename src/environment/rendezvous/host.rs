@@ -118,7 +118,7 @@ impl Gathering<'_> {
         for (rank, member) in self.members.iter_mut().enumerate().filter(|(_, member)| member.is_some()) {
             // A member says nothing until the meeting is complete, so it has closed the connection.
             if ready.next() == Some(true) {
-                tracing::warn!("rank {rank} left before the meeting was complete");
+                crate::log::event!(WARN, "rank {rank} left before the meeting was complete");
                 *member = None;
             }
         }
@@ -126,8 +126,8 @@ impl Gathering<'_> {
             match stranger.line.pull(LONGEST_OF_STRANGER) {
                 Ok(Some(message)) => self.judge(stranger, message)?,
                 Ok(None) if Instant::now() < stranger.until => self.strangers.push_back(stranger),
-                Ok(None) => tracing::warn!("a stranger came to the meeting and did not say hello in time"),
-                Err(e) => tracing::warn!("a stranger came to the meeting and did not say hello: {e}"),
+                Ok(None) => crate::log::event!(WARN, "a stranger came to the meeting and did not say hello in time"),
+                Err(e) => crate::log::event!(WARN, "a stranger came to the meeting and did not say hello: {e}"),
             }
         }
         if someone_comes { self.accept(listener) } else { Ok(()) }
@@ -166,7 +166,7 @@ impl Gathering<'_> {
     fn judge(&mut self, stranger: Stranger, message: Message) -> Result<()> {
         let Stranger { mut line, challenge, .. } = stranger;
         let Message::Hello { protocol, claim, job, proof } = message else {
-            tracing::warn!("a stranger was refused: it sent a message out of turn");
+            crate::log::event!(WARN, "a stranger was refused: it sent a message out of turn");
             return Ok(());
         };
         if protocol != PROTOCOL || !self.key.accepts(&Statement::Claim(&challenge, &claim), &proof)? {
@@ -176,7 +176,7 @@ impl Gathering<'_> {
                 false => (&mut self.other_jobs, "another job"),
             };
             *count += 1;
-            tracing::warn!("a stranger was refused: {reason}");
+            crate::log::event!(WARN, "a stranger was refused: {reason}");
             return answer(&mut line, &Message::Refusal { same_job });
         }
         let objection = self.objection(&claim)?;

@@ -1,0 +1,253 @@
+//! How much memory this process can still have. The kernel kills a process that goes over its
+//! control group's limit, so what allocates memory looks here first.
+
+use std::path::{Path, PathBuf};
+
+use super::system::caused_by;
+use crate::error::{Result, bail, error};
+
+/// Memory that an allocation takes beside its bytes: a part of it for page tables, and a little for
+/// the rest of the program.
+const OVERHEAD_SHARE: u64 = 64;
+const OVERHEAD_BYTES: u64 = 1 << 20;
+
+/// From here on a limit of version 1 is none.
+const UNLIMITED: u64 = 1 << 62;
+
+/// How many bytes there are, and what sets the bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FreeMemory {
+    pub(crate) byte_len: u64,
+    bound: String,
+}
+
+/// The files of one version of control groups.
+struct Version {
+    limit: &'static str,
+    usage: &'static str,
+    /// The lines of `memory.stat` that tell of the file cache. The kernel takes that back before it
+    /// kills.
+    cache: [&'static str; 2],
+}
+
+const VERSION_1: Version = Version {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: ["total_inactive_file", "total_active_file"],
+};
+const VERSION_2: Version =
+    Version { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
+
+/// One control group with a limit.
+struct Group {
+    folder: PathBuf,
+    limit: u64,
+    version: &'static Version,
+}
+
+impl FreeMemory {
+    /// The least of what the machine has and what this process's control groups leave. `None` where
+    /// no file tells.
+    pub(crate) fn look() -> Option<Self> {
+        Self::look_in(Path::new("/"))
+    }
+
+    fn look_in(root: &Path) -> Option<Self> {
+        let machine = available_in(root)
+            .ok()
+            .map(|byte_len| FreeMemory { byte_len, bound: "the machine's MemAvailable".to_owned() });
+        machine.into_iter().chain(groups_in(root).iter().filter_map(Group::free)).min_by_key(|free| free.byte_len)
+    }
+
+    /// The bytes that one allocation can have.
+    pub(crate) fn usable(&self) -> u64 {
+        self.byte_len.saturating_sub(self.byte_len / OVERHEAD_SHARE).saturating_sub(OVERHEAD_BYTES)
+    }
+}
+
+/// Checks that there is memory for so many bytes.
+///
+/// # Errors
+///
+/// There is not; the text has both figures.
+pub(super) fn check(byte_len: usize) -> Result<()> {
+    match FreeMemory::look() {
+        Some(free) if byte_len as u64 > free.usable() => bail!(
+            System,
+            "no shared memory of {byte_len} bytes: this process can have about {} bytes more ({})",
+            free.usable(),
+            free.bound
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The memory that programs can still have, as the kernel estimates it.
+pub(crate) fn available() -> Result<u64> {
+    available_in(Path::new("/"))
+}
+
+fn available_in(root: &Path) -> Result<u64> {
+    let path = root.join("proc/meminfo");
+    let unreadable = |e| caused_by(error!(System, "{} cannot be read", path.display()), "read", e);
+    let text = std::fs::read_to_string(&path).map_err(unreadable)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|number| number.parse::<u64>().ok());
+    kibibytes
+        .and_then(|count| count.checked_mul(1024))
+        .ok_or_else(|| error!(System, "{} does not say what memory is available", path.display()))
+}
+
+/// The least limit of the control groups that this process is in.
+pub(crate) fn limit() -> Option<u64> {
+    groups_in(Path::new("/")).iter().map(|group| group.limit).min()
+}
+
+/// The control groups with a limit that this process is in, and those around them.
+fn groups_in(root: &Path) -> Vec<Group> {
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let (version, mount) = match number {
+            "0" if controllers.is_empty() => (&VERSION_2, "sys/fs/cgroup"),
+            _ if controllers.split(',').any(|name| name == "memory") => (&VERSION_1, "sys/fs/cgroup/memory"),
+            _ => continue,
+        };
+        // In a container the path may be the one outside; then only the last folder, the mount
+        // itself, is there.
+        for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
+            let folder = root.join(mount).join(ancestor);
+            // What has no limit says "max", which is no number.
+            let limit = number_in(&folder.join(version.limit)).filter(|limit| *limit < UNLIMITED);
+            groups.extend(limit.map(|limit| Group { folder, limit, version }));
+        }
+    }
+    groups
+}
+
+impl Group {
+    fn free(&self) -> Option<FreeMemory> {
+        let usage = number_in(&self.folder.join(self.version.usage))?;
+        let stat = std::fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let number_of = |name: &str| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        let cache: u64 = self.version.cache.iter().map(|name| number_of(name)).fold(0, u64::saturating_add);
+        let byte_len = self.limit.saturating_sub(usage.saturating_sub(cache));
+        let limit = self.folder.join(self.version.limit);
+        Some(FreeMemory { byte_len, bound: format!("{} is {}", limit.display(), self.limit) })
+    }
+}
+
+fn number_in(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A folder with these files, until it is dropped.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(files: &[(&str, &str)]) -> Self {
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let root = std::env::temp_dir().join(format!("dcl-free-memory-{}-{number}", std::process::id()));
+            for (path, text) in files {
+                let path = root.join(path);
+                std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+                std::fs::write(path, text).expect("a file");
+            }
+            Root(root)
+        }
+
+        fn free(&self) -> Option<u64> {
+            FreeMemory::look_in(&self.0).map(|free| free.byte_len)
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal:       24684136 kB\nMemFree:  100 kB\nMemAvailable:   1000 kB\n");
+
+    #[test]
+    fn without_control_groups_it_is_what_the_machine_has() {
+        assert_eq!(Root::new(&[MEMINFO]).free(), Some(1000 << 10));
+        assert_eq!(Root::new(&[MEMINFO, ("proc/self/cgroup", "0::/\n")]).free(), Some(1000 << 10));
+        assert_eq!(Root::new(&[("proc/meminfo", "MemTotal: 5 kB\n")]).free(), None);
+        assert_eq!(Root::new(&[]).free(), None);
+    }
+
+    #[test]
+    fn the_tightest_group_of_version_2_counts_and_its_file_cache_is_free() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "0::/pod/rank\n"),
+            ("sys/fs/cgroup/pod/rank/memory.max", "max\n"),
+            ("sys/fs/cgroup/pod/rank/memory.current", "400000\n"),
+            ("sys/fs/cgroup/pod/memory.max", "600000\n"),
+            ("sys/fs/cgroup/pod/memory.current", "500000\n"),
+            ("sys/fs/cgroup/pod/memory.stat", "anon 1\nfile 90000\ninactive_file 20000\nactive_file 3000\n"),
+        ];
+        let root = Root::new(&files);
+        assert_eq!(root.free(), Some(123_000));
+        let bound = FreeMemory::look_in(&root.0).expect("found").bound;
+        assert!(bound.ends_with("/sys/fs/cgroup/pod/memory.max is 600000"), "{bound}");
+        // A usage above the limit, and a cache above the usage, are no overflow.
+        let over = ("sys/fs/cgroup/pod/memory.current", "700000\n");
+        assert_eq!(Root::new(&[&files[..], &[over]].concat()).free(), Some(0));
+        let cached = ("sys/fs/cgroup/pod/memory.stat", "inactive_file 18446744073709551615\nactive_file 9\n");
+        assert_eq!(Root::new(&[&files[..], &[cached]].concat()).free(), Some(600_000));
+    }
+
+    #[test]
+    fn groups_of_version_1_count_too() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "300000\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "250000\n"),
+            ("sys/fs/cgroup/memory/a/b/memory.stat", "inactive_file 5\ntotal_inactive_file 1000\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "9000000\n"),
+        ];
+        assert_eq!(Root::new(&files).free(), Some(51_000));
+    }
+
+    /// In a container without a namespace of its own for control groups, the path is the one
+    /// outside.
+    #[test]
+    fn a_path_that_is_not_there_leaves_the_mount_itself() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "0::/kubepods/pod7/container\n"),
+            ("sys/fs/cgroup/memory.max", "70000\n"),
+            ("sys/fs/cgroup/memory.current", "20000\n"),
+        ];
+        assert_eq!(Root::new(&files).free(), Some(50_000));
+    }
+
+    #[test]
+    fn this_machine_says_what_it_has() {
+        let free = FreeMemory::look().expect("the machine has /proc");
+        assert!(free.usable() > 0, "{free:?}");
+        check(1).expect("a byte");
+        let error = check(1 << 50).expect_err("no machine has it").to_string();
+        let text = "no shared memory of 1125899906842624 bytes: this process can have about ";
+        assert!(error.starts_with(text) && error.contains(" bytes more ("), "{error}");
+    }
+}

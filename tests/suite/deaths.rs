@@ -1,0 +1,203 @@
+//! Deaths of processes that only some of the others can see: in groups without rank 0's process, in
+//! other namespaces, where processes cannot be watched.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use distcollective::{Communicator, Rank};
+
+use crate::processes::{Role, command_under, new_job, wait_for_line};
+use crate::ranks::{DEADLINE, wait_all};
+
+/// Names what a child may not call.
+const FORBIDDEN: &str = "DCL_TEST_FORBIDDEN";
+
+/// How long rank 1 waits for rank 2, unless it is told of its death.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Ranks 1 and 2 make a group. Rank 1 waits in it, and rank 2 ends when it is told to.
+pub fn play(role: &str, communicator: Communicator) {
+    let pair = communicator.new_group(&[Rank(1), Rank(2)]).expect("a group");
+    println!("ready");
+    match (communicator.rank().0, role) {
+        (0, "pair: rank 0 waits") => wait_to_be_told(),
+        (0, "pair: rank 0 drops its handles") => {
+            drop(communicator);
+            println!("dropped");
+            wait_to_be_told();
+        }
+        (0, "pair: rank 0 exits, and rank 2 leaves a child") => std::process::exit(0),
+        (1, _) => {
+            let pair = pair.expect("rank 1 is in the group").with_timeout(PAIR_TIMEOUT);
+            println!("{:?}\ntold", pair.barrier().expect_err("rank 2 does not come"));
+        }
+        (2, "pair: rank 0 exits, and rank 2 leaves a child") => {
+            wait_to_be_told();
+            leave_a_child();
+            std::process::exit(0);
+        }
+        (2, _) => {
+            wait_to_be_told();
+            std::process::exit(0);
+        }
+        _ => panic!("no role {role}"),
+    }
+}
+
+/// Waits for a line, or for the end of the input.
+fn wait_to_be_told() {
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+}
+
+/// Forks a child that keeps this process's descriptors, its connection among them, until its input
+/// ends.
+fn leave_a_child() {
+    // SAFETY: the child only makes system calls, and ends without running anything of this program.
+    unsafe {
+        if libc::fork() == 0 {
+            // The test reads its output until the end.
+            libc::close(1);
+            libc::close(2);
+            libc::alarm(30);
+            let mut byte = 0u8;
+            while libc::read(0, (&raw mut byte).cast(), 1) > 0 {}
+            libc::_exit(0);
+        }
+    }
+}
+
+/// Forbids this thread, and those that it starts, to open descriptors of processes, where the test
+/// says so.
+pub fn forbid_what_the_test_forbids() {
+    if std::env::var_os(FORBIDDEN).is_none_or(|call| call != "pidfd_open") {
+        return;
+    }
+    let step = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let mut filter = [
+        // The number of the system call is the first word of what a filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_open as u32, 0, 1),
+        step(libc::BPF_RET | libc::BPF_K, refused, 0, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program points to that many steps, which the kernel copies.
+    let results = unsafe {
+        let no_new_privileges = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let filtered = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program);
+        // SAFETY (of the call): it is refused, and opens nothing.
+        let opened = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
+        (no_new_privileges, filtered, opened)
+    };
+    assert_eq!(results, (0, 0, -1), "{}", std::io::Error::last_os_error());
+}
+
+/// Three processes of one rank, all ready, each started by a program.
+fn three_under(program: &[&str], role: &str, forbidden: &str) -> Vec<Child> {
+    let job = new_job();
+    let mut children: Vec<Child> = (0..3)
+        .map(|first_rank| {
+            let role = Role { name: role, job: &job, world_size: 3, first_rank, local_ranks: 1, quarter: 0 };
+            let mut command = command_under(program, &role);
+            command.env(FORBIDDEN, forbidden).stdin(Stdio::piped()).spawn().expect("a child starts")
+        })
+        .collect();
+    for child in &mut children {
+        wait_for_line(child, "ready");
+    }
+    children
+}
+
+/// Has rank 2 die, and checks that rank 1 is told before its deadline. Then the others may end.
+fn rank_1_is_told(mut children: Vec<Child>) {
+    writeln!(children[2].stdin.as_mut().expect("piped")).expect("it reads");
+    let told = wait_for_line(&mut children[1], "told");
+    for child in &mut children {
+        drop(child.stdin.take());
+    }
+    let all = wait_all(children, DEADLINE);
+    assert!(
+        told.contains("PeerLost: rank 1: ") && told.contains("rank 2 died while this rank waited"),
+        "{told}\n{all:#?}"
+    );
+    for (rank, (success, text)) in all.into_iter().enumerate() {
+        assert!(success, "rank {rank}: {text}");
+    }
+}
+
+#[test]
+fn a_death_is_told_in_a_group_without_rank_0() {
+    rank_1_is_told(three_under(&[], "pair: rank 0 waits", ""));
+}
+
+/// Rank 0's process goes on without a rank, and its connections with it.
+#[test]
+fn a_death_is_told_when_rank_0_has_dropped_its_handles() {
+    for forbidden in ["", "pidfd_open"] {
+        let mut children = three_under(&[], "pair: rank 0 drops its handles", forbidden);
+        wait_for_line(&mut children[0], "dropped");
+        rank_1_is_told(children);
+    }
+}
+
+/// Only rank 1's own look at the process of rank 2 tells: rank 0's process has ended, and a child
+/// of rank 2's keeps its connection.
+#[test]
+fn a_death_is_told_where_a_child_keeps_the_connection_and_rank_0_is_gone() {
+    let mut children = three_under(&[], "pair: rank 0 exits, and rank 2 leaves a child", "");
+    assert!(children[0].wait().expect("a child").success());
+    rank_1_is_told(children);
+}
+
+#[test]
+fn a_death_is_told_where_processes_cannot_be_watched() {
+    rank_1_is_told(three_under(&[], "pair: rank 0 waits", "pidfd_open"));
+}
+
+/// Each process is the first of a namespace of its own, as the containers of a pod are.
+#[test]
+fn a_death_is_told_across_pid_namespaces() {
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    if !can_run(&unshare) {
+        return;
+    }
+    for role in ["pair: rank 0 waits", "pair: rank 0 drops its handles"] {
+        let mut children = three_under(&unshare, role, "");
+        if role == "pair: rank 0 drops its handles" {
+            wait_for_line(&mut children[0], "dropped");
+        }
+        rank_1_is_told(children);
+    }
+}
+
+/// In a user namespace without a map every user reads as the same one.
+#[test]
+fn a_process_that_cannot_tell_users_apart_meets_no_other() {
+    let unshare = ["unshare", "--user"];
+    if !can_run(&unshare) {
+        return;
+    }
+    let job = new_job();
+    let children = (0..2)
+        .map(|first_rank| {
+            let role = Role { name: "none", job: &job, world_size: 2, first_rank, local_ranks: 1, quarter: 0 };
+            command_under(&unshare, &role).spawn().expect("a child starts")
+        })
+        .collect();
+    for (success, text) in wait_all(children, DEADLINE) {
+        assert!(!success && text.contains("this process's user reads as 65534, as does each user"), "{text}");
+    }
+}
+
+/// Whether a program can start another one here. Where CI runs, it must.
+fn can_run(program: &[&str]) -> bool {
+    let mut command = Command::new(program[0]);
+    let works = command.args(&program[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+    if !works {
+        assert!(std::env::var_os("DCL_REQUIRE_PEERS").is_none(), "{program:?} does not work here");
+        println!("skipped: {program:?} needs to be root, or is not installed");
+    }
+    works
+}
