@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use distcollective::{Communicator, ErrorKind, Rank, ReduceOperation};
+use distcollective::{Communicator, Environment, ErrorKind, Rank, ReduceOperation};
 
 const CASE: &str = "DCL_TEST_CASE";
 
@@ -36,6 +36,14 @@ fn child() {
             ranks[1].broadcast(&mut [1u8], Rank(1)).expect("a broadcast");
             ranks[0].broadcast(&mut [0u8], Rank(1)).expect("a broadcast");
             println!("{}", soon(0).barrier().expect_err("rank 1 does not come"));
+        }
+        "bootstrap" => {
+            let builder = Communicator::builder().job(format!("slow-{}", std::process::id())).world_size(2);
+            println!("{}", builder.meet().expect_err("rank 1 does not come"));
+        }
+        "rendezvous" => {
+            let builder = Environment::builder().rank(0).world_size(2).host("127.0.0.2").port(1);
+            println!("{}", builder.initialize().expect_err("rank 1 does not come"));
         }
         other => panic!("no case {other}"),
     }
@@ -87,6 +95,15 @@ fn a_long_wait_is_not_logged_where_nobody_asks_for_it() {
         let loud = if silent.0 == "DCL_LOG" { vec![SOON, silent] } else { vec![silent] };
         let (_, log) = output("one thread", &loud);
         assert!(!log.contains("distcollective:"), "{silent:?}: {log}");
+    }
+}
+
+#[test]
+fn a_long_wait_for_ranks_that_do_not_come_is_logged() {
+    for case in ["bootstrap", "rendezvous"] {
+        let (text, log) = output(case, &[SOON, ("DCL_TIMEOUT", "0.4")]);
+        assert!(log.contains("rank 0 has waited for 0 s: rank 1 has not come"), "{case}: {log}");
+        assert!(text.contains("rank 1 of 2 did not come"), "{case}: {text}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Communicator, DEFAULT_TIMEOUT, deadline_after, host};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
+use crate::settings::timeout_or;
 
 /// The most ranks of a communicator on the host.
 pub(super) const MAX_RANKS: u32 = 1024;
@@ -33,18 +34,12 @@ pub struct CommunicatorBuilder {
     world_size: u32,
     first_rank: Rank,
     local_ranks: u32,
-    timeout: Duration,
+    timeout: Option<Duration>,
 }
 
 impl Default for CommunicatorBuilder {
     fn default() -> Self {
-        CommunicatorBuilder {
-            job: String::new(),
-            world_size: 1,
-            first_rank: Rank(0),
-            local_ranks: 1,
-            timeout: DEFAULT_TIMEOUT,
-        }
+        CommunicatorBuilder { job: String::new(), world_size: 1, first_rank: Rank(0), local_ranks: 1, timeout: None }
     }
 }
 
@@ -73,9 +68,10 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`].
+    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`]. Unless set, what `DCL_TIMEOUT`
+    /// says, or 600 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = Some(timeout);
         self
     }
 
@@ -98,17 +94,21 @@ impl CommunicatorBuilder {
         if self.world_size == 0 || self.world_size > MAX_RANKS {
             bail!(InvalidArgument, "world_size is {}; between processes it is 1 to {MAX_RANKS}", self.world_size);
         }
-        let backends = host::between_processes(&self.guest())?;
-        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), self.timeout)).collect())
+        let timeout = match self.timeout {
+            Some(timeout) => timeout,
+            None => timeout_or(DEFAULT_TIMEOUT)?,
+        };
+        let backends = host::between_processes(&self.guest(timeout))?;
+        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
     }
 
-    fn guest(&self) -> host::Guest<'_> {
+    fn guest(&self, timeout: Duration) -> host::Guest<'_> {
         host::Guest {
             job: &self.job,
             world_size: self.world_size,
             first_rank: self.first_rank.0,
             rank_count: self.local_ranks,
-            deadline: deadline_after(self.timeout),
+            deadline: deadline_after(timeout),
         }
     }
 }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_longest_timeout_is_no_shorter_than_the_default() {
-        let deadline = Communicator::builder().timeout(Duration::MAX).guest().deadline;
+        let deadline = Communicator::builder().guest(Duration::MAX).deadline;
         assert!(deadline > Instant::now() + 100 * DEFAULT_TIMEOUT);
     }
 }

@@ -30,6 +30,7 @@ use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
+use crate::settings::timeout_or;
 use crate::stream::lock;
 
 /// How long NCCL's communicators may take to end with those of the other ranks.
@@ -118,7 +119,7 @@ pub struct EnvironmentBuilder {
     device: Option<u32>,
     secret: Option<Secret>,
     seed: u64,
-    timeout: Duration,
+    timeout: Option<Duration>,
     verbose: bool,
 }
 
@@ -172,7 +173,7 @@ impl Default for EnvironmentBuilder {
             device: None,
             secret: None,
             seed: DEFAULT_SEED,
-            timeout: DEFAULT_TIMEOUT,
+            timeout: None,
             verbose: false,
         }
     }
@@ -240,9 +241,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// How long to wait for the other ranks, altogether now and then in each call.
+    /// How long to wait for the other ranks, altogether now and then in each call. Unless set, what `DCL_TIMEOUT` says, or 600 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = Some(timeout);
         self
     }
 
@@ -271,10 +272,15 @@ impl EnvironmentBuilder {
         let discovery = discovery::discover(&self.given, &ThisSystem)?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
-        let deadline = deadline_after(self.timeout);
+        let timeout = match self.timeout {
+            Some(timeout) => timeout,
+            None => timeout_or(DEFAULT_TIMEOUT)?,
+        };
+        let deadline = deadline_after(timeout);
         let report = LaunchReport::begin(&discovery, deadline);
         let met = self.meet(wanted, &discovery, generation, deadline).map_err(|e| e.on_rank(discovery.rank));
         let (communicator, Agreement { backend, seed, .. }) = met?;
+        let communicator = communicator.with_timeout(timeout);
         report.met();
         GENERATION.store(generation + 1, Ordering::Relaxed);
         let environment = Environment {
@@ -362,7 +368,7 @@ impl EnvironmentBuilder {
         Ok(secret)
     }
 
-    /// Makes the communicator on GPUs; one on the host, if there is one, tells ranks who fails.
+    /// Makes the communicator on GPUs, which has what is left of the time as its timeout; one on the host, if there is one, tells ranks who fails.
     fn meet_on_gpus(
         &self,
         id: &NcclId,
@@ -372,15 +378,14 @@ impl EnvironmentBuilder {
         deadline: Instant,
     ) -> Result<Communicator> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let communicator = Communicator::nccl_beside(id, discovery.rank, discovery.world_size, ordinal, host, left)?;
-        Ok(communicator.with_timeout(self.timeout))
+        Communicator::nccl_beside(id, discovery.rank, discovery.world_size, ordinal, host, left)
     }
 
     fn meet_on_machine(&self, job: String, discovery: &Discovery, deadline: Instant) -> Result<Communicator> {
         let left = deadline.saturating_duration_since(Instant::now());
         let builder = Communicator::builder().job(job).world_size(discovery.world_size).rank(discovery.rank);
         match builder.timeout(left).meet()?.pop() {
-            Some(communicator) => Ok(communicator.with_timeout(self.timeout)),
+            Some(communicator) => Ok(communicator),
             None => bail!(System, "the meeting gave no communicator"),
         }
     }

@@ -1,7 +1,6 @@
 //! `distcollective env`: what initialization found.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use distcollective::{Environment, MemorySpace, Result};
 use serde_json::{Map, Value, json};
@@ -14,9 +13,9 @@ pub struct Arguments {
     /// One line of JSON
     #[arg(long)]
     json: bool,
-    /// How long to wait for the other ranks, in seconds
-    #[arg(long, default_value_t = 60)]
-    timeout: u64,
+    /// How long to wait for the other ranks, in seconds [default: DCL_TIMEOUT, or 60]
+    #[arg(long)]
+    timeout: Option<u64>,
     /// The backend: host, gloo (another name of it), nccl, auto
     #[arg(long, default_value = "auto")]
     backend: String,
@@ -45,7 +44,7 @@ fn device(environment: &Environment) -> String {
 
 fn tell(arguments: &Arguments) -> Result<()> {
     let environment = Environment::builder()
-        .timeout(Duration::from_secs(arguments.timeout))
+        .timeout(crate::timeout(arguments.timeout)?)
         .seed(arguments.seed)
         .backend(&arguments.backend)
         .initialize()?;

@@ -24,6 +24,7 @@ use super::system::{caused_by, make_room_for_processes, overflow_user, process_n
 use super::wire;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::rank::{Rank, count_of, list_ranks};
+use crate::slow_warning::SlowWarning;
 
 /// Who comes to a meeting.
 #[derive(Clone, Copy, Debug)]
@@ -344,6 +345,7 @@ impl<'a> Gathering<'a> {
     }
 
     fn until_complete(&mut self) -> Result<()> {
+        let mut slow = SlowWarning::new();
         loop {
             forget_the_gone(&mut self.visitors);
             let Guest { world_size, deadline, .. } = *self.guest;
@@ -354,6 +356,10 @@ impl<'a> Gathering<'a> {
             if Instant::now() >= deadline {
                 bail!(DeadlineExceeded, "{} of {world_size} did not come before the deadline", list_ranks(missing));
             }
+            slow.look(|seconds| {
+                let (job, verb) = (self.guest.job, if missing.len() == 1 { "has" } else { "have" });
+                format!("job {job:?}: rank 0 has waited for {seconds} s: {} {verb} not come", list_ranks(missing))
+            });
             // Often enough for the hellos, which come over a channel.
             const LOOK: Duration = Duration::from_millis(5);
             if self.starved_since.is_some() {
@@ -583,6 +589,7 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
     check_holder(user)?;
     // A hub that ends the bootstrap answers without reading this.
     let said = stream.write_all(&Hello::of(guest).to_bytes());
+    wait_for_answer(guest, stream);
     let left = guest.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_read_timeout(Some(left)).map_err(|e| caused_by(lost(), "setsockopt(SO_RCVTIMEO)", e))?;
     let answer = wire::receive(stream).map_err(|e| match e.kind() {
@@ -614,6 +621,25 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
     Ok(Welcomed { memory, processes, own, numbers_are_ours })
 }
 
+/// Waits until the hub has answered, or the deadline is over; a long wait is logged.
+fn wait_for_answer(guest: &Guest<'_>, stream: &UnixStream) {
+    let mut slow = SlowWarning::new();
+    while Instant::now() < guest.deadline {
+        let left = slow.next_look(guest.deadline).saturating_duration_since(Instant::now());
+        let timeout = rustix::time::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        if poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        let Guest { job, first_rank, .. } = *guest;
+        slow.look(|seconds| {
+            format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come")
+        });
+    }
+}
+
 /// Checks the hub's list of processes: it has each rank once, in order, and this process where it
 /// says.
 fn check_processes(guest: &Guest<'_>, processes: &[Process], own: usize) -> Result<()> {
@@ -633,10 +659,19 @@ const NAMESPACES: &str = ". Ranks in different network namespaces (containers) c
 
 fn connect(guest: &Guest<'_>, deadline: Instant) -> Result<UnixStream> {
     let name = socket_name(guest.job);
+    let mut slow = SlowWarning::new();
     loop {
         match connect_now(&name) {
             Ok(stream) => return Ok(stream),
-            Err(_) if Instant::now() < deadline => std::thread::sleep(CONNECT_INTERVAL),
+            Err(_) if Instant::now() < deadline => {
+                let Guest { job, first_rank, .. } = *guest;
+                slow.look(|seconds| {
+                    format!(
+                        "job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}"
+                    )
+                });
+                std::thread::sleep(CONNECT_INTERVAL);
+            }
             Err(e) => {
                 let error =
                     caused_by(error!(DeadlineExceeded, "rank 0 did not come before the deadline"), "connect", e);

@@ -504,7 +504,7 @@ mod tests {
     #[test]
     fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         const LEN: usize = 1000;
-        let all_reduce = Collective::AllReduce { reduce_op: crate::collective::ReduceOperation::Sum };
+        let all_reduce = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
         for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
             let [own, peer] = ranks_of_processes();
             let secret = [3u8; LEN];

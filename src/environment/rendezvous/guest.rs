@@ -10,6 +10,7 @@ use super::protocol::{
 };
 use super::{Place, Terms, ended_by_rank_0, file, tcp};
 use crate::error::{Error, Result, bail, error};
+use crate::slow_warning::SlowWarning;
 
 /// How long to wait before the second attempt; each further wait is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -43,6 +44,7 @@ pub(super) struct Whereabouts {
 /// Comes to the meeting, and waits until it is complete. Gives the connection to rank 0 and the meeting's nonce.
 pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> {
     let mut pause = FIRST_PAUSE;
+    let mut slow = SlowWarning::new();
     let mut reason = String::new();
     let instance = random()?;
     let (mut line, nonce) = loop {
@@ -53,6 +55,12 @@ pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> 
             // An attempt that the deadline has cut short says less than the one before.
             Err(Obstacle::Passing(_)) => {}
         }
+        slow.look(|seconds| {
+            let rank = terms.rank;
+            format!(
+                "rank {rank} has waited for {seconds} s: rank 0 was not found at {place}; at the last attempt: {reason}"
+            )
+        });
         std::thread::sleep(pause.min(terms.deadline.saturating_duration_since(Instant::now())));
         pause = LONGEST_PAUSE.min(pause * 2);
         if Instant::now() >= terms.deadline {
@@ -62,7 +70,18 @@ pub(super) fn visit(place: &Place, terms: &Terms<'_>) -> Result<(Line, String)> 
             );
         }
     };
-    let ended = match line.receive(LONGEST_OF_MEMBER, terms.deadline) {
+    let came = loop {
+        match line.receive(LONGEST_OF_MEMBER, slow.next_look(terms.deadline)) {
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && Instant::now() < terms.deadline => slow.look(|seconds| {
+                let rank = terms.rank;
+                format!(
+                    "rank {rank} has waited for {seconds} s: rank 0 is at {place}, but not all ranks have come there"
+                )
+            }),
+            came => break came,
+        }
+    };
+    let ended = match came {
         Ok(Message::Complete) => return Ok((line, nonce)),
         Err(e) if e.kind() == io::ErrorKind::TimedOut => error!(
             DeadlineExceeded,

@@ -14,6 +14,7 @@ use super::protocol::{
 use super::{Place, Terms};
 use crate::error::{Error, Result, bail, error};
 use crate::rank::{count_of, list_ranks};
+use crate::slow_warning::SlowWarning;
 
 /// How long a connection may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -79,6 +80,7 @@ fn failed(e: std::io::Error) -> Error {
 
 impl Gathering<'_> {
     fn run(&mut self, listener: &TcpListener, place: &Place) -> Result<()> {
+        let mut slow = SlowWarning::new();
         loop {
             let missing: Vec<u32> =
                 (1..self.terms.world_size).filter(|&rank| self.members[rank as usize].is_none()).collect();
@@ -94,12 +96,17 @@ impl Gathering<'_> {
                     self.refusals()
                 );
             }
-            self.turn(listener)?;
+            slow.look(|seconds| {
+                let verb = if missing.len() == 1 { "has" } else { "have" };
+                let (missing, refusals) = (list_ranks(missing), self.refusals());
+                format!("rank 0 has waited for {seconds} s: {missing} {verb} not come to {place}{refusals}")
+            });
+            self.turn(listener, slow.next_look(self.terms.deadline))?;
         }
     }
 
-    /// Waits for anything to happen, and sees to it: who has left, who says hello, and one who comes.
-    fn turn(&mut self, listener: &TcpListener) -> Result<()> {
+    /// Waits, so long at most, for anything to happen, and sees to it: who has left, who says hello, and one who comes.
+    fn turn(&mut self, listener: &TcpListener, latest: Instant) -> Result<()> {
         let lines = self
             .members
             .iter()
@@ -109,8 +116,8 @@ impl Gathering<'_> {
         let all = std::iter::once(listener.as_fd()).chain(lines.map(AsFd::as_fd));
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // The first of the strangers is the oldest.
-        let until = self.strangers.front().map_or(self.terms.deadline, |stranger| stranger.until);
-        wait(&mut fds, until.min(self.terms.deadline)).map_err(failed)?;
+        let until = self.strangers.front().map_or(latest, |stranger| stranger.until);
+        wait(&mut fds, until.min(latest)).map_err(failed)?;
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
