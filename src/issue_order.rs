@@ -1,7 +1,7 @@
 //! The issue order: the collective calls of one rank on one communicator run in the order in which
 //! the rank makes them, whatever threads and streams they run on.
 //!
-//! Each call takes a [`IssueTicket`]. It runs when no earlier ticket conflicts with it, and gives the
+//! Each call takes an [`IssueTicket`]. It runs when no earlier ticket conflicts with it, and gives the
 //! ticket back when it is done. Two tickets conflict if they are for the same communicator, or if one
 //! of them is for a run of layers ([`Extent::WithGroups`]) and the other for a group of its
 //! communicator. All communicators that were split from one root share one lock, so that a run takes
@@ -10,13 +10,17 @@
 //! A worker stream gets its work while that lock is held ([`IssueOrder::issue`]). So the order of a
 //! stream's work never contradicts the order of the tickets: if it did, two threads that hand work to
 //! two streams could make each stream wait for the other one.
+//!
+//! A call that a plugin makes on the thread of its run belongs to the run's place. If the run's place
+//! is in the call's communicator, the call needs no other. Otherwise it takes a place, and passes those
+//! that cannot begin before the run ends: they wait for the run, or for its stream.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Result, bail};
+use crate::error::{Error, ErrorKind, Result, error};
 use crate::fork::Home;
 use crate::slow_warning::SlowWarning;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
@@ -66,6 +70,8 @@ struct Place {
     communicator: CommunicatorId,
     extent: Extent,
     number: u64,
+    /// The address of the worker stream that has the work.
+    stream: Option<usize>,
 }
 
 impl Queue {
@@ -84,10 +90,30 @@ impl Queue {
         self.covers(one, other.communicator) || self.covers(other, one.communicator)
     }
 
+    fn before(&self, place: &Place) -> impl Iterator<Item = &Place> {
+        self.places.iter().take_while(|other| other.number < place.number)
+    }
+
     /// Whether no earlier place conflicts with this one.
     fn is_turn_of(&self, place: &Place) -> bool {
-        let mut earlier = self.places.iter().take_while(|other| other.number < place.number);
-        !earlier.any(|other| self.conflict(other, place))
+        !self.before(place).any(|other| self.conflict(other, place))
+    }
+
+    /// Whether it is the turn of a call that a plugin makes in these runs: no earlier place conflicts with it but for the runs
+    /// and what waits for them.
+    fn is_turn_within(&self, runs: &[Place], place: &Place) -> bool {
+        let mut passed = runs.to_vec();
+        self.before(place).all(|other| {
+            let is_own = passed.iter().any(|own| own.number == other.number);
+            let waits = passed.iter().any(|own| {
+                let is_behind = other.stream.is_some() && other.stream == own.stream;
+                own.number < other.number && (is_behind || self.conflict(own, other))
+            });
+            if waits {
+                passed.push(*other);
+            }
+            is_own || waits || !self.conflict(other, place)
+        })
     }
 
     fn remove(&mut self, place: &Place) {
@@ -108,9 +134,11 @@ thread_local! {
     static RUNNING: RefCell<Vec<(usize, Place)>> = RefCell::default();
 }
 
-fn any_running(condition: impl FnMut(&(usize, Place)) -> bool) -> bool {
+/// The runs on this thread that have a place among the communicators of this root.
+fn runs_of(root: usize) -> Vec<Place> {
+    let of_root = |(other, place): &(usize, Place)| (*other == root).then_some(*place);
     // While a thread ends, nothing runs on it.
-    RUNNING.try_with(|running| running.borrow().iter().any(condition)).unwrap_or(false)
+    RUNNING.try_with(|running| running.borrow().iter().filter_map(of_root).collect()).unwrap_or_default()
 }
 
 impl IssueOrder {
@@ -135,35 +163,41 @@ impl IssueOrder {
         Arc::as_ptr(&self.root).addr()
     }
 
-    fn take_place(&self, queue: &mut Queue, extent: Extent) -> Place {
+    fn take_place(&self, queue: &mut Queue, extent: Extent, stream: Option<usize>) -> Place {
         queue.issued += 1;
-        let place = Place { communicator: self.communicator, extent, number: queue.issued };
+        let place = Place { communicator: self.communicator, extent, number: queue.issued, stream };
         queue.places.push_back(place);
         place
     }
 
-    /// Takes the next place for work that will run on another thread. `hand_over` gives the work and
-    /// its ticket to that thread. No other call takes a place meanwhile.
-    pub(crate) fn issue<T>(self: &Arc<Self>, extent: Extent, hand_over: impl FnOnce(IssueTicket<'static>) -> T) -> T {
+    /// Whether a run on this thread has its place in this communicator.
+    pub(crate) fn is_in_run(&self) -> bool {
+        runs_of(self.root_address()).iter().any(|run| self.root.lock().covers(run, self.communicator))
+    }
+
+    /// Takes the next place for work that a worker stream will run, the one at this address.
+    /// `hand_over` gives the work and its ticket to the stream. No other call takes a place meanwhile.
+    pub(crate) fn issue<T>(
+        self: &Arc<Self>,
+        extent: Extent,
+        stream: usize,
+        hand_over: impl FnOnce(IssueTicket<'static>) -> T,
+    ) -> T {
         if !self.root.home.is_here() {
             return hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: None, is_next: true });
         }
         let mut queue = self.root.lock();
-        let place = self.take_place(&mut queue, extent);
+        let place = self.take_place(&mut queue, extent, Some(stream));
         hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: Some(place), is_next: false })
     }
 
-    /// Takes the next place for a call on this thread. A call that a plugin makes belongs to the place
-    /// of the plugin's run.
+    /// Takes the next place for a call on this thread.
     pub(crate) fn issue_here(&self, extent: Extent) -> IssueTicket<'_> {
-        let root = self.root_address();
-        let is_in_run =
-            || any_running(|(other, run)| *other == root && self.root.lock().covers(run, self.communicator));
-        if !self.root.home.is_here() || is_in_run() {
+        if !self.root.home.is_here() || self.is_in_run() {
             return IssueTicket { order: OrderRef::Borrowed(self), place: None, is_next: true };
         }
         let mut queue = self.root.lock();
-        let place = self.take_place(&mut queue, extent);
+        let place = self.take_place(&mut queue, extent, None);
         let is_next = queue.is_turn_of(&place);
         IssueTicket { order: OrderRef::Borrowed(self), place: Some(place), is_next }
     }
@@ -202,33 +236,39 @@ impl IssueTicket<'_> {
         }
     }
 
-    /// Waits until no earlier ticket conflicts with this one.
+    /// Waits until it is this call's turn. `label` says in an error or a warning which call it is.
     ///
     /// # Errors
     ///
-    /// The deadline; what `alive` returns.
-    pub(crate) fn wait(&self, deadline: Instant, alive: impl Fn() -> Result<()>) -> Result<()> {
+    /// The deadline is over before the turn comes; what `alive` returns.
+    pub(crate) fn wait(
+        &self,
+        deadline: Instant,
+        alive: impl Fn() -> Result<()>,
+        label: impl Fn(Error) -> Error,
+    ) -> Result<()> {
         let Some(place) = self.place.as_ref().filter(|_| !self.is_next) else { return Ok(()) };
         let root = &self.order().root;
+        let runs = runs_of(self.order().root_address());
+        let is_turn = |queue: &Queue| match runs.as_slice() {
+            [] => queue.is_turn_of(place),
+            runs => queue.is_turn_within(runs, place),
+        };
         let mut queue = root.lock();
         let mut slow = None;
-        while !queue.is_turn_of(place) {
+        while !is_turn(&queue) {
             drop(queue);
             alive()?;
             slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
-                format!(
-                    "a call has waited for {seconds} s: an earlier call of this rank on the same communicator has not ended"
-                )
+                let waits = format!("it has waited for {seconds} s: an earlier call of this rank has not ended");
+                label(Error::new(ErrorKind::DeadlineExceeded, waits)).to_string()
             });
             let now = Instant::now();
             if now >= deadline {
-                bail!(
-                    DeadlineExceeded,
-                    "an earlier call of this rank on the same communicator did not end before the deadline"
-                );
+                return Err(label(missed_turn()));
             }
             queue = root.lock();
-            if !queue.is_turn_of(place) {
+            if !is_turn(&queue) {
                 queue.waiting += 1;
                 let wait = LOOK_INTERVAL.min(deadline - now);
                 (queue, _) = root.released.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner);
@@ -282,6 +322,11 @@ impl Drop for IssueTicket<'_> {
     }
 }
 
+/// The error of a call whose deadline is over before its turn.
+pub(crate) fn missed_turn() -> Error {
+    error!(DeadlineExceeded, "an earlier call of this rank did not end before the deadline of this one")
+}
+
 /// The place of work that another thread has.
 pub(crate) struct Position {
     order: Arc<IssueOrder>,
@@ -292,11 +337,8 @@ impl Position {
     /// Whether the work waits for what runs on this thread now, so that this thread must not wait for it.
     pub(crate) fn is_behind_this_thread(&self) -> bool {
         let root = &self.order.root;
-        any_running(|(other, run)| {
-            *other == self.order.root_address()
-                && run.number < self.place.number
-                && root.lock().conflict(run, &self.place)
-        })
+        let runs = runs_of(self.order.root_address());
+        runs.iter().any(|run| run.number < self.place.number && root.lock().conflict(run, &self.place))
     }
 }
 
@@ -320,7 +362,8 @@ mod model {
     type Touched = Arc<Tracked>;
 
     fn run(ticket: &IssueTicket<'_>, touched: &Touched) {
-        ticket.wait(Instant::now() + Duration::from_secs(3600), || Ok(())).expect("its turn comes");
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        ticket.wait(deadline, || Ok(()), |error| error).expect("its turn comes");
         ticket.run(|| touched.write(|| ()));
     }
 
@@ -372,7 +415,7 @@ mod model {
             let ((first, first_thread), (second, second_thread)) = (stream(), stream());
             let issue = |order: &Arc<IssueOrder>, touched: &Touched, stream: &Sender<_>| {
                 let hand_over = |ticket| stream.send((ticket, Arc::clone(touched))).expect("the stream listens");
-                order.issue(Extent::Communicator, hand_over);
+                order.issue(Extent::Communicator, 1, hand_over);
             };
             let other = thread::spawn({
                 let (order, touched) = (Arc::clone(&order), Arc::clone(&touched));
@@ -395,7 +438,7 @@ mod model {
     fn a_ticket_that_is_dropped_before_its_turn_blocks_no_other() {
         explore(|| {
             let (order, touched) = (IssueOrder::new(), Touched::default());
-            let [first, second, third] = [(); 3].map(|()| order.issue(Extent::Communicator, |ticket| ticket));
+            let [first, second, third] = [(); 3].map(|()| order.issue(Extent::Communicator, 1, |ticket| ticket));
             let waiting = thread::spawn({
                 let touched = Arc::clone(&touched);
                 move || run(&third, &touched)

@@ -24,13 +24,12 @@ pub fn show_warnings() {
 
 /// Logs an event: `log::event!(WARN, "rank {rank} is late")`.
 macro_rules! event {
-    ($level:ident, $($text:tt)+) => {
-        if $crate::log::has_subscriber() {
-            tracing::event!(tracing::Level::$level, $($text)+);
-        } else {
+    ($level:ident, $($text:tt)+) => {{
+        tracing::event!(tracing::Level::$level, $($text)+);
+        if !$crate::log::has_subscriber() {
             $crate::log::print(tracing::Level::$level, format_args!($($text)+));
         }
-    };
+    }};
 }
 
 pub(crate) use event;
@@ -40,12 +39,16 @@ pub(crate) fn has_subscriber() -> bool {
     get_default(|dispatch| !dispatch.is::<NoSubscriber>())
 }
 
-/// Prints an event on stderr, if events of its level are wanted.
-pub(crate) fn print(level: Level, text: fmt::Arguments<'_>) {
+/// Whether events of this level are printed on stderr.
+pub(crate) fn is_printed(level: Level) -> bool {
     let set = settings().ok().and_then(|settings| settings.log);
     let shows_warnings = SHOWS_WARNINGS.load(Ordering::Relaxed);
-    let wanted = set.unwrap_or(if shows_warnings { LevelFilter::WARN } else { LevelFilter::OFF });
-    if level <= wanted {
+    level <= set.unwrap_or(if shows_warnings { LevelFilter::WARN } else { LevelFilter::OFF })
+}
+
+/// Prints an event on stderr, if events of its level are wanted.
+pub(crate) fn print(level: Level, text: fmt::Arguments<'_>) {
+    if is_printed(level) {
         let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
         // If stderr is closed, the event has no reader.
         let _ = writeln!(std::io::stderr(), "distcollective: {name}: {text}");

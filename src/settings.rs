@@ -29,10 +29,10 @@ pub(crate) struct Settings {
 
 impl Settings {
     fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let seconds = |name: &str, least: f64| {
+        let seconds = |name: &str, is_allowed: fn(&Duration) -> bool| {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
             let number = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
-            match number.filter(|number| *number >= least).and_then(|n| Duration::try_from_secs_f64(n).ok()) {
+            match number.and_then(|number| Duration::try_from_secs_f64(number).ok()).filter(is_allowed) {
                 Some(duration) => Ok(Some(duration)),
                 None => bail!(InvalidArgument, "{name} is {text:?}, which is not a number of seconds"),
             }
@@ -48,8 +48,8 @@ impl Settings {
             },
         };
         Ok(Settings {
-            timeout: seconds("DCL_TIMEOUT", f64::MIN_POSITIVE)?,
-            slow_warning: Some(seconds("DCL_SLOW_WARNING", 0.0)?.unwrap_or(SLOW_WARNING))
+            timeout: seconds("DCL_TIMEOUT", |timeout| !timeout.is_zero())?,
+            slow_warning: Some(seconds("DCL_SLOW_WARNING", |_| true)?.unwrap_or(SLOW_WARNING))
                 .filter(|wait| !wait.is_zero()),
             log,
         })
@@ -106,6 +106,7 @@ mod tests {
         for (name, value, reason) in [
             ("DCL_TIMEOUT", "soon", seconds),
             ("DCL_TIMEOUT", "0", seconds),
+            ("DCL_TIMEOUT", "1e-300", seconds),
             ("DCL_TIMEOUT", "-1", seconds),
             ("DCL_TIMEOUT", "inf", seconds),
             ("DCL_SLOW_WARNING", "NaN", seconds),

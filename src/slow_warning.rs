@@ -29,7 +29,8 @@ impl SlowWarning {
         let waited = self.begin.elapsed();
         if self.after.is_some_and(|after| waited >= after) {
             self.after = None;
-            log::event!(WARN, "{}", text(waited.as_secs()));
+            let text = text(waited.as_secs());
+            log::event!(WARN, "{text}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cuda::{CudaStream, Device, Event};
 use crate::error::{Error, Result, bail, error};
 use crate::fork::Home;
-use crate::issue_order::{Extent, IssueOrder, IssueTicket, Position};
+use crate::issue_order::{Extent, IssueOrder, IssueTicket, Position, missed_turn};
 
 /// How long [`Stream::synchronize`] waits for a GPU.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -108,8 +108,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream: what runs on it calls this, and would
-    /// wait for itself.
+    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream: what runs on it calls this, or a
+    /// plugin does whose run is ahead of that work in the issue order; it would wait for itself.
     pub fn synchronize(&self) -> Result<()> {
         self.check_wait()?;
         match &self.kind {
@@ -130,7 +130,13 @@ impl Stream {
     /// Whether this thread may wait for the stream.
     pub(crate) fn check_wait(&self) -> Result<()> {
         match &self.kind {
-            Kind::Worker(worker) => worker.thread.check_wait(),
+            Kind::Worker(worker) => {
+                worker.thread.check_wait()?;
+                lock(&worker.queue.state)
+                    .positions
+                    .iter()
+                    .try_for_each(|position| check_not_behind(position.as_deref()))
+            }
             _ => Ok(()),
         }
     }
@@ -148,7 +154,8 @@ impl Stream {
             let state = match &self.kind {
                 Kind::Cuda(stream) => launch(task, ticket, stream),
                 _ => {
-                    let result = run_in_turn(&mut task, ticket, None);
+                    let turn = wait_for_turn(&task, ticket.as_ref());
+                    let result = turn.and_then(|()| run_in_turn(&mut task, ticket, None));
                     WorkState::Done(task, result)
                 }
             };
@@ -159,14 +166,23 @@ impl Stream {
         }
         let cell = cell.unwrap_or_default();
         let order = task.order();
+        if order.as_ref().is_some_and(|(order, _)| order.is_in_run()) {
+            let error = error!(
+                InvalidArgument,
+                "a plugin cannot enqueue work on a worker stream for a communicator of its own run: the moment would decide \
+                 about its place in the order; the plugin makes the call on its own thread"
+            );
+            return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
+        }
         let hand_over = |ticket: Option<IssueTicket<'static>>| {
-            let position = ticket.as_ref().and_then(IssueTicket::position);
+            let position = ticket.as_ref().and_then(IssueTicket::position).map(Arc::new);
             *lock(&cell.state) = CellState::Queued(task, ticket);
-            worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>);
+            worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>, position.clone());
             position
         };
+        let stream = Arc::as_ptr(&worker.queue).addr();
         let position = match order {
-            Some((order, extent)) => order.issue(extent, |ticket| hand_over(Some(ticket))),
+            Some((order, extent)) => order.issue(extent, stream, |ticket| hand_over(Some(ticket))),
             None => hand_over(None),
         };
         let pending = Pending { cell, position, keep: T::keep_cell, thread: worker.thread };
@@ -174,15 +190,20 @@ impl Stream {
     }
 }
 
-/// Runs a task when its turn has come, and gives its place back.
-fn run_in_turn<T: Task>(task: &mut T, ticket: Option<IssueTicket>, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-    let Some(ticket) = ticket else { return task.run(stream) };
-    if let Some((watch, deadline)) = task.watch() {
-        // A rank that leaves a collective out would let its peers wait for nothing.
-        let turn = ticket.wait(deadline, || watch.check()).map_err(|error| watch.give_up(error));
-        turn.map_err(|error| task.label(error))?;
+/// Waits until it is a task's turn. An error ends the communicator: a rank that leaves a collective out would let its peers wait
+/// for nothing.
+fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
+    let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
+    let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
+    turn.map_err(|error| watch.give_up(task.label(error)))
+}
+
+/// Runs a task whose turn has come, and gives its place back.
+fn run_in_turn<T: Task>(task: &mut T, ticket: Option<IssueTicket<'_>>, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+    match ticket {
+        Some(ticket) => ticket.run(|| task.run(stream)),
+        None => task.run(stream),
     }
-    ticket.run(|| task.run(stream))
 }
 
 impl fmt::Debug for Stream {
@@ -241,6 +262,9 @@ fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<Cu
         Ok(is_capturing) => is_capturing,
         Err(error) => return WorkState::Done(task, Err(error)),
     };
+    if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
+        return WorkState::Done(task, Err(error));
+    }
     // From here on NCCL keeps the order of what is enqueued.
     let result = run_in_turn(&mut task, ticket, Some(stream));
     // What is recorded is not done; it may never be, or a hundred times. A capture does not allow to ask for events either.
@@ -365,8 +389,17 @@ impl<T: Task> Runnable for Cell<T> {
     fn run(&self) {
         let state = std::mem::replace(&mut *lock(&self.state), CellState::Empty);
         let CellState::Queued(mut task, ticket) = state else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| run_in_turn(&mut task, ticket, None)))
-            .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            wait_for_turn(&task, ticket.as_ref())?;
+            // The time before, on the stream, counts too.
+            if let Some((watch, deadline)) = task.watch()
+                && Instant::now() >= deadline
+            {
+                return Err(watch.give_up(task.label(missed_turn())));
+            }
+            run_in_turn(&mut task, ticket, None)
+        }))
+        .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
         *lock(&self.state) = CellState::Done(task, result);
         self.done.notify_all();
     }
@@ -430,6 +463,8 @@ struct Queue {
 #[derive(Default)]
 struct QueueState {
     tasks: VecDeque<Arc<dyn Runnable>>,
+    /// The places in the issue order of all tasks that are not done.
+    positions: VecDeque<Option<Arc<Position>>>,
     /// How many tasks were enqueued, and how many of them are done.
     enqueued: u64,
     done: u64,
@@ -437,9 +472,10 @@ struct QueueState {
 }
 
 impl Queue {
-    fn push(&self, task: Arc<dyn Runnable>) {
+    fn push(&self, task: Arc<dyn Runnable>, position: Option<Arc<Position>>) {
         let mut state = lock(&self.state);
         state.tasks.push_back(task);
+        state.positions.push_back(position);
         state.enqueued += 1;
         self.changed.notify_all();
     }
@@ -453,6 +489,7 @@ impl Queue {
                 // hold what a user made, whose drop may panic; the thread goes on.
                 let _ = catch_unwind(AssertUnwindSafe(move || task.run()));
                 state = lock(&self.state);
+                state.positions.pop_front();
                 state.done += 1;
                 self.changed.notify_all();
             } else if state.closed {
@@ -497,7 +534,7 @@ enum WorkState<T: Send + 'static> {
 struct Pending<T> {
     cell: Arc<Cell<T>>,
     /// Its place in the issue order.
-    position: Option<Position>,
+    position: Option<Arc<Position>>,
     keep: fn(&mut T, Arc<Cell<T>>),
     thread: WorkerThread,
 }
@@ -514,14 +551,19 @@ impl<T> Pending<T> {
             return Ok(());
         }
         self.thread.check_wait()?;
-        if self.position.as_ref().is_some_and(Position::is_behind_this_thread) {
-            bail!(
-                InvalidArgument,
-                "a plugin cannot wait for work on its own run's communicator: that work begins when the run has ended"
-            );
-        }
-        Ok(())
+        check_not_behind(self.position.as_deref())
     }
+}
+
+/// Checks that this thread is not in a run that work with this place waits for.
+fn check_not_behind(position: Option<&Position>) -> Result<()> {
+    if position.is_some_and(Position::is_behind_this_thread) {
+        bail!(
+            InvalidArgument,
+            "a plugin cannot wait for work that was issued after its own run: that work begins when the run has ended"
+        );
+    }
+    Ok(())
 }
 
 impl<T: Send + 'static> Work<T> {
@@ -557,7 +599,7 @@ impl<T: Send + 'static> Work<T> {
     /// # Panics
     ///
     /// Instead of waiting for ever: on a worker stream, what runs there waits for work that is behind it; a plugin waits for work
-    /// that was issued after its own run, on the same communicator; the work was enqueued by a process that this one was forked
+    /// that was issued after its own run, and that waits for that run; the work was enqueued by a process that this one was forked
     /// from, and is not done here.
     pub fn wait(self) -> Result<T, Failed<T>> {
         if let Err(error) = self.check_wait() {

@@ -14,6 +14,7 @@ use super::copy_out::TextRoom;
 use super::status::{Fault, Result, Status, call, last_message, last_rank, set_last};
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
+use crate::log;
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_version() -> u32 {
@@ -179,7 +180,11 @@ struct Log;
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let is_ours = metadata.is_event() && metadata.target().starts_with(env!("CARGO_PKG_NAME"));
-        is_ours && severity(*metadata.level()) <= MOST_VERBOSE.load(Ordering::Relaxed)
+        is_ours
+            && match MOST_VERBOSE.load(Ordering::Relaxed) {
+                0 => log::is_printed(*metadata.level()),
+                most_verbose => severity(*metadata.level()) <= most_verbose,
+            }
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -188,10 +193,14 @@ impl tracing::Subscriber for Log {
         }
         let mut line = Line(String::new());
         event.record(&mut line);
+        let level = *event.metadata().level();
+        if MOST_VERBOSE.load(Ordering::Relaxed) == 0 {
+            return log::print(level, format_args!("{}", line.0));
+        }
         // A text from elsewhere may have a NUL in it.
         let Ok(message) = CString::new(line.0.replace('\0', " ")) else { return };
         let listener = LISTENER.read().unwrap_or_else(PoisonError::into_inner);
-        let severity = severity(*event.metadata().level());
+        let severity = severity(level);
         if let Some(listener) = listener.as_ref().filter(|listener| severity <= listener.most_verbose) {
             IS_LISTENING.set(true);
             (listener.callback)(severity.into(), message.as_ptr(), listener.user_data);

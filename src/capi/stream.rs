@@ -185,6 +185,7 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
         }
         let stream = stream.get()?;
         stream.stream.check_wait()?;
+        lock(&stream.unclaimed).work.iter().try_for_each(AnyWork::check_wait)?;
         let unclaimed = std::mem::take(&mut lock(&stream.unclaimed).work);
         let mut first = Ok(());
         for work in unclaimed {

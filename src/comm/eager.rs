@@ -243,7 +243,8 @@ impl Communicator {
     unsafe fn run_in_turn(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
         let deadline = self.deadline();
         // SAFETY: the caller's promise.
-        self.in_turn(Extent::Communicator, deadline, || unsafe { self.run_call(call, sides, deadline, None) })
+        let run = || unsafe { self.run_call(call, sides, deadline, None) };
+        self.in_turn(Extent::Communicator, &call.collective.operation(), deadline, run)
             .map_err(|error| error.on_rank(self.origin_rank()))
     }
 

@@ -19,7 +19,7 @@ pub use eager::{Operands, RawCollective};
 
 use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;
-use crate::error::{ErrorKind, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank, count_of};
@@ -239,12 +239,19 @@ impl Communicator {
     }
 
     /// Makes a call on this thread when the calls that this rank made before have ended. `call` is one
-    /// collective or several, which no other call of the rank comes between.
-    pub(crate) fn in_turn<T>(&self, extent: Extent, deadline: Instant, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// collective or several, which no other call of the rank comes between; `what` is its name.
+    pub(crate) fn in_turn<T>(
+        &self,
+        extent: Extent,
+        what: &dyn fmt::Display,
+        deadline: Instant,
+        call: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         self.backend.check_home()?;
         let ticket = self.order.issue_here(extent);
+        let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
         // A rank that leaves a collective out would let its peers wait for nothing.
-        ticket.wait(deadline, || self.backend.check()).map_err(|error| self.backend.give_up(error))?;
+        ticket.wait(deadline, || self.backend.check(), label).map_err(|error| self.backend.give_up(error))?;
         ticket.run(call)
     }
 
@@ -325,9 +332,11 @@ impl Communicator {
 
     fn agree(&self, purpose: Purpose) -> Result<()> {
         let deadline = self.deadline();
+        let request = Request::barrier(purpose, deadline);
         // SAFETY: without elements no buffer is used.
-        let agree = || unsafe { self.backend.run(&Request::barrier(purpose, deadline)) };
-        self.in_turn(Extent::Communicator, deadline, agree).map_err(|e| e.on_rank(self.origin_rank()))
+        let agree = || unsafe { self.backend.run(&request) };
+        self.in_turn(Extent::Communicator, &request.signature, deadline, agree)
+            .map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
@@ -338,7 +347,8 @@ impl Communicator {
     /// See the contract of [`Communicator`].
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         let deadline = self.deadline();
-        let backend = self.in_turn(Extent::Communicator, deadline, || self.backend.split(color, key, deadline));
+        let backend =
+            self.in_turn(Extent::Communicator, &"split", deadline, || self.backend.split(color, key, deadline));
         Ok(backend.map_err(|e| e.on_rank(self.origin_rank()))?.map(|backend| self.descendant(backend)))
     }
 
@@ -364,7 +374,8 @@ impl Communicator {
             }
         }
         let deadline = self.deadline();
-        let group = self.in_turn(Extent::Communicator, deadline, || self.make_group(name, ranks, deadline));
+        let group =
+            self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
         group.map_err(|e| e.on_rank(self.origin_rank()))
     }
 
@@ -421,11 +432,11 @@ impl Communicator {
     /// # Errors
     ///
     /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract of [`Communicator`].
-    pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<Buffer> {
+    pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let deadline = self.deadline();
         let allocate = || self.backend.allocate(shape.byte_len(data_type), deadline);
-        let buffer = self.in_turn(Extent::Communicator, deadline, allocate);
+        let buffer = self.in_turn(Extent::Communicator, &"allocate", deadline, allocate);
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
@@ -556,7 +567,7 @@ impl Communicator {
     }
 
     /// Ends the communicator because of this rank's own error.
-    pub(crate) fn abort_with(&self, error: &crate::Error) {
+    pub(crate) fn abort_with(&self, error: &Error) {
         self.backend.abort(error.kind(), &error.to_string());
     }
 }

@@ -92,7 +92,7 @@ impl ExecutionContext {
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
         let deadline = communicator.deadline();
         let attach = || Attached::to(Arc::clone(&self.engine), communicator, self.options, deadline);
-        let attached = communicator.in_turn(Extent::Communicator, deadline, attach);
+        let attached = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, attach);
         self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.origin_rank()))?);
         Ok(())
     }
@@ -207,7 +207,7 @@ impl ExecutionContext {
             // SAFETY: just checked, and the views borrow their memory until this function returns.
             let run = || unsafe { run(attached, &self.shapes, &self.scratch, deadline, None) };
             match &attached.communicator {
-                Some(communicator) => communicator.in_turn(Extent::WithGroups, deadline, run),
+                Some(communicator) => communicator.in_turn(Extent::WithGroups, &"execute", deadline, run),
                 None => run(),
             }
         });

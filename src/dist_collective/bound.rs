@@ -217,7 +217,7 @@ impl DistCollectiveLayer {
             let role = Roles::new(communicator, deadline).role(&layer)?;
             Ok((layer, role))
         };
-        let (layer, role) = communicator.in_turn(Extent::Communicator, deadline, bind).map_err(on_rank)?;
+        let (layer, role) = communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)?;
         Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
     }
 }
@@ -300,7 +300,7 @@ impl BoundLayer {
         let (call, subject) = (self.call(&shape), &self.layer.subject);
         // SAFETY: the lengths were compared just now, and the views borrow the buffers.
         let run = || unsafe { self.role.run(&call, subject, sides, deadline, Lane::Caller) };
-        self.communicator.in_turn(Extent::WithGroups, deadline, run).map_err(about)
+        self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
     /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. They are in the memory of the communicator,

@@ -4,13 +4,14 @@
 //! `DCL_EXHAUSTIVE=1 cargo test --release --test suite chaos` runs 500 rounds of each kind.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use distcollective::{
     Buffer, Collective, CollectiveOperation, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result,
     TensorView, TensorViewMut,
 };
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::random::Random;
 use crate::ranks::{DEADLINE, wait_all};
@@ -188,16 +189,16 @@ fn start(seed: u64, rank: u32, job: &str, wrapper: &[&str]) -> Child {
 }
 
 /// The process of a rank: the child, or the child's child if the child is a wrapper.
-fn process_of(child: &Child, wrapper: &[&str]) -> i32 {
+fn process_of(child: &Child, wrapper: &[&str]) -> Pid {
     let id = child.id();
     if wrapper.is_empty() {
-        return id as i32;
+        return Pid::from_child(child);
     }
     let end = Instant::now() + DEADLINE;
     loop {
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).expect("the child's children");
         match children.split_whitespace().next() {
-            Some(process) => return process.parse().expect("a number"),
+            Some(process) => return Pid::from_raw(process.parse().expect("a number")).expect("a process"),
             None => assert!(Instant::now() < end, "the wrapper starts nothing"),
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -212,33 +213,25 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
     std::thread::sleep(round.delay);
     let victim = round.victim as usize;
     let disturbed = Instant::now();
-    // Where a stopped process goes on, its peers have ended or end later.
-    let mut going_on: Option<Receiver<()>> = None;
+    let mut disturbed_child = children.remove(victim);
+    let mut stopped = None;
     match round.disturbance {
-        Disturbance::Kill => children[victim].kill().expect("a child"),
+        Disturbance::Kill => disturbed_child.kill().expect("a child"),
         Disturbance::Stop => {
-            let process = process_of(&children[victim], wrapper);
-            let send = move |signal| {
-                // SAFETY: at worst the process has ended, and its number is still that of a child that was not waited for.
-                let _ = unsafe { libc::kill(process, signal) };
-            };
-            send(libc::SIGSTOP);
-            let (done, gone_on) = channel();
-            let pause = round.timeout() + Duration::from_millis(200);
-            std::thread::spawn(move || {
-                std::thread::sleep(pause);
-                send(libc::SIGCONT);
-                let _ = done.send(());
-            });
-            going_on = Some(gone_on);
+            let process = process_of(&disturbed_child, wrapper);
+            // It may have ended already.
+            let _ = kill_process(process, Signal::STOP);
+            stopped = Some(process);
         }
         Disturbance::Nothing | Disturbance::Leave => {}
     }
-    let results = wait_all(children, 2 * DEADLINE);
+    // The others end without a process that is stopped.
+    let mut results = wait_all(children, 2 * DEADLINE);
     let took = disturbed.elapsed();
-    if let Some(going_on) = going_on {
-        going_on.recv_timeout(DEADLINE).expect("the stopped child goes on");
+    if let Some(process) = stopped {
+        let _ = kill_process(process, Signal::CONT);
     }
+    results.insert(victim, wait_all(vec![disturbed_child], DEADLINE).remove(0));
     let mut have_met = true;
     for (rank, (success, text)) in results.into_iter().enumerate() {
         if rank == victim && round.disturbance == Disturbance::Kill {
@@ -261,7 +254,10 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
                 let is_late = format!("{:?}", ErrorKind::DeadlineExceeded);
                 assert!(told && !ended.contains(&is_late), "{about}: {ended}");
             }
-            Disturbance::Stop => {}
+            Disturbance::Stop => {
+                let reasons = ["Ok(())", "DeadlineExceeded", "Aborted", "PeerLost"];
+                assert!(reasons.iter().any(|reason| ended.contains(reason)), "{about}: {ended}");
+            }
         }
     }
     (round.disturbance == Disturbance::Kill && have_met).then_some(took)

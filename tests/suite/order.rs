@@ -1,8 +1,10 @@
 //! The issue order: a rank's calls on one communicator take effect in the order in which the rank
 //! makes them, whatever streams they run on and whether they block.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,6 +12,7 @@ use std::time::Duration;
 use distcollective::{
     Bindings, BoundLayer, Buffer, Builder, Collective, Communicator, DataType, DistCollective, Engine, ErrorKind,
     ExecutionContext, Network, Operands, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Stream, Work,
+    inputs, outputs,
 };
 
 use crate::random::Random;
@@ -58,29 +61,6 @@ fn work_on_several_streams_runs_in_the_order_of_issue() {
                 assert_eq!(sum_of(work), 3 * (round + i as i32));
             }
         }
-    });
-}
-
-/// Two threads of each rank hand work to two streams, each in its own order. Which thread comes first is a race, and differs
-/// between the ranks; so each thread has a communicator of its own, and what is left to go wrong is a deadlock.
-#[test]
-fn two_threads_that_use_two_streams_do_not_block_each_other() {
-    on_ranks(2, |communicator| {
-        let streams = [(); 2].map(|()| Stream::worker().expect("a thread"));
-        let halves = [0, 1].map(|key| communicator.split(Some(0), key).expect("a split").expect("a color"));
-        std::thread::scope(|scope| {
-            for (i, half) in halves.iter().enumerate() {
-                let streams = if i == 0 { [&streams[0]; 2] } else { [&streams[1]; 2] };
-                scope.spawn(move || {
-                    for round in 0..4 * ROUNDS as i32 {
-                        let first = sum_async(half, round, streams[0]);
-                        let second = sum_async(half, round, streams[1]);
-                        half.barrier().expect("a barrier");
-                        assert_eq!([sum_of(first), sum_of(second)], [2 * round; 2]);
-                    }
-                });
-            }
-        });
     });
 }
 
@@ -170,24 +150,164 @@ fn context_on(communicator: &Communicator) -> (ExecutionContext, Acting) {
     (context, acting)
 }
 
-#[test]
-fn a_barrier_after_a_run_waits_for_the_run_and_its_plugins() {
-    on_ranks(2, |communicator| {
-        let (mut context, acting) = context_on(&communicator);
-        let pause = || {
-            std::thread::sleep(Duration::from_millis(20));
+/// A context that is enqueued on a worker stream, whose plugin ends when told, and what says that it has ended.
+struct SlowRun {
+    work: Work<Bindings>,
+    go_on: Sender<()>,
+    has_ended: Arc<AtomicBool>,
+}
+
+/// The engine of [`acting_engine`] on a communicator, its plugin waiting to be told.
+fn slow_run(context: &mut ExecutionContext, acting: &Acting, stream: &Stream) -> SlowRun {
+    let (go_on, wait) = channel::<()>();
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let act = {
+        let has_ended = Arc::clone(&has_ended);
+        move || {
+            wait.recv_timeout(DEADLINE).expect("the test goes on");
+            has_ended.store(true, Ordering::SeqCst);
             Ok(())
-        };
-        *acting.0.lock().expect("no panic") = Some(Box::new(pause));
+        }
+    };
+    *acting.0.lock().expect("no panic") = Some(Box::new(act));
+    let work = context.enqueue(bind(context, 1), stream).unwrap_or_else(|error| panic!("{error}"));
+    SlowRun { work, go_on, has_ended }
+}
+
+/// What a rank may call: on this thread, or on a stream of its own.
+type Call<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
+
+fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other: &'a Stream) -> Vec<Call<'a>> {
+    let n = communicator.world_size();
+    let layer = DistCollective::all_reduce(SUM).nb_rank(n).into_layer().bind(communicator, DataType::Int32);
+    let layer = layer.expect("the same layer");
+    let bound = layer.clone();
+    let (mut context, _) = context_on(communicator);
+    let (mut second, _) = context_on(communicator);
+    let sum = Collective::AllReduce { reduce_op: SUM };
+    let raw = move |communicator: &Communicator| {
+        let mut x = [1i32];
+        let address = x.as_mut_ptr().cast::<u8>();
+        // SAFETY: the memory is there until the work is done.
+        let work = unsafe { communicator.enqueue(sum, DataType::Int32, 1, address, address, other)? };
+        work.wait().map(drop).map_err(Into::into)
+    };
+    vec![
+        ("barrier", Box::new(|| communicator.barrier())),
+        ("barrier of a group", Box::new(|| group.barrier())),
+        ("all_reduce", Box::new(|| communicator.all_reduce(&mut [1i32], SUM))),
+        ("all_gather of a group", Box::new(move || group.all_gather(&[1i32], &mut vec![0; n as usize]))),
+        ("collective_async", Box::new(|| sum_async(communicator, 1, other).wait().map(drop).map_err(Into::into))),
+        ("enqueue", Box::new(move || raw(communicator))),
+        ("enqueue on a group", Box::new(move || raw(group))),
+        ("split", Box::new(|| communicator.split(Some(0), 0).map(drop))),
+        ("new_group", Box::new(move || communicator.new_group(&(0..n).map(Rank).collect::<Vec<_>>()).map(drop))),
+        ("allocate", Box::new(|| communicator.allocate(DataType::Int32, [1]).map(drop))),
+        ("set_communicator", Box::new(|| context_on(communicator).0.communicator().map_or(Ok(()), |_| Ok(())))),
+        ("bound layer", Box::new(move || layer.execute(Some((&[1]).into()), Some((&mut [0]).into()), &[1]))),
+        (
+            "bound layer on a stream",
+            Box::new(move || {
+                let (x, mut y) = ([1i32], [0i32]);
+                // SAFETY: the memory is there until the work is done.
+                let work = unsafe { bound.enqueue(x.as_ptr().cast(), y.as_mut_ptr().cast(), &[1], other)? };
+                work.wait().map(drop).map_err(Into::into)
+            }),
+        ),
+        ("execute", Box::new(move || context.execute(inputs!["x" => &[1]], outputs!["y" => &mut [0]]))),
+        (
+            "enqueue a context",
+            Box::new(move || second.enqueue(bind(&second, 1), other)?.wait().map(drop).map_err(Into::into)),
+        ),
+        ("finalize", Box::new(|| communicator.clone().finalize())),
+    ]
+}
+
+#[test]
+fn every_call_waits_for_the_run_that_was_issued_before() {
+    on_ranks(2, |communicator| {
         let group = communicator.split(Some(0), 0).expect("a split").expect("a color");
-        let worker = Stream::worker().expect("a thread");
-        for round in 0..5 {
-            let work = context.enqueue(bind(&context, round), &worker).unwrap_or_else(|error| panic!("{error}"));
-            // A group of the communicator is in the run's place too.
-            if round % 2 == 0 { &communicator } else { &group }.barrier().expect("a barrier");
-            assert_eq!(y_of(work), 2 * round);
+        let (mut context, acting) = context_on(&communicator);
+        let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
+        for (name, mut call) in all_calls(&communicator, &group, &other) {
+            let SlowRun { work, go_on, has_ended } = slow_run(&mut context, &acting, &worker);
+            // The plugin ends while the call waits, most likely; the call may also come after.
+            let teller = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(5));
+                go_on.send(()).expect("the plugin waits");
+            });
+            call().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(has_ended.load(Ordering::SeqCst), "{name} ended before the run that was issued before it");
+            assert_eq!(y_of(work), 2);
+            teller.join().expect("no panic");
         }
     });
+}
+
+/// A call's deadline runs from the moment of issue: what waits on its stream behind a plugin for too long fails, without a call to
+/// the peers, and ends the communicator for them.
+#[test]
+fn the_deadline_of_work_runs_from_the_moment_of_issue() {
+    const SOON: Duration = Duration::from_millis(50);
+    type Issue = fn(&Communicator, &Stream) -> Result<()>;
+    // On rank 1 they wait for rank 0.
+    let kinds: [Issue; 3] = [
+        |communicator, stream| {
+            sum_async(&communicator.with_timeout(SOON), 1, stream).wait().map(drop).map_err(Into::into)
+        },
+        |communicator, stream| {
+            let (x, mut y) = ([1i32], [0i32]);
+            let layer = DistCollective::all_reduce(SUM).nb_rank(2).into_layer();
+            let layer = LAYER
+                .with(|kept| kept.borrow_mut().take())
+                .map_or_else(|| layer.bind(communicator, DataType::Int32), Ok)?;
+            // SAFETY: the memory is there until the work is done.
+            let work =
+                unsafe { layer.with_timeout(SOON).enqueue(x.as_ptr().cast(), y.as_mut_ptr().cast(), &[1], stream)? };
+            work.wait().map(drop).map_err(Into::into)
+        },
+        |communicator, stream| {
+            let mut context =
+                CONTEXT.with(|kept| kept.borrow_mut().take()).unwrap_or_else(|| context_on(communicator).0);
+            context.set_timeout(SOON);
+            context.enqueue(bind(&context, 1), stream)?.wait().map(drop).map_err(Into::into)
+        },
+    ];
+    for issue in kinds {
+        let errors = on_ranks(2, move |communicator| {
+            // Both are collective, so that they are made before.
+            let layer = DistCollective::all_reduce(SUM).nb_rank(2).into_layer().bind(&communicator, DataType::Int32);
+            LAYER.with(|kept| *kept.borrow_mut() = Some(layer.expect("the same layer")));
+            CONTEXT.with(|kept| *kept.borrow_mut() = Some(context_on(&communicator).0));
+            let worker = Stream::worker().expect("a thread");
+            if communicator.rank() == Rank(1) {
+                // It waits for rank 0 as long as it takes.
+                return communicator.all_reduce(&mut [1i32], SUM).expect_err("rank 0 fails");
+            }
+            // An engine whose layers are all the identity needs no communicator and takes no place, but the stream.
+            let (engine, acting) = acting_engine(1);
+            let mut alone = engine.create_execution_context().expect("a context");
+            let busy = slow_run(&mut alone, &acting, &worker);
+            let teller = std::thread::spawn(move || {
+                std::thread::sleep(2 * SOON);
+                busy.go_on.send(()).expect("the plugin waits");
+                y_of(busy.work)
+            });
+            let error = issue(&communicator, &worker).expect_err("its deadline is over");
+            assert_eq!(teller.join().expect("no panic"), 1);
+            error
+        });
+        let text = "an earlier call of this rank did not end before the deadline of this one";
+        assert_eq!(errors[0].kind(), ErrorKind::DeadlineExceeded);
+        assert!(errors[0].to_string().contains(text), "{}", errors[0]);
+        assert!(errors[1].to_string().contains("rank 0 ended the communicator: rank 0: "), "{}", errors[1]);
+        assert!(errors[1].to_string().contains(text), "{}", errors[1]);
+    }
+}
+
+thread_local! {
+    static LAYER: RefCell<Option<BoundLayer>> = const { RefCell::new(None) };
+    static CONTEXT: RefCell<Option<ExecutionContext>> = const { RefCell::new(None) };
 }
 
 #[test]
@@ -262,32 +382,70 @@ fn a_plugin_that_runs_its_own_context_gets_an_error() {
     });
 }
 
-/// Work that a plugin issues on another stream has a place after the run; the plugin cannot wait for it.
+/// A plugin's work on another stream would have a place that the moment decides about. And a plugin cannot wait for work that
+/// begins when its run has ended: not for the work, and not for the stream.
 #[test]
-fn a_plugin_cannot_wait_for_work_that_begins_after_its_run() {
+fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
     on_ranks(2, |communicator| {
         let (mut context, acting) = context_on(&communicator);
-        let (sender, issued) = channel();
-        let other = Stream::worker().expect("a thread");
-        let inner = communicator.clone();
+        let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
+        let (hand_over, given) = channel::<Work<Operands>>();
+        let (tell, told) = channel();
+        let (inner, stream) = (communicator.clone(), other.clone());
         let act = move || {
-            let work = sum_async(&inner, 5, &other);
-            assert!(!work.is_done(), "the work began before the run ended");
-            let waited = catch_unwind(AssertUnwindSafe(|| drop(sum_async(&inner, 6, &other).wait())));
+            let refused = sum_async(&inner, 5, &stream).wait().expect_err("it would race").error;
+            let after = given.recv_timeout(DEADLINE).expect("the test issues it");
+            let waited = catch_unwind(AssertUnwindSafe(|| drop(after.wait())));
             let panic = waited.expect_err("it would wait for itself");
-            let text = panic.downcast_ref::<String>().expect("a text").clone();
-            sender.send((work, text)).expect("the test listens");
+            let panic = panic.downcast_ref::<String>().expect("a text").clone();
+            let synchronized = stream.synchronize().expect_err("it would wait for itself");
+            tell.send([refused.to_string(), panic, synchronized.to_string()]).expect("the test listens");
             Ok(())
         };
         *acting.0.lock().expect("no panic") = Some(Box::new(act));
-        let worker = Stream::worker().expect("a thread");
         let run = context.enqueue(bind(&context, 1), &worker).unwrap_or_else(|error| panic!("{error}"));
-        let (work, text) = issued.recv_timeout(DEADLINE).expect("the plugin ran");
-        assert!(text.contains("a plugin cannot wait for work on its own run's communicator"), "{text}");
+        hand_over.send(sum_async(&communicator, 6, &other)).expect("the plugin listens");
+        let [refused, waited, synchronized] = told.recv_timeout(DEADLINE).expect("the plugin ran");
+        assert!(
+            refused.contains("a plugin cannot enqueue work on a worker stream for a communicator of its own run"),
+            "{refused}"
+        );
+        for text in [waited, synchronized] {
+            assert!(text.contains("a plugin cannot wait for work that was issued after its own run"), "{text}");
+        }
         assert_eq!(y_of(run), 2);
-        assert_eq!(sum_of(work), 10);
-        // The sum of 6 runs too, although its handle is gone.
+        other.synchronize().expect("now it can");
         communicator.barrier().expect("a barrier");
+    });
+}
+
+/// The run is on a group; its plugin calls on the communicator that the group was split from, and on another group. Behind the run
+/// there is a run on the whole communicator, which waits for it.
+#[test]
+fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
+    on_ranks(2, |communicator| {
+        let [group, sibling] = [(); 2].map(|()| communicator.split(Some(0), 0).expect("a split").expect("a color"));
+        let (mut on_group, acting) = context_on(&group);
+        let (mut on_all, _) = context_on(&communicator);
+        let layer = DistCollective::all_reduce(SUM).nb_rank(2).into_layer();
+        let layer = layer.bind(&communicator, DataType::Int32).expect("the same layer");
+        let (go_on, wait) = channel::<()>();
+        let (world, beside) = (communicator.clone(), sibling.clone());
+        let act = move || {
+            wait.recv_timeout(DEADLINE).expect("the test goes on");
+            world.barrier()?;
+            beside.barrier()?;
+            layer.execute(Some((&[1]).into()), Some((&mut [0]).into()), &[1])
+        };
+        *acting.0.lock().expect("no panic") = Some(Box::new(act));
+        let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
+        let first = on_group.enqueue(bind(&on_group, 1), &worker).unwrap_or_else(|error| panic!("{error}"));
+        // Behind the run on its stream, behind it in the order, and behind that one.
+        let second = sum_async(&sibling, 2, &worker);
+        let third = on_all.enqueue(bind(&on_all, 3), &other).unwrap_or_else(|error| panic!("{error}"));
+        go_on.send(()).expect("the plugin waits");
+        communicator.barrier().expect("a barrier");
+        assert_eq!((y_of(first), sum_of(second), y_of(third)), (2, 4, 6));
     });
 }
 
@@ -310,7 +468,7 @@ fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
     });
     for (rank, (barrier, run)) in results.into_iter().enumerate() {
         assert!(matches!(barrier.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Aborted), "{barrier}");
-        let text = "an earlier call of this rank on the same communicator did not end before the deadline";
+        let text = "barrier: an earlier call of this rank did not end before the deadline of this one";
         assert!(barrier.to_string().contains(text), "rank {rank}: {barrier}");
         assert!(run.to_string().contains(text), "rank {rank}: {run}");
     }

@@ -408,9 +408,11 @@ fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
     let stopped = children.remove(1);
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(success, "{text}");
-        let told = "rank 1 did not arrive before the deadline";
+        // It was stopped before it came to a call, or in the middle of one.
+        let told =
+            ["rank 1 did not arrive before the deadline", "rank 1 arrived, but did not finish moving the elements"];
         let late = text.contains("DeadlineExceeded: ") || text.contains("Aborted: ");
-        assert!(late && text.contains(told), "{text}");
+        assert!(late && told.iter().any(|told| text.contains(told)), "{text}");
     }
     signal(&stopped, "CONT");
     let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
@@ -470,7 +472,10 @@ fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
                 let mut lines = BufReader::new(child.stdout.as_mut().expect("piped"));
                 let mut line = String::new();
                 lines.read_line(&mut line).expect("output");
-                assert!(line.contains("rank 1 did not arrive before the deadline"), "{line}");
+                assert!(
+                    line.contains("rank 1 arrived, but did not finish") || line.contains("rank 1 did not arrive"),
+                    "{line}"
+                );
                 child.stdin.take().expect("piped")
             })
             .collect();

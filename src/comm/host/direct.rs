@@ -70,12 +70,12 @@ impl Run<'_> {
         }
         for done in (0..len).step_by(WINDOW_BYTES) {
             let part = WINDOW_BYTES.min(len - done);
+            self.before_moving(part)?;
             self.host.segment.window(self.host.rank, || {
                 // SAFETY: the peer posted a buffer that holds these bytes, and keeps it until its windows are closed; the
                 // output holds them by the contract of `run`; the in-place rules keep the two apart.
                 unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) }
             })?;
-            self.note_moved(part)?;
         }
         Ok(())
     }
@@ -119,6 +119,7 @@ impl Run<'_> {
         self.with_addresses(source_of, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
+                self.before_moving(part)?;
                 let result = target.wrapping_add(start);
                 self.host.segment.window(self.host.rank, || {
                     // SAFETY: as in `copy_in`, for every source; in place the target is one of the sources.
@@ -129,7 +130,6 @@ impl Run<'_> {
                     }
                 })?;
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(part));
-                self.note_moved(part)?;
             }
             Ok(())
         })

@@ -158,7 +158,7 @@ impl HostBackend {
     unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
         self.check().map_err(|e| request.label(e))?;
         progress.sequence += 1;
-        let mut run = Run { host: self, progress, request, finished: false, moved: Cell::new(0) };
+        let mut run = Run { host: self, progress, request, finished: false, moved: Cell::default() };
         let result = run.collective();
         run.finished = result.is_ok();
         let result = result.map_err(|error| {
@@ -400,37 +400,57 @@ mod tests {
     use super::segment::{Body, Place};
     use super::*;
     use crate::collective::ReduceOperation;
+    use crate::memory::MemorySpace;
 
-    /// A sum in place of so many bytes.
-    fn sum(rank: &HostBackend, x: &mut [u8], deadline: Instant) -> Result<()> {
-        let call = Call {
-            collective: Collective::AllReduce { reduce_op: ReduceOperation::Sum },
-            data_type: DataType::Uint8,
-            block_elements: x.len(),
-        };
-        let buffer = Address { pointer: x.as_mut_ptr(), space: crate::memory::MemorySpace::Host };
+    /// A call in place on so many bytes.
+    fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
+        let call = Call { collective, data_type: DataType::Uint8, block_elements: x.len() };
+        let buffer = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
         let signature = Signature { purpose: Purpose::Collective, call };
         let request = Request { signature, label: None, input: buffer, output: buffer, deadline, stream: None };
         // SAFETY: the buffer is as long as the call says, and borrowed until the call returns.
         unsafe { rank.run(&request) }
     }
 
-    /// The other rank is there, so that nothing is waited for before the copying.
+    const SUM: Collective<GroupRank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+
+    /// Rank 0 is there, so that rank 1, whose deadline is over, waits for nothing before it moves elements.
     #[test]
     fn a_rank_looks_at_the_clock_while_it_moves_elements() {
+        const LEN: usize = 8 << 20;
+        let far = Instant::now() + Duration::from_secs(10);
+        let broadcast = Collective::Broadcast { root: GroupRank(0) };
+        for collective in [SUM, broadcast] {
+            let ranks = in_process(2).expect("ranks");
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| call(&ranks[0], collective, &mut vec![1; LEN], far));
+                while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+                    std::thread::yield_now();
+                }
+                let error = call(&ranks[1], collective, &mut vec![1; LEN], Instant::now()).expect_err("it is too late");
+                assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+                let text = "this rank did not finish moving the elements before the deadline; it had moved 1 MiB";
+                assert!(error.to_string().ends_with(text), "{error}");
+                first.join().expect("no panic").expect_err("rank 1 failed");
+            });
+        }
+    }
+
+    /// What a call moves between two looks at the clock is moved whatever the deadline.
+    #[test]
+    fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
         let ranks = in_process(2).expect("ranks");
         let far = Instant::now() + Duration::from_secs(10);
+        let broadcast = Collective::Broadcast { root: GroupRank(0) };
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| sum(&ranks[0], &mut vec![1; 64 << 20], far));
+            let first = scope.spawn(|| call(&ranks[0], broadcast, &mut vec![1; 1 << 20], far));
             while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
                 std::thread::yield_now();
             }
-            let error = sum(&ranks[1], &mut vec![1; 64 << 20], Instant::now()).expect_err("the deadline is over");
-            let text = "the ranks arrived, but this rank had moved only 1 MiB of its elements at the deadline";
-            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-            assert_eq!(error.to_string(), format!("all_reduce(sum) of 67108864 uint8 (collective 1): {text}"));
-            let first = first.join().expect("no panic").expect_err("rank 1 failed").to_string();
-            assert!(first.contains("rank 1 ended the communicator") && first.contains(text), "{first}");
+            let mut x = vec![0; 1 << 20];
+            call(&ranks[1], broadcast, &mut x, Instant::now()).expect("nothing is left to do");
+            assert!(x.iter().all(|x| *x == 1));
+            first.join().expect("no panic").expect("rank 1 is done");
         });
     }
 
@@ -439,22 +459,48 @@ mod tests {
     fn a_rank_that_arrived_is_not_said_to_be_missing() {
         let ranks = in_process(2).expect("ranks");
         let (mut x, mut y) = (vec![1u8; 4096], vec![1u8; 4096]);
-        let call = Call {
-            collective: Collective::AllReduce { reduce_op: ReduceOperation::Sum },
-            data_type: DataType::Uint8,
-            block_elements: x.len(),
+        let signature = Signature {
+            purpose: Purpose::Collective,
+            call: Call { collective: SUM, data_type: DataType::Uint8, block_elements: x.len() },
         };
         let place = Place::Address(x.as_mut_ptr().expose_provenance());
-        let signature = Signature { purpose: Purpose::Collective, call }.to_words();
-        ranks[0].segment.notify(GroupRank(0), 1, signature, Body::Places { input: place, output: place });
+        ranks[0].segment.notify(GroupRank(0), 1, signature.to_words(), Body::Places { input: place, output: place });
         let error =
-            sum(&ranks[1], &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
+            call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
         assert_eq!(
             error.to_string(),
             "all_reduce(sum) of 4096 uint8 (collective 1): rank 0 arrived, but did not finish moving the elements before the \
              deadline"
         );
         drop(x);
+    }
+
+    /// Rank 0 waits for rank 2; rank 1 waits for rank 0, which has arrived.
+    #[test]
+    fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
+        const LEN: usize = 4096;
+        let ranks = in_process(3).expect("ranks");
+        let gather = Collective::Gather { root: GroupRank(0) };
+        let request = |rank: &HostBackend, x: &mut [u8], deadline| {
+            let call = Call { collective: gather, data_type: DataType::Uint8, block_elements: LEN };
+            let signature = Signature { purpose: Purpose::Collective, call };
+            let input = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
+            let output = Address { pointer: x.as_mut_ptr().wrapping_add(LEN), space: MemorySpace::Host };
+            let request = Request { signature, label: None, input, output, deadline, stream: None };
+            // SAFETY: the memory holds an input, and behind it an output of three blocks.
+            unsafe { rank.run(&request) }
+        };
+        let far = Instant::now() + Duration::from_secs(10);
+        std::thread::scope(|scope| {
+            let root = scope.spawn(|| request(&ranks[0], &mut vec![1; 4 * LEN], far));
+            while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+                std::thread::yield_now();
+            }
+            let soon = Instant::now() + Duration::from_millis(20);
+            let error = request(&ranks[1], &mut vec![1; 4 * LEN], soon).expect_err("rank 2 does not come").to_string();
+            assert!(error.ends_with("(collective 1): rank 2 did not arrive before the deadline"), "{error}");
+            root.join().expect("no panic").expect_err("rank 1 failed");
+        });
     }
 
     /// A peer is stopped in the middle of a copy while this rank's collective fails: the call returns only afterwards.

@@ -59,15 +59,13 @@ impl Report<'_> {
         self.host.segment.has_reached(peer, Mark::Noticed(sequence))
     }
 
-    /// The ranks that have not come so far.
+    /// The ranks that have not come so far. Where some have not arrived at the collective, these are the ranks that the others
+    /// wait for.
     fn missing(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
         let segment = &*self.host.segment;
-        // A rank cannot finish a collective that another rank has not begun.
-        let is_begun = |sequence| segment.ranks().all(|peer| self.has_arrived(peer, sequence));
-        let mark = match mark {
-            Mark::Done(sequence) if !is_begun(sequence) => Mark::Noticed(sequence),
-            mark => mark,
-        };
+        let sequence = if let Mark::Done(sequence) = mark { sequence } else { self.sequence };
+        let have_arrived = segment.ranks().all(|peer| self.has_arrived(peer, sequence));
+        let mark = if have_arrived { mark } else { Mark::Noticed(sequence) };
         let own = self.host.rank;
         segment.ranks().filter(move |peer| {
             let is_own_end = matches!(mark, Mark::Done(_)) && *peer == own;
@@ -79,9 +77,10 @@ impl Report<'_> {
         list_ranks(peers.map(|peer| self.host.segment.member(peer).0))
     }
 
-    /// Whether the ranks that are missing have arrived, and move elements.
+    /// Whether all ranks have arrived, and some of them move elements.
     fn are_moving(&self, mark: Mark) -> bool {
-        matches!(mark, Mark::Round(_)) && self.missing(mark).all(|peer| self.has_arrived(peer, self.sequence))
+        let mut ranks = self.host.segment.ranks();
+        matches!(mark, Mark::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
     /// The error of a wait for peers to come so far.
@@ -117,7 +116,7 @@ impl Report<'_> {
     pub(super) fn late(&self, moved: usize) -> Error {
         error!(
             DeadlineExceeded,
-            "{}: the ranks arrived, but this rank had moved only {} MiB of its elements at the deadline",
+            "{}: this rank did not finish moving the elements before the deadline; it had moved {} MiB",
             self.call(),
             moved >> 20
         )

@@ -19,8 +19,8 @@ pub(super) struct Run<'a> {
     pub(super) progress: &'a mut Progress,
     pub(super) request: &'a Request<'a>,
     pub(super) finished: bool,
-    /// How many bytes this rank has moved.
-    pub(super) moved: Cell<usize>,
+    /// How many bytes this rank has moved, and how many since it looked at the clock.
+    pub(super) moved: Cell<(usize, usize)>,
 }
 
 /// How many bytes a rank moves between two looks at the clock.
@@ -223,15 +223,18 @@ impl<'a> Run<'a> {
         waited.map_err(|trouble| self.report().error(trouble, mark))
     }
 
-    /// Counts bytes that this rank has moved, and looks at the clock now and then: the call ends if its deadline is over.
-    pub(super) fn note_moved(&self, byte_len: usize) -> Result<()> {
-        let before = self.moved.get();
-        let moved = before + byte_len;
-        self.moved.set(moved);
-        if moved / LOOK_BYTES == before / LOOK_BYTES || Instant::now() < self.request.deadline {
+    /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends if its deadline is over.
+    pub(super) fn before_moving(&self, byte_len: usize) -> Result<()> {
+        let (moved, since_look) = self.moved.get();
+        if since_look < LOOK_BYTES {
+            self.moved.set((moved + byte_len, since_look + byte_len));
             return Ok(());
         }
-        Err(self.report().late(moved))
+        self.moved.set((moved + byte_len, byte_len));
+        match Instant::now() < self.request.deadline {
+            true => Ok(()),
+            false => Err(self.report().late(moved)),
+        }
     }
 
     pub(super) fn wait_for_all(&self, mark: Mark) -> Result<()> {

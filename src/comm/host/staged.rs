@@ -41,6 +41,7 @@ impl Run<'_> {
         }
         for start in (0..block).step_by(most) {
             let piece = Piece { start, len: most.min(block - start) };
+            self.before_moving(parts * piece.len)?;
             self.progress.round += 1;
             if call.reads_input(rank) {
                 self.wait_for_all(Mark::Round(self.progress.round - 1))?;
@@ -52,7 +53,6 @@ impl Run<'_> {
                 self.wait_for(peer, round)?;
             }
             self.take_piece(piece)?;
-            self.note_moved(parts * piece.len)?;
         }
         Ok(())
     }
