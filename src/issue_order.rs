@@ -328,6 +328,7 @@ pub(crate) fn missed_turn() -> Error {
 }
 
 /// The place of work that another thread has.
+#[derive(Clone)]
 pub(crate) struct Position {
     order: Arc<IssueOrder>,
     place: Place,

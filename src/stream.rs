@@ -132,10 +132,7 @@ impl Stream {
         match &self.kind {
             Kind::Worker(worker) => {
                 worker.thread.check_wait()?;
-                lock(&worker.queue.state)
-                    .positions
-                    .iter()
-                    .try_for_each(|position| check_not_behind(position.as_deref()))
+                lock(&worker.queue.state).positions.iter().try_for_each(|position| check_not_behind(position.as_ref()))
             }
             _ => Ok(()),
         }
@@ -175,7 +172,7 @@ impl Stream {
             return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
         }
         let hand_over = |ticket: Option<IssueTicket<'static>>| {
-            let position = ticket.as_ref().and_then(IssueTicket::position).map(Arc::new);
+            let position = ticket.as_ref().and_then(IssueTicket::position);
             *lock(&cell.state) = CellState::Queued(task, ticket);
             worker.queue.push(Arc::clone(&cell) as Arc<dyn Runnable>, position.clone());
             position
@@ -464,7 +461,7 @@ struct Queue {
 struct QueueState {
     tasks: VecDeque<Arc<dyn Runnable>>,
     /// The places in the issue order of all tasks that are not done.
-    positions: VecDeque<Option<Arc<Position>>>,
+    positions: VecDeque<Option<Position>>,
     /// How many tasks were enqueued, and how many of them are done.
     enqueued: u64,
     done: u64,
@@ -472,7 +469,7 @@ struct QueueState {
 }
 
 impl Queue {
-    fn push(&self, task: Arc<dyn Runnable>, position: Option<Arc<Position>>) {
+    fn push(&self, task: Arc<dyn Runnable>, position: Option<Position>) {
         let mut state = lock(&self.state);
         state.tasks.push_back(task);
         state.positions.push_back(position);
@@ -534,7 +531,7 @@ enum WorkState<T: Send + 'static> {
 struct Pending<T> {
     cell: Arc<Cell<T>>,
     /// Its place in the issue order.
-    position: Option<Arc<Position>>,
+    position: Option<Position>,
     keep: fn(&mut T, Arc<Cell<T>>),
     thread: WorkerThread,
 }
@@ -551,7 +548,7 @@ impl<T> Pending<T> {
             return Ok(());
         }
         self.thread.check_wait()?;
-        check_not_behind(self.position.as_deref())
+        check_not_behind(self.position.as_ref())
     }
 }
 
