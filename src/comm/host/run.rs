@@ -231,10 +231,12 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
-        match Instant::now() < self.request.deadline {
-            true => Ok(()),
-            false => Err(self.report().late(moved)),
+        if Instant::now() < self.request.deadline {
+            return Ok(());
         }
+        // A peer may have ended the communicator meanwhile, and says why.
+        self.host.family().check()?;
+        Err(self.report().late(moved))
     }
 
     pub(super) fn wait_for_all(&self, mark: Mark) -> Result<()> {
