@@ -52,7 +52,8 @@
  * are enqueued on: a call on the NULL stream runs after what was enqueued before. All handles on one communicator share one order.
  * Calls of several threads of a rank are ordered by the moment at which they enter the library; the caller sees to it that this
  * order is the same on every rank. A run of a context, and a bound layer, take one place, in their communicator and in all groups
- * split from it. What a plugin calls on the run's own thread belongs to that place; from another thread it comes after the run.
+ * split from it. What a plugin calls on the run's own thread belongs to that place; from another thread it comes after the run. A
+ * plugin cannot enqueue work for those communicators on a worker stream: DCL_STATUS_INVALID_ARGUMENT.
  *
  * Structures begin with struct_size, the sizeof that the caller was compiled with, so that they can grow. Use the _INIT macros.
  *
@@ -1003,8 +1004,8 @@ dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 
 /* Waits until work is finished, and returns what became of it; so does every further call. The handle stays. What runs on a worker
- * stream cannot wait for what is behind it there, nor a plugin for work of its run's communicator that begins when the run has
- * ended: DCL_STATUS_INVALID_ARGUMENT. [waits, exclusive] */
+ * stream cannot wait for what is behind it there, nor a plugin for work that begins when its run has ended:
+ * DCL_STATUS_INVALID_ARGUMENT. [waits, exclusive] */
 dcl_status_t dcl_work_wait(dcl_work_t *work);
 
 /* Frees the handle. The work goes on, with its buffers, and its error is lost. [local, shared] */

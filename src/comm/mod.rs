@@ -54,7 +54,8 @@ pub(crate) use wanted::Wanted;
 ///   Calls from several threads are ordered by the moment at which they enter the library; the caller sees to it that this order
 ///   is the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a [`BoundLayer`](crate::BoundLayer)
 ///   takes one place, in its communicator and in all groups split from it. A plugin's call on the run's own thread belongs to that
-///   place; from another thread it comes after the run. Each communicator has its own order: where calls of several share a
+///   place; from another thread it comes after the run. A plugin cannot enqueue work for those communicators on a worker stream:
+///   the moment would decide about its place. Each communicator has its own order: where calls of several share a
 ///   thread, a stream or a GPU, ranks issue them in one common order, as with MPI and NCCL.
 /// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue: 600 s, what the environment variable
 ///   `DCL_TIMEOUT` says (in seconds), or [`with_timeout`](Self::with_timeout).

@@ -2,13 +2,13 @@
 //! other namespaces, where processes cannot be watched.
 
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use distcollective::{Communicator, Rank};
 
 use crate::processes::{Role, command_under, new_job, wait_for_line};
-use crate::ranks::{DEADLINE, wait_all};
+use crate::ranks::{DEADLINE, can_start, wait_all};
 
 /// Names what a child may not call.
 const FORBIDDEN: &str = "DCL_TEST_FORBIDDEN";
@@ -160,7 +160,7 @@ fn a_death_is_told_where_processes_cannot_be_watched() {
 #[test]
 fn a_death_is_told_across_pid_namespaces() {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
-    if !can_run(&unshare) {
+    if !can_start(&unshare) {
         return;
     }
     for role in ["pair: rank 0 waits", "pair: rank 0 drops its handles"] {
@@ -176,7 +176,7 @@ fn a_death_is_told_across_pid_namespaces() {
 #[test]
 fn a_process_that_cannot_tell_users_apart_meets_no_other() {
     let unshare = ["unshare", "--user"];
-    if !can_run(&unshare) {
+    if !can_start(&unshare) {
         return;
     }
     let job = new_job();
@@ -189,15 +189,4 @@ fn a_process_that_cannot_tell_users_apart_meets_no_other() {
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(!success && text.contains("this process's user reads as 65534, as does each user"), "{text}");
     }
-}
-
-/// Whether a program can start another one here. Where CI runs, it must.
-fn can_run(program: &[&str]) -> bool {
-    let mut command = Command::new(program[0]);
-    let works = command.args(&program[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|s| s.success());
-    if !works {
-        assert!(std::env::var_os("DCL_REQUIRE_PEERS").is_none(), "{program:?} does not work here");
-        println!("skipped: {program:?} needs to be root, or is not installed");
-    }
-    works
 }
