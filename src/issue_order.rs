@@ -1,19 +1,19 @@
 //! The issue order: the collective calls of one rank on one communicator run in the order in which
 //! the rank makes them, whatever threads and streams they run on.
 //!
-//! Each call takes an [`IssueTicket`]. It runs when no earlier ticket conflicts with it, and gives the
-//! ticket back when it is done. Two tickets conflict if they are for the same communicator, or if one
-//! of them is for a run of layers ([`Extent::WithGroups`]) and the other for a group of its
-//! communicator. All communicators that were split from one root share one lock, so that a run takes
-//! its place in all of them in one step.
+//! Each call takes an [`IssueTicket`]. It runs when no earlier ticket conflicts with it, and gives
+//! the ticket back when it is done. Two tickets conflict if they are for the same communicator, or
+//! if one of them is for a run of layers ([`Extent::WithGroups`]) and the other for a group of its
+//! communicator. All communicators that were split from one root share one lock, so that a run
+//! takes its place in all of them in one step.
 //!
 //! A worker stream gets its work while that lock is held ([`IssueOrder::issue`]). So the order of a
-//! stream's work never contradicts the order of the tickets: if it did, two threads that hand work to
-//! two streams could make each stream wait for the other one.
+//! stream's work never contradicts the order of the tickets: if it did, two threads that hand work
+//! to two streams could make each stream wait for the other one.
 //!
-//! A call that a plugin makes on the thread of its run belongs to the run's place. If the run's place
-//! is in the call's communicator, the call needs no other. Otherwise it takes a place, and passes those
-//! that cannot begin before the run ends: they wait for the run, or for its stream.
+//! A call that a plugin makes on the thread of its run belongs to the run's place. If the run's
+//! place is in the call's communicator, the call needs no other. Otherwise it takes a place, and
+//! passes those that cannot begin before the run ends: they wait for the run, or for its stream.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -99,8 +99,8 @@ impl Queue {
         !self.before(place).any(|other| self.conflict(other, place))
     }
 
-    /// Whether it is the turn of a call that a plugin makes in these runs: no earlier place conflicts with it but for the runs
-    /// and what waits for them.
+    /// Whether it is the turn of a call that a plugin makes in these runs: no earlier place
+    /// conflicts with it but for the runs and what waits for them.
     fn is_turn_within(&self, runs: &[Place], place: &Place) -> bool {
         let mut passed = runs.to_vec();
         self.before(place).all(|other| {
@@ -130,7 +130,8 @@ impl Root {
 }
 
 thread_local! {
-    /// The runs of layers that are on this thread now, each with the address of its root. A run may begin another one.
+    /// The runs of layers that are on this thread now, each with the address of its root. A run may
+    /// begin another one.
     static RUNNING: RefCell<Vec<(usize, Place)>> = RefCell::default();
 }
 
@@ -176,7 +177,8 @@ impl IssueOrder {
     }
 
     /// Takes the next place for work that a worker stream will run, the one at this address.
-    /// `hand_over` gives the work and its ticket to the stream. No other call takes a place meanwhile.
+    /// `hand_over` gives the work and its ticket to the stream. No other call takes a place
+    /// meanwhile.
     pub(crate) fn issue<T>(
         self: &Arc<Self>,
         extent: Extent,
@@ -221,8 +223,9 @@ enum OrderRef<'a> {
 #[must_use = "the call has to wait for its turn"]
 pub(crate) struct IssueTicket<'a> {
     order: OrderRef<'a>,
-    /// `None` for a call that belongs to the place of the run on this thread. In a forked child, too, which is refused later: the
-    /// lock may have been held at the fork, by a thread that is not there.
+    /// `None` for a call that belongs to the place of the run on this thread. In a forked child,
+    /// too, which is refused later: the lock may have been held at the fork, by a thread that is
+    /// not there.
     place: Option<Place>,
     /// Whether the turn had come when the ticket was issued.
     is_next: bool,
@@ -278,7 +281,8 @@ impl IssueTicket<'_> {
         Ok(())
     }
 
-    /// Runs what the ticket is for, on this thread. In a run of layers, calls of plugins find its place.
+    /// Runs what the ticket is for, on this thread. In a run of layers, calls of plugins find its
+    /// place.
     pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
         struct End;
         impl Drop for End {
@@ -290,7 +294,8 @@ impl IssueTicket<'_> {
             None => call(),
             Some(place) => {
                 let run = (self.order().root_address(), place);
-                // While a thread ends, it has no list of runs. Then a plugin's call gets a place of its own.
+                // While a thread ends, it has no list of runs. Then a plugin's call gets a place of
+                // its own.
                 let listed = RUNNING.try_with(|running| running.borrow_mut().push(run));
                 let _end = listed.is_ok().then_some(End);
                 call()
@@ -335,7 +340,8 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Whether the work waits for what runs on this thread now, so that this thread must not wait for it.
+    /// Whether the work waits for what runs on this thread now, so that this thread must not wait
+    /// for it.
     pub(crate) fn is_behind_this_thread(&self) -> bool {
         let root = &self.order.root;
         let runs = runs_of(self.order.root_address());
@@ -344,7 +350,8 @@ impl Position {
 }
 
 /// The order under a model checker: every way in which threads can interleave. A ticket that is not
-/// given back, or a wake that is forgotten, shows as a deadlock, because a wait here has no timeout.
+/// given back, or a wake that is forgotten, shows as a deadlock, because a wait here has no
+/// timeout.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::mpsc::{Receiver, Sender, channel};
@@ -407,8 +414,8 @@ mod model {
         });
     }
 
-    /// Two threads hand work to two streams. Were the place taken before the work is handed over, each stream could wait for what
-    /// is behind the other's work.
+    /// Two threads hand work to two streams. Were the place taken before the work is handed over,
+    /// each stream could wait for what is behind the other's work.
     #[test]
     fn two_threads_that_hand_work_to_two_streams_do_not_deadlock() {
         explore(|| {

@@ -1,5 +1,5 @@
-//! The library's log. Events go to the program's `tracing` subscriber. If the program has none, they
-//! go to stderr, as far as `DCL_LOG` or [`show_warnings`] asks for them.
+//! The library's log. Events go to the program's `tracing` subscriber. If the program has none,
+//! they go to stderr, as far as `DCL_LOG` or [`show_warnings`] asks for them.
 
 use std::fmt;
 use std::io::Write;

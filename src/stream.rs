@@ -108,8 +108,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream: what runs on it calls this, or a
-    /// plugin does whose run is ahead of that work in the issue order; it would wait for itself.
+    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream:
+    /// what runs on it calls this, or a plugin does whose run is ahead of that work in the issue
+    /// order; it would wait for itself.
     pub fn synchronize(&self) -> Result<()> {
         self.check_wait()?;
         match &self.kind {
@@ -187,8 +188,8 @@ impl Stream {
     }
 }
 
-/// Waits until it is a task's turn. An error ends the communicator: a rank that leaves a collective out would let its peers wait
-/// for nothing.
+/// Waits until it is a task's turn. An error ends the communicator: a rank that leaves a collective
+/// out would let its peers wait for nothing.
 fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
     let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
     let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
@@ -595,9 +596,10 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// # Panics
     ///
-    /// Instead of waiting for ever: on a worker stream, what runs there waits for work that is behind it; a plugin waits for work
-    /// that was issued after its own run, and that waits for that run; the work was enqueued by a process that this one was forked
-    /// from, and is not done here.
+    /// Instead of waiting for ever: on a worker stream, what runs there waits for work that is
+    /// behind it; a plugin waits for work that was issued after its own run, and that waits for
+    /// that run; the work was enqueued by a process that this one was forked from, and is not done
+    /// here.
     pub fn wait(self) -> Result<T, Failed<T>> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");

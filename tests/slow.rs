@@ -1,5 +1,5 @@
-//! Long waits are logged, and the library's own environment variables are read. Each case is a child,
-//! because the variables are read once in a process.
+//! Long waits are logged, and the library's own environment variables are read. Each case is a
+//! child, because the variables are read once in a process.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -68,8 +68,8 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`]. Unless set, what `DCL_TIMEOUT`
-    /// says, or 600 s.
+    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`].
+    /// Unless set, what `DCL_TIMEOUT` says, or 600 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -49,16 +49,20 @@ pub(crate) use wanted::Wanted;
 ///   rank that only gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have returned by then:
 ///   it gets the error from its next call. [`finalize`](Self::finalize) is the last one.
 ///   The number counts every collective of this communicator, those inside `split`, `allocate` and `set_communicator` too.
-/// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever [`Stream`](crate::Stream)s they are
-///   issued on: a blocking call runs after work that was issued before. Clones, and handles of `with_timeout`, share that order.
-///   Calls from several threads are ordered by the moment at which they enter the library; the caller sees to it that this order
-///   is the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a [`BoundLayer`](crate::BoundLayer)
-///   takes one place, in its communicator and in all groups split from it. A plugin's call on the run's own thread belongs to that
-///   place; from another thread it comes after the run. A plugin cannot enqueue work for those communicators on a worker stream:
-///   the moment would decide about its place. Each communicator has its own order: where calls of several share a
-///   thread, a stream or a GPU, ranks issue them in one common order, as with MPI and NCCL.
-/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue: 600 s, what the environment variable
-///   `DCL_TIMEOUT` says (in seconds), or [`with_timeout`](Self::with_timeout).
+/// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever
+///   [`Stream`](crate::Stream)s they are issued on: a blocking call runs after work that was issued
+///   before. Clones, and handles of `with_timeout`, share that order. Calls from several threads
+///   are ordered by the moment at which they enter the library; the caller sees to it that this
+///   order is the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or
+///   a [`BoundLayer`](crate::BoundLayer) takes one place, in its communicator and in all groups
+///   split from it. A plugin's call on the run's own thread belongs to that place; from another
+///   thread it comes after the run. A plugin cannot enqueue work for those communicators on a
+///   worker stream: the moment would decide about its place. Each communicator has its own order:
+///   where calls of several share a thread, a stream or a GPU, ranks issue them in one common
+///   order, as with MPI and NCCL.
+/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue: 600 s,
+///   what the environment variable `DCL_TIMEOUT` says (in seconds), or
+///   [`with_timeout`](Self::with_timeout).
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
 ///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own
 ///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
@@ -69,9 +73,10 @@ pub(crate) use wanted::Wanted;
 ///   a rank that just dropped its handles, he waits for his deadline. After an error what NCCL had under way has been aborted, and
 ///   this rank's buffers are its own again. A borrowed communicator is never aborted, and one that blocks may do so beyond the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
-/// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and peers that wait for it are
-///   told at once. Between processes, `split`, `new_group` and `allocate`, of groups too, need the process in which the first
-///   communicator's rank 0 lives, also when its handles are dropped: it passes memory on.
+/// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and
+///   peers that wait for it are told at once. Between processes, `split`, `new_group` and
+///   `allocate`, of groups too, need the process in which the first communicator's rank 0 lives,
+///   also when its handles are dropped: it passes memory on.
 /// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an
 ///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; symmetric memory becomes its own when it looks at it.
 ///   It may make communicators of its own.
@@ -239,8 +244,9 @@ impl Communicator {
         (Arc::clone(&self.order), extent)
     }
 
-    /// Makes a call on this thread when the calls that this rank made before have ended. `call` is one
-    /// collective or several, which no other call of the rank comes between; `what` is its name.
+    /// Makes a call on this thread when the calls that this rank made before have ended. `call` is
+    /// one collective or several, which no other call of the rank comes between; `what` is its
+    /// name.
     pub(crate) fn in_turn<T>(
         &self,
         extent: Extent,
@@ -405,9 +411,9 @@ impl Communicator {
         self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)
     }
 
-    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make those of theirs at the same
-    /// time. That it has exactly the group's members is checked: buffers are as long as the group says. Collective, in this rank's
-    /// [turn](Self::in_turn).
+    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make
+    /// those of theirs at the same time. That it has exactly the group's members is checked:
+    /// buffers are as long as the group says. Collective, in this rank's [turn](Self::in_turn).
     pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
         let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
         let (Some(group), Some(place)) = (group, place) else {
@@ -441,7 +447,8 @@ impl Communicator {
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
-    /// Memory for the operands of an engine's collectives. Collective, in this rank's [turn](Self::in_turn).
+    /// Memory for the operands of an engine's collectives. Collective, in this rank's
+    /// [turn](Self::in_turn).
     pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         self.backend.allocate_region(byte_len, for_graphs, deadline)
     }
@@ -461,8 +468,8 @@ impl Communicator {
         Arc::clone(&self.backend) as Arc<dyn Watch>
     }
 
-    /// Runs a call whose rules of types and shapes have been checked, in this rank's [turn](Self::in_turn). Memory, alignment and
-    /// overlap are checked here.
+    /// Runs a call whose rules of types and shapes have been checked, in this rank's
+    /// [turn](Self::in_turn). Memory, alignment and overlap are checked here.
     ///
     /// # Safety
     ///
@@ -516,7 +523,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn); the lengths may differ.
+    /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);
+    /// the lengths may differ.
     pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];

@@ -102,8 +102,9 @@ impl ExecutionContext {
         self.attached.communicator.as_ref()
     }
 
-    /// The time that a run may take, from the moment at which it is issued; without one, the communicator's timeout. A collective
-    /// that waits for other ranks at the end of that time is an error.
+    /// The time that a run may take, from the moment at which it is issued; without one, the
+    /// communicator's timeout. A collective that waits for other ranks at the end of that time is
+    /// an error.
     pub fn set_timeout(&mut self, timeout: impl Into<Option<Duration>>) {
         self.timeout = timeout.into();
     }
@@ -233,8 +234,9 @@ impl ExecutionContext {
 
     /// Runs the engine on bound tensors, on a stream. The work owns the bindings and hands them back.
     ///
-    /// On the inline stream the work is done when this returns. Runs of one context follow one another, also when they are
-    /// enqueued on several streams. The run takes its place in the communicator's order now; see the contract of [`Communicator`].
+    /// On the inline stream the work is done when this returns. Runs of one context follow one
+    /// another, also when they are enqueued on several streams. The run takes its place in the
+    /// communicator's order now; see the contract of [`Communicator`].
     ///
     /// # Errors
     ///

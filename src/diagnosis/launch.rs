@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::environment::{self, Environment};
 
-/// Variables beside the launchers' that decide what a job does; so do those whose names begin with `DCL_` or `NCCL_`.
+/// Variables beside the launchers' that decide what a job does; so do those whose names begin with
+/// `DCL_` or `NCCL_`.
 const FURTHER_VARIABLES: [&str; 4] =
     ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
 

@@ -20,7 +20,8 @@ pub(super) struct Statement {
     machine: String,
     hostname: String,
     local_rank: u32,
-    /// The PID namespace. Containers on one machine, each with GPUs of its own, count their local ranks apart.
+    /// The PID namespace. Containers on one machine, each with GPUs of its own, count their local
+    /// ranks apart.
     container: u64,
     seed: u64,
     /// Its GPU, or why it cannot use NCCL.
@@ -141,7 +142,8 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     Ok(agreement(Backend::Host))
 }
 
-/// Checks that ranks of one machine and container have local ranks of their own: by these they choose their GPUs.
+/// Checks that ranks of one machine and container have local ranks of their own: by these they
+/// choose their GPUs.
 fn check_local_ranks(statements: &[Statement]) -> Result<()> {
     let mut seen = BTreeMap::new();
     for (rank, statement) in statements.iter().enumerate() {

@@ -241,7 +241,8 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// How long to wait for the other ranks, altogether now and then in each call. Unless set, what `DCL_TIMEOUT` says, or 600 s.
+    /// How long to wait for the other ranks, altogether now and then in each call. Unless set, what
+    /// `DCL_TIMEOUT` says, or 600 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -368,7 +369,8 @@ impl EnvironmentBuilder {
         Ok(secret)
     }
 
-    /// Makes the communicator on GPUs, which has what is left of the time as its timeout; one on the host, if there is one, tells ranks who fails.
+    /// Makes the communicator on GPUs, which has what is left of the time as its timeout; one on
+    /// the host, if there is one, tells ranks who fails.
     fn meet_on_gpus(
         &self,
         id: &NcclId,

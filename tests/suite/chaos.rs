@@ -1,5 +1,5 @@
-//! Processes that run a random program while one of them is killed, is stopped for a while, or leaves.
-//! The others must end with a reason, and no value may be wrong.
+//! Processes that run a random program while one of them is killed, is stopped for a while, or
+//! leaves. The others must end with a reason, and no value may be wrong.
 //!
 //! `DCL_EXHAUSTIVE=1 cargo test --release --test suite chaos` runs 500 rounds of each kind.
 
@@ -188,7 +188,8 @@ fn start(seed: u64, rank: u32, job: &str, wrapper: &[&str]) -> Child {
         .expect("a child starts")
 }
 
-/// The process of a rank: the child, or the child's child if the child is a wrapper. `None` if it has ended.
+/// The process of a rank: the child, or the child's child if the child is a wrapper. `None` if it
+/// has ended.
 fn process_of(child: &mut Child, wrapper: &[&str]) -> Option<Pid> {
     if wrapper.is_empty() {
         return Some(Pid::from_child(child));
@@ -248,7 +249,8 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
             Disturbance::Kill if ended.contains(&format!("rank {victim}")) && ended.contains("did not come") => {
                 have_met = false;
             }
-            // The program may have been over. Otherwise the death is told, and no rank waits until its deadline.
+            // The program may have been over. Otherwise the death is told, and no rank waits until
+            // its deadline.
             Disturbance::Kill | Disturbance::Leave => {
                 let told = ended == "Ok(())" || ended.contains("PeerLost") || ended.contains("Aborted");
                 let is_late = format!("{:?}", ErrorKind::DeadlineExceeded);

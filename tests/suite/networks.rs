@@ -394,7 +394,8 @@ impl Plan {
         Ok(())
     }
 
-    /// One rank's runs of two contexts, each on a worker stream of its own, one run issued after the other; then a barrier.
+    /// One rank's runs of two contexts, each on a worker stream of its own, one run issued after
+    /// the other; then a barrier.
     fn run_two_contexts(&self, engine: &Engine, expected: &[Interpreted], communicator: &Communicator) -> Result<()> {
         let mut runs = Vec::new();
         for _ in 0..2 {

@@ -150,7 +150,8 @@ fn context_on(communicator: &Communicator) -> (ExecutionContext, Acting) {
     (context, acting)
 }
 
-/// A context that is enqueued on a worker stream, whose plugin ends when told, and what says that it has ended.
+/// A context that is enqueued on a worker stream, whose plugin ends when told, and what says that
+/// it has ended.
 struct SlowRun {
     work: Work<Bindings>,
     go_on: Sender<()>,
@@ -244,8 +245,8 @@ fn every_call_waits_for_the_run_that_was_issued_before() {
     });
 }
 
-/// A call's deadline runs from the moment of issue: what waits on its stream behind a plugin for too long fails, without a call to
-/// the peers, and ends the communicator for them.
+/// A call's deadline runs from the moment of issue: what waits on its stream behind a plugin for
+/// too long fails, without a call to the peers, and ends the communicator for them.
 #[test]
 fn the_deadline_of_work_runs_from_the_moment_of_issue() {
     const SOON: Duration = Duration::from_millis(50);
@@ -284,7 +285,8 @@ fn the_deadline_of_work_runs_from_the_moment_of_issue() {
                 // It waits for rank 0 as long as it takes.
                 return communicator.all_reduce(&mut [1i32], SUM).expect_err("rank 0 fails");
             }
-            // An engine whose layers are all the identity needs no communicator and takes no place, but the stream.
+            // An engine whose layers are all the identity needs no communicator and takes no place,
+            // but the stream.
             let (engine, acting) = acting_engine(1);
             let mut alone = engine.create_execution_context().expect("a context");
             let busy = slow_run(&mut alone, &acting, &worker);
@@ -382,8 +384,9 @@ fn a_plugin_that_runs_its_own_context_gets_an_error() {
     });
 }
 
-/// A plugin's work on another stream would have a place that the moment decides about. And a plugin cannot wait for work that
-/// begins when its run has ended: not for the work, and not for the stream.
+/// A plugin's work on another stream would have a place that the moment decides about. And a plugin
+/// cannot wait for work that begins when its run has ended: not for the work, and not for the
+/// stream.
 #[test]
 fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
     on_ranks(2, |communicator| {
@@ -419,8 +422,8 @@ fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
     });
 }
 
-/// The run is on a group; its plugin calls on the communicator that the group was split from, and on another group. Behind the run
-/// there is a run on the whole communicator, which waits for it.
+/// The run is on a group; its plugin calls on the communicator that the group was split from, and
+/// on another group. Behind the run there is a run on the whole communicator, which waits for it.
 #[test]
 fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
     on_ranks(2, |communicator| {
@@ -449,7 +452,8 @@ fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
     });
 }
 
-/// A call whose turn does not come ends at its deadline, which runs from the moment of issue, and ends the communicator.
+/// A call whose turn does not come ends at its deadline, which runs from the moment of issue, and
+/// ends the communicator.
 #[test]
 fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
     let results = on_ranks(2, |communicator| {
@@ -489,8 +493,9 @@ impl Pending {
     }
 }
 
-/// A program that every rank runs on one thread: blocking calls, work on worker streams, groups, runs of contexts, bound layers,
-/// new groups and memory, in the order that a seed gives. The numbers drawn are the same on every rank.
+/// A program that every rank runs on one thread: blocking calls, work on worker streams, groups,
+/// runs of contexts, bound layers, new groups and memory, in the order that a seed gives. The
+/// numbers drawn are the same on every rank.
 fn random_program(seed: u64, communicator: &Communicator) {
     let mut random = Random(seed);
     let (n, rank) = (communicator.world_size(), communicator.rank().0 as i32);

@@ -116,7 +116,8 @@ pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)>
     results
 }
 
-/// Whether a program can start another one here, in a namespace of its own perhaps. In CI it has to.
+/// Whether a program can start another one here, in a namespace of its own perhaps. In CI it has
+/// to.
 pub fn can_start(program: &[&str]) -> bool {
     let output = Command::new(program[0]).args(&program[1..]).arg("true").output();
     let reason = match output {

@@ -62,8 +62,8 @@ struct AbortRecord {
     reason: [AtomicU64; REASON_BYTES / 8],
 }
 
-/// The thread of a rank's latest call, as [`this_thread`] names it; 0 before the first. On a cache line of its own, since each
-/// call writes it.
+/// The thread of a rank's latest call, as [`this_thread`] names it; 0 before the first. On a cache
+/// line of its own, since each call writes it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Caller(AtomicUsize);
@@ -282,8 +282,8 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over. `slow` is what a warning about a
-    /// long wait says, after so many seconds.
+    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
+    /// `slow` is what a warning about a long wait says, after so many seconds.
     pub(super) fn wait_until(
         &mut self,
         mut reached: impl FnMut() -> bool,

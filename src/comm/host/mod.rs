@@ -414,7 +414,8 @@ mod tests {
 
     const SUM: Collective<GroupRank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
 
-    /// Rank 0 is there, so that rank 1, whose deadline is over, waits for nothing before it moves elements.
+    /// Rank 0 is there, so that rank 1, whose deadline is over, waits for nothing before it moves
+    /// elements.
     #[test]
     fn a_rank_looks_at_the_clock_while_it_moves_elements() {
         const LEN: usize = 8 << 20;

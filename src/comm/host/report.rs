@@ -1,5 +1,5 @@
-//! What a call says about a wait that failed or takes long: which ranks are missing, what they were to
-//! do, and what they called instead.
+//! What a call says about a wait that failed or takes long: which ranks are missing, what they were
+//! to do, and what they called instead.
 
 use super::HostBackend;
 use super::family::Trouble;
@@ -59,8 +59,8 @@ impl Report<'_> {
         self.host.segment.has_reached(peer, Mark::Noticed(sequence))
     }
 
-    /// The ranks that have not come so far. Where some have not arrived at the collective, these are the ranks that the others
-    /// wait for.
+    /// The ranks that have not come so far. Where some have not arrived at the collective, these
+    /// are the ranks that the others wait for.
     fn missing(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
         let segment = &*self.host.segment;
         let sequence = if let Mark::Done(sequence) = mark { sequence } else { self.sequence };

@@ -223,7 +223,8 @@ impl<'a> Run<'a> {
         waited.map_err(|trouble| self.report().error(trouble, mark))
     }
 
-    /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends if its deadline is over.
+    /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends
+    /// if its deadline is over.
     pub(super) fn before_moving(&self, byte_len: usize) -> Result<()> {
         let (moved, since_look) = self.moved.get();
         if since_look < LOOK_BYTES {

@@ -105,7 +105,8 @@ impl Gathering<'_> {
         }
     }
 
-    /// Waits, so long at most, for anything to happen, and sees to it: who has left, who says hello, and one who comes.
+    /// Waits until something happens, but not beyond `latest`: forgets members that have left, reads
+    /// the hellos of strangers, and accepts one connection.
     fn turn(&mut self, listener: &TcpListener, latest: Instant) -> Result<()> {
         let lines = self
             .members
