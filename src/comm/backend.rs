@@ -15,7 +15,8 @@ use crate::stream::Watch;
 
 /// One rank's end of a communicator. Everything that comes here has passed the rules; a backend moves and reduces.
 ///
-/// Calls that take a deadline are collective: every rank makes the same ones in the same order. They return by the deadline.
+/// Calls that take a deadline are collective: every rank makes the same ones in the same order. The
+/// communicator makes one of them at a time (see `issue_order`). They return by the deadline.
 /// After an error the backend is dead: each further call returns that error at once, and no peer touches this rank's memory.
 pub(crate) trait Backend: Watch {
     /// This rank's number.
