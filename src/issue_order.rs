@@ -307,7 +307,7 @@ impl IssueTicket<'_> {
     pub(crate) fn position(&self) -> Option<Position> {
         let place = self.place?;
         match &self.order {
-            OrderRef::Owned(order) => Some(Position { order: Arc::clone(order), place }),
+            OrderRef::Owned(order) => Some(Position { root: Arc::clone(&order.root), place }),
             OrderRef::Borrowed(_) => None,
         }
     }
@@ -332,20 +332,19 @@ pub(crate) fn missed_turn() -> Error {
     error!(DeadlineExceeded, "an earlier call of this rank did not end before the deadline of this one")
 }
 
-/// The place of work that another thread has.
+/// The place of work that another thread has. Dropping it takes no lock.
 #[derive(Clone)]
 pub(crate) struct Position {
-    order: Arc<IssueOrder>,
+    root: Arc<Root>,
     place: Place,
 }
 
 impl Position {
     /// Whether the work waits for what runs on this thread now, so that this thread must not wait
-    /// for it.
+    /// for it. Takes the lock of the order, which comes before a stream's.
     pub(crate) fn is_behind_this_thread(&self) -> bool {
-        let root = &self.order.root;
-        let runs = runs_of(self.order.root_address());
-        runs.iter().any(|run| run.number < self.place.number && root.lock().conflict(run, &self.place))
+        let runs = runs_of(Arc::as_ptr(&self.root).addr());
+        runs.iter().any(|run| run.number < self.place.number && self.root.lock().conflict(run, &self.place))
     }
 }
 

@@ -133,7 +133,8 @@ impl Stream {
         match &self.kind {
             Kind::Worker(worker) => {
                 worker.thread.check_wait()?;
-                lock(&worker.queue.state).positions.iter().try_for_each(|position| check_not_behind(position.as_ref()))
+                let positions = lock(&worker.queue.state).positions.clone();
+                positions.iter().try_for_each(|position| check_not_behind(position.as_ref()))
             }
             _ => Ok(()),
         }
@@ -193,7 +194,10 @@ impl Stream {
 fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
     let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
     let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
-    turn.map_err(|error| watch.give_up(task.label(error)))
+    turn.map_err(|error| match watch.check() {
+        Ok(()) => watch.give_up(error),
+        Err(_) => task.label(error),
+    })
 }
 
 /// Runs a task whose turn has come, and gives its place back.

@@ -257,8 +257,12 @@ impl Communicator {
         self.backend.check_home()?;
         let ticket = self.order.issue_here(extent);
         let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
-        // A rank that leaves a collective out would let its peers wait for nothing.
-        ticket.wait(deadline, || self.backend.check(), label).map_err(|error| self.backend.give_up(error))?;
+        let turn = ticket.wait(deadline, || self.backend.check(), label);
+        turn.map_err(|error| match self.backend.check() {
+            // A rank that leaves a collective out would let its peers wait for nothing.
+            Ok(()) => self.backend.give_up(error),
+            Err(_) => error,
+        })?;
         ticket.run(call)
     }
 
