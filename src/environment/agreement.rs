@@ -116,7 +116,9 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     if sides.len() > 1 {
         bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
     }
-    check_local_ranks(&statements)?;
+    if let Some(warning) = same_local_ranks(&statements) {
+        crate::log::event!(WARN, "{warning}");
+    }
     let first = &statements[0];
     let elsewhere = ranks_that(&|statement| statement.machine != first.machine);
     let is_one_machine = elsewhere.is_empty();
@@ -142,22 +144,20 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     Ok(agreement(Backend::Host))
 }
 
-/// Checks that ranks of one machine and container have local ranks of their own: by these they
-/// choose their GPUs.
-fn check_local_ranks(statements: &[Statement]) -> Result<()> {
+/// Ranks of one machine and container that have the same local rank, by which ranks choose their GPUs.
+/// That is no error by itself: agents of torchrun may share a machine, each with GPUs of its own. Two
+/// ranks on one GPU are found by the GPU.
+fn same_local_ranks(statements: &[Statement]) -> Option<String> {
     let mut seen = BTreeMap::new();
-    for (rank, statement) in statements.iter().enumerate() {
+    statements.iter().enumerate().find_map(|(rank, statement)| {
         let local_rank = statement.local_rank;
-        if let Some(first) = seen.insert((&statement.machine, statement.container, local_rank), rank) {
-            bail!(
-                Disagreement,
-                "ranks {first} and {rank} both have local rank {local_rank} on {}; the ranks of one machine have different local \
-                 ranks (LOCAL_RANK, or the launcher's variable for it)",
-                statement.hostname
-            );
-        }
-    }
-    Ok(())
+        let first = seen.insert((&statement.machine, statement.container, local_rank), rank)?;
+        Some(format!(
+            "ranks {first} and {rank} both have local rank {local_rank} on {}; the ranks of one machine have different local \
+             ranks (LOCAL_RANK, or the launcher's variable for it), by which they choose their GPUs",
+            statement.hostname
+        ))
+    })
 }
 
 /// The beginning of a sentence that says what else there is.
@@ -232,15 +232,17 @@ mod tests {
     #[test]
     fn local_ranks_of_one_machine_are_different() {
         let local = |local_rank| Statement { local_rank, ..of(Wanted::Auto) };
-        assert_eq!(verdict_as_given(&[local(1), local(0)]), "Host, 5");
-        assert_eq!(
-            verdict_as_given(&[local(1), local(0), local(1)]),
-            "ranks 0 and 2 both have local rank 1 on a; the ranks of one machine have different local ranks (LOCAL_RANK, or the \
-             launcher's variable for it)"
-        );
-        let elsewhere = Statement { machine: "another".to_owned(), ..with_gpu(Wanted::Nccl, "01") };
-        assert_eq!(verdict_as_given(&[with_gpu(Wanted::Nccl, "01"), elsewhere]), "Nccl, 5");
-        assert_eq!(verdict_as_given(&[local(0), Statement { container: 2, ..local(0) }]), "Host, 5");
+        assert_eq!(same_local_ranks(&[local(1), local(0)]), None);
+        let warning = same_local_ranks(&[local(1), local(0), local(1)]).expect("two are the same");
+        assert!(warning.starts_with("ranks 0 and 2 both have local rank 1 on a; "), "{warning}");
+        assert_eq!(verdict_as_given(&[local(1), local(1)]), "Host, 5");
+        for elsewhere in
+            [Statement { machine: "another".to_owned(), ..local(0) }, Statement { container: 2, ..local(0) }]
+        {
+            assert_eq!(same_local_ranks(&[local(0), elsewhere]), None);
+        }
+        let twice = [with_gpu(Wanted::Nccl, "01"), with_gpu(Wanted::Nccl, "01")];
+        assert!(verdict_as_given(&twice).contains("ranks 0 and 1 are both on GPU 01"));
     }
 
     fn of(wanted: Wanted) -> Statement {

@@ -10,10 +10,11 @@
 //!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
 //! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
 //!   task in which that launcher runs: the other launcher's count.
-//! - Launchers that give the same rank and world size agree: the first counts.
-//! - If two launchers disagree, one of them runs inside the other, and the inner one counts. Its
-//!   variables were set later: some parent process has the outer launcher's and not the inner
-//!   one's. If no parent process shows that, the error names both.
+//! - Of two others one runs inside the other, and the inner one counts, also where this rank's numbers
+//!   are the same: those of other ranks may differ. Its variables were set later: some parent
+//!   process has the outer launcher's and not the inner one's.
+//! - If no parent process shows that, launchers that give the same rank and world size agree, and
+//!   the first counts. If they disagree, the error names both.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -403,9 +404,11 @@ impl<'a> Search<'a> {
             complete.retain(|v| v.launcher != Launcher::Slurm);
         }
         let mut chosen = *complete.first()?;
-        for other in complete.into_iter().skip(1).filter(|other| !self.agree(chosen, other)).collect::<Vec<_>>() {
+        for other in complete.into_iter().skip(1) {
             match self.inner(chosen, other) {
                 Some(inner) => chosen = inner,
+                // A program may have set the one from the other.
+                None if self.agree(chosen, other) => {}
                 None => {
                     let sides = [chosen, other].map(|v| {
                         let value = |name| self.system.variable(name).unwrap_or_default();

@@ -610,7 +610,9 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
             (processes, own as usize, memory_len, process_namespace)
         }
     };
-    let Some(file) = file else { bail!(System, "rank 0's welcome came without memory") };
+    let Some(file) = file else {
+        bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
+    };
     let expected = root_extent(guest.world_size, true).byte_len;
     if memory_len != expected as u64 {
         bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");

@@ -17,7 +17,7 @@ use super::segment::Segment;
 use super::shared_memory::{Extent, SharedMemory};
 use super::system::{caused_by, make_room_for_processes};
 use super::wire;
-use crate::error::{Result, bail, error};
+use crate::error::{ErrorKind, Result, bail, error};
 use crate::fork::Home;
 use crate::rank::{Rank, list_ranks};
 use crate::stream::lock;
@@ -344,7 +344,10 @@ impl Shared {
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    crate::log::event!(ERROR, "the monitor of the other processes failed: poll: {error}");
+                    // From now on no death would be told.
+                    let reason = format!("the monitor of the other processes failed: poll: {error}");
+                    crate::log::event!(ERROR, "{reason}");
+                    self.family.abort(ErrorKind::System, Rank(self.processes[self.own].first_rank), &reason);
                     return;
                 }
             }
@@ -393,7 +396,6 @@ impl Shared {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
 
     /// The office of one of three processes of one rank, all of them this one, and the other end of
     /// its connection to the hub.

@@ -39,7 +39,7 @@ pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
 
 /// Raises this process's limit of open files, up to the hard one, where it is too low for so many
 /// other processes. Gives how many files it needs.
-pub(super) fn make_room_for_processes(others: usize) -> u64 {
+pub(crate) fn make_room_for_processes(others: usize) -> u64 {
     // Where the folder cannot be read, a guess.
     let open = std::fs::read_dir("/proc/self/fd").map_or(OTHER_DESCRIPTORS, |files| files.count() as u64);
     let needed = open + 2 * others as u64 + OTHER_DESCRIPTORS;

@@ -12,6 +12,7 @@ use super::protocol::{
     Answer, Challenge, Claim, Instance, Key, LONGEST_OF_STRANGER, Message, PROTOCOL, Sender, Statement, random,
 };
 use super::{Place, Terms};
+use crate::comm::host::make_room_for_processes;
 use crate::error::{Error, Result, bail, error};
 use crate::rank::{count_of, list_ranks};
 use crate::slow_warning::SlowWarning;
@@ -21,6 +22,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The most connections that have not said hello yet; the oldest makes room for a further one.
 const PENDING_HELLOS: usize = 64;
+
+/// How much longer than a stranger may take rank 0 goes on without a descriptor.
+const DESCRIPTOR_GRACE: Duration = Duration::from_secs(1);
 
 /// How long to leave connections alone that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
@@ -45,6 +49,8 @@ struct Gathering<'a> {
     /// By rank; that of rank 0 itself stays empty.
     members: Vec<Option<Member>>,
     strangers: VecDeque<Stranger>,
+    /// Since when there has been no descriptor for a peer that comes.
+    starved_since: Option<Instant>,
     /// How many connections were refused because their secret was wrong.
     wrong_secrets: usize,
     /// How many connections were refused because they were for another job.
@@ -60,9 +66,18 @@ pub(super) fn gather(
     nonce: &str,
 ) -> Result<Vec<Line>> {
     listener.set_nonblocking(true).map_err(failed)?;
+    make_room_for_processes(terms.world_size as usize);
     let members = (0..terms.world_size).map(|_| None).collect();
-    let mut gathering =
-        Gathering { terms, key, nonce, members, strangers: VecDeque::new(), wrong_secrets: 0, other_jobs: 0 };
+    let mut gathering = Gathering {
+        terms,
+        key,
+        nonce,
+        members,
+        strangers: VecDeque::new(),
+        starved_since: None,
+        wrong_secrets: 0,
+        other_jobs: 0,
+    };
     let gathered = gathering.run(listener, place);
     let mut members: Vec<Line> = gathering.members.into_iter().flatten().map(|member| member.line).collect();
     match gathered {
@@ -143,11 +158,26 @@ impl Gathering<'_> {
 
     /// Lets one connection in and greets it.
     fn accept(&mut self, listener: &TcpListener) -> Result<()> {
-        let Ok(mut line) = listener.accept().and_then(|(stream, _)| Line::new(stream)) else {
-            // The caller has left, or this process has no handle for it. The strangers' handles come back in time.
-            std::thread::sleep(ACCEPT_PAUSE);
-            return Ok(());
+        let mut line = match listener.accept().and_then(|(stream, _)| Line::new(stream)) {
+            Ok(line) => line,
+            Err(e) => {
+                // The peer has left, or this process has no descriptor for it. Those of strangers come back in time.
+                let is_starved = matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                let since = self.starved_since.filter(|_| is_starved).unwrap_or_else(Instant::now);
+                self.starved_since = is_starved.then_some(since);
+                if since.elapsed() >= HELLO_TIMEOUT + DESCRIPTOR_GRACE {
+                    bail!(
+                        System,
+                        "rank 0's process has no file descriptor left for the ranks that come: accept: {e}; it needs about {}, \
+                         which RLIMIT_NOFILE has to allow",
+                        self.terms.world_size
+                    );
+                }
+                std::thread::sleep(ACCEPT_PAUSE);
+                return Ok(());
+            }
         };
+        self.starved_since = None;
         let challenge = random()?;
         let now = Instant::now();
         let greeting = frame(&Message::Greeting { protocol: PROTOCOL.to_owned(), challenge })?;

@@ -137,12 +137,29 @@ impl Rank {
         Ok(self.status)
     }
 
+    /// Whether a process of the rank's group runs: the rank, or what it has started. Where the system does not tell, it does.
+    fn has_processes(&self) -> bool {
+        let Ok(processes) = std::fs::read_dir("/proc") else { return true };
+        let stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+        let group = self.pid.as_raw_nonzero().to_string();
+        stats.into_iter().any(|stat| {
+            // `7 (a name) S 1 7 ...`: the state, the parent and the group follow the name, which may have any characters.
+            let mut fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
+            let (state, group_of) = (fields.next(), fields.nth(1));
+            group_of == Some(group.as_str()) && !matches!(state, Some("Z" | "X"))
+        })
+    }
+
     /// Sends a signal to a rank and all its children: each rank is a process group.
     fn end(&self, signal: Signal) {
         // All its processes may have ended.
         let _ = kill_process_group(self.pid, signal);
     }
 }
+
+/// How often the launcher looks whether everything of a rank has ended, while other ranks wait to
+/// initialize.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 struct Launch {
     /// What no other launcher has.
@@ -210,6 +227,9 @@ impl Launch {
         let mut steps: Vec<(Instant, Signal)> = Vec::new();
         while self.ranks.iter().any(|rank| rank.status.is_none()) {
             let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            // What a rank leaves behind ends without an event.
+            let looks = self.ranks.iter().any(|rank| rank.status.is_some()) && self.reports.has_waiting();
+            let timeout = timeout.or(looks.then_some(LOOK_INTERVAL));
             let event = self.events.next(timeout).map_err(|e| format!("events cannot be waited for: {e}"))?;
             let now = Instant::now();
             match event {
@@ -248,9 +268,13 @@ impl Launch {
     /// A rank that others wait for in vain. What a rank has reported before it ended is taken in
     /// first.
     fn missed(&mut self) -> Option<(usize, BTreeSet<u32>)> {
-        let Launch { reports, events, ranks, .. } = self;
-        reports.take_in(|connection| events.add_report(connection));
-        reports.missed(|number| ranks.get(number).is_some_and(|rank| rank.status.is_some()))
+        let Launch { reports, events, ranks, output, .. } = self;
+        reports.take_in(|connection| events.add_report(connection), |number| ranks.get(number).map(|rank| rank.pid));
+        // A process that a rank has left behind may be what the others wait for.
+        reports.missed(|number| {
+            let rank = ranks.get(number).filter(|rank| rank.status.is_some());
+            rank.is_some_and(|rank| output.has_ended(number as u32) && !rank.has_processes())
+        })
     }
 
     /// Ends what is left, and what the ranks had started.

@@ -14,7 +14,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The threads that copy the ranks' output.
 #[derive(Default)]
 pub struct Output {
-    threads: Vec<JoinHandle<()>>,
+    /// Each with its rank.
+    threads: Vec<(u32, JoinHandle<()>)>,
     traffic: Arc<Traffic>,
 }
 
@@ -49,8 +50,13 @@ impl Output {
                 traffic.writing.fetch_sub(1, Ordering::Relaxed);
             }
         })?;
-        self.threads.push(thread);
+        self.threads.push((rank, thread));
         Ok(())
+    }
+
+    /// Whether no process can write to a rank's output any more.
+    pub fn has_ended(&self, rank: u32) -> bool {
+        self.threads.iter().filter(|(number, _)| *number == rank).all(|(_, thread)| thread.is_finished())
     }
 
     /// Waits until everything that the ranks wrote is where it belongs, or until `interrupted`. The pipes end with the ranks,
@@ -58,7 +64,7 @@ impl Output {
     pub fn drain(&self, mut interrupted: impl FnMut(Duration) -> bool) {
         let mut before = 0;
         let mut quiet_since = Instant::now();
-        while self.threads.iter().any(|thread| !thread.is_finished()) && quiet_since.elapsed() < QUIET {
+        while self.threads.iter().any(|(_, thread)| !thread.is_finished()) && quiet_since.elapsed() < QUIET {
             if interrupted(POLL_INTERVAL) {
                 return;
             }

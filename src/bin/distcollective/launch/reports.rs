@@ -8,6 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use rustix::net::sockopt;
+use rustix::process::{Pid, getpgid};
 
 /// The variable that tells ranks the socket's name.
 pub const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
@@ -21,7 +22,7 @@ pub struct Reports {
     /// others.
     listener: Option<UnixListener>,
     connections: Vec<Connection>,
-    /// What the name of the ranks' job begins with. Worlds that a rank starts have other names.
+    /// The name of the ranks' job.
     job: String,
     /// By rank, how many environments it has initialized.
     met: Vec<u64>,
@@ -30,12 +31,13 @@ pub struct Reports {
 /// A rank that initializes an environment.
 struct Connection {
     stream: UnixStream,
+    pid: Pid,
     text: Vec<u8>,
     rank: Option<usize>,
 }
 
 impl Reports {
-    /// Listens at this name for so many ranks, of a job whose name begins so.
+    /// Listens at this name for so many ranks of this job.
     pub fn listen(name: &str, job: String, rank_count: u32) -> Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
@@ -46,8 +48,13 @@ impl Reports {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes in everything that ranks have said until now. `watch` gets each new connection.
-    pub fn take_in(&mut self, mut watch: impl FnMut(BorrowedFd<'_>) -> Result<()>) {
+    /// Takes in everything that ranks have said until now. `watch` gets each new connection, and
+    /// `group` is the process group of a rank.
+    pub fn take_in(
+        &mut self,
+        mut watch: impl FnMut(BorrowedFd<'_>) -> Result<()>,
+        group: impl Fn(usize) -> Option<Pid>,
+    ) {
         while let Some(listener) = &self.listener {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
@@ -55,21 +62,35 @@ impl Reports {
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
                 Err(_) => return self.give_up(),
             };
-            if sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.uid != rustix::process::geteuid()) {
+            let Ok(peer) = sockopt::socket_peercred(&stream) else { return self.give_up() };
+            if peer.uid != rustix::process::geteuid() {
                 continue;
             }
             if stream.set_nonblocking(true).and_then(|()| watch(stream.as_fd())).is_err() {
                 return self.give_up();
             }
-            self.connections.push(Connection { stream, text: Vec::new(), rank: None });
+            self.connections.push(Connection { stream, pid: peer.pid, text: Vec::new(), rank: None });
         }
         let Reports { met, job, .. } = self;
         self.connections.retain_mut(|connection| connection.take_in(job, met));
+        // A rank that is none of the processes which this launcher started for it (a daemon, a container) may go on when those
+        // have ended. Then their end says nothing.
+        let is_elsewhere = |connection: &Connection| {
+            connection.rank.is_some_and(|rank| getpgid(Some(connection.pid)).ok() != group(rank))
+        };
+        if self.connections.iter().any(is_elsewhere) {
+            self.give_up();
+        }
     }
 
     fn give_up(&mut self) {
         self.listener = None;
         self.connections.clear();
+    }
+
+    /// Whether a rank waits for the others in its initialization.
+    pub fn has_waiting(&self) -> bool {
+        self.connections.iter().any(|connection| connection.rank.is_some())
     }
 
     /// A rank that has ended, and the ranks that wait for it and never meet it: they have
@@ -111,7 +132,7 @@ impl Connection {
             (["initialize", rank, world_size, their_job], None) => {
                 let rank = rank.parse().map_err(Error::other)?;
                 // A rank of another world, which a rank of ours may have started.
-                if !their_job.starts_with(job) || world_size.parse() != Ok(met.len()) || rank >= met.len() {
+                if their_job != &job || world_size.parse() != Ok(met.len()) || rank >= met.len() {
                     return Err(ErrorKind::InvalidInput.into());
                 }
                 self.rank = Some(rank);
