@@ -144,9 +144,9 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
     Ok(agreement(Backend::Host))
 }
 
-/// Ranks of one machine and container that have the same local rank, by which ranks choose their GPUs.
-/// That is no error by itself: agents of torchrun may share a machine, each with GPUs of its own. Two
-/// ranks on one GPU are found by the GPU.
+/// Ranks of one machine and container that have the same local rank, by which ranks choose their
+/// GPUs. That is no error by itself: agents of torchrun may share a machine, each with GPUs of its
+/// own. Two ranks on one GPU are found by the GPU.
 fn same_local_ranks(statements: &[Statement]) -> Option<String> {
     let mut seen = BTreeMap::new();
     statements.iter().enumerate().find_map(|(rank, statement)| {

@@ -10,9 +10,9 @@
 //!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
 //! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
 //!   task in which that launcher runs: the other launcher's count.
-//! - Of two others one runs inside the other, and the inner one counts, also where this rank's numbers
-//!   are the same: those of other ranks may differ. Its variables were set later: some parent
-//!   process has the outer launcher's and not the inner one's.
+//! - Of two others one runs inside the other, and the inner one counts, also where this rank's
+//!   numbers are the same: those of other ranks may differ. Its variables were set later: some
+//!   parent process has the outer launcher's and not the inner one's.
 //! - If no parent process shows that, launchers that give the same rank and world size agree, and
 //!   the first counts. If they disagree, the error names both.
 

@@ -8,6 +8,7 @@ use crate::collective::{Collective, ReduceOperation};
 use crate::compute;
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
+use crate::sync::{Ordering, fence};
 
 /// The most bytes that are touched inside one access window.
 const WINDOW_BYTES: usize = 64 << 10;
@@ -32,6 +33,11 @@ impl Run<'_> {
             Collective::Gather { .. } | Collective::Reduce { .. } => {}
             Collective::ReduceScatter { reduce_op } => self.reduce(reduce_op, own_block, 0, block, &[])?,
         }
+        // A process that was stopped inside its last access window goes on when its peers may have
+        // failed and freed their symmetric memory, which then reads as zeros. They set the abort
+        // word before that, so what was read counts if it is not set yet.
+        fence(Ordering::Acquire);
+        self.host.family().check()?;
         self.progress.round += 1;
         self.raise_round();
         // Nobody returns while a peer may touch its buffers.

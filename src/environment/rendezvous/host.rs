@@ -120,8 +120,8 @@ impl Gathering<'_> {
         }
     }
 
-    /// Waits until something happens, but not beyond `latest`: forgets members that have left, reads
-    /// the hellos of strangers, and accepts one connection.
+    /// Waits until something happens, but not beyond `latest`: forgets members that have left,
+    /// reads the hellos of strangers, and accepts one connection.
     fn turn(&mut self, listener: &TcpListener, latest: Instant) -> Result<()> {
         let lines = self
             .members
@@ -161,7 +161,8 @@ impl Gathering<'_> {
         let mut line = match listener.accept().and_then(|(stream, _)| Line::new(stream)) {
             Ok(line) => line,
             Err(e) => {
-                // The peer has left, or this process has no descriptor for it. Those of strangers come back in time.
+                // The peer has left, or this process has no descriptor for it. Those of strangers
+                // come back in time.
                 let is_starved = matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
                 let since = self.starved_since.filter(|_| is_starved).unwrap_or_else(Instant::now);
                 self.starved_since = is_starved.then_some(since);

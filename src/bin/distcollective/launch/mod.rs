@@ -137,13 +137,15 @@ impl Rank {
         Ok(self.status)
     }
 
-    /// Whether a process of the rank's group runs: the rank, or what it has started. Where the system does not tell, it does.
+    /// Whether a process of the rank's group runs: the rank, or what it has started. Where the
+    /// system does not tell, it does.
     fn has_processes(&self) -> bool {
         let Ok(processes) = std::fs::read_dir("/proc") else { return true };
         let stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
         let group = self.pid.as_raw_nonzero().to_string();
         stats.into_iter().any(|stat| {
-            // `7 (a name) S 1 7 ...`: the state, the parent and the group follow the name, which may have any characters.
+            // `7 (a name) S 1 7 ...`: the state, the parent and the group follow the name, which
+            // may have any characters.
             let mut fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
             let (state, group_of) = (fields.next(), fields.nth(1));
             group_of == Some(group.as_str()) && !matches!(state, Some("Z" | "X"))

@@ -73,8 +73,8 @@ impl Reports {
         }
         let Reports { met, job, .. } = self;
         self.connections.retain_mut(|connection| connection.take_in(job, met));
-        // A rank that is none of the processes which this launcher started for it (a daemon, a container) may go on when those
-        // have ended. Then their end says nothing.
+        // A rank that is none of the processes which this launcher started for it (a daemon, a
+        // container) may go on when those have ended. Then their end says nothing.
         let is_elsewhere = |connection: &Connection| {
             connection.rank.is_some_and(|rank| getpgid(Some(connection.pid)).ok() != group(rank))
         };

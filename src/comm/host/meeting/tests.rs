@@ -4,7 +4,8 @@ fn guest(job: &str, rank: u32) -> Guest<'_> {
     Guest { job, world_size: 2, first_rank: rank, rank_count: 1, deadline: Instant::now() + Duration::from_secs(10) }
 }
 
-/// Strangers that connect: one writes garbage, one nothing, one a byte at a time, one leaves at once.
+/// Strangers that connect: one writes garbage, one nothing, one a byte at a time, one leaves at
+/// once.
 #[test]
 fn strangers_hold_nobody_up() {
     let job = format!("strangers-{}", std::process::id());
@@ -23,7 +24,8 @@ fn strangers_hold_nobody_up() {
     });
 }
 
-/// A process that says the right thing and dies makes room for the one that is started in its place.
+/// A process that says the right thing and dies makes room for the one that is started in its
+/// place.
 #[test]
 fn whoever_hangs_up_leaves_no_place_taken() {
     let job = format!("hang-up-{}", std::process::id());
