@@ -75,7 +75,7 @@ impl LaunchReport {
     }
 
     fn say(&self, text: &str) {
-        // So few bytes fit into the socket at once. Where the launcher has gone, nobody asks.
+        // So few bytes fit into the socket at once. If the launcher has ended, the report has no reader.
         if let Some(connection) = &self.0 {
             let _ = send(connection, text.as_bytes(), SendFlags::NOSIGNAL);
         }

@@ -400,7 +400,7 @@ mod tests {
     /// The office of one of three processes of one rank, all of them this one, and the other end of
     /// its connection to the hub.
     fn office(own: usize) -> (Office, UnixStream) {
-        // Nobody knows the number of a process 0, so that only connections tell.
+        // No process has the number 0, so that only connections tell of an end.
         let processes = (0..3).map(|first_rank| Process { pid: 0, first_rank, rank_count: 1 }).collect();
         let (near, far) = UnixStream::pair().expect("sockets");
         let mut links = [None, None, None];

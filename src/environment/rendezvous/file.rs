@@ -101,7 +101,7 @@ fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Puts the finished file in the place of one that nobody needs. The lock on that one keeps another
+/// Puts the finished file in the place of an empty or abandoned one. The lock on that one keeps another
 /// rank 0 from doing so between the check and the change. False where it has gone by itself.
 fn replace(aside: &Path, path: &Path) -> Result<bool> {
     let Some(old) = open_old(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };

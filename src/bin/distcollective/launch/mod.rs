@@ -85,7 +85,7 @@ fn launch(arguments: &Arguments) -> Result<Outcome, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let job = format!("{}-{}", std::process::id(), now.as_nanos());
     let socket = format!("distcollective-launch-{job}");
-    // A port that nobody uses now. The host backend takes it as a name only; what crosses machines
+    // A port that is free now. The host backend takes it as a name only; what crosses machines
     // will listen on it.
     let port = TcpListener::bind(("127.0.0.1", 0))
         .and_then(|listener| listener.local_addr())
