@@ -23,9 +23,14 @@ impl Builder {
     /// [`Error::mistakes`](crate::Error::mistakes). A mistake that only follows from another is left out.
     pub fn build(&self, network: &Network) -> Result<Engine> {
         let engine = Engine::new(network.clone())?;
-        crate::log::event!(DEBUG, "an engine of {} layers, plan {}", network.layers().count(), engine.fingerprint());
+        crate::util::log::event!(
+            DEBUG,
+            "an engine of {} layers, plan {}",
+            network.layers().count(),
+            engine.fingerprint()
+        );
         for warning in engine.warnings() {
-            crate::log::event!(WARN, "{warning}");
+            crate::util::log::event!(WARN, "{warning}");
         }
         Ok(engine)
     }

@@ -21,9 +21,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result, error};
-use crate::fork::Home;
-use crate::slow_warning::SlowWarning;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
+use crate::util::fork::ProcessGuard;
+use crate::util::slow_warning::SlowWarning;
 
 /// How often a call that waits for its turn looks whether its communicator still works.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -41,7 +41,7 @@ type CommunicatorId = u64;
 struct Root {
     queue: Mutex<Queue>,
     released: Condvar,
-    home: Home,
+    process: ProcessGuard,
 }
 
 #[derive(Default)]
@@ -147,7 +147,7 @@ impl IssueOrder {
     pub(crate) fn new() -> Arc<Self> {
         let mut queue = Queue::default();
         let communicator = queue.add_communicator(Box::default());
-        let root = Root { queue: Mutex::new(queue), released: Condvar::new(), home: Home::here() };
+        let root = Root { queue: Mutex::new(queue), released: Condvar::new(), process: ProcessGuard::current() };
         Arc::new(IssueOrder { root: Arc::new(root), communicator })
     }
 
@@ -185,7 +185,7 @@ impl IssueOrder {
         stream: usize,
         hand_over: impl FnOnce(IssueTicket<'static>) -> T,
     ) -> T {
-        if !self.root.home.is_here() {
+        if !self.root.process.is_current() {
             return hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: None, is_next: true });
         }
         let mut queue = self.root.lock();
@@ -195,7 +195,7 @@ impl IssueOrder {
 
     /// Takes the next place for a call on this thread.
     pub(crate) fn issue_here(&self, extent: Extent) -> IssueTicket<'_> {
-        if !self.root.home.is_here() || self.is_in_run() {
+        if !self.root.process.is_current() || self.is_in_run() {
             return IssueTicket { order: OrderRef::Borrowed(self), place: None, is_next: true };
         }
         let mut queue = self.root.lock();
@@ -208,7 +208,7 @@ impl IssueOrder {
 impl Drop for IssueOrder {
     fn drop(&mut self) {
         // As for tickets, not in a forked child.
-        if self.root.home.is_here() {
+        if self.root.process.is_current() {
             self.root.lock().ancestors.remove(&self.communicator);
         }
     }
@@ -316,7 +316,7 @@ impl IssueTicket<'_> {
 impl Drop for IssueTicket<'_> {
     fn drop(&mut self) {
         let root = &self.order().root;
-        let Some(place) = self.place.as_ref().filter(|_| root.home.is_here()) else { return };
+        let Some(place) = self.place.as_ref().filter(|_| root.process.is_current()) else { return };
         let mut queue = root.lock();
         queue.remove(place);
         let is_awaited = queue.waiting > 0;

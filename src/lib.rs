@@ -68,19 +68,16 @@ mod element;
 mod engine;
 mod environment;
 mod error;
-mod fork;
 mod framing;
 mod issue_order;
 mod lane;
-mod log;
 mod memory;
 mod network;
 mod rank;
-mod settings;
 mod shape;
-mod slow_warning;
 mod stream;
 mod sync;
+mod util;
 
 pub use builder::Builder;
 pub use collective::{
@@ -95,16 +92,16 @@ pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
 pub use error::{Error, ErrorKind, Result};
-pub use log::show_warnings;
 pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
 pub use network::{
     CastLayer, ConstantLayer, Layer, LayerBody, LayerId, Network, Plugin, PluginCall, PluginLayer, PluginRegistry,
     Shuffle, ShuffleLayer, TensorId,
 };
 pub use rank::{GroupRank, Rank};
-pub use settings::{DEFAULT_TIMEOUT, timeout_or};
 pub use shape::{Dims, MAX_DIMS, Shape};
 pub use stream::{Failed, Stream, Work};
+pub use util::log::show_warnings;
+pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
 
 /// The README's example is compiled and run with the documentation's.
 #[cfg(doctest)]

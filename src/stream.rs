@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use crate::cuda::{CudaStream, Device, Event};
 use crate::error::{Error, Result, bail, error};
-use crate::fork::Home;
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, Position, missed_turn};
+use crate::util::fork::ProcessGuard;
+use crate::util::{lock, panic_message};
 
 /// How long [`Stream::synchronize`] waits for a GPU.
 const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -98,7 +99,7 @@ impl Stream {
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        let thread = WorkerThread { id: thread.thread().id(), home: Home::here() };
+        let thread = WorkerThread { id: thread.thread().id(), process: ProcessGuard::current() };
         let worker = WorkerHandle { queue, thread };
         Ok(Stream { kind: Kind::Worker(Arc::new(worker)) })
     }
@@ -160,7 +161,7 @@ impl Stream {
             };
             return Work { state, finish: T::finish };
         };
-        if let Err(error) = worker.thread.check_home() {
+        if let Err(error) = worker.thread.check_process() {
             return Work { state: WorkState::Done(task, Err(error)), finish: T::finish };
         }
         let cell = cell.unwrap_or_default();
@@ -340,7 +341,7 @@ impl<T: Send + 'static> Launched<T> {
 /// After a failure: waits until what was aborted has come to its end, so that nobody uses the caller's memory any more.
 pub(crate) fn drain(stream: &CudaStream) {
     if stream.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
-        crate::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
+        crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
     }
 }
 
@@ -407,15 +408,6 @@ impl<T: Task> Runnable for Cell<T> {
     }
 }
 
-/// The text of a panic, as far as it has one.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
-}
-
 /// Ends the worker's thread when the last handle is gone.
 struct WorkerHandle {
     queue: Arc<Queue>,
@@ -425,7 +417,7 @@ struct WorkerHandle {
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
         // In a child there is no thread to end, and it may have held the lock at the fork.
-        if self.thread.home.is_here() {
+        if self.thread.process.is_current() {
             lock(&self.queue.state).closed = true;
             self.queue.changed.notify_all();
         }
@@ -436,12 +428,12 @@ impl Drop for WorkerHandle {
 #[derive(Clone, Copy)]
 struct WorkerThread {
     id: ThreadId,
-    home: Home,
+    process: ProcessGuard,
 }
 
 impl WorkerThread {
-    fn check_home(&self) -> Result<()> {
-        self.home.check("a worker stream")
+    fn check_process(&self) -> Result<()> {
+        self.process.check("a worker stream")
     }
 
     /// Whether this thread may wait for it.
@@ -452,7 +444,7 @@ impl WorkerThread {
                 "what runs on a worker stream cannot wait for that stream: it would wait for itself"
             );
         }
-        self.check_home()
+        self.check_process()
     }
 }
 
@@ -511,11 +503,6 @@ impl Queue {
     }
 }
 
-/// Locks a mutex whose data every panic leaves whole.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A handle on enqueued work. `T` is what the work owns meanwhile: buffers, bindings.
 ///
 /// Dropping or leaking a `Work` is sound and does not stop the work; what it owns is then freed when it is done, or never.
@@ -544,12 +531,12 @@ struct Pending<T> {
 impl<T> Pending<T> {
     fn is_done(&self) -> bool {
         // In a child it will not be done any more, which is found out by waiting for it.
-        !self.thread.home.is_here() || matches!(*lock(&self.cell.state), CellState::Done(..))
+        !self.thread.process.is_current() || matches!(*lock(&self.cell.state), CellState::Done(..))
     }
 
     /// Whether this thread may wait for it.
     fn check_wait(&self) -> Result<()> {
-        if self.thread.home.is_here() && self.is_done() {
+        if self.thread.process.is_current() && self.is_done() {
             return Ok(());
         }
         self.thread.check_wait()?;

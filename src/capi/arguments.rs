@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::status::{Fault, Result};
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
-use crate::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::shape::{Dims, MAX_DIMS, Shape};
+use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 
 /// `const T *`: one value, or several.
 #[repr(transparent)]

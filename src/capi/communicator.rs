@@ -6,9 +6,10 @@ use super::arguments::{
 use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::status::{Fault, Result, Status, call};
+use crate::collective::ranks_from;
 use crate::comm::{Communicator, NcclId};
 use crate::memory::MemorySpace;
-use crate::rank::{Rank, ranks_from};
+use crate::rank::Rank;
 
 /// `dcl_communicator_t`.
 pub(super) struct CCommunicator {

@@ -10,7 +10,8 @@ use super::status::{Fault, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use crate::context::{Bindings, ContextOptions, ExecutionContext};
 use crate::shape::Dims;
-use crate::stream::{Failed, Work, lock};
+use crate::stream::{Failed, Work};
+use crate::util::lock;
 
 /// `dcl_execution_context_options_t`.
 #[repr(C)]

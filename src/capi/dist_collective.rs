@@ -5,9 +5,10 @@ use super::copy_out::{BytesOut, BytesRoom};
 use super::handle::Handle;
 use super::layer::CLayer;
 use super::status::{Fault, Result, Status, call};
+use crate::collective::ranks_from;
 use crate::collective::{Groups, InPlace, Partition, ReduceOperation, Root};
 use crate::dist_collective::DistCollectiveLayer;
-use crate::rank::{GroupRank, Rank, ranks_from};
+use crate::rank::{GroupRank, Rank};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_new(

@@ -8,7 +8,7 @@ use super::copy_out::{TextOut, TextRoom};
 use super::handle::{Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::environment::{DEFAULT_SEED, Environment};
-use crate::stream::lock;
+use crate::util::lock;
 
 /// `dcl_environment_config_t`.
 #[repr(C)]

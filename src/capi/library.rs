@@ -14,7 +14,7 @@ use super::copy_out::TextRoom;
 use super::status::{Fault, Result, Status, call, last_message, last_rank, set_last};
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
-use crate::log;
+use crate::util::log;
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_version() -> u32 {

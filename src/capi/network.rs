@@ -11,7 +11,7 @@ use super::plugin::{CPlugin, ForeignPlugin};
 use super::status::{Fault, Result, Status, call};
 use crate::memory::Buffer;
 use crate::network::{LayerId, Network, Shuffle, TensorId};
-use crate::stream::lock;
+use crate::util::lock;
 
 /// `dcl_network_t`.
 #[derive(Default)]

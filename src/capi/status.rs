@@ -6,7 +6,8 @@ use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind};
-use crate::stream::{Failed, panic_message};
+use crate::stream::Failed;
+use crate::util::panic_message;
 
 /// `dcl_status_t`.
 #[repr(transparent)]

@@ -10,7 +10,8 @@ use super::handle::{Guarded, Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::comm::RawCollective;
 use crate::dist_collective::RawCall;
-use crate::stream::{Stream, Work, lock};
+use crate::stream::{Stream, Work};
+use crate::util::lock;
 
 /// `dcl_stream_t`.
 pub(super) struct CStream {

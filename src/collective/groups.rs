@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, bail};
-use crate::rank::{GroupRank, Rank, ranks_from};
+use crate::rank::{GroupRank, Rank};
 
 /// The participants of a DistCollective layer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -171,4 +171,13 @@ impl From<GroupRank> for Root {
     fn from(rank: GroupRank) -> Self {
         Root::GroupRank(rank)
     }
+}
+
+/// A list of ranks from loose numbers.
+pub(crate) fn ranks_from(name: &str, numbers: &[i64]) -> Result<Vec<Rank>> {
+    let rank = |&number: &i64| match u32::try_from(number) {
+        Ok(rank) => Ok(Rank(rank)),
+        Err(_) => bail!(InvalidArgument, "{name} has {number}, which is not a rank; {name} is {numbers:?}"),
+    };
+    numbers.iter().map(rank).collect()
 }

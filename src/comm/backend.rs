@@ -13,6 +13,9 @@ use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::Rank;
 use crate::stream::Watch;
 
+/// The most calls that a backend is given as one group, and so the most collectives of one step of a plan.
+pub(crate) const MAX_GROUPED_CALLS: usize = 8;
+
 /// One rank's end of a communicator. Everything that comes here has passed the rules; a backend moves and reduces.
 ///
 /// Calls that take a deadline are collective: every rank makes the same ones in the same order. The
@@ -67,7 +70,7 @@ pub(crate) trait Backend: Watch {
     }
 
     /// Whether this is the process that the rank is in, and not one that was forked from it.
-    fn check_home(&self) -> Result<()>;
+    fn check_process(&self) -> Result<()>;
 
     /// Makes every rank's call, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Communicator, DEFAULT_TIMEOUT, deadline_after, host};
+use super::{Communicator, DEFAULT_TIMEOUT, host};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
-use crate::settings::timeout_or;
+use crate::util::deadline_after;
+use crate::util::settings::timeout_or;
 
 /// The most ranks of a communicator on the host.
 pub(super) const MAX_RANKS: u32 = 1024;

@@ -10,8 +10,9 @@ use crate::data_type::DataType;
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
-use crate::rank::{GroupRank, Rank, count_of};
+use crate::rank::{GroupRank, Rank};
 use crate::stream::{Failed, Stream, Task, Watch, Work};
+use crate::util::text::count_of;
 
 /// The collectives. Lengths are in elements; `n` is the number of ranks. A buffer of any shape will do, 0-d too: only its
 /// length counts. All of them block, and all follow the contract above; beyond it each is in error when a buffer's type or

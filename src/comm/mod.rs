@@ -22,13 +22,14 @@ use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
-use crate::rank::{GroupRank, Rank, count_of};
-pub(crate) use crate::settings::DEFAULT_TIMEOUT;
-use crate::settings::timeout_or;
+use crate::rank::{GroupRank, Rank};
 use crate::shape::Dims;
 use crate::stream::Watch;
-pub(crate) use backend::Backend;
-pub(crate) use backend::Request;
+use crate::util::deadline_after;
+pub(crate) use crate::util::settings::DEFAULT_TIMEOUT;
+use crate::util::settings::timeout_or;
+use crate::util::text::count_of;
+pub(crate) use backend::{Backend, MAX_GROUPED_CALLS, Request};
 pub use nccl::NcclId;
 pub(crate) use nccl::{Group, NcclBackend};
 pub(crate) use signature::Purpose;
@@ -254,7 +255,7 @@ impl Communicator {
         deadline: Instant,
         call: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.backend.check_home()?;
+        self.backend.check_process()?;
         let ticket = self.order.issue_here(extent);
         let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
         let turn = ticket.wait(deadline, || self.backend.check(), label);
@@ -317,7 +318,7 @@ impl Communicator {
     ///
     /// This process was forked from the rank's; then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        self.backend.check_home().map_err(|e| e.on_rank(self.origin_rank()))?;
+        self.backend.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
         Ok(())
     }
@@ -583,13 +584,6 @@ impl Communicator {
     pub(crate) fn abort_with(&self, error: &Error) {
         self.backend.abort(error.kind(), &error.to_string());
     }
-}
-
-/// When a wait that begins now ends.
-pub(crate) fn deadline_after(timeout: Duration) -> Instant {
-    let now = Instant::now();
-    const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
-    now.checked_add(timeout).unwrap_or(now + FAR)
 }
 
 impl fmt::Debug for Communicator {

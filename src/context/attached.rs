@@ -10,7 +10,7 @@ use super::regions::Regions;
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclBackend, Purpose, deadline_after, rank_lock};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclBackend, Purpose, rank_lock};
 use crate::cuda::{CudaStream, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
@@ -19,7 +19,9 @@ use crate::error::{Error, Result, bail, error};
 use crate::memory::{MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, Source, TensorId};
 use crate::shape::Shape;
-use crate::stream::{Stream, lock};
+use crate::stream::Stream;
+use crate::util::deadline_after;
+use crate::util::lock;
 
 /// An engine on a communicator, or on none: what every run of a context shares.
 pub(super) struct Attached {
@@ -102,7 +104,7 @@ impl Attached {
         if let Some(nccl) = communicator.as_nccl() {
             attached.reserve(nccl.stream(), deadline).inspect_err(|error| communicator.abort_with(error))?;
         }
-        crate::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
+        crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(attached)
     }
 

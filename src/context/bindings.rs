@@ -12,7 +12,8 @@ use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, Failed, Stream, Task, Watch, Work, lock};
+use crate::stream::{Cell, Failed, Stream, Task, Watch, Work};
+use crate::util::lock;
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
 /// takes it and [`Work::wait`] hands it back, with the buffers in it.

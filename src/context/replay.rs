@@ -7,7 +7,7 @@ use super::shapes::Shapes;
 use crate::comm::NcclBackend;
 use crate::cuda::{Capture, CudaStream, Graph};
 use crate::error::Result;
-use crate::stream::lock;
+use crate::util::lock;
 
 /// The last run, and its graph once there is one. A run is done as usual the first time, so that everything it needs is there;
 /// recorded the second time; and replayed from then on, as long as shapes and memory stay the same.

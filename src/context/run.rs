@@ -16,7 +16,8 @@ use crate::error::{ErrorKind, Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::{drain, panic_message};
+use crate::stream::drain;
+use crate::util::panic_message;
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
 pub(super) struct RunIo {

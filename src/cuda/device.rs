@@ -12,8 +12,8 @@ use super::kernels::Kernels;
 use super::reaper::Reaper;
 use super::{CudaStream, Transfer};
 use crate::error::{Error, Result, bail};
-use crate::fork::Home;
-use crate::stream::lock;
+use crate::util::fork::ProcessGuard;
+use crate::util::lock;
 
 /// A GPU with its primary context, which lives as long as the process.
 pub(crate) struct Device {
@@ -30,7 +30,7 @@ pub(crate) struct Device {
     /// For copies of a buffer by itself, made when there is the first.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
     reaper: Reaper,
-    home: Home,
+    process: ProcessGuard,
 }
 
 // SAFETY: a context may be used from any thread; the rest is plain data and a mutex.
@@ -110,7 +110,7 @@ impl Device {
             kernels: Kernels::default(),
             copying: Mutex::default(),
             reaper: Reaper::default(),
-            home: Home::here(),
+            process: ProcessGuard::current(),
         })
     }
 
@@ -156,7 +156,7 @@ impl Device {
 
     /// Whether this is the process that opened the GPU. In one that was forked from it nothing of CUDA works.
     pub(crate) fn is_here(&self) -> bool {
-        self.home.is_here()
+        self.process.is_current()
     }
 
     /// Lets go of something, after what was to be let go of before, and does not wait for it.
@@ -167,7 +167,7 @@ impl Device {
         let device = Arc::clone(self);
         self.reaper.reap(move || {
             if let Err(error) = device.enter().and_then(|_current| release()) {
-                crate::log::event!(WARN, "{what}: {error}; it is left behind");
+                crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
             }
         });
     }
@@ -189,7 +189,7 @@ impl Device {
 
     /// Makes this the current GPU of the thread, until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Current> {
-        self.home.check("a GPU")?;
+        self.process.check("a GPU")?;
         let mut before: CUcontext = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;

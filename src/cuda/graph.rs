@@ -85,7 +85,7 @@ impl Drop for Graph {
         let Ok(_current) = self.device.enter() else { return };
         // SAFETY: made by `finish`, and destroyed once.
         if let Err(error) = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.executable) }) {
-            crate::log::event!(WARN, "{error}");
+            crate::util::log::event!(WARN, "{error}");
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail, error};
-use crate::slow_warning::SlowWarning;
-use crate::stream::lock;
+use crate::util::lock;
+use crate::util::slow_warning::SlowWarning;
 
 /// A value that a helper thread may use although it is a pointer or holds one.
 pub(crate) struct Sent<T>(pub(crate) T);
@@ -34,7 +34,7 @@ pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
     };
     if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(counted) {
         leave();
-        crate::log::event!(WARN, "no thread for {what}: {error}; it is left out");
+        crate::util::log::event!(WARN, "no thread for {what}: {error}; it is left out");
     }
 }
 

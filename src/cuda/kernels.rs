@@ -12,7 +12,7 @@ use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
 use crate::error::Result;
 use crate::shape::{MAX_DIMS, Shape};
-use crate::stream::lock;
+use crate::util::lock;
 
 /// The threads of a block, as `cuda/launch.h` has it.
 const BLOCK: u32 = 256;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::stream::lock;
+use crate::util::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -39,7 +39,7 @@ impl Reaper {
             match thread {
                 Ok(_) => *jobs = Some(sender),
                 Err(error) => {
-                    return crate::log::event!(
+                    return crate::util::log::event!(
                         WARN,
                         "no thread to let go of a GPU's memory: {error}; it is left behind"
                     );

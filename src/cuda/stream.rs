@@ -15,8 +15,8 @@ use super::driver::{check, is_not_ready};
 use super::helper::{Sent, warning};
 use super::memory::new_generation;
 use crate::error::{Result, bail};
-use crate::slow_warning::SlowWarning;
-use crate::stream::lock;
+use crate::util::lock;
+use crate::util::slow_warning::SlowWarning;
 
 /// A stream of a GPU: the caller's, or our own.
 pub(crate) struct CudaStream {

@@ -1,7 +1,7 @@
 //! What follows from the facts.
 
 use super::{Diagnosis, Finding, Gpu, Host};
-use crate::rank::{count_of, list_of};
+use crate::util::text::{count_of, list_of};
 
 /// What a container has of `/dev/shm` unless told otherwise.
 const SMALL_DEV_SHM: u64 = 64 << 20;

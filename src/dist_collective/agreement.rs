@@ -9,8 +9,9 @@ use super::ResolvedLayer;
 use crate::comm::{Communicator, Purpose};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
-use crate::rank::{Rank, count_of, list_ranks};
+use crate::rank::Rank;
 use crate::shape::Dims;
+use crate::util::text::{count_of, list_ranks};
 
 /// A collective call of a plan, as ranks compare it. Layer names may differ; they are only told.
 #[derive(Clone, Debug)]

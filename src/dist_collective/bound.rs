@@ -13,9 +13,10 @@ use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::lane::Lane;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
-use crate::rank::{GroupRank, Rank, count_of};
+use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::{Stream, Task, Watch, Work};
+use crate::util::text::count_of;
 
 /// What one rank does in one layer.
 #[derive(Clone, Debug)]

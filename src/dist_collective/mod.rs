@@ -19,8 +19,9 @@ use crate::collective::{
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::framing::Format;
-use crate::rank::{GroupRank, Rank, count_of};
+use crate::rank::{GroupRank, Rank};
 use crate::shape::{Dims, Shape};
+use crate::util::text::count_of;
 
 /// The attributes as bytes.
 const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" };
@@ -61,7 +62,10 @@ impl DistCollectiveLayer {
         let root = match u32::try_from(root) {
             _ if !operation.has_root() => {
                 if root != -1 {
-                    crate::log::event!(WARN, "{operation} has no root: {root} is ignored; -1 says that there is none");
+                    crate::util::log::event!(
+                        WARN,
+                        "{operation} has no root: {root} is ignored; -1 says that there is none"
+                    );
                 }
                 None
             }

@@ -4,18 +4,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::ops::Range;
 
+use crate::comm::MAX_GROUPED_CALLS;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
-use crate::rank::count_of;
 use crate::shape::{Dims, Shape};
+use crate::util::text::count_of;
 
 /// The points of a profile, in the order in which shapes are kept.
 pub(crate) const POINTS: [&str; 3] = ["min", "opt", "max"];
-
-/// The most collectives of one step.
-pub(crate) const MOST_TOGETHER: usize = 8;
 
 /// What validation finds out about a network that is right.
 #[derive(Debug)]
@@ -152,7 +150,7 @@ fn steps(network: &Network, schedule: &[LayerId], collectives: &[Option<Resolved
         let joins = |step: &Range<usize>| {
             let others = &schedule[step.clone()];
             is_collective(id)
-                && others.len() < MOST_TOGETHER
+                && others.len() < MAX_GROUPED_CALLS
                 && others.iter().all(|&other| is_collective(other) && !reads_from(id, other))
         };
         match steps.last_mut() {

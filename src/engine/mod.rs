@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-pub(crate) use analysis::{Analysis, MOST_TOGETHER, infer_shapes};
+pub(crate) use analysis::{Analysis, infer_shapes};
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 

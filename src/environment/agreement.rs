@@ -10,7 +10,7 @@ use super::process;
 use crate::comm::{Wanted, nccl};
 use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
-use crate::rank::list_ranks;
+use crate::util::text::list_ranks;
 
 /// What a rank says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
         bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
     }
     if let Some(warning) = same_local_ranks(&statements) {
-        crate::log::event!(WARN, "{warning}");
+        crate::util::log::event!(WARN, "{warning}");
     }
     let first = &statements[0];
     let elsewhere = ranks_that(&|statement| statement.machine != first.machine);
@@ -137,7 +137,7 @@ pub(super) fn agree(statements: &[Vec<u8>]) -> Result<Agreement> {
             bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&statements, &elsewhere))
         }
         (Wanted::Auto, Some(obstacle)) => {
-            crate::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
+            crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
         }
         (Wanted::Host, _) => {}
     }

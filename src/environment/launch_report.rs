@@ -45,7 +45,10 @@ impl LaunchReport {
                 report
             }
             Err(e) => {
-                crate::log::event!(DEBUG, "the launcher does not listen at {name:?}, which {VARIABLE} names: {e}");
+                crate::util::log::event!(
+                    DEBUG,
+                    "the launcher does not listen at {name:?}, which {VARIABLE} names: {e}"
+                );
                 LaunchReport(None)
             }
         }

@@ -25,13 +25,14 @@ use launch_report::LaunchReport;
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted, deadline_after};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
-use crate::settings::timeout_or;
-use crate::stream::lock;
+use crate::util::deadline_after;
+use crate::util::lock;
+use crate::util::settings::timeout_or;
 
 /// How long NCCL's communicators may take to end with those of the other ranks.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -292,7 +293,7 @@ impl EnvironmentBuilder {
             discovery,
             _only: only,
         };
-        crate::log::event!(DEBUG, "{environment:?}");
+        crate::util::log::event!(DEBUG, "{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));
         }

@@ -10,8 +10,8 @@ use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
-use crate::stream::lock;
 use crate::sync::{AtomicU32, Ordering};
+use crate::util::lock;
 
 /// The blocks that one rank has, in this communicator, its ancestors and its descendants.
 #[derive(Default)]
@@ -140,7 +140,7 @@ impl Lease for Part {
     fn address(&self) -> NonNull<u8> {
         let block = &self.block;
         let part = block.part(block.own);
-        if (block.family.is_aborted() || !block.family.home.is_here()) && block.part_bytes > 0 {
+        if (block.family.is_aborted() || !block.family.process.is_current()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
                 // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
                 // the buffer, of which there is none while this function runs.
@@ -159,7 +159,7 @@ impl Lease for Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let block = &self.block;
-        if !block.family.home.is_here() {
+        if !block.family.process.is_current() {
             return;
         }
         block.memory.give_back(block.part(block.own), block.part_bytes);

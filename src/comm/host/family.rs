@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::Home;
 use crate::rank::Rank;
-use crate::slow_warning::SlowWarning;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
+use crate::util::fork::ProcessGuard;
+use crate::util::slow_warning::SlowWarning;
 
 /// The longest reason that an abort keeps, in bytes.
 const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
@@ -19,7 +19,7 @@ const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
 pub(super) struct Family {
-    pub(super) home: Home,
+    pub(super) process: ProcessGuard,
     memory: Arc<SharedMemory>,
     world_size: u32,
     /// The ranks of this process.
@@ -103,7 +103,7 @@ impl Family {
     pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Family {
-            home: Home::here(),
+            process: ProcessGuard::current(),
             memory,
             world_size,
             callers: local_ranks.clone().map(|_| Caller::default()).collect(),

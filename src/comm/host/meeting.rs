@@ -23,8 +23,9 @@ use super::shared_memory::{Extent, SharedMemory};
 use super::system::{caused_by, make_room_for_processes, overflow_user, process_namespace};
 use super::wire;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::rank::{Rank, count_of, list_ranks};
-use crate::slow_warning::SlowWarning;
+use crate::rank::Rank;
+use crate::util::slow_warning::SlowWarning;
+use crate::util::text::{count_of, list_ranks};
 
 /// Who comes to a meeting.
 #[derive(Clone, Copy, Debug)]
@@ -406,7 +407,7 @@ impl<'a> Gathering<'a> {
                     // Without a thread the connection is closed, and its process comes again.
                     self.pending += usize::from(hello.is_ok());
                 }
-                _ => crate::log::event!(WARN, "another user's process came to the bootstrap and was sent away"),
+                _ => crate::util::log::event!(WARN, "another user's process came to the bootstrap and was sent away"),
             }
         }
         Ok(())
@@ -444,7 +445,7 @@ impl<'a> Gathering<'a> {
             Assessment::Stranger(reason) => (reason, false),
             Assessment::Misfit(reason) => (reason, true),
         };
-        crate::log::event!(WARN, "a process was refused: {reason}");
+        crate::util::log::event!(WARN, "a process was refused: {reason}");
         let _ = send_answer(&stream, &Answer::Refused(reason.clone()), None);
         match ends_bootstrap {
             true => Err(error!(Disagreement, "{} was refused: {reason}", describe(&hello))),
@@ -491,7 +492,7 @@ fn forget_the_gone(visitors: &mut Vec<Visitor>) {
     visitors.retain(|visitor| {
         let stays = gone.next() != Some(true);
         if !stays {
-            crate::log::event!(WARN, "{}", left_early(&visitor.process));
+            crate::util::log::event!(WARN, "{}", left_early(&visitor.process));
         }
         stays
     });

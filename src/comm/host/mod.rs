@@ -57,9 +57,10 @@ use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer};
-use crate::rank::{GroupRank, Rank, count_of, list_ranks};
+use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
+use crate::util::text::{count_of, list_ranks};
 
 /// One rank of a host communicator.
 pub(crate) struct HostBackend {
@@ -133,7 +134,7 @@ impl HostBackend {
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
         // In a child the thread that had the turn at the fork is not there.
-        self.check_home()?;
+        self.check_process()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
         rank_lock::take(&self.progress, deadline).ok_or_else(|| self.end(rank_lock::missed()))
     }
@@ -354,12 +355,12 @@ impl Backend for HostBackend {
         }
     }
 
-    fn check_home(&self) -> Result<()> {
-        self.family().home.check("a communicator")
+    fn check_process(&self) -> Result<()> {
+        self.family().process.check("a communicator")
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        if self.family().home.is_here() {
+        if self.family().process.is_current() {
             self.family().abort(kind, self.segment.member(self.rank), reason);
         }
     }
@@ -367,7 +368,7 @@ impl Backend for HostBackend {
 
 impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
-        self.check_home()?;
+        self.check_process()?;
         self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
     }
 
@@ -378,7 +379,7 @@ impl Watch for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        if self.family().home.is_here() {
+        if self.family().process.is_current() {
             self.segment.leave(self.rank);
         }
     }

@@ -18,10 +18,11 @@ use super::shared_memory::{Extent, SharedMemory};
 use super::system::{caused_by, make_room_for_processes};
 use super::wire;
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::fork::Home;
-use crate::rank::{Rank, list_ranks};
-use crate::stream::lock;
+use crate::rank::Rank;
 use crate::sync::{AtomicU64, Ordering};
+use crate::util::fork::ProcessGuard;
+use crate::util::lock;
+use crate::util::text::list_ranks;
 
 /// Which call some memory is for: the communicator's id, the number of the collective, and of a split the color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -59,7 +60,7 @@ pub(super) struct Office {
     shared: Arc<Shared>,
     /// Tells the thread to end.
     stop: Option<Arc<OwnedFd>>,
-    home: Home,
+    process: ProcessGuard,
 }
 
 struct Shared {
@@ -106,7 +107,11 @@ impl Office {
     /// An office for ranks that are all threads of this process.
     pub(super) fn in_process(root: &Segment) -> Self {
         let process = Process { pid: 0, first_rank: 0, rank_count: root.len() as u32 };
-        Office { shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)), stop: None, home: Home::here() }
+        Office {
+            shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)),
+            stop: None,
+            process: ProcessGuard::current(),
+        }
     }
 
     /// An office that watches the other processes from now on. `numbers_are_ours` says whether the
@@ -125,7 +130,7 @@ impl Office {
             // Elsewhere the number means another process, or none. The hub tells of the end then:
             // its connection ends too.
             let Some(pid) = Pid::from_raw(process.pid).filter(|_| numbers_are_ours) else {
-                crate::log::event!(
+                crate::util::log::event!(
                     DEBUG,
                     "process {} is in another namespace; its connection tells of its end",
                     process.pid
@@ -136,7 +141,7 @@ impl Office {
                 Ok(pidfd) => pidfds.push((index, pidfd)),
                 Err(rustix::io::Errno::SRCH) => dead.push(index),
                 Err(error) => {
-                    crate::log::event!(
+                    crate::util::log::event!(
                         DEBUG,
                         "its connection tells of the end of process {}: pidfd_open: {error}",
                         process.pid
@@ -161,7 +166,7 @@ impl Office {
         });
         let refused = |e| caused_by(error!(System, "no monitor of the other processes"), "clone", e);
         watching.map_err(refused)?;
-        Ok(Office { shared, stop: Some(stop), home: Home::here() })
+        Ok(Office { shared, stop: Some(stop), process: ProcessGuard::current() })
     }
 
     /// Makes memory that `users` will take, and sends it to their processes. Called by the first of them; those that are all in
@@ -243,7 +248,7 @@ impl Office {
 
 impl Drop for Office {
     fn drop(&mut self) {
-        if let Some(stop) = self.stop.as_ref().filter(|_| self.home.is_here()) {
+        if let Some(stop) = self.stop.as_ref().filter(|_| self.process.is_current()) {
             // The monitor thread sleeps in poll, and sees this. It is not waited for: it may be
             // inside a callback for the log.
             let _ = rustix::io::write(&**stop, &1u64.to_ne_bytes());
@@ -346,7 +351,7 @@ impl Shared {
                 Err(error) => {
                     // From now on no death would be told.
                     let reason = format!("the monitor of the other processes failed: poll: {error}");
-                    crate::log::event!(ERROR, "{reason}");
+                    crate::util::log::event!(ERROR, "{reason}");
                     self.family.abort(ErrorKind::System, Rank(self.processes[self.own].first_rank), &reason);
                     return;
                 }
@@ -360,12 +365,12 @@ impl Shared {
                 match wire::receive(stream) {
                     Ok(Some((parcel, file))) => {
                         if let Err(error) = self.accept(parcel, file) {
-                            crate::log::event!(WARN, "{error}");
+                            crate::util::log::event!(WARN, "{error}");
                         }
                         continue;
                     }
                     Ok(None) => {}
-                    Err(error) => crate::log::event!(WARN, "a message from another process is broken: {error}"),
+                    Err(error) => crate::util::log::event!(WARN, "a message from another process is broken: {error}"),
                 }
                 // A process that closes its end has dropped all its handles, which said so, or has
                 // ended.

@@ -7,7 +7,8 @@ use super::segment::{Mark, Notice};
 use crate::comm::backend::Request;
 use crate::comm::signature::Signature;
 use crate::error::{Error, error};
-use crate::rank::{GroupRank, list_ranks};
+use crate::rank::GroupRank;
+use crate::util::text::list_ranks;
 
 /// One call of one rank, as its errors and warnings describe it.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use super::free_memory;
 use crate::error::{Result, bail};
-use crate::stream::lock;
+use crate::util::lock;
 
 pub(super) struct SharedMemory {
     len: usize,

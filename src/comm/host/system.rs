@@ -48,7 +48,7 @@ pub(crate) fn make_room_for_processes(others: usize) -> u64 {
     if limit.current.is_some_and(|soft| soft < raised) {
         let raised = Rlimit { current: Some(raised), maximum: limit.maximum };
         if let Err(e) = setrlimit(Resource::Nofile, raised) {
-            crate::log::event!(WARN, "the limit of open files cannot be raised: setrlimit: {e}");
+            crate::util::log::event!(WARN, "the limit of open files cannot be raised: setrlimit: {e}");
         }
     }
     needed

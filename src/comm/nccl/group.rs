@@ -3,6 +3,7 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
+use super::super::backend::MAX_GROUPED_CALLS;
 use super::NcclBackend;
 use super::bindings::*;
 use super::handle::Handle;
@@ -11,14 +12,13 @@ use super::route::Route;
 use crate::collective::Call;
 use crate::comm::{Communicator, Request};
 use crate::cuda::CudaStream;
-use crate::engine::MOST_TOGETHER;
 use crate::error::{Result, error};
 use crate::stream::Watch;
 
 /// Collectives on one stream, which are enqueued together.
 #[derive(Default)]
 pub(crate) struct Group<'a> {
-    calls: [Option<Grouped<'a>>; MOST_TOGETHER],
+    calls: [Option<Grouped<'a>>; MAX_GROUPED_CALLS],
     len: usize,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Group<'a> {
     unsafe fn launch(&self, first: &NcclBackend, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
         let library = first.handle.library;
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
-        let mut held: [Option<MutexGuard<'_, bool>>; MOST_TOGETHER] = Default::default();
+        let mut held: [Option<MutexGuard<'_, bool>>; MAX_GROUPED_CALLS] = Default::default();
         let mut last = 0;
         for place in &mut held {
             // Each once, and in one order, so that threads with several groups do not wait for each other in a circle.

@@ -12,7 +12,7 @@ use crate::comm::rank_lock;
 use crate::cuda::helper::{self, Sent};
 use crate::cuda::{Device, Pause};
 use crate::error::{Error, Result, bail};
-use crate::stream::lock;
+use crate::util::lock;
 
 /// How long an abort may take. NCCL's has been seen hanging (pytorch #119215, nccl #829 and #1013).
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -250,7 +250,7 @@ impl Handle {
             return;
         }
         let Some(mut is_open) = rank_lock::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
-            crate::log::event!(WARN, "a call of NCCL does not return; its communicator is left behind");
+            crate::util::log::event!(WARN, "a call of NCCL does not return; its communicator is left behind");
             return;
         };
         if !std::mem::replace(&mut *is_open, false) {
@@ -264,7 +264,7 @@ impl Handle {
             unsafe { abort(raw.into_inner()) }
         });
         if let Err(error) = done.and_then(|result| self.library.check("ncclCommAbort", result)) {
-            crate::log::event!(WARN, "{error}");
+            crate::util::log::event!(WARN, "{error}");
         }
     }
 }

@@ -37,10 +37,12 @@ use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::fork::Home;
 use crate::memory::{Address, Buffer, MemorySpace};
-use crate::rank::{GroupRank, Rank, count_of};
-use crate::stream::{Watch, drain, lock};
+use crate::rank::{GroupRank, Rank};
+use crate::stream::{Watch, drain};
+use crate::util::fork::ProcessGuard;
+use crate::util::lock;
+use crate::util::text::count_of;
 
 /// The compute capability from which TensorRT's layer takes part among several ranks.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -95,7 +97,7 @@ struct Family {
     sidecar: Option<Communicator>,
     /// Whether the first communicator is our own, and not borrowed.
     is_ours: bool,
-    home: Home,
+    process: ProcessGuard,
 }
 
 impl Family {
@@ -106,17 +108,17 @@ impl Family {
             graphs: Mutex::default(),
             sidecar,
             is_ours,
-            home: Home::here(),
+            process: ProcessGuard::current(),
         }
     }
 
     /// Whether this is the process that the rank is in.
-    fn check_home(&self) -> Result<()> {
-        self.home.check("a communicator")
+    fn check_process(&self) -> Result<()> {
+        self.process.check("a communicator")
     }
 
     fn check(&self) -> Result<()> {
-        self.check_home()?;
+        self.check_process()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
@@ -140,7 +142,7 @@ impl Family {
             sidecar.abort_with(&error);
         }
         // A process that was forked from the rank's has nothing of NCCL's or of the GPU to let go of.
-        if self.ended.set(error).is_err() || !self.home.is_here() {
+        if self.ended.set(error).is_err() || !self.process.is_current() {
             return;
         }
         for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
@@ -331,7 +333,7 @@ impl NcclBackend {
 
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
         // In a child the thread that had the turn at the fork is not there.
-        self.family.check_home()?;
+        self.family.check_process()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
         rank_lock::take(&self.progress, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
     }
@@ -373,7 +375,7 @@ impl NcclBackend {
 
     /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
     fn describe(&self, request: &Request<'_>, sequence: u64) -> String {
-        let ranks = crate::rank::list_ranks(self.origins.iter().map(|rank| rank.0));
+        let ranks = crate::util::text::list_ranks(self.origins.iter().map(|rank| rank.0));
         format!("{} (collective {sequence} of {ranks})", request.signature)
     }
 
@@ -540,8 +542,8 @@ impl Backend for NcclBackend {
         self.allocate_alike(byte_len, can && self.handle.is_own, deadline)
     }
 
-    fn check_home(&self) -> Result<()> {
-        self.family.check_home()
+    fn check_process(&self) -> Result<()> {
+        self.family.check_process()
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

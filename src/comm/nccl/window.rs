@@ -14,8 +14,8 @@ use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
 use crate::error::{Result, bail, error};
 use crate::memory::{Buffer, Lease};
-use crate::rank::list_ranks;
 use crate::stream::Watch;
+use crate::util::text::list_ranks;
 
 /// The length of a buffer's memory: at least one piece of what windows are made of.
 fn registered_len(byte_len: usize) -> usize {
@@ -99,7 +99,7 @@ impl SymmetricMemory {
     fn deregister(&mut self) {
         let Some(window) = self.window.take() else { return };
         if let Err(error) = self.handle.deregister(window) {
-            crate::log::event!(WARN, "{error}");
+            crate::util::log::event!(WARN, "{error}");
         }
     }
 }

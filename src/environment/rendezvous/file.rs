@@ -18,7 +18,7 @@ use super::protocol::{PROTOCOL, random_text};
 use super::tcp;
 use crate::environment::process::{Life, ProcessIdentity};
 use crate::error::{Error, Result, bail, error};
-use crate::rank::count_of;
+use crate::util::text::count_of;
 
 /// How many random bytes the nonce is made of.
 const NONCE_BYTES: usize = 32;
@@ -159,7 +159,7 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     };
     match owner.as_ref().map(|owner| (owner.life(), owner.pid)) {
         Some((Life::HasEnded, pid)) => {
-            crate::log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
+            crate::util::log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
             Ok(())
         }
         Some((Life::Runs, pid)) => bail!(
@@ -188,7 +188,7 @@ impl Drop for Announcement {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
             && let Err(e) = std::fs::remove_file(&self.path)
         {
-            crate::log::event!(WARN, "file {:?} of the meeting cannot be removed: {e}", self.path);
+            crate::util::log::event!(WARN, "file {:?} of the meeting cannot be removed: {e}", self.path);
         }
     }
 }

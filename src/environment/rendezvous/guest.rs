@@ -10,7 +10,7 @@ use super::protocol::{
 };
 use super::{Place, Terms, ended_by_rank_0, file, tcp};
 use crate::error::{Error, Result, bail, error};
-use crate::slow_warning::SlowWarning;
+use crate::util::slow_warning::SlowWarning;
 
 /// How long to wait before the second attempt; each further wait is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

@@ -14,8 +14,8 @@ use super::protocol::{
 use super::{Place, Terms};
 use crate::comm::host::make_room_for_processes;
 use crate::error::{Error, Result, bail, error};
-use crate::rank::{count_of, list_ranks};
-use crate::slow_warning::SlowWarning;
+use crate::util::slow_warning::SlowWarning;
+use crate::util::text::{count_of, list_ranks};
 
 /// How long a connection may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -141,7 +141,7 @@ impl Gathering<'_> {
         for (rank, member) in self.members.iter_mut().enumerate().filter(|(_, member)| member.is_some()) {
             // A member says nothing until the meeting is complete, so it has closed the connection.
             if ready.next() == Some(true) {
-                crate::log::event!(WARN, "rank {rank} left before the meeting was complete");
+                crate::util::log::event!(WARN, "rank {rank} left before the meeting was complete");
                 *member = None;
             }
         }
@@ -149,8 +149,10 @@ impl Gathering<'_> {
             match stranger.line.pull(LONGEST_OF_STRANGER) {
                 Ok(Some(message)) => self.judge(stranger, message)?,
                 Ok(None) if Instant::now() < stranger.until => self.strangers.push_back(stranger),
-                Ok(None) => crate::log::event!(WARN, "a stranger came to the meeting and did not say hello in time"),
-                Err(e) => crate::log::event!(WARN, "a stranger came to the meeting and did not say hello: {e}"),
+                Ok(None) => {
+                    crate::util::log::event!(WARN, "a stranger came to the meeting and did not say hello in time")
+                }
+                Err(e) => crate::util::log::event!(WARN, "a stranger came to the meeting and did not say hello: {e}"),
             }
         }
         if someone_comes { self.accept(listener) } else { Ok(()) }
@@ -205,7 +207,7 @@ impl Gathering<'_> {
     fn judge(&mut self, stranger: Stranger, message: Message) -> Result<()> {
         let Stranger { mut line, challenge, .. } = stranger;
         let Message::Hello { protocol, claim, job, proof } = message else {
-            crate::log::event!(WARN, "a stranger was refused: it sent a message out of turn");
+            crate::util::log::event!(WARN, "a stranger was refused: it sent a message out of turn");
             return Ok(());
         };
         if protocol != PROTOCOL || !self.key.accepts(&Statement::Claim(&challenge, &claim), &proof)? {
@@ -215,7 +217,7 @@ impl Gathering<'_> {
                 false => (&mut self.other_jobs, "another job"),
             };
             *count += 1;
-            crate::log::event!(WARN, "a stranger was refused: {reason}");
+            crate::util::log::event!(WARN, "a stranger was refused: {reason}");
             return answer(&mut line, &Message::Refusal { same_job });
         }
         let objection = self.objection(&claim)?;

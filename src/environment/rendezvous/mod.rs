@@ -38,7 +38,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::error::{Error, Result, bail, error};
-use crate::rank::list_ranks;
+use crate::util::text::list_ranks;
 use line::{Frame, Line, frame, wait};
 use protocol::{Key, LONGEST_OF_MEMBER, Message, random_text};
 

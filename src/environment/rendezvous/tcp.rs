@@ -19,7 +19,7 @@ const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr
 /// `/etc/hosts` often has it, counts as such a name.
 pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
     let found = resolve(host, port, deadline).unwrap_or_else(|reason| {
-        crate::log::event!(WARN, "{reason}; rank 0 listens at every address of this machine");
+        crate::util::log::event!(WARN, "{reason}; rank 0 listens at every address of this machine");
         Vec::new()
     });
     let own = found.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback() || is_loopback(host));

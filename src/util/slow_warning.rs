@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::log;
-use crate::settings::settings;
+use crate::util::log;
+use crate::util::settings::settings;
 
 /// Logs a wait once, when it has lasted as long as `DCL_SLOW_WARNING` says.
 pub(crate) struct SlowWarning {

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Result, bail};
 
-/// How many forks lie between the process that was started and this one, counted from the first [`Home`].
+/// How many forks lie between the process that was started and this one, counted from the first [`ProcessGuard`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// The process in which something was made.
 #[derive(Clone, Copy)]
-pub(crate) struct Home(u32);
+pub(crate) struct ProcessGuard(u32);
 
-impl Home {
+impl ProcessGuard {
     /// This process.
-    pub(crate) fn here() -> Self {
+    pub(crate) fn current() -> Self {
         extern "C" fn count() {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
@@ -25,17 +25,17 @@ impl Home {
             let refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
             assert_eq!(refused, 0, "no memory to be told of forks");
         });
-        Home(FORKS.load(Ordering::Relaxed))
+        ProcessGuard(FORKS.load(Ordering::Relaxed))
     }
 
     /// Whether this process is the one, and not forked from it.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
     /// `what` was made there.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
-        match self.is_here() {
+        match self.is_current() {
             true => Ok(()),
             false => {
                 bail!(

@@ -10,7 +10,7 @@ use tracing::dispatcher::get_default;
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::NoSubscriber;
 
-use crate::settings::settings;
+use crate::util::settings::settings;
 
 static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
@@ -26,8 +26,8 @@ pub fn show_warnings() {
 macro_rules! event {
     ($level:ident, $($text:tt)+) => {{
         tracing::event!(tracing::Level::$level, $($text)+);
-        if !$crate::log::has_subscriber() {
-            $crate::log::print(tracing::Level::$level, format_args!($($text)+));
+        if !$crate::util::log::has_subscriber() {
+            $crate::util::log::print(tracing::Level::$level, format_args!($($text)+));
         }
     }};
 }
