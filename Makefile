@@ -24,12 +24,15 @@ INSTALL ?= install
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 MAJOR := $(word 1,$(subst ., ,$(VERSION)))
 MINOR := $(word 2,$(subst ., ,$(VERSION)))
-# The same as in build.rs: before 1.0 a new minor version may change the ABI.
+# The same as in capi/build.rs: before 1.0 a new minor version may change the ABI.
 SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
 
 # What a program needs besides libdistcollective.a: what this prints, each once.
-# cargo rustc --release --lib --crate-type staticlib -- --print native-static-libs
+# cargo rustc --release --package distcollective-capi --crate-type staticlib -- --print native-static-libs
 LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
+
+# The products.
+PACKAGES := --package distcollective-capi --package distcollective-cli
 
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 SHARED := $(RELEASE)/libdistcollective.so
@@ -55,12 +58,12 @@ space := $(empty) $(empty)
 .PHONY: all install install-strip uninstall
 
 all:
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked $(PACKAGES)
 	touch $(SHARED) $(STATIC) $(PROGRAM)
 
 # What is older may have another version. cargo does not touch what need not be built anew.
 $(SHARED) $(STATIC) $(PROGRAM) &: Cargo.toml
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked $(PACKAGES)
 	touch $(SHARED) $(STATIC) $(PROGRAM)
 
 install: $(SHARED) $(STATIC) $(PROGRAM)

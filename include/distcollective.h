@@ -303,8 +303,7 @@ typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message,
  * inside the callback of before, and its `user_data` is the caller's again. Until then both are kept, at the end of the program
  * too, since threads of the library outlive main. It waits for callbacks of other threads, so the caller holds no lock that they
  * want; called by the callback itself it is DCL_STATUS_BUSY. Without a callback the log goes to stderr, as far as the environment
- * variable DCL_LOG (off, error, warn, info, debug, trace) asks for it; unset, nothing is logged. In a Rust program that has a
- * global `tracing` subscriber of its own the log stays there: DCL_STATUS_UNSUPPORTED. [local, shared] */
+ * variable DCL_LOG (off, error, warn, info, debug, trace) asks for it; unset, nothing is logged. [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data, dcl_severity_t most_verbose);
 
 /* ---------------------------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,26 @@ pub enum ErrorKind {
     System,
 }
 
+impl ErrorKind {
+    /// All of them.
+    pub const ALL: [ErrorKind; 14] = [
+        ErrorKind::InvalidArgument,
+        ErrorKind::InvalidNetwork,
+        ErrorKind::InvalidPlan,
+        ErrorKind::InvalidShape,
+        ErrorKind::InvalidBuffer,
+        ErrorKind::InvalidCommunicator,
+        ErrorKind::NotReady,
+        ErrorKind::Unsupported,
+        ErrorKind::Disagreement,
+        ErrorKind::DeadlineExceeded,
+        ErrorKind::PeerLost,
+        ErrorKind::Aborted,
+        ErrorKind::Plugin,
+        ErrorKind::System,
+    ];
+}
+
 /// An error of this crate.
 ///
 /// It prints as one sentence that names, as far as they are known, the rank, the layer with its kind, the rule, what was
@@ -89,8 +109,9 @@ impl Error {
         self
     }
 
-    /// Says what the error is about, where nobody has said so before.
-    pub(crate) fn about(mut self, subject: impl FnOnce() -> String) -> Self {
+    /// Says what the error is about, such as `layer "grad_sync" (reduce_scatter)`, unless the error
+    /// says so already.
+    pub fn about(mut self, subject: impl FnOnce() -> String) -> Self {
         self.inner.subject.get_or_insert_with(subject);
         self
     }

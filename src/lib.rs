@@ -54,8 +54,6 @@ compile_error!("distcollective supports Linux only");
 compile_error!("distcollective supports little-endian processors only");
 
 mod builder;
-#[cfg(target_pointer_width = "64")]
-mod capi;
 mod collective;
 mod comm;
 mod compute;
@@ -100,7 +98,7 @@ pub use network::{
 pub use rank::{GroupRank, Rank};
 pub use shape::{Dims, MAX_DIMS, Shape};
 pub use stream::{Failed, Stream, Work};
-pub use util::log::show_warnings;
+pub use util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
 pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
 
 /// The README's example is compiled and run with the documentation's.

@@ -129,8 +129,15 @@ impl Stream {
         }
     }
 
-    /// Whether this thread may wait for the stream.
-    pub(crate) fn check_wait(&self) -> Result<()> {
+    /// Checks that this thread may wait for the stream: that
+    /// [`synchronize`](Self::synchronize) would not wait for this thread.
+    ///
+    /// # Errors
+    ///
+    /// - This thread is the stream's worker.
+    /// - This thread is in a plugin's call, and the stream has work that was issued after its run.
+    /// - The worker belongs to the process that this one was forked from.
+    pub fn check_wait(&self) -> Result<()> {
         match &self.kind {
             Kind::Worker(worker) => {
                 worker.thread.check_wait()?;
@@ -565,13 +572,19 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
-    /// Whether the work was finished, or recorded, when it was enqueued, so that waiting for it asks nobody.
-    pub(crate) fn is_settled(&self) -> bool {
+    /// Whether the work's result was known when it was enqueued. It was if the work ran on the
+    /// inline stream, failed before it was enqueued, or was recorded by a stream capture. The
+    /// answer is the same each time; [`wait`](Self::wait) then returns at once.
+    pub fn is_settled(&self) -> bool {
         matches!(self.state, WorkState::Done(..))
     }
 
-    /// Whether this thread may wait for the work.
-    pub(crate) fn check_wait(&self) -> Result<()> {
+    /// Checks that this thread may wait for the work: that [`wait`](Self::wait) does not panic.
+    ///
+    /// # Errors
+    ///
+    /// The cases that are listed there under "Panics".
+    pub fn check_wait(&self) -> Result<()> {
         match &self.state {
             WorkState::Pending(pending) => pending.check_wait(),
             _ => Ok(()),

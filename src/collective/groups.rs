@@ -35,6 +35,24 @@ impl Groups {
         Ok(groups)
     }
 
+    /// A partition from the communicator ranks of all its groups, one group after the other. Each
+    /// group has `group_size` ranks, in group order.
+    ///
+    /// # Errors
+    ///
+    /// - A negative rank, one that no communicator has, or one that occurs twice.
+    /// - `group_size` is 0, or the number of ranks is not a multiple of it.
+    pub fn from_partition(ranks: &[i64], group_size: usize) -> Result<Self> {
+        if group_size == 0 || !ranks.len().is_multiple_of(group_size) {
+            bail!(InvalidArgument, "{} ranks cannot be divided into groups of {group_size}", ranks.len());
+        }
+        let ranks = ranks_from("groups", ranks)?;
+        let groups =
+            Groups::Partition(Partition::new(ranks.chunks(group_size).map(|group| group.iter().map(|rank| rank.0))));
+        groups.check()?;
+        Ok(groups)
+    }
+
     /// What the list alone shows: no rank twice, no empty group, groups of equal length.
     ///
     /// # Errors
@@ -174,7 +192,7 @@ impl From<GroupRank> for Root {
 }
 
 /// A list of ranks from loose numbers.
-pub(crate) fn ranks_from(name: &str, numbers: &[i64]) -> Result<Vec<Rank>> {
+fn ranks_from(name: &str, numbers: &[i64]) -> Result<Vec<Rank>> {
     let rank = |&number: &i64| match u32::try_from(number) {
         Ok(rank) => Ok(Rank(rank)),
         Err(_) => bail!(InvalidArgument, "{name} has {number}, which is not a rank; {name} is {numbers:?}"),

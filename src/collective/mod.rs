@@ -7,7 +7,6 @@ mod operation;
 mod rules;
 
 pub(crate) use call::Call;
-pub(crate) use groups::ranks_from;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

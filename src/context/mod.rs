@@ -75,9 +75,13 @@ impl ExecutionContext {
         &self.engine.io
     }
 
-    /// The place of an input or output among them.
-    pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
-        self.engine.io_index(name)
+    /// The input or output with this name.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
+        Ok(&self.engine.io[self.engine.io_index(name)?])
     }
 
     /// Sets the communicator on which the layers run. Collective: every rank of the communicator calls it, each on its own

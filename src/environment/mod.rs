@@ -268,7 +268,8 @@ impl EnvironmentBuilder {
     }
 
     /// [`initialize`](Self::initialize), at a place that errors of a second one name.
-    pub(crate) fn initialize_at(self, place: String) -> Result<Environment> {
+    #[doc(hidden)]
+    pub fn initialize_at(self, place: String) -> Result<Environment> {
         let only = OnlyOne::take(place)?;
         let wanted: Wanted = self.backend.parse()?;
         let discovery = discovery::discover(&self.given, &ThisSystem)?;

@@ -286,7 +286,7 @@ impl Buffer {
     /// # Safety
     ///
     /// So many bytes from `bytes` on are the caller's to write.
-    pub(crate) unsafe fn copy_to(&self, offset: usize, bytes: *mut u8, byte_len: usize) -> Result<()> {
+    pub unsafe fn copy_to(&self, offset: usize, bytes: *mut u8, byte_len: usize) -> Result<()> {
         self.check_range(offset, byte_len)?;
         if byte_len == 0 {
             return Ok(());
@@ -310,7 +310,7 @@ impl Buffer {
     /// # Safety
     ///
     /// So many bytes from `bytes` on are valid, and nobody writes them meanwhile.
-    pub(crate) unsafe fn copy_from(&mut self, offset: usize, bytes: *const u8, byte_len: usize) -> Result<()> {
+    pub unsafe fn copy_from(&mut self, offset: usize, bytes: *const u8, byte_len: usize) -> Result<()> {
         self.check_range(offset, byte_len)?;
         if byte_len == 0 {
             return Ok(());

@@ -148,7 +148,7 @@ impl LayerBody {
     }
 
     /// `all_reduce`, `shuffle`, `cast`, `constant`, or a plugin's name.
-    pub(crate) fn kind(&self) -> &str {
+    pub fn kind(&self) -> &str {
         match self {
             LayerBody::DistCollective(layer) => layer.collective_operation().name(),
             LayerBody::Shuffle(_) => "shuffle",
@@ -159,7 +159,7 @@ impl LayerBody {
     }
 
     /// `layer "grad_sync" (all_reduce)`: what errors are about.
-    pub(crate) fn subject(&self) -> String {
+    pub fn subject(&self) -> String {
         format!("layer {:?} ({})", self.name(), self.kind())
     }
 
@@ -175,6 +175,13 @@ impl LayerBody {
             LayerBody::Constant(layer) => Ok(vec![layer.value.data_type()]),
             LayerBody::Plugin(layer) => layer.output_types(inputs),
         }
+    }
+}
+
+/// A layer that belongs to no network: it has attributes, and no inputs and outputs.
+impl From<DistCollectiveLayer> for Layer {
+    fn from(layer: DistCollectiveLayer) -> Self {
+        Layer { inputs: Vec::new(), outputs: Vec::new(), body: LayerBody::DistCollective(layer) }
     }
 }
 

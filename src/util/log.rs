@@ -1,56 +1,171 @@
-//! The library's log. Events go to the program's `tracing` subscriber. If the program has none,
-//! they go to stderr, as far as `DCL_LOG` or [`show_warnings`] asks for them.
+//! The library's log. Events go to the program's `tracing` subscriber and to the handler that
+//! [`set_log_handler`] sets. If the program has neither, they go to stderr, as far as `DCL_LOG` or
+//! [`show_warnings`] asks for them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use tracing::Level;
 use tracing::dispatcher::get_default;
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::NoSubscriber;
 
+use crate::error::{Result, bail};
 use crate::util::settings::settings;
 
 static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
-/// Prints the library's warnings and errors on stderr from now on, if the program has no `tracing`
-/// subscriber. `DCL_LOG`, where it is set, says otherwise which events are printed.
+static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
+
+/// Whether there is a handler, so that an event without one takes no lock.
+static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread is inside the handler.
+    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
+}
+
+type Call = dyn Fn(LogLevel, &str) + Send + Sync;
+
+struct Handler {
+    most_verbose: LogLevel,
+    call: Box<Call>,
+}
+
+/// How serious an event of the log is, from the most serious on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum LogLevel {
+    /// A call fails, or memory is lost.
+    Error,
+    /// Something is probably not as the program wants it: a wait takes long, an attribute is ignored.
+    Warn,
+    /// Something that happens a few times in a job.
+    Info,
+    /// Something that helps to find a mistake.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl From<Level> for LogLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::ERROR => LogLevel::Error,
+            Level::WARN => LogLevel::Warn,
+            Level::INFO => LogLevel::Info,
+            Level::DEBUG => LogLevel::Debug,
+            Level::TRACE => LogLevel::Trace,
+        }
+    }
+}
+
+/// Prints the library's warnings and errors on stderr from now on, if the program has neither a
+/// `tracing` subscriber nor a [handler](set_log_handler). If `DCL_LOG` is set, it says instead
+/// which events are printed.
 ///
 /// A library prints nothing by itself; a program's `main` function calls this.
 pub fn show_warnings() {
     SHOWS_WARNINGS.store(true, Ordering::Relaxed);
 }
 
+/// Passes the library's events, up to the level `most_verbose`, to `handler` from now on, instead
+/// of stderr. A handler that was set before is dropped; when this returns, no thread is inside it.
+/// A program's `tracing` subscriber gets the events too.
+///
+/// Any thread may call the handler, several at once. Events that the library logs while a thread
+/// is inside the handler are not passed to it on that thread.
+///
+/// ```
+/// use distcollective::{LogLevel, clear_log_handler, set_log_handler};
+///
+/// set_log_handler(LogLevel::Warn, |level, text| eprintln!("{level:?}: {text}"))?;
+/// clear_log_handler()?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The handler itself calls this.
+pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Result<()> {
+    replace_handler(Some(Handler { most_verbose, call: Box::new(handler) }))
+}
+
+/// Undoes [`set_log_handler`]. When this returns, no thread is inside the handler.
+///
+/// # Errors
+///
+/// The handler itself calls this.
+pub fn clear_log_handler() -> Result<()> {
+    replace_handler(None)
+}
+
+fn replace_handler(handler: Option<Handler>) -> Result<()> {
+    if IN_HANDLER.get() {
+        bail!(InvalidArgument, "the handler of the log cannot replace itself");
+    }
+    // Each call of the handler holds the lock for reading.
+    let mut place = HANDLER.write().unwrap_or_else(PoisonError::into_inner);
+    HAS_HANDLER.store(handler.is_some(), Ordering::Relaxed);
+    let old = std::mem::replace(&mut *place, handler);
+    drop(place);
+    // What the closure owns may log when it is dropped.
+    drop(old);
+    Ok(())
+}
+
 /// Logs an event: `log::event!(WARN, "rank {rank} is late")`.
 macro_rules! event {
     ($level:ident, $($text:tt)+) => {{
         tracing::event!(tracing::Level::$level, $($text)+);
-        if !$crate::util::log::has_subscriber() {
-            $crate::util::log::print(tracing::Level::$level, format_args!($($text)+));
-        }
+        $crate::util::log::pass_on(tracing::Level::$level, format_args!($($text)+));
     }};
 }
 
 pub(crate) use event;
 
-/// Whether the program has a subscriber.
-pub(crate) fn has_subscriber() -> bool {
-    get_default(|dispatch| !dispatch.is::<NoSubscriber>())
+/// Passes an event to the handler. If there is none, and no subscriber either, it is printed.
+pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
+    if !HAS_HANDLER.load(Ordering::Relaxed) || !handle(level.into(), text) {
+        let has_subscriber = get_default(|dispatch| !dispatch.is::<NoSubscriber>());
+        if !has_subscriber && is_printed(level) {
+            let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
+            // If stderr is closed, the event has no reader.
+            let _ = writeln!(std::io::stderr(), "distcollective: {name}: {text}");
+        }
+    }
+}
+
+/// Calls the handler, and says whether there is one.
+fn handle(level: LogLevel, text: fmt::Arguments<'_>) -> bool {
+    /// Resets the flag, also when the handler panics.
+    struct Inside;
+
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            IN_HANDLER.set(false);
+        }
+    }
+
+    if IN_HANDLER.get() {
+        return true;
+    }
+    let handler = HANDLER.read().unwrap_or_else(PoisonError::into_inner);
+    let Some(handler) = handler.as_ref() else { return false };
+    if level <= handler.most_verbose {
+        IN_HANDLER.set(true);
+        let _inside = Inside;
+        (handler.call)(level, &text.to_string());
+    }
+    true
 }
 
 /// Whether events of this level are printed on stderr.
-pub(crate) fn is_printed(level: Level) -> bool {
+fn is_printed(level: Level) -> bool {
     let set = settings().ok().and_then(|settings| settings.log);
     let shows_warnings = SHOWS_WARNINGS.load(Ordering::Relaxed);
     level <= set.unwrap_or(if shows_warnings { LevelFilter::WARN } else { LevelFilter::OFF })
-}
-
-/// Prints an event on stderr, if events of its level are wanted.
-pub(crate) fn print(level: Level, text: fmt::Arguments<'_>) {
-    if is_printed(level) {
-        let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
-        // If stderr is closed, the event has no reader.
-        let _ = writeln!(std::io::stderr(), "distcollective: {name}: {text}");
-    }
 }

@@ -1,5 +1,5 @@
 //! The header is written by hand, and so are the functions behind it: that both say the same is checked here. bindgen reads the header, syn
-//! reads `src/capi/`. Reading the header needs libclang, in a standard place or where the environment variable `LIBCLANG_PATH` says.
+//! reads `capi/src/`. Reading the header needs libclang, in a standard place or where the environment variable `LIBCLANG_PATH` says.
 
 mod source;
 
@@ -94,7 +94,7 @@ fn header() -> Option<Source> {
 /// What stands behind it.
 fn code() -> Source {
     let mut files: Vec<PathBuf> =
-        fs::read_dir(root().join("src/capi")).expect("src/capi").map(|entry| entry.expect("a file").path()).collect();
+        fs::read_dir(root().join("capi/src")).expect("capi/src").map(|entry| entry.expect("a file").path()).collect();
     files.extend(
         ["data_type.rs", "shape.rs", "collective/operation.rs", "comm/nccl/id.rs"].map(|f| root().join("src").join(f)),
     );

@@ -1,0 +1,109 @@
+//! The layer by itself, on a communicator.
+
+use dcl::BoundLayer;
+
+use super::arguments::{Bytes, CDims, In, Out, Room, data_type};
+use super::communicator::CCommunicator;
+use super::dist_collective::{collective_of, tell_in_place};
+use super::handle::{Handle, Object};
+use super::layer::CLayer;
+use super::status::{Status, call};
+use super::stream::{AnyWork, CStream, CWork, enqueue};
+
+/// `dcl_bound_layer_t`.
+pub(super) struct CBoundLayer {
+    bound: BoundLayer,
+}
+
+impl Object for CBoundLayer {
+    const TYPE: &'static str = "dcl_bound_layer_t";
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_bind(
+    layer: Handle<CLayer>,
+    communicator: Handle<CCommunicator>,
+    data_type: i32,
+    bound: Out<Handle<CBoundLayer>>,
+) -> Status {
+    call(|| {
+        let (layer, communicator) = (collective_of(layer)?, communicator.get()?);
+        let (data_type, place) = (self::data_type(data_type)?, bound.place("bound")?);
+        let bound = layer.bind(&communicator.communicator, data_type)?;
+        place.set(Handle::new(CBoundLayer { bound }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_free(bound: Handle<CBoundLayer>) -> Status {
+    call(|| bound.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_get_output_dims(
+    bound: Handle<CBoundLayer>,
+    input: In<CDims>,
+    output: Out<CDims>,
+) -> Status {
+    call(|| {
+        let bound = bound.get()?;
+        let (input, output) = (input.get("input")?.to_shape()?, output.place("output")?);
+        output.set(bound.bound.output_shape(input.as_slice())?.into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_get_in_place(
+    bound: Handle<CBoundLayer>,
+    input: In<CDims>,
+    in_place: Out<i32>,
+    element_offset: Out<usize>,
+) -> Status {
+    call(|| {
+        let bound = bound.get()?;
+        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.place("in_place")?);
+        tell_in_place(bound.bound.in_place(input.as_slice())?, in_place, element_offset);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_get_uses(
+    bound: Handle<CBoundLayer>,
+    reads_input: Out<i32>,
+    writes_output: Out<i32>,
+) -> Status {
+    call(|| {
+        let bound = bound.get()?;
+        if let Some(reads_input) = reads_input.optional() {
+            reads_input.set(bound.bound.reads_input().into());
+        }
+        if let Some(writes_output) = writes_output.optional() {
+            writes_output.set(bound.bound.writes_output().into());
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_enqueue(
+    bound: Handle<CBoundLayer>,
+    input: Bytes,
+    output: Room,
+    dims: In<CDims>,
+    stream: Handle<CStream>,
+    work: Out<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let bound = bound.get()?;
+        let shape = dims.get("dims")?.to_shape()?;
+        enqueue(stream, work, |stream| {
+            let (input, output) = (input.address(), output.address().cast());
+            // SAFETY: the header wants memory that is long enough and nobody else's until the run is done.
+            let work = unsafe { bound.bound.enqueue(input, output, shape.as_slice(), stream)? };
+            Ok(AnyWork::Layer(work))
+        })
+    })
+}

@@ -1,0 +1,106 @@
+//! Buffers.
+
+use std::ffi::c_void;
+
+use dcl::{Buffer, DataType, Dims, MemorySpace};
+
+use super::arguments::{Bytes, Out, Room, unsigned};
+use super::communicator::CCommunicator;
+use super::handle::{Guarded, Handle, Object};
+use super::status::{Fault, Result, Status, call};
+
+/// `dcl_buffer_t`.
+pub(super) struct CBuffer {
+    buffer: Guarded<Buffer, CBuffer>,
+    byte_len: usize,
+}
+
+impl Object for CBuffer {
+    const TYPE: &'static str = "dcl_buffer_t";
+}
+
+impl CBuffer {
+    fn new(buffer: Buffer) -> Self {
+        CBuffer { byte_len: buffer.byte_len(), buffer: Guarded::new(buffer) }
+    }
+}
+
+fn dims(byte_len: usize) -> Result<Dims> {
+    match i64::try_from(byte_len) {
+        Ok(byte_len) => Ok(Dims::new(&[byte_len])?),
+        Err(_) => Err(Fault::invalid_argument(format!("{byte_len} bytes are more than memory can hold"))),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_allocate(
+    communicator: Handle<CCommunicator>,
+    byte_len: usize,
+    buffer: Out<Handle<CBuffer>>,
+) -> Status {
+    call(|| {
+        let (communicator, buffer) = (communicator.get()?, buffer.place("buffer")?);
+        let made = communicator.communicator.allocate(DataType::Uint8, dims(byte_len)?)?;
+        buffer.set(Handle::new(CBuffer::new(made)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: Out<Handle<CBuffer>>) -> Status {
+    call(|| {
+        let buffer = buffer.place("buffer")?;
+        let space = match device {
+            -1 => MemorySpace::Host,
+            _ => MemorySpace::Cuda(unsigned("device (-1 is the host)", device)?),
+        };
+        let made = Buffer::zeroed_in(space, DataType::Uint8, dims(byte_len)?)?;
+        buffer.set(Handle::new(CBuffer::new(made)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_free(buffer: Handle<CBuffer>) -> Status {
+    call(|| buffer.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_get_address(buffer: Handle<CBuffer>, address: Out<*mut c_void>) -> Status {
+    call(|| {
+        let (buffer, address) = (buffer.get()?, address.place("address")?);
+        address.set(buffer.buffer.write()?.as_mut_ptr().cast());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_get_byte_len(buffer: Handle<CBuffer>, byte_len: Out<usize>) -> Status {
+    call(|| {
+        let (buffer, byte_len) = (buffer.get()?, byte_len.place("byte_len")?);
+        byte_len.set(buffer.byte_len);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_read(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Room, byte_len: usize) -> Status {
+    call(|| {
+        let buffer = buffer.get()?;
+        let bytes = bytes.for_bytes("bytes", byte_len)?;
+        // SAFETY: C's promise (see `arguments`), for memory that is not NULL where there are bytes.
+        unsafe { buffer.buffer.read()?.copy_to(byte_offset, bytes, byte_len)? };
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_buffer_write(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Bytes, byte_len: usize) -> Status {
+    call(|| {
+        let buffer = buffer.get()?;
+        let bytes = bytes.get("bytes", byte_len)?.as_ptr();
+        // SAFETY: as above.
+        unsafe { buffer.buffer.write()?.copy_from(byte_offset, bytes, byte_len)? };
+        Ok(())
+    })
+}

@@ -1,0 +1,246 @@
+//! Execution contexts.
+
+use std::sync::{Arc, Mutex};
+
+use dcl::{Bindings, ContextOptions, Dims, ExecutionContext, Failed, Work};
+
+use super::arguments::{CDims, Growing, In, Out, Room, Text, timeout, zero};
+use super::communicator::CCommunicator;
+use super::engine::CEngine;
+use super::handle::{Guarded, Handle, Object};
+use super::status::{Fault, Result, Status, call, lock};
+use super::stream::{AnyWork, CStream, CWork, enqueue};
+
+/// `dcl_execution_context_options_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct COptions {
+    struct_size: usize,
+    cuda_graph: i32,
+    reserved: i32,
+}
+
+const _: () = assert!(size_of::<COptions>() == COptions::FIRST_LEN);
+
+// SAFETY: numbers, of which the size comes first.
+unsafe impl Growing for COptions {
+    const FIRST_LEN: usize = 16;
+    const INITIAL: Self = COptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
+}
+
+/// `dcl_execution_context_t`.
+pub(super) struct CContext {
+    state: Guarded<State, CContext>,
+}
+
+struct State {
+    context: ExecutionContext,
+    /// What the inputs and outputs are bound to, in the order of the engine's.
+    addresses: Vec<Address>,
+    /// How often that has changed.
+    version: u64,
+    /// Bindings that no run has.
+    free: Arc<FreeBindings>,
+}
+
+/// Memory of the caller's; at 0 for a tensor that is not bound.
+#[derive(Clone, Copy, Default)]
+struct Address {
+    start: usize,
+    byte_len: usize,
+}
+
+/// The version of bindings in which nothing is bound.
+const UNBOUND: u64 = 0;
+
+/// Bindings, each with the version of the addresses in it.
+type FreeBindings = Mutex<Vec<(u64, Bindings)>>;
+
+impl Object for CContext {
+    const TYPE: &'static str = "dcl_execution_context_t";
+}
+
+/// A run, and where its bindings go when it is done.
+pub(super) struct RunWork {
+    pub(super) work: Work<Bindings>,
+    version: u64,
+    free: Arc<FreeBindings>,
+}
+
+impl RunWork {
+    pub(super) fn wait(self) -> Result<()> {
+        let RunWork { work, version, free } = self;
+        let (bindings, result) = match work.wait() {
+            Ok(bindings) => (bindings, Ok(())),
+            Err(Failed { error, operands }) => (*operands, Err(error.into())),
+        };
+        lock(&free).push((version, bindings));
+        result
+    }
+}
+
+impl State {
+    fn index(&self, name: &str) -> Result<usize> {
+        let tensors = self.context.io_tensors();
+        let tensor = self.context.io_tensor(name)?;
+        Ok(tensors.iter().position(|other| std::ptr::eq(other, tensor)).expect("the tensor is one of them"))
+    }
+
+    /// Bindings with the addresses of now.
+    fn bindings(&self) -> Result<Bindings> {
+        let kept = lock(&self.free).pop();
+        let (version, mut bindings) = kept.unwrap_or_else(|| (UNBOUND, self.context.create_bindings()));
+        if version == self.version {
+            return Ok(bindings);
+        }
+        for (io, address) in self.context.io_tensors().iter().zip(&self.addresses) {
+            let start = std::ptr::with_exposed_provenance_mut(address.start);
+            // SAFETY: the header wants memory that is valid during a run that is enqueued while it is bound.
+            unsafe { bindings.bind_address(&io.name, start, address.byte_len)? };
+        }
+        Ok(bindings)
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_create_execution_context(
+    engine: Handle<CEngine>,
+    options: In<COptions>,
+    context: Out<Handle<CContext>>,
+) -> Status {
+    call(|| {
+        let (engine, context) = (engine.get()?, context.place("context")?);
+        let options = options.or_initial("options")?;
+        zero("reserved of options", options.reserved)?;
+        let options = ContextOptions::default().cuda_graph(options.cuda_graph != 0);
+        let made = engine.engine.create_execution_context_with(options)?;
+        let addresses = vec![Address::default(); made.io_tensors().len()];
+        let state = State { context: made, addresses, version: UNBOUND + 1, free: Arc::default() };
+        context.set(Handle::new(CContext { state: Guarded::new(state) }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_free(context: Handle<CContext>) -> Status {
+    call(|| context.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_communicator(
+    context: Handle<CContext>,
+    communicator: Handle<CCommunicator>,
+) -> Status {
+    call(|| {
+        let (context, communicator) = (context.get()?, communicator.get()?);
+        context.state.write()?.context.set_communicator(&communicator.communicator)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_timeout(context: Handle<CContext>, timeout_ms: i64) -> Status {
+    call(|| {
+        let (context, timeout) = (context.get()?, timeout(timeout_ms)?);
+        context.state.write()?.context.set_timeout(timeout);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_input_shape(context: Handle<CContext>, name: Text, dims: In<CDims>) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let (name, dims) = (name.get("name")?, dims.get("dims")?.to_dims()?);
+        context.state.write()?.context.set_input_shape(name, dims)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_input_shapes(
+    context: Handle<CContext>,
+    names: In<Text>,
+    dims: In<CDims>,
+    nb_inputs: i32,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let names = names.several("names", nb_inputs)?;
+        let dims = dims.several("dims", nb_inputs)?;
+        let shapes: Vec<(&str, Dims)> = (names.iter().zip(dims))
+            .map(|(name, dims)| Ok((name.get("a name")?, dims.to_dims()?)))
+            .collect::<Result<_>>()?;
+        context.state.write()?.context.set_input_shapes(&shapes)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_get_tensor_shape(
+    context: Handle<CContext>,
+    name: Text,
+    dims: Out<CDims>,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        dims.set(context.state.read()?.context.tensor_shape(name)?.into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_tensor_address(
+    context: Handle<CContext>,
+    name: Text,
+    address: Room,
+    byte_len: usize,
+) -> Status {
+    call(|| {
+        let (context, name) = (context.get()?, name.get("name")?);
+        let mut state = context.state.write()?;
+        let index = state.index(name)?;
+        state.addresses[index] = Address { start: address.address().expose_provenance(), byte_len };
+        state.version += 1;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_get_tensor_address(
+    context: Handle<CContext>,
+    name: Text,
+    address: Out<*mut std::ffi::c_void>,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let (name, address) = (name.get("name")?, address.place("address")?);
+        let state = context.state.read()?;
+        address.set(std::ptr::with_exposed_provenance_mut(state.addresses[state.index(name)?].start));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_enqueue(
+    context: Handle<CContext>,
+    stream: Handle<CStream>,
+    work: Out<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let mut state = context.state.write()?;
+        enqueue(stream, work, |stream| {
+            let bindings = state.bindings()?;
+            let (version, free) = (state.version, Arc::clone(&state.free));
+            match state.context.enqueue(bindings, stream) {
+                Ok(work) => Ok(AnyWork::Run(RunWork { work, version, free })),
+                Err(Failed { error, operands }) => {
+                    lock(&free).push((version, *operands));
+                    Err(Fault::from(error))
+                }
+            }
+        })
+    })
+}

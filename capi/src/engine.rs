@@ -1,0 +1,203 @@
+//! Engines.
+
+use dcl::{Builder, Engine, IoMode};
+
+use super::arguments::{Bytes, CDims, In, Out, Text, count, index};
+use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
+use super::handle::{Handle, Object};
+use super::network::CNetwork;
+use super::plugin::{CPluginCreator, registry};
+use super::status::{Fault, Result, Status, call};
+
+/// `dcl_engine_t`.
+pub(super) struct CEngine {
+    pub(super) engine: Engine,
+}
+
+impl Object for CEngine {
+    const TYPE: &'static str = "dcl_engine_t";
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_build(network: Handle<CNetwork>, engine: Out<Handle<CEngine>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let engine = engine.place("engine")?;
+        let built = Builder::new().build(&*network.network.read()?)?;
+        engine.set(Handle::new(CEngine { engine: built }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_free(engine: Handle<CEngine>) -> Status {
+    call(|| engine.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_serialize(
+    engine: Handle<CEngine>,
+    buffer: BytesRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| BytesOut { buffer, capacity, length }.write(&engine.get()?.engine.serialize()?))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_deserialize(plan: Bytes, byte_len: usize, engine: Out<Handle<CEngine>>) -> Status {
+    call(|| {
+        let engine = engine.place("engine")?;
+        let read = Engine::deserialize(plan.get("plan", byte_len)?)?;
+        engine.set(Handle::new(CEngine { engine: read }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_deserialize_with_plugins(
+    plan: Bytes,
+    byte_len: usize,
+    creators: In<CPluginCreator>,
+    nb_creators: i32,
+    engine: Out<Handle<CEngine>>,
+) -> Status {
+    call(|| {
+        let engine = engine.place("engine")?;
+        let registry = registry(&creators, nb_creators)?;
+        let read = Engine::deserialize_with(plan.get("plan", byte_len)?, &registry)?;
+        engine.set(Handle::new(CEngine { engine: read }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_inspect(
+    engine: Handle<CEngine>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let json = engine.get()?.engine.inspect().to_json();
+        TextOut { buffer, capacity, length }.write(&json.to_string())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_fingerprint(
+    engine: Handle<CEngine>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| TextOut { buffer, capacity, length }.write(engine.get()?.engine.fingerprint()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_nb_warnings(engine: Handle<CEngine>, nb_warnings: Out<i32>) -> Status {
+    call(|| {
+        let (engine, nb_warnings) = (engine.get()?, nb_warnings.place("nb_warnings")?);
+        nb_warnings.set(count(engine.engine.warnings().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_warning(
+    engine: Handle<CEngine>,
+    index: i32,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let warnings = engine.engine.warnings();
+        let warning = &warnings[self::index("warning", index, warnings.len())?];
+        TextOut { buffer, capacity, length }.write(warning)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_nb_io_tensors(engine: Handle<CEngine>, nb_tensors: Out<i32>) -> Status {
+    call(|| {
+        let (engine, nb_tensors) = (engine.get()?, nb_tensors.place("nb_tensors")?);
+        nb_tensors.set(count(engine.engine.io_tensors().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_io_tensor_name(
+    engine: Handle<CEngine>,
+    index: i32,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let tensors = engine.engine.io_tensors();
+        let tensor = &tensors[self::index("input or output", index, tensors.len())?];
+        TextOut { buffer, capacity, length }.write(&tensor.name)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_tensor_io_mode(engine: Handle<CEngine>, name: Text, mode: Out<i32>) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let (name, mode) = (name.get("name")?, mode.place("mode")?);
+        mode.set(match engine.engine.io_tensor(name).map(|tensor| tensor.mode) {
+            Err(_) => 0,
+            Ok(IoMode::Input) => 1,
+            Ok(IoMode::Output) => 2,
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_tensor_data_type(engine: Handle<CEngine>, name: Text, data_type: Out<i32>) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let (name, data_type) = (name.get("name")?, data_type.place("data_type")?);
+        data_type.set(engine.engine.io_tensor(name)?.data_type.number());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_tensor_shape(engine: Handle<CEngine>, name: Text, dims: Out<CDims>) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        dims.set(engine.engine.io_tensor(name)?.dims.into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_profile_shape(
+    engine: Handle<CEngine>,
+    name: Text,
+    selector: i32,
+    dims: Out<CDims>,
+) -> Status {
+    call(|| {
+        let engine = engine.get()?;
+        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        let profile = engine.engine.io_tensor(name)?.profile;
+        dims.set(profile[point(selector)?].into());
+        Ok(())
+    })
+}
+
+/// `dcl_opt_profile_selector_t`.
+fn point(selector: i32) -> Result<usize> {
+    match selector {
+        0..=2 => Ok(selector as usize),
+        _ => Err(Fault::invalid_argument(format!("{selector} selects no shape of a profile; min is 0, opt 1, max 2"))),
+    }
+}

@@ -1,0 +1,227 @@
+//! The environment.
+
+use std::sync::{Mutex, MutexGuard};
+
+use dcl::{DEFAULT_SEED, Environment};
+
+use super::arguments::{Growing, In, Out, Text, count, timeout_or_default, unsigned, zero};
+use super::communicator::CCommunicator;
+use super::copy_out::{TextOut, TextRoom};
+use super::handle::{Handle, Object};
+use super::status::{Fault, Result, Status, call, lock};
+
+/// `dcl_environment_config_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CConfig {
+    struct_size: usize,
+    rank: i32,
+    world_size: i32,
+    local_rank: i32,
+    port: i32,
+    rendezvous_port: i32,
+    device: i32,
+    host: Text,
+    secret: Text,
+    backend: Text,
+    seed: u64,
+    timeout_ms: i64,
+    verbose: i32,
+    reserved: i32,
+}
+
+const _: () = assert!(size_of::<CConfig>() == CConfig::FIRST_LEN);
+
+// SAFETY: numbers and pointers, of which the size comes first.
+unsafe impl Growing for CConfig {
+    const FIRST_LEN: usize = 80;
+    const INITIAL: Self = CConfig {
+        struct_size: size_of::<Self>(),
+        rank: -1,
+        world_size: -1,
+        local_rank: -1,
+        port: -1,
+        rendezvous_port: -1,
+        device: -1,
+        host: Text::NULL,
+        secret: Text::NULL,
+        backend: Text::NULL,
+        seed: DEFAULT_SEED,
+        timeout_ms: -1,
+        verbose: 0,
+        reserved: 0,
+    };
+}
+
+/// `dcl_environment_t`.
+pub(super) struct CEnvironment {
+    /// `None` once it is finalized.
+    environment: Mutex<Option<Environment>>,
+}
+
+impl Object for CEnvironment {
+    const TYPE: &'static str = "dcl_environment_t";
+}
+
+impl CEnvironment {
+    fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
+        let environment: MutexGuard<'_, Option<Environment>> = lock(&self.environment);
+        environment.as_ref().map(act).ok_or_else(finalized)
+    }
+}
+
+fn finalized() -> Fault {
+    Fault::new(Status::INVALID_HANDLE, "the dcl_environment_t has been finalized")
+}
+
+/// A number that may be unset.
+fn given(name: &str, number: i32) -> Result<Option<u32>> {
+    if number == -1 { Ok(None) } else { unsigned(name, number).map(Some) }
+}
+
+fn port(name: &str, number: i32) -> Result<Option<u16>> {
+    match given(name, number)? {
+        None => Ok(None),
+        Some(number) => match u16::try_from(number) {
+            Ok(port) => Ok(Some(port)),
+            Err(_) => Err(Fault::invalid_argument(format!("{name} is {number}; a port is at most 65535"))),
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_detect_launcher(buffer: TextRoom, capacity: usize, length: Out<usize>) -> Status {
+    call(|| {
+        let launcher = Environment::detect_launcher().map(|launcher| launcher.to_string());
+        TextOut { buffer, capacity, length }.write(&launcher.unwrap_or_default())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<Handle<CEnvironment>>) -> Status {
+    call(|| {
+        let place = environment.place("environment")?;
+        let config = config.or_initial("config")?;
+        zero("reserved of config", config.reserved)?;
+        let mut builder = Environment::builder();
+        if let Some(rank) = given("rank", config.rank)? {
+            builder = builder.rank(rank);
+        }
+        if let Some(world_size) = given("world_size", config.world_size)? {
+            builder = builder.world_size(world_size);
+        }
+        if let Some(local_rank) = given("local_rank", config.local_rank)? {
+            builder = builder.local_rank(local_rank);
+        }
+        if let Some(port) = port("port", config.port)? {
+            builder = builder.port(port);
+        }
+        if let Some(port) = port("rendezvous_port", config.rendezvous_port)? {
+            builder = builder.rendezvous_port(port);
+        }
+        if let Some(device) = given("device", config.device)? {
+            builder = builder.device(device);
+        }
+        if let Some(host) = config.host.optional("host")? {
+            builder = builder.host(host);
+        }
+        if let Some(secret) = config.secret.optional("secret")? {
+            builder = builder.secret(secret);
+        }
+        if let Some(backend) = config.backend.optional("backend")? {
+            builder = builder.backend(backend);
+        }
+        let timeout = timeout_or_default(config.timeout_ms)?;
+        let environment = builder
+            .seed(config.seed)
+            .timeout(timeout)
+            .verbose(config.verbose != 0)
+            .initialize_at("before".to_owned())?;
+        place.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_finalize(environment: Handle<CEnvironment>) -> Status {
+    call(|| {
+        let environment = environment.take()?;
+        // Another thread may be asking for a number.
+        let taken = lock(&environment.environment).take();
+        Ok(taken.ok_or_else(finalized)?.finalize()?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_free(environment: Handle<CEnvironment>) -> Status {
+    call(|| environment.free())
+}
+
+/// Writes a number of the environment's.
+fn number(
+    environment: Handle<CEnvironment>,
+    place: Out<i32>,
+    name: &str,
+    of: impl FnOnce(&Environment) -> u32,
+) -> Result<()> {
+    let (environment, place) = (environment.get()?, place.place(name)?);
+    place.set(count(environment.with(of)? as usize));
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_rank(environment: Handle<CEnvironment>, rank: Out<i32>) -> Status {
+    call(|| number(environment, rank, "rank", |environment| environment.rank().0))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_world_size(environment: Handle<CEnvironment>, world_size: Out<i32>) -> Status {
+    call(|| number(environment, world_size, "world_size", Environment::world_size))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_local_rank(environment: Handle<CEnvironment>, local_rank: Out<i32>) -> Status {
+    call(|| number(environment, local_rank, "local_rank", Environment::local_rank))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_local_world_size(
+    environment: Handle<CEnvironment>,
+    local_world_size: Out<i32>,
+) -> Status {
+    call(|| number(environment, local_world_size, "local_world_size", Environment::local_world_size))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_launcher(
+    environment: Handle<CEnvironment>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let launcher = environment.get()?.with(|environment| environment.launcher().to_string())?;
+        TextOut { buffer, capacity, length }.write(&launcher)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_seed(environment: Handle<CEnvironment>, seed: Out<u64>) -> Status {
+    call(|| {
+        let (environment, seed) = (environment.get()?, seed.place("seed")?);
+        seed.set(environment.with(Environment::seed)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_communicator(
+    environment: Handle<CEnvironment>,
+    communicator: Out<Handle<CCommunicator>>,
+) -> Status {
+    call(|| {
+        let (environment, communicator) = (environment.get()?, communicator.place("communicator")?);
+        communicator.set(CCommunicator::handle(environment.with(|environment| environment.communicator().clone())?));
+        Ok(())
+    })
+}

@@ -1,0 +1,402 @@
+//! Layers: those of a network, and DistCollective layers by themselves. Attributes are set and got alike; those of DistCollective layers
+//! are in `dist_collective`.
+
+use std::sync::Arc;
+
+use dcl::{Buffer, DistCollectiveLayer, Layer, LayerBody, LayerId, MAX_DIMS, Shuffle};
+
+use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, positive};
+use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
+use super::handle::{Guarded, Handle, Object};
+use super::network::{CNetwork, CTensor, constant};
+use super::status::{Fault, Result, Status, call};
+
+/// `dcl_layer_t`.
+pub(super) struct CLayer {
+    owner: Owner,
+}
+
+/// What a layer belongs to.
+enum Owner {
+    Network(Arc<CNetwork>, LayerId),
+    /// The handle itself. Such a layer has no inputs and outputs.
+    Handle(Guarded<Layer, CLayer>),
+}
+
+impl Object for CLayer {
+    const TYPE: &'static str = "dcl_layer_t";
+}
+
+impl CLayer {
+    pub(super) fn of_network(network: Arc<CNetwork>, id: LayerId) -> Self {
+        CLayer { owner: Owner::Network(network, id) }
+    }
+
+    pub(super) fn without_network(layer: DistCollectiveLayer) -> Self {
+        CLayer { owner: Owner::Handle(Guarded::new(layer.into())) }
+    }
+
+    /// Reads the layer.
+    fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
+        match &self.owner {
+            Owner::Network(network, id) => act(network.network.read()?.layer(*id)?),
+            Owner::Handle(layer) => act(&*layer.read()?),
+        }
+    }
+
+    /// Changes the layer.
+    fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
+        match &self.owner {
+            Owner::Network(network, id) => act(network.network.write()?.layer_mut(*id)?),
+            Owner::Handle(layer) => act(&mut *layer.write()?),
+        }
+    }
+
+    /// The network that the layer belongs to.
+    fn network(&self) -> Result<(&Arc<CNetwork>, LayerId)> {
+        match &self.owner {
+            Owner::Network(network, id) => Ok((network, *id)),
+            Owner::Handle(_) => {
+                Err(Fault::invalid_argument("the layer belongs to no network, so it has no inputs and outputs"))
+            }
+        }
+    }
+
+    pub(super) fn read_collective<R>(&self, act: impl FnOnce(&DistCollectiveLayer) -> Result<R>) -> Result<R> {
+        self.read(|layer| act(layer.as_dist_collective()?))
+    }
+
+    pub(super) fn change_collective(&self, act: impl FnOnce(&mut DistCollectiveLayer) -> Result<()>) -> Result<()> {
+        self.change(|layer| act(layer.as_dist_collective_mut()?))
+    }
+
+    fn read_shuffle<R>(&self, act: impl FnOnce(&Shuffle) -> Result<R>) -> Result<R> {
+        self.read(|layer| match layer.body() {
+            LayerBody::Shuffle(shuffle) => act(shuffle.shuffle()),
+            body => Err(is_not(body, "Shuffle")),
+        })
+    }
+
+    /// Changes one thing of a Shuffle.
+    fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
+        self.change(|layer| match layer.body_mut() {
+            LayerBody::Shuffle(layer) => {
+                let mut shuffle = layer.shuffle().clone();
+                act(&mut shuffle);
+                Ok(layer.set_shuffle(shuffle)?)
+            }
+            body => Err(is_not(body, "Shuffle")),
+        })
+    }
+
+    fn read_constant<R>(&self, act: impl FnOnce(&Buffer) -> Result<R>) -> Result<R> {
+        self.read(|layer| match layer.body() {
+            LayerBody::Constant(constant) => act(constant.value()),
+            body => Err(is_not(body, "Constant")),
+        })
+    }
+}
+
+fn is_not(body: &LayerBody, kind: &str) -> Fault {
+    Fault::invalid_argument(format!("{} is not a {kind} layer", body.subject()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_free(layer: Handle<CLayer>) -> Status {
+    call(|| {
+        if layer.is_null() {
+            return Ok(());
+        }
+        match layer.get()?.owner {
+            Owner::Handle(_) => layer.free(),
+            Owner::Network(..) => Err(Fault::invalid_argument("the layer belongs to a network, and goes with that")),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_kind(
+    layer: Handle<CLayer>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.body().kind())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_name(
+    layer: Handle<CLayer>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.name())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_set_name(layer: Handle<CLayer>, name: Text) -> Status {
+    call(|| {
+        let (layer, name) = (layer.get()?, name.get("name")?);
+        layer.change(|layer| {
+            layer.set_name(name);
+            Ok(())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_metadata(
+    layer: Handle<CLayer>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.metadata())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: Text) -> Status {
+    call(|| {
+        let (layer, metadata) = (layer.get()?, metadata.get("metadata")?);
+        layer.change(|layer| {
+            layer.set_metadata(metadata);
+            Ok(())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: Out<i32>) -> Status {
+    call(|| {
+        let (layer, nb_rank) = (layer.get()?, nb_rank.place("nb_rank")?);
+        nb_rank.set(count(layer.read(|layer| Ok(layer.nb_rank()))? as usize));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_set_nb_rank(layer: Handle<CLayer>, nb_rank: i32) -> Status {
+    call(|| {
+        let (layer, nb_rank) = (layer.get()?, positive("nb_rank", nb_rank)?);
+        layer.change(|layer| Ok(layer.set_nb_rank(nb_rank)?))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_nb_inputs(layer: Handle<CLayer>, nb_inputs: Out<i32>) -> Status {
+    call(|| {
+        let (layer, nb_inputs) = (layer.get()?, nb_inputs.place("nb_inputs")?);
+        layer.network()?;
+        nb_inputs.set(count(layer.read(|layer| Ok(layer.inputs().len()))?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_input(layer: Handle<CLayer>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
+        let (network, id) = layer.network()?;
+        let description = network.network.read()?;
+        let inputs = description.layer(id)?.inputs();
+        tensor.set(network.tensor(inputs[self::index("input", index, inputs.len())?]));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_set_input(layer: Handle<CLayer>, index: i32, tensor: Handle<CTensor>) -> Status {
+    call(|| {
+        let layer = layer.get()?;
+        let (network, id) = layer.network()?;
+        let tensor = network.own(tensor)?;
+        let mut description = network.network.write()?;
+        let index = self::index("input", index, description.layer(id)?.inputs().len())?;
+        description.set_input(id, index, tensor)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_nb_outputs(layer: Handle<CLayer>, nb_outputs: Out<i32>) -> Status {
+    call(|| {
+        let (layer, nb_outputs) = (layer.get()?, nb_outputs.place("nb_outputs")?);
+        layer.network()?;
+        nb_outputs.set(count(layer.read(|layer| Ok(layer.outputs().len()))?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
+        let (network, id) = layer.network()?;
+        let description = network.network.read()?;
+        let outputs = description.layer(id)?.outputs();
+        tensor.set(network.tensor(outputs[self::index("output", index, outputs.len())?]));
+        Ok(())
+    })
+}
+
+/// Writes a transpose of a Shuffle.
+fn get_transpose(
+    layer: Handle<CLayer>,
+    which: impl FnOnce(&Shuffle) -> Option<&[u8]>,
+    permutation: Out<i32>,
+    nb_dims: Out<i32>,
+) -> Result<()> {
+    let layer = layer.get()?;
+    let (permutation, nb_dims) = (permutation.place("permutation")?, nb_dims.place("nb_dims")?);
+    let found = layer.read_shuffle(|shuffle| Ok(which(shuffle).map(<[u8]>::to_vec)))?.unwrap_or_default();
+    nb_dims.set(count(found.len()));
+    permutation.set_several(found.into_iter().map(i32::from));
+    Ok(())
+}
+
+/// A transpose from C's numbers.
+fn transpose(permutation: &In<i32>, nb_dims: i32) -> Result<Option<Vec<u8>>> {
+    if nb_dims == 0 {
+        return Ok(None);
+    }
+    if !(0..=MAX_DIMS as i32).contains(&nb_dims) {
+        return Err(Fault::invalid_argument(format!("nb_dims is {nb_dims}; it is 0 to {MAX_DIMS}")));
+    }
+    let numbers = permutation.several("permutation", nb_dims)?;
+    let bytes: std::result::Result<Vec<u8>, _> = numbers.iter().map(|&number| u8::try_from(number)).collect();
+    match bytes {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => Err(Fault::invalid_argument(format!("{numbers:?} is not a permutation of 0 to {}", nb_dims - 1))),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_get_first_transpose(
+    layer: Handle<CLayer>,
+    permutation: Out<i32>,
+    nb_dims: Out<i32>,
+) -> Status {
+    call(|| get_transpose(layer, Shuffle::first_transpose, permutation, nb_dims))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_set_first_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
+    call(|| {
+        let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
+        layer.change_shuffle(|shuffle| shuffle.set_first_transpose(transpose))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_get_reshape_dimensions(layer: Handle<CLayer>, dims: Out<CDims>) -> Status {
+    call(|| {
+        let (layer, dims) = (layer.get()?, dims.place("dims")?);
+        dims.set(layer.read_shuffle(|shuffle| Ok(shuffle.reshape_dims().map_or(CDims::ABSENT, CDims::from)))?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: In<CDims>) -> Status {
+    call(|| {
+        let layer = layer.get()?;
+        let dims = match dims.optional().filter(|dims| !dims.is_absent()) {
+            Some(dims) => Some(dims.as_slice()?.to_vec()),
+            None => None,
+        };
+        layer.change_shuffle(|shuffle| shuffle.set_reshape_dims(dims))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_get_second_transpose(
+    layer: Handle<CLayer>,
+    permutation: Out<i32>,
+    nb_dims: Out<i32>,
+) -> Status {
+    call(|| get_transpose(layer, Shuffle::second_transpose, permutation, nb_dims))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_shuffle_set_second_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
+    call(|| {
+        let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
+        layer.change_shuffle(|shuffle| shuffle.set_second_transpose(transpose))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: Out<i32>) -> Status {
+    call(|| {
+        let (layer, to_type) = (layer.get()?, to_type.place("to_type")?);
+        to_type.set(layer.read(|layer| match layer.body() {
+            LayerBody::Cast(cast) => Ok(cast.to().number()),
+            body => Err(is_not(body, "Cast")),
+        })?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Status {
+    call(|| {
+        let (layer, to_type) = (layer.get()?, data_type(to_type)?);
+        layer.change(|layer| match layer.body_mut() {
+            LayerBody::Cast(cast) => {
+                cast.set_to(to_type);
+                Ok(())
+            }
+            body => Err(is_not(body, "Cast")),
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_constant_get_dimensions(layer: Handle<CLayer>, data_type: Out<i32>, dims: Out<CDims>) -> Status {
+    call(|| {
+        let layer = layer.get()?;
+        let (number, shape) = layer.read_constant(|value| Ok((value.data_type().number(), value.shape())))?;
+        if let Some(data_type) = data_type.optional() {
+            data_type.set(number);
+        }
+        if let Some(dims) = dims.optional() {
+            dims.set(shape.into());
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_constant_get_weights(
+    layer: Handle<CLayer>,
+    buffer: BytesRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let layer = layer.get()?;
+        layer.read_constant(|value| BytesOut { buffer, capacity, length }.write(value.as_bytes()?))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_constant_set_weights(
+    layer: Handle<CLayer>,
+    data_type: i32,
+    dims: In<CDims>,
+    weights: Bytes,
+    byte_len: usize,
+) -> Status {
+    call(|| {
+        let layer = layer.get()?;
+        let value = constant(data_type, &dims, &weights, byte_len)?;
+        layer.change(|layer| match layer.body_mut() {
+            LayerBody::Constant(constant) => {
+                constant.set_value(value);
+                Ok(())
+            }
+            body => Err(is_not(body, "Constant")),
+        })
+    })
+}

@@ -1,0 +1,372 @@
+//! Networks and their tensors.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use dcl::{Buffer, Error, ErrorKind, LayerId, Network, Shuffle, TensorId};
+
+use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, reduce_op};
+use super::copy_out::{TextOut, TextRoom};
+use super::handle::{Guarded, Handle, Object};
+use super::layer::CLayer;
+use super::plugin::{CPlugin, ForeignPlugin};
+use super::status::{Fault, Result, Status, call, lock};
+
+/// `dcl_network_t`.
+#[derive(Default)]
+pub(super) struct CNetwork {
+    pub(super) network: Guarded<Network, CNetwork>,
+    /// Locked for moments only, so that freeing waits for no call.
+    children: Mutex<Children>,
+}
+
+/// The handles of a network's tensors and layers, each of which holds the network.
+#[derive(Default)]
+struct Children {
+    tensors: HashMap<TensorId, Handle<CTensor>>,
+    layers: HashMap<LayerId, Handle<CLayer>>,
+    is_freed: bool,
+}
+
+impl Object for CNetwork {
+    const TYPE: &'static str = "dcl_network_t";
+}
+
+/// `dcl_tensor_t`: a tensor of a network.
+pub(super) struct CTensor {
+    network: Arc<CNetwork>,
+    id: TensorId,
+}
+
+impl Object for CTensor {
+    const TYPE: &'static str = "dcl_tensor_t";
+}
+
+impl CNetwork {
+    /// The tensor, if it is one of this network.
+    pub(super) fn own(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
+        let tensor = tensor.get()?;
+        match Arc::ptr_eq(&tensor.network, self) {
+            true => Ok(tensor.id),
+            false => Err(Fault::invalid_argument("the tensor is one of another network")),
+        }
+    }
+
+    /// The handle of a tensor, the same every time.
+    pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Handle<CTensor> {
+        let Children { tensors, is_freed, .. } = &mut *lock(&self.children);
+        *tensors.entry(id).or_insert_with(|| child(CTensor { network: Arc::clone(self), id }, *is_freed))
+    }
+
+    /// The handle of a layer, the same every time.
+    fn layer(self: &Arc<Self>, id: LayerId) -> Handle<CLayer> {
+        let Children { layers, is_freed, .. } = &mut *lock(&self.children);
+        *layers.entry(id).or_insert_with(|| child(CLayer::of_network(Arc::clone(self), id), *is_freed))
+    }
+
+    /// The handle of the layer that computes a tensor.
+    fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
+        match network.producer(tensor)? {
+            Some(layer) => Ok(self.layer(layer)),
+            None => Err(Fault::new(Status::INTERNAL, "no layer computes the output of a layer")),
+        }
+    }
+}
+
+/// A new handle of a network. If that was freed during the call that makes it, so is the handle: as if it had been a moment later.
+fn child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
+    let handle = Handle::new(object);
+    if is_freed {
+        // It is in the table.
+        let _ = handle.free();
+    }
+    handle
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_new(network: Out<Handle<CNetwork>>) -> Status {
+    call(|| {
+        let network = network.place("network")?;
+        network.set(Handle::new(CNetwork::default()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
+    call(|| {
+        if network.is_null() {
+            return Ok(());
+        }
+        let network = network.take()?;
+        // Another thread may be in the middle of a call that it began before.
+        let freed = Children { is_freed: true, ..Children::default() };
+        let Children { tensors, layers, .. } = std::mem::replace(&mut *lock(&network.children), freed);
+        tensors.into_values().try_for_each(Handle::free)?;
+        layers.into_values().try_for_each(Handle::free)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_input(
+    network: Handle<CNetwork>,
+    name: Text,
+    data_type: i32,
+    dims: In<CDims>,
+    tensor: Out<Handle<CTensor>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (tensor, name, dims) = (tensor.place("tensor")?, name.get("name")?, dims.get("dims")?.to_dims()?);
+        let data_type = self::data_type(data_type)?;
+        let mut description = network.network.write()?;
+        let id = description.add_input(name, data_type, dims)?;
+        tensor.set(network.tensor(id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_set_optimization_profile(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    min: In<CDims>,
+    opt: In<CDims>,
+    max: In<CDims>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let input = network.own(input)?;
+        let [min, opt, max] = [min.get("min")?, opt.get("opt")?, max.get("max")?].map(CDims::to_dims);
+        network.network.write()?.set_optimization_profile(input, min?, opt?, max?)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_dist_collective(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    operation: i32,
+    reduce_op: i32,
+    root: i64,
+    groups: In<i64>,
+    group_size: i64,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let (operation, reduce_op) = (self::operation(operation)?, self::reduce_op(reduce_op)?);
+        let groups = groups.several("groups", group_size)?;
+        let mut description = network.network.write()?;
+        let id = description.add_dist_collective(input, operation, reduce_op, root, &groups)?;
+        layer.set(network.layer(id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_shuffle(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let mut description = network.network.write()?;
+        let output = description.add_shuffle(input, Shuffle::default())?;
+        layer.set(network.layer_of(&description, output)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_cast(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    to_type: i32,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer, to_type) = (network.own(input)?, layer.place("layer")?, data_type(to_type)?);
+        let mut description = network.network.write()?;
+        let output = description.add_cast(input, to_type)?;
+        layer.set(network.layer_of(&description, output)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_constant(
+    network: Handle<CNetwork>,
+    data_type: i32,
+    dims: In<CDims>,
+    weights: Bytes,
+    byte_len: usize,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let layer = layer.place("layer")?;
+        let value = constant(data_type, &dims, &weights, byte_len)?;
+        let mut description = network.network.write()?;
+        let output = description.add_constant_buffer(value)?;
+        layer.set(network.layer_of(&description, output)?);
+        Ok(())
+    })
+}
+
+/// The value of a constant.
+pub(super) fn constant(data_type: i32, dims: &In<CDims>, weights: &Bytes, byte_len: usize) -> Result<Buffer> {
+    let data_type = self::data_type(data_type)?;
+    let shape = dims.get("dims")?.to_shape()?;
+    let wanted = shape.byte_len(data_type);
+    if wanted != byte_len {
+        let message = format!("{data_type} {shape} has {wanted} bytes, and not {byte_len}");
+        return Err(Error::new(ErrorKind::InvalidBuffer, message).into());
+    }
+    let mut value = Buffer::zeroed(data_type, shape)?;
+    value.write(0, weights.get("weights", byte_len)?)?;
+    Ok(value)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_plugin(
+    network: Handle<CNetwork>,
+    name: Text,
+    inputs: In<Handle<CTensor>>,
+    nb_inputs: i32,
+    plugin: In<CPlugin>,
+    layer: Out<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (name, layer) = (name.get("name")?, layer.place("layer")?);
+        let inputs = inputs.several("inputs", nb_inputs)?;
+        let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own(input)).collect::<Result<_>>()?;
+        let plugin = ForeignPlugin::new(plugin.required("plugin")?)?;
+        let ownership = plugin.ownership();
+        let mut description = network.network.write()?;
+        let output = description.add_plugin(name, plugin, &inputs)?;
+        let handle = network.layer_of(&description, output)?;
+        ownership.take();
+        layer.set(handle);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_mark_output(network: Handle<CNetwork>, tensor: Handle<CTensor>, name: Text) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (tensor, name) = (network.own(tensor)?, name.get("name")?);
+        network.network.write()?.mark_output(tensor, name)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_layers(network: Handle<CNetwork>, nb_layers: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_layers = nb_layers.place("nb_layers")?;
+        nb_layers.set(count(network.network.read()?.layers().count()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer: Out<Handle<CLayer>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let layer = layer.place("layer")?;
+        let description = network.network.read()?;
+        let ids: Vec<LayerId> = description.layers().map(|(id, _)| id).collect();
+        layer.set(network.layer(ids[self::index("layer", index, ids.len())?]));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_inputs(network: Handle<CNetwork>, nb_inputs: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_inputs = nb_inputs.place("nb_inputs")?;
+        nb_inputs.set(count(network.network.read()?.inputs().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let tensor = tensor.place("tensor")?;
+        let description = network.network.read()?;
+        let inputs = description.inputs();
+        let id = inputs[self::index("input", index, inputs.len())?];
+        tensor.set(network.tensor(id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_outputs(network: Handle<CNetwork>, nb_outputs: Out<i32>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_outputs = nb_outputs.place("nb_outputs")?;
+        nb_outputs.set(count(network.network.read()?.outputs().len()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let tensor = tensor.place("tensor")?;
+        let description = network.network.read()?;
+        let outputs = description.outputs();
+        let id = outputs[self::index("output", index, outputs.len())?];
+        tensor.set(network.tensor(id));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_get_name(
+    tensor: Handle<CTensor>,
+    buffer: TextRoom,
+    capacity: usize,
+    length: Out<usize>,
+) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let network = tensor.network.network.read()?;
+        TextOut { buffer, capacity, length }.write(network.tensor_name(tensor.id)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: Text) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let name = name.get("name")?;
+        tensor.network.network.write()?.set_tensor_name(tensor.id, name)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_get_type(tensor: Handle<CTensor>, data_type: Out<i32>) -> Status {
+    call(|| {
+        let tensor = tensor.get()?;
+        let data_type = data_type.place("data_type")?;
+        let found = tensor.network.network.read()?.tensor_data_type(tensor.id)?;
+        data_type.set(found.number());
+        Ok(())
+    })
+}

@@ -1,0 +1,269 @@
+//! What becomes of a call: its status, and this thread's last error.
+
+use std::any::{Any, type_name};
+use std::cell::{Cell, RefCell};
+use std::error::Error as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dcl::{Error, ErrorKind, Failed};
+
+/// `dcl_status_t`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Status(i32);
+
+impl Status {
+    pub(super) const SUCCESS: Status = Status(0);
+    pub(super) const INVALID_ARGUMENT: Status = Status(1);
+    pub(super) const INVALID_HANDLE: Status = Status(2);
+    pub(super) const INVALID_NETWORK: Status = Status(3);
+    pub(super) const INVALID_PLAN: Status = Status(4);
+    pub(super) const INVALID_SHAPE: Status = Status(5);
+    pub(super) const INVALID_BUFFER: Status = Status(6);
+    pub(super) const INVALID_COMMUNICATOR: Status = Status(7);
+    pub(super) const NOT_READY: Status = Status(8);
+    pub(super) const UNSUPPORTED: Status = Status(9);
+    pub(super) const BUSY: Status = Status(10);
+    pub(super) const BUFFER_TOO_SMALL: Status = Status(11);
+    pub(super) const DISAGREEMENT: Status = Status(12);
+    pub(super) const DEADLINE_EXCEEDED: Status = Status(13);
+    pub(super) const PEER_LOST: Status = Status(14);
+    pub(super) const ABORTED: Status = Status(15);
+    pub(super) const PLUGIN: Status = Status(16);
+    pub(super) const SYSTEM: Status = Status(17);
+    pub(super) const INTERNAL: Status = Status(18);
+
+    /// The name in the header.
+    pub(super) fn name(self) -> &'static std::ffi::CStr {
+        match self {
+            Status::SUCCESS => c"DCL_STATUS_SUCCESS",
+            Status::INVALID_ARGUMENT => c"DCL_STATUS_INVALID_ARGUMENT",
+            Status::INVALID_HANDLE => c"DCL_STATUS_INVALID_HANDLE",
+            Status::INVALID_NETWORK => c"DCL_STATUS_INVALID_NETWORK",
+            Status::INVALID_PLAN => c"DCL_STATUS_INVALID_PLAN",
+            Status::INVALID_SHAPE => c"DCL_STATUS_INVALID_SHAPE",
+            Status::INVALID_BUFFER => c"DCL_STATUS_INVALID_BUFFER",
+            Status::INVALID_COMMUNICATOR => c"DCL_STATUS_INVALID_COMMUNICATOR",
+            Status::NOT_READY => c"DCL_STATUS_NOT_READY",
+            Status::UNSUPPORTED => c"DCL_STATUS_UNSUPPORTED",
+            Status::BUSY => c"DCL_STATUS_BUSY",
+            Status::BUFFER_TOO_SMALL => c"DCL_STATUS_BUFFER_TOO_SMALL",
+            Status::DISAGREEMENT => c"DCL_STATUS_DISAGREEMENT",
+            Status::DEADLINE_EXCEEDED => c"DCL_STATUS_DEADLINE_EXCEEDED",
+            Status::PEER_LOST => c"DCL_STATUS_PEER_LOST",
+            Status::ABORTED => c"DCL_STATUS_ABORTED",
+            Status::PLUGIN => c"DCL_STATUS_PLUGIN",
+            Status::SYSTEM => c"DCL_STATUS_SYSTEM",
+            Status::INTERNAL => c"DCL_STATUS_INTERNAL",
+            Status(_) => c"unknown status",
+        }
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name().to_str() {
+            Ok(name) if name.starts_with("DCL_") => f.write_str(name),
+            _ => write!(f, "status {}", self.0),
+        }
+    }
+}
+
+impl From<ErrorKind> for Status {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidArgument => Status::INVALID_ARGUMENT,
+            ErrorKind::InvalidNetwork => Status::INVALID_NETWORK,
+            ErrorKind::InvalidPlan => Status::INVALID_PLAN,
+            ErrorKind::InvalidShape => Status::INVALID_SHAPE,
+            ErrorKind::InvalidBuffer => Status::INVALID_BUFFER,
+            ErrorKind::InvalidCommunicator => Status::INVALID_COMMUNICATOR,
+            ErrorKind::NotReady => Status::NOT_READY,
+            ErrorKind::Unsupported => Status::UNSUPPORTED,
+            ErrorKind::Disagreement => Status::DISAGREEMENT,
+            ErrorKind::DeadlineExceeded => Status::DEADLINE_EXCEEDED,
+            ErrorKind::PeerLost => Status::PEER_LOST,
+            ErrorKind::Aborted => Status::ABORTED,
+            ErrorKind::Plugin => Status::PLUGIN,
+            ErrorKind::System => Status::SYSTEM,
+            _ => Status::INTERNAL,
+        }
+    }
+}
+
+/// Why a call fails: an error of the library's, or one that only this door has.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    status: Status,
+    error: Error,
+}
+
+pub(super) type Result<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    /// A fault whose status is none of an [`ErrorKind`]'s, or need not be: in Rust code it is an invalid argument.
+    pub(super) fn new(status: Status, message: impl Into<String>) -> Self {
+        Fault { status, error: Error::new(ErrorKind::InvalidArgument, message) }
+    }
+
+    pub(super) fn invalid_argument(message: impl Into<String>) -> Self {
+        Fault::new(Status::INVALID_ARGUMENT, message)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault { status: error.kind().into(), error }
+    }
+}
+
+impl<T> From<Failed<T>> for Fault {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// For code of ours that C's callbacks stand behind.
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        fault.error
+    }
+}
+
+/// What `dcl_last_error_message` and `dcl_last_error_rank` tell.
+struct LastError {
+    status: Status,
+    message: String,
+    rank: Option<u32>,
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<Option<LastError>> = const { RefCell::new(None) };
+    static FAILURES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often there was something new to tell on this thread.
+pub(super) fn failure_count() -> u64 {
+    FAILURES.get()
+}
+
+/// Keeps what went wrong.
+fn remember(last: LastError) {
+    FAILURES.set(FAILURES.get() + 1);
+    // A thread that is ending has no last error any more.
+    let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
+}
+
+/// Makes a message of the caller's the last one.
+pub(super) fn set_last(status: Status, message: &str) {
+    remember(LastError { status, message: message.to_owned(), rank: None });
+}
+
+/// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
+pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
+    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return Status::SUCCESS,
+        Ok(Err(fault)) => fault,
+        Err(panic) => {
+            let text = panic_message(panic.as_ref()).to_owned();
+            // Its drop may panic too.
+            std::mem::forget(panic);
+            Fault::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
+        }
+    };
+    let Fault { status, error } = fault;
+    // Where the sentence is about nothing yet, it is about the function.
+    let error = error.about(|| function_name::<F>().to_owned());
+    remember(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
+    status
+}
+
+/// The text of a panic, as far as it has one.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+/// Locks a mutex whose data every panic leaves whole.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The sentence, and what caused it: C has no other way to that.
+fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// The function in which a closure is written: of `distcollective::capi::network::dcl_network_new::{{closure}}` the last but one.
+fn function_name<F>() -> &'static str {
+    type_name::<F>().rsplit("::").find(|part| part.starts_with("dcl_")).unwrap_or("distcollective")
+}
+
+/// Copies as much of the last message as fits, and gives its length.
+pub(super) fn last_message(copy: impl FnOnce(&[u8])) -> usize {
+    let length = LAST_ERROR.try_with(|last| match &*last.borrow() {
+        Some(last) => {
+            copy(last.message.as_bytes());
+            last.message.len()
+        }
+        None => {
+            copy(&[]);
+            0
+        }
+    });
+    length.unwrap_or(0)
+}
+
+pub(super) fn last_status() -> Option<Status> {
+    LAST_ERROR.try_with(|last| last.borrow().as_ref().map(|last| last.status)).ok().flatten()
+}
+
+pub(super) fn last_rank() -> Option<u32> {
+    LAST_ERROR.try_with(|last| last.borrow().as_ref().and_then(|last| last.rank)).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copy_out::fitting;
+
+    fn message() -> String {
+        let mut text = String::new();
+        last_message(|bytes| text = String::from_utf8_lossy(bytes).into_owned());
+        text
+    }
+
+    fn dcl_that_panics() -> Status {
+        call(|| panic!("on purpose"))
+    }
+
+    #[test]
+    fn every_kind_of_error_has_a_status() {
+        for kind in ErrorKind::ALL {
+            assert_ne!(Status::from(kind), Status::INTERNAL, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_panic_is_a_status() {
+        assert_eq!(dcl_that_panics(), Status::INTERNAL);
+        assert_eq!(message(), "dcl_that_panics: a mistake of this library's, please report it: on purpose");
+        assert_eq!(fitting(&message(), 15), "dcl_that_panics");
+    }
+}

@@ -1,0 +1,228 @@
+//! Streams, and work on them.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use dcl::{RawCall, RawCollective, Stream, Work};
+
+use super::arguments::{Out, Room, unsigned};
+use super::context::RunWork;
+use super::handle::{Guarded, Handle, Object};
+use super::status::{Fault, Result, Status, call, lock};
+
+/// `dcl_stream_t`.
+pub(super) struct CStream {
+    stream: Stream,
+    unclaimed: Mutex<Unclaimed>,
+}
+
+/// What was enqueued without a handle.
+#[derive(Default)]
+struct Unclaimed {
+    work: VecDeque<AnyWork>,
+    /// The first error of what is not in the list any more.
+    error: Option<Fault>,
+}
+
+impl Object for CStream {
+    const TYPE: &'static str = "dcl_stream_t";
+}
+
+/// `dcl_work_t`.
+pub(super) struct CWork {
+    state: Guarded<WorkState, CWork>,
+}
+
+struct WorkState {
+    /// Until it is waited for.
+    pending: Option<AnyWork>,
+    /// What became of it, from then on.
+    result: Result<()>,
+}
+
+impl Object for CWork {
+    const TYPE: &'static str = "dcl_work_t";
+}
+
+/// Work of any kind.
+pub(super) enum AnyWork {
+    Run(RunWork),
+    Layer(Work<RawCall>),
+    Collective(Work<RawCollective>),
+}
+
+impl AnyWork {
+    fn is_done(&self) -> bool {
+        match self {
+            AnyWork::Run(run) => run.work.is_done(),
+            AnyWork::Layer(work) => work.is_done(),
+            AnyWork::Collective(work) => work.is_done(),
+        }
+    }
+
+    /// Whether it was done, or recorded, when it was enqueued.
+    fn is_settled(&self) -> bool {
+        match self {
+            AnyWork::Run(run) => run.work.is_settled(),
+            AnyWork::Layer(work) => work.is_settled(),
+            AnyWork::Collective(work) => work.is_settled(),
+        }
+    }
+
+    fn check_wait(&self) -> Result<()> {
+        Ok(match self {
+            AnyWork::Run(run) => run.work.check_wait(),
+            AnyWork::Layer(work) => work.check_wait(),
+            AnyWork::Collective(work) => work.check_wait(),
+        }?)
+    }
+
+    fn wait(self) -> Result<()> {
+        match self {
+            AnyWork::Run(run) => run.wait(),
+            AnyWork::Layer(work) => Ok(work.wait().map(drop)?),
+            AnyWork::Collective(work) => Ok(work.wait().map(drop)?),
+        }
+    }
+}
+
+impl CStream {
+    /// Keeps work until it is done, and lets go of what is: outside of the lock, since what a run held may be a callback's.
+    fn keep(&self, work: AnyWork) {
+        lock(&self.unclaimed).work.push_back(work);
+        loop {
+            let mut unclaimed = lock(&self.unclaimed);
+            if !unclaimed.work.front().is_some_and(AnyWork::is_done) {
+                return;
+            }
+            let done = unclaimed.work.pop_front();
+            drop(unclaimed);
+            if let Some(Err(fault)) = done.map(AnyWork::wait) {
+                lock(&self.unclaimed).error.get_or_insert(fault);
+            }
+        }
+    }
+}
+
+/// Enqueues on a stream of C's, NULL being the calling thread. What is done at once fails at once; the rest goes to `work`, or where
+/// nobody wants that, to the stream.
+pub(super) fn enqueue(
+    stream: Handle<CStream>,
+    work: Out<Handle<CWork>>,
+    submit: impl FnOnce(&Stream) -> Result<AnyWork>,
+) -> Result<()> {
+    let stream = if stream.is_null() { None } else { Some(stream.get()?) };
+    let submitted = match &stream {
+        None => submit(&Stream::inline())?,
+        Some(stream) => submit(&stream.stream)?,
+    };
+    let claim = work.optional();
+    let pending = match stream {
+        _ if submitted.is_settled() => {
+            submitted.wait()?;
+            None
+        }
+        Some(stream) if claim.is_none() => {
+            stream.keep(submitted);
+            None
+        }
+        _ => Some(submitted),
+    };
+    if let Some(claim) = claim {
+        claim.set(Handle::new(CWork { state: Guarded::new(WorkState { pending, result: Ok(()) }) }));
+    }
+    Ok(())
+}
+
+fn new_stream(stream: Out<Handle<CStream>>, make: impl FnOnce() -> Result<Stream>) -> Result<()> {
+    let place = stream.place("stream")?;
+    place.set(Handle::new(CStream { stream: make()?, unclaimed: Mutex::default() }));
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_new_worker(stream: Out<Handle<CStream>>) -> Status {
+    call(|| new_stream(stream, || Ok(Stream::worker()?)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_new_cuda(device: i32, stream: Out<Handle<CStream>>) -> Status {
+    call(|| new_stream(stream, || Ok(Stream::cuda(unsigned("device", device)?)?)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_from_cuda(cuda_stream: Room, device: i32, stream: Out<Handle<CStream>>) -> Status {
+    call(|| {
+        new_stream(stream, || {
+            let device = unsigned("device", device)?;
+            // SAFETY: the header wants a stream of that GPU's primary context that outlives what is enqueued through the handle.
+            Ok(unsafe { Stream::from_raw_cuda(cuda_stream.address(), device)? })
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_free(stream: Handle<CStream>) -> Status {
+    call(|| stream.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_get_cuda(stream: Handle<CStream>, cuda_stream: Out<*mut c_void>) -> Status {
+    call(|| {
+        let (stream, cuda_stream) = (stream.get()?, cuda_stream.place("cuda_stream")?);
+        cuda_stream.set(stream.stream.as_raw_cuda().unwrap_or(std::ptr::null_mut()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
+    call(|| {
+        if stream.is_null() {
+            return Ok(());
+        }
+        let stream = stream.get()?;
+        stream.stream.check_wait()?;
+        lock(&stream.unclaimed).work.iter().try_for_each(AnyWork::check_wait)?;
+        let unclaimed = std::mem::take(&mut lock(&stream.unclaimed).work);
+        let mut first = Ok(());
+        for work in unclaimed {
+            first = first.and(work.wait());
+        }
+        let synchronized = stream.stream.synchronize().map_err(Fault::from);
+        // What was let go of before was enqueued before.
+        let earlier = lock(&stream.unclaimed).error.take().map_or(Ok(()), Err);
+        earlier.and(first).and(synchronized)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: Out<i32>) -> Status {
+    call(|| {
+        let (work, is_done) = (work.get()?, is_done.place("is_done")?);
+        let done = work.state.write()?.pending.as_ref().is_none_or(AnyWork::is_done);
+        is_done.set(done.into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
+    call(|| {
+        let work = work.get()?;
+        let state = &mut *work.state.write()?;
+        state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
+        if let Some(pending) = state.pending.take() {
+            // In case that it panics.
+            state.result = Err(Fault::new(Status::INTERNAL, "waiting for this work panicked"));
+            state.result = pending.wait();
+        }
+        state.result.clone()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_work_free(work: Handle<CWork>) -> Status {
+    call(|| work.free())
+}

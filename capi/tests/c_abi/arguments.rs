@@ -1,0 +1,165 @@
+//! Every function of the header with arguments that it must refuse: `arguments.c` has the rounds, and gets the functions from here.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use test_support::root;
+
+use crate::compiler::{Language, Under, folder, program, started, succeed};
+use crate::declared::{self, Function, Parameter};
+
+/// Numbers that tell how long an array, or a buffer, is.
+const LENGTHS: [&str; 10] = [
+    "capacity",
+    "byte_len",
+    "count",
+    "nb_dims",
+    "nb_ranks",
+    "nb_inputs",
+    "nb_creators",
+    "nb_groups",
+    "group_size",
+    "world_size",
+];
+
+/// Pointers to more than one value, whatever their type.
+const ARRAYS: [&str; 14] = [
+    "permutation",
+    "groups",
+    "communicators",
+    "creators",
+    "id",
+    "names",
+    "ranks",
+    "input",
+    "inputs",
+    "output",
+    "plan",
+    "weights",
+    "bytes",
+    "address",
+];
+
+/// Pointers of somebody else's, which no test can make.
+const FOREIGN: [&str; 4] = ["callback", "user_data", "nccl_comm", "cuda_stream"];
+
+/// The types of handles, without the `_t`.
+fn types() -> Vec<String> {
+    let opaque = |text: &str| Some(text.strip_prefix("typedef struct ")?.split_once(' ')?.0.to_owned());
+    let opaque = |text: &str| opaque(text).filter(|_| !text.contains('{'));
+    declared::declarations().iter().filter_map(|declaration| opaque(&declaration.text)).collect()
+}
+
+/// The kind and the detail of a parameter, as `arguments.c` has them.
+fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
+    let Parameter { c_type, name } = parameter;
+    let (c_type, name) = (c_type.as_str(), name.as_str());
+    let handle = types().into_iter().find(|t| c_type.starts_with(&format!("{t}_t *")));
+    let is_array =
+        ARRAYS.contains(&name) || (name == "dims" && function.parameters.iter().any(|p| p.name == "nb_inputs"));
+    let detail = if is_array { "SEVERAL" } else { "ONE" }.to_owned();
+    match (c_type, handle) {
+        _ if FOREIGN.contains(&name) => ("FOREIGN", "ONE".to_owned()),
+        (_, Some(_)) if c_type.ends_with("*const *") => ("TENSORS", detail),
+        (_, Some(handle)) if c_type.ends_with("**") => ("HANDLES", handle),
+        (_, Some(handle)) => ("HANDLE", handle),
+        ("const char *", _) => ("TEXT", "ONE".to_owned()),
+        ("const char *const *", _) => ("NAMES", detail),
+        ("const dcl_dims_t *", _) => ("DIMS", detail),
+        ("const dcl_execution_context_options_t *", _) => ("OPTIONS", detail),
+        ("const dcl_environment_config_t *", _) => ("CONFIG", detail),
+        ("const dcl_meeting_t *", _) => ("MEETING", detail),
+        ("const dcl_plugin_t *", _) => ("PLUGIN", detail),
+        ("const dcl_plugin_creator_t *", _) => ("CREATORS", detail),
+        ("char *", _) => ("TAKEN", "CHARACTERS".to_owned()),
+        ("void *", _) if name == "buffer" => ("TAKEN", "SEVERAL".to_owned()),
+        _ if c_type.ends_with('*') && c_type.starts_with("const") => ("GIVEN", detail),
+        _ if c_type.ends_with('*') => ("TAKEN", detail),
+        _ => {
+            let bits = match c_type {
+                "size_t" | "uint64_t" => "64",
+                "int64_t" => "-64",
+                _ => "-32",
+            };
+            (if LENGTHS.contains(&name) { "LENGTH" } else { "NUMBER" }, bits.to_owned())
+        }
+    }
+}
+
+/// The functions, as a table for C.
+fn table() -> String {
+    let mut calls = String::new();
+    let mut rows = String::new();
+    let functions = declared::functions();
+    for function in &functions {
+        let Function { name, returns, parameters, .. } = function;
+        let cast = |(i, parameter): (usize, &Parameter)| match parameter.c_type.as_str() {
+            c_type if c_type.ends_with('*') || c_type.ends_with("callback_t") => {
+                format!("({c_type})(uintptr_t)arguments[{i}]")
+            }
+            c_type => format!("({c_type})arguments[{i}]"),
+        };
+        let arguments: Vec<String> = parameters.iter().enumerate().map(cast).collect();
+        let through = if returns.ends_with('*') { "(uintptr_t)" } else { "" };
+        let call = format!("(uint64_t){through}{name}({})", arguments.join(", "));
+        let unused = if parameters.is_empty() { "(void)arguments; " } else { "" };
+        writeln!(calls, "static uint64_t call_{name}(const uint64_t *arguments) {{ {unused}return {call}; }}")
+            .expect("text");
+        let described = parameters.iter().map(|parameter| {
+            let (kind, detail) = kind(parameter, function);
+            format!("{{\"{}\", {kind}, {detail}}}", parameter.name)
+        });
+        let described: Vec<String> = described.collect();
+        let returns_status = i32::from(returns == "dcl_status_t");
+        let described = if described.is_empty() { "{NULL, NUMBER, 0}".to_owned() } else { described.join(", ") };
+        let count = parameters.len();
+        writeln!(rows, "    {{\"{name}\", call_{name}, {returns_status}, {count}, {{{described}}}}},").expect("text");
+    }
+    let types = types().join(", ");
+    format!("enum {{ {types}, NB_TYPES }};\n\n{calls}\nstatic const struct function FUNCTIONS[] = {{\n{rows}}};\n")
+}
+
+/// The program, made once for each thing that it runs under.
+fn compiled(under: Under) -> Option<PathBuf> {
+    static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
+    let make = || {
+        let folder = folder(&format!("arguments-{under:?}"));
+        fs::write(folder.join("functions.inc"), table()).expect("a file");
+        program(Language::C, &root().join("capi/tests/c_abi/arguments.c"), under, &[&folder])
+    };
+    PROGRAMS[usize::from(under == Under::Sanitizers)].get_or_init(make).clone()
+}
+
+/// Runs one of the rounds.
+fn round(name: &str, under: Under) {
+    let Some(program) = compiled(under) else { return };
+    let Some(mut command) = started(&program, under) else { return };
+    eprintln!("{}", succeed(command.arg(name)));
+}
+
+macro_rules! rounds {
+    ($($round:ident),*) => { $(
+        mod $round {
+            use super::*;
+
+            #[test]
+            fn plainly() {
+                round(stringify!($round), Under::Nothing);
+            }
+
+            #[test]
+            fn under_sanitizers() {
+                round(stringify!($round), Under::Sanitizers);
+            }
+
+            #[test]
+            fn under_valgrind() {
+                round(stringify!($round), Under::Valgrind);
+            }
+        }
+    )* };
+}
+
+rounds!(zeros, handles, pointers, numbers, lengths, buffers);

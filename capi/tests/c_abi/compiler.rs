@@ -1,0 +1,164 @@
+//! Compiles programs in C and C++, links them with the shared library, and runs them.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use test_support::{product, root, skip};
+
+use crate::exports::Linked;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    C,
+    Cpp,
+}
+
+impl Language {
+    pub fn extension(self) -> &'static str {
+        match self {
+            Language::C => "c",
+            Language::Cpp => "cpp",
+        }
+    }
+}
+
+/// Under what a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Under {
+    Nothing,
+    /// AddressSanitizer and UndefinedBehaviorSanitizer.
+    Sanitizers,
+    Valgrind,
+}
+
+/// Where tests may write: a folder for each of them.
+pub fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_abi").join(test);
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// The shared library of this state of the sources.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| product("distcollective-capi", "libdistcollective.so"))
+}
+
+/// A folder in which a linker and a program find the library.
+fn linked() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = folder("library");
+        for name in ["libdistcollective.so", &Linked::read().soname] {
+            let _ = fs::remove_file(folder.join(name));
+            symlink(library(), folder.join(name)).expect("a link");
+        }
+        folder
+    })
+}
+
+/// The compiler, with the warnings that every program has to be free of; `None` where there is no such compiler.
+pub fn compiler(language: Language) -> Option<Command> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut build = cc::Build::new();
+    build.target(&target).host(&target).opt_level(1).debug(true).out_dir(folder("cc")).cargo_metadata(false);
+    let compiler = match build.cpp(language == Language::Cpp).try_get_compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            skip(&format!("no compiler for {language:?}: {error}"));
+            return None;
+        }
+    };
+    let mut command = compiler.to_command();
+    if command.arg("--version").output().is_err() {
+        skip(&format!("no compiler for {language:?}"));
+        return None;
+    }
+    let mut command = compiler.to_command();
+    command.args(["-Wall", "-Wextra", "-Werror", "-pedantic"]);
+    command.arg(if language == Language::C { "-std=c11" } else { "-std=c++17" });
+    command.arg("-I").arg(root().join("include"));
+    Some(command)
+}
+
+/// Makes a program; `None` where there is no compiler, or it lacks the sanitizers.
+pub fn program(language: Language, source: &Path, under: Under, includes: &[&Path]) -> Option<PathBuf> {
+    let mut command = compiler(language)?;
+    let name = source.file_stem().expect("a name").to_str().expect("text");
+    let output = folder(&format!("{under:?}-{language:?}")).join(name);
+    if under == Under::Sanitizers {
+        if !has_sanitizers(language) {
+            skip(&format!("the compiler for {language:?} has no AddressSanitizer"));
+            return None;
+        }
+        command.args(SANITIZERS);
+    }
+    for include in includes {
+        command.arg("-I").arg(include);
+    }
+    // POSIX for the tests' own needs: threads.
+    command.args(["-D_GNU_SOURCE", "-pthread"]).arg(source).arg("-o").arg(&output);
+    command
+        .arg("-L")
+        .arg(linked())
+        .args(["-ldistcollective", "-ldl"])
+        .arg(format!("-Wl,-rpath,{}", linked().display()));
+    succeed(&mut command);
+    Some(output)
+}
+
+const SANITIZERS: [&str; 3] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"];
+
+fn has_sanitizers(language: Language) -> bool {
+    static HAS: [OnceLock<bool>; 2] = [const { OnceLock::new() }; 2];
+    *HAS[usize::from(language == Language::Cpp)].get_or_init(|| {
+        let folder = folder("sanitizers");
+        let source = folder.join(format!("nothing.{}", language.extension()));
+        let output = folder.join(format!("nothing-{language:?}"));
+        fs::write(&source, "int main(void) { return 0; }\n").expect("a file");
+        let Some(mut command) = compiler(language) else { return false };
+        let compiled = command.args(SANITIZERS).arg(&source).arg("-o").arg(&output).output();
+        let runs = compiled.is_ok_and(|output| output.status.success())
+            && Command::new(&output).output().is_ok_and(|output| output.status.success());
+        let _ = fs::remove_file(output);
+        runs
+    })
+}
+
+/// How a program is started: with a deadline of 10 s, `DCL_TEST_PATIENCE` times as long if that is set.
+pub fn started(program: &Path, under: Under) -> Option<Command> {
+    let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", &(10 * patience).to_string()]);
+    if under == Under::Valgrind {
+        if Command::new("valgrind").arg("--version").output().is_err() {
+            skip("valgrind is not installed");
+            return None;
+        }
+        command.args([
+            "valgrind",
+            "--quiet",
+            "--error-exitcode=99",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite",
+        ]);
+        command.args(["--show-leak-kinds=definite", "--fair-sched=yes"]);
+    }
+    command.arg(program);
+    // What a launcher of this test's says is not for the program; and without NCCL its calls end alike everywhere.
+    for name in ["LD_LIBRARY_PATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] {
+        command.env_remove(name);
+    }
+    Some(command)
+}
+
+/// Runs a command, which has to succeed, and gives what it wrote.
+pub fn succeed(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it starts");
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{:?} {:?}: {status}\n{text}", command.get_program(), command.get_args());
+    text
+}

@@ -1,0 +1,117 @@
+//! The programs of this folder, and the samples for C and C++: by themselves, under the sanitizers, and under valgrind.
+
+use std::fs;
+use std::path::Path;
+
+use fake_gpu::{Variant, library_dir};
+
+use test_support::root;
+
+use crate::compiler::{Language, Under, program, started, succeed};
+
+/// Makes a program and runs it.
+fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
+    let Some(program) = program(language, source, under, &[]) else { return };
+    let Some(mut command) = started(&program, under) else { return };
+    succeed(command.args(arguments));
+}
+
+/// Runs a program of this folder.
+fn run_own(name: &str, under: Under) {
+    run(&root().join("capi/tests/c_abi").join(name).with_extension("c"), Language::C, under, &[]);
+}
+
+/// Runs the samples of a language, also the mistakes that they make on purpose.
+fn run_samples(language: Language, under: Under) {
+    let folder = root().join("samples").join(language.extension());
+    let files = fs::read_dir(&folder).expect("the samples").map(|entry| entry.expect("a file").path());
+    let samples: Vec<_> =
+        files.filter(|file| file.extension().is_some_and(|extension| extension == language.extension())).collect();
+    assert!(!samples.is_empty(), "no samples in {}", folder.display());
+    for sample in samples {
+        run(&sample, language, under, &["--ranks", "4"]);
+        run(&sample, language, under, &["--mistakes"]);
+    }
+}
+
+/// Runs the program for GPUs on the libraries that stand in for CUDA's and NCCL's.
+fn run_on_gpus(under: Under, arguments: &[&str]) {
+    let source = root().join("capi/tests/c_abi/gpus.c");
+    let Some(program) = program(Language::C, &source, under, &[]) else { return };
+    let Some(mut command) = started(&program, under) else { return };
+    command.args(arguments).env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_CUDA_DEVICES", "2");
+    // The place where NCCL writes a communicator, which it may do late, is never freed.
+    succeed(command.env("ASAN_OPTIONS", "detect_leaks=0"));
+}
+
+#[test]
+fn gpus_plainly() {
+    run_on_gpus(Under::Nothing, &[]);
+}
+
+#[test]
+fn gpus_under_sanitizers() {
+    run_on_gpus(Under::Sanitizers, &[]);
+}
+
+/// Processes that fork. valgrind lacks what they need to meet; and of AddressSanitizer's allocator a child may have a copy that
+/// another thread had locked.
+#[test]
+fn forks_plainly() {
+    run_own("forks", Under::Nothing);
+}
+
+#[test]
+fn forks_on_gpus_plainly() {
+    run_on_gpus(Under::Nothing, &["fork"]);
+}
+
+macro_rules! programs {
+    ($($program:ident),*) => { $(
+        mod $program {
+            use super::*;
+
+            #[test]
+            fn plainly() {
+                run_own(stringify!($program), Under::Nothing);
+            }
+
+            #[test]
+            fn under_sanitizers() {
+                run_own(stringify!($program), Under::Sanitizers);
+            }
+
+            #[test]
+            fn under_valgrind() {
+                run_own(stringify!($program), Under::Valgrind);
+            }
+        }
+    )* };
+}
+
+programs!(failures, layers, lifetimes, logs, plugins, text, threads);
+
+macro_rules! samples {
+    ($($language:ident: $of:expr),*) => { $(
+        mod $language {
+            use super::*;
+
+            #[test]
+            fn plainly() {
+                run_samples($of, Under::Nothing);
+            }
+
+            #[test]
+            fn under_sanitizers() {
+                run_samples($of, Under::Sanitizers);
+            }
+
+            #[test]
+            fn under_valgrind() {
+                run_samples($of, Under::Valgrind);
+            }
+        }
+    )* };
+}
+
+samples!(c_samples: Language::C, cpp_samples: Language::Cpp);

@@ -1,0 +1,490 @@
+//! The launcher and the launchers of others, with the demo and `distcollective env` as programs.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{TcpListener, ToSocketAddrs};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use test_support::demo;
+
+const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
+
+/// Runs a command that must end within ten seconds.
+fn run(command: &mut Command) -> (Output, String) {
+    let start = Instant::now();
+    let output = command.output().expect("the command starts");
+    assert!(start.elapsed() < Duration::from_secs(10), "{command:?} took {:?}", start.elapsed());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output, text)
+}
+
+/// `timeout` ends what hangs; ten seconds are this file's deadline.
+fn timed(program: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "9", program]);
+    command
+}
+
+fn launch(n: u32, program: &[&str]) -> (Output, String) {
+    run(timed(DISTCOLLECTIVE).args(["launch", "-n", &n.to_string(), "--"]).args(program))
+}
+
+fn assert_all_passed(text: &str, ranks: u32) {
+    for rank in 0..ranks {
+        for operation in
+            ["ALL_REDUCE", "ALL_GATHER", "BROADCAST", "REDUCE", "REDUCE_SCATTER", "ALL_TO_ALL", "GATHER", "SCATTER"]
+        {
+            let line = format!("Rank {rank} - {operation} PASSED");
+            assert_eq!(text.lines().filter(|l| l.ends_with(&line)).count(), 1, "{line}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn the_demo_is_one_rank_under_the_launcher() {
+    let (output, text) = launch(4, &[demo(), "--op", "all"]);
+    assert!(output.status.success(), "{text}");
+    assert_all_passed(&text, 4);
+    assert!(text.contains("[3] Rank 3 - SCATTER PASSED"), "{text}");
+    assert!(text.contains("[0] ranks: 4 processes; type: float32; backend: host"), "{text}");
+
+    let (output, text) = launch(3, &[demo(), "--op", "reduce_scatter"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.matches("dimension 0 is 4, which is not a multiple of 3 ranks").count(), 1, "{text}");
+}
+
+#[test]
+fn env_shows_one_seed_equal_common_draws_and_different_own_ones() {
+    let (output, text) = launch(3, &[DISTCOLLECTIVE, "env", "--json", "--seed", "7"]);
+    assert!(output.status.success(), "{text}");
+    let mut found: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line.split_once("] ").expect("a prefix").1).expect("JSON"))
+        .collect();
+    found.sort_by_key(|value| value["rank"].as_u64());
+    assert_eq!(found.len(), 3);
+    let all = |name: &str| found.iter().map(|value| value[name].as_u64().expect("a number")).collect::<Vec<_>>();
+    assert_eq!(all("rank"), [0, 1, 2]);
+    assert_eq!(all("world_size"), [3; 3]);
+    assert_eq!(all("seed"), [7; 3]);
+    let (common, own) = (all("first_common_draw"), all("first_own_draw"));
+    assert!(common.iter().all(|draw| *draw == common[0]));
+    assert!(own[0] != own[1] && own[1] != own[2] && own[0] != own[2] && !own.contains(&common[0]), "{own:?}");
+    assert_eq!(found[1]["launcher"], "torchrun");
+    assert_eq!(found[1]["sources"]["rank"], "RANK");
+}
+
+#[test]
+fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
+    let (output, text) = launch(3, &["sh", "-c", "if [ $RANK = 1 ]; then echo bye; exit 7; fi; sleep 60"]);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    assert!(
+        text.contains("[1] bye") && text.contains("error: rank 1 exited with code 7; the other ranks were ended"),
+        "{text}"
+    );
+
+    let (output, text) = launch(2, &["sh", "-c", "if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 60"]);
+    assert_eq!(output.status.code(), Some(128 + 9), "{text}");
+    assert!(text.contains("error: rank 0 was ended by signal 9"), "{text}");
+
+    // A rank that waits in a collective for the one that failed says why it ends.
+    let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
+    let (output, text) = launch(2, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("rank 1 of 2 did not come before the deadline"), "{text}");
+
+    let (output, text) = launch(2, &["/no/such/program"]);
+    assert_eq!(output.status.code(), Some(127), "{text}");
+    assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
+}
+
+/// A rank that ends with code 0 has not failed, but those that wait for it to initialize would do
+/// so until their deadline.
+#[test]
+fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
+    let env = format!("{DISTCOLLECTIVE} env --timeout 60");
+    for (ended, waiting) in [(0, "ranks 1, 2 wait"), (2, "ranks 0, 1 wait")] {
+        let (output, text) = launch(3, &["sh", "-c", &format!("[ $RANK = {ended} ] || exec {env}")]);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        // The other rank may not have come yet when one is seen to wait.
+        let begin = format!("error: rank {ended} exited with code 0 and never met the others, and ");
+        assert!(text.contains(&begin), "{text}");
+        assert!(text.contains(waiting) || text.contains("waits for it"), "{text}");
+    }
+    // One environment after the other, of which one rank has more.
+    let (output, text) = launch(2, &["sh", "-c", &format!("{env} && {env} && if [ $RANK = 0 ]; then exec {env}; fi")]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("error: rank 1 exited with code 0 and never met the others, and rank 0 waits for it"),
+        "{text}"
+    );
+    // Ranks that have met may end when they like, also while others have yet to learn that they
+    // have met.
+    for _ in 0..10 {
+        let (output, text) = launch(3, &["sh", "-c", &format!("{env} > /dev/null && exec {env}")]);
+        assert!(output.status.success(), "{text}");
+    }
+}
+
+#[test]
+fn the_rank_that_fails_first_is_blamed() {
+    // Rank 0 fails as soon as it sees that rank 1 has ended.
+    let file = format!("/tmp/{}", unique("dcl-test-first"));
+    let script = format!(
+        "if [ $RANK = 1 ]; then echo $$ > {file}.new; mv {file}.new {file}; exit 7; fi
+        until [ -e {file} ]; do sleep 0.01; done; read pid < {file}; rm {file}
+        while grep -q '^State:[[:space:]]*[^ZX[:space:]]' /proc/$pid/status; do :; done; exit 3"
+    );
+    let (output, text) = launch(2, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    assert!(text.contains("error: rank 1 exited with code 7"), "{text}");
+}
+
+/// Starts the launcher in a shell that does `before`, with no signal ignored, and leaves it running.
+fn start(before: &str, n: u32, script: &str) -> Child {
+    timed("env")
+        .args(["--default-signal", "sh", "-c", &format!("{before} exec \"$@\""), "sh"])
+        .args([DISTCOLLECTIVE, "launch", "-n", &n.to_string(), "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the launcher starts")
+}
+
+/// `timeout` passes a signal on to the launcher.
+fn send(signal: Signal, child: &Child) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+}
+
+#[test]
+fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
+    for (signal, number) in [(Signal::HUP, 1), (Signal::INT, 2), (Signal::TERM, 15)] {
+        let mut child = start("", 2, "echo $$; sleep 60");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let pids: Vec<String> = lines.take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
+        send(signal, &child);
+        let output = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(128 + number), "{text}");
+        assert_eq!(text, format!("error: interrupted by signal {number}; the ranks were ended\n"));
+        for pid in pids {
+            // Whoever inherits it may not have reaped it yet.
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            assert!(status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX"), "{status}");
+        }
+    }
+}
+
+#[test]
+fn a_hangup_that_is_ignored_stays_ignored() {
+    let mut child = start("trap '' HUP;", 1, "echo up; sleep 0.5; echo done");
+    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut text = String::new();
+    stdout.read_line(&mut text).expect("a line");
+    send(Signal::HUP, &child);
+    stdout.read_to_string(&mut text).expect("the rest");
+    assert!(child.wait().expect("it ends").success(), "{text}");
+    assert_eq!(text, "[0] up\n[0] done\n");
+}
+
+#[test]
+fn more_ranks_than_the_system_allows_are_one_line() {
+    let limited = format!("ulimit -n 64; exec {DISTCOLLECTIVE} launch -n 100 -- sleep 60");
+    let (output, text) = run(timed("sh").args(["-c", &limited]));
+    assert_eq!(output.status.code(), Some(127), "{text}");
+    assert!(text.starts_with("error: rank ") && text.contains("Too many open files"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// More than fits into one pipe, and less than fits into the two on the way: the rank ends while the launcher still writes.
+const MUCH: &str = "yes 12345678901234567890123456789012345678901234567890 | head -n 2000; echo last";
+
+#[test]
+fn the_last_output_waits_for_a_slow_reader() {
+    let mut child = start("", 1, MUCH);
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut text = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
+    assert!(child.wait().expect("it ends").success());
+    assert_eq!(text.lines().count(), 2001);
+    assert!(text.ends_with("\n[0] last\n"));
+
+    // Nobody reads at all; a signal still ends it.
+    let mut child = start("", 1, MUCH);
+    std::thread::sleep(Duration::from_millis(500));
+    send(Signal::TERM, &child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(128 + 15));
+}
+
+#[test]
+fn what_a_rank_leaves_behind_is_heard_while_it_speaks() {
+    let script = "(for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo more $i; done; sleep 20) & echo bye";
+    let (output, text) = launch(1, &["sh", "-c", script]);
+    assert!(output.status.success(), "{text}");
+    assert!(text.starts_with("[0] bye\n") && text.ends_with("[0] more 8\n"), "{text}");
+}
+
+/// The demo's ranks, each with variables set by hand.
+fn by_hand(variables: impl Fn(u32) -> Vec<(&'static str, String)>) {
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let variables = variables(rank);
+            std::thread::spawn(move || run(timed(demo()).envs(variables)))
+        })
+        .collect();
+    let mut all = String::new();
+    for rank in ranks {
+        let (output, text) = rank.join().expect("no panic");
+        assert!(output.status.success(), "{text}");
+        all += &text;
+    }
+    assert_all_passed(&all, 2);
+}
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", std::process::id())
+}
+
+#[test]
+fn tensorrt_variables_by_hand() {
+    by_hand(|rank| {
+        let file = std::env::temp_dir().join(unique("dcl-test-id")).display().to_string();
+        vec![("TRT_MY_RANK", rank.to_string()), ("TRT_WORLD_SIZE", "2".to_owned()), ("TRT_NCCL_ID_FILE", file)]
+    });
+    let file = std::env::temp_dir().join(unique("dcl-test-id"));
+    assert!(!file.exists(), "the file of the meeting is still there");
+    std::fs::write(&file, [7; 128]).expect("a file");
+    let old = [("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "2")];
+    let (output, text) = run(timed(demo()).envs(old).env("TRT_NCCL_ID_FILE", &file));
+    std::fs::remove_file(&file).expect("it is there");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("file {file:?} has content")), "{text}");
+}
+
+/// After a signal the file of rank 0 is left. Another rank 0 on this machine sees that its process
+/// has ended.
+#[test]
+fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
+    let file = std::env::temp_dir().join(unique("dcl-test-killed"));
+    let start = |rank: &str| {
+        timed(DISTCOLLECTIVE)
+            .args(["env", "--json"])
+            .envs([("TRT_MY_RANK", rank), ("TRT_WORLD_SIZE", "2")])
+            .env("TRT_NCCL_ID_FILE", &file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut killed = Command::new(DISTCOLLECTIVE)
+            .args(["env", "--timeout", "9"])
+            .envs([("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "2")])
+            .env("TRT_NCCL_ID_FILE", &file)
+            .spawn()
+            .expect("it starts");
+        let end = Instant::now() + Duration::from_secs(9);
+        while !file.exists() {
+            assert!(Instant::now() < end, "rank 0 wrote no file");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A second rank 0 does not go on while the first one lives.
+        let second = start("0").wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&second.stderr);
+        assert_eq!(second.status.code(), Some(1), "{text}");
+        assert!(text.contains(&format!("the rank 0 of another job, process {}, meets there", killed.id())), "{text}");
+        // A zombie, until it is waited for at the end.
+        kill_process(Pid::from_child(&killed), signal).expect("it runs");
+        let stat = format!("/proc/{}/stat", killed.id());
+        while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
+            assert!(Instant::now() < end, "{signal:?} does not end rank 0");
+        }
+        assert!(file.exists(), "nobody removed it");
+        for rank in ["0", "1"].map(start) {
+            let output = rank.wait_with_output().expect("it ends");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert!(!file.exists());
+        killed.wait().expect("an own child");
+    }
+}
+
+/// Secrets of any bytes are compared; an empty one is refused.
+#[test]
+fn a_secret_need_not_be_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let file = std::env::temp_dir().join(unique("dcl-test-secret"));
+    let start = |rank: &str, secret: Option<&[u8]>| {
+        let mut command = timed(DISTCOLLECTIVE);
+        command.args(["env", "--timeout", "3"]).envs([("TRT_MY_RANK", rank), ("TRT_WORLD_SIZE", "2")]);
+        command.env("TRT_NCCL_ID_FILE", &file).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match secret {
+            Some(secret) => command.env("DCL_SECRET", OsStr::from_bytes(secret)),
+            None => command.env_remove("DCL_SECRET"),
+        };
+        command.spawn().expect("it starts")
+    };
+    let both = |secrets: [Option<&[u8]>; 2]| {
+        let ranks = [start("0", secrets[0]), start("1", secrets[1])];
+        ranks.map(|rank| {
+            let output = rank.wait_with_output().expect("it ends");
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        })
+    };
+    for (success, text) in both([Some(b"\xff"), Some(b"\xff")]) {
+        assert!(success, "{text}");
+    }
+    for other in [None, Some(&b"\xfe"[..])] {
+        let [host, peer] = both([Some(b"\xff"), other]);
+        assert!(!host.0 && host.1.contains("rank 0 refused 1 connection with a wrong secret"), "{}", host.1);
+        assert!(!peer.0 && peer.1.contains("refuses this rank for a wrong secret: DCL_SECRET"), "{}", peer.1);
+    }
+    for (success, text) in both([Some(b""), Some(b"")]) {
+        assert!(!success && text.contains("DCL_SECRET is empty"), "{text}");
+    }
+}
+
+#[test]
+fn slurm_variables_by_hand() {
+    by_hand(|rank| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_NTASKS", "2".to_owned()),
+            ("SLURM_LOCALID", rank.to_string()),
+            ("SLURM_JOB_ID", unique("job")),
+            ("SLURM_STEP_ID", "0".to_owned()),
+        ]
+    });
+}
+
+/// Whether a peer's launcher is here. In CI it has to be.
+fn has(program: &str) -> bool {
+    let found =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("a shell").status.success();
+    if !found {
+        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{program} is not installed");
+        println!("skipped: {program} is not installed");
+    }
+    found
+}
+
+#[test]
+fn under_open_mpi() {
+    if has("mpirun.openmpi") {
+        let (output, text) =
+            run(timed("mpirun.openmpi").args(["--allow-run-as-root", "--oversubscribe", "-np", "2", demo()]));
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
+/// mpirun inside our launcher: its ranks are a world of two, and not two worlds of one.
+#[test]
+fn the_inner_launcher_counts() {
+    if has("mpirun.openmpi") {
+        let inner = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", demo()];
+        let (output, text) = launch(1, &inner);
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+        let outer = ["--allow-run-as-root", "--oversubscribe", "-np", "1", DISTCOLLECTIVE, "launch", "-n", "2", demo()];
+        let (output, text) = run(timed("mpirun.openmpi").args(outer));
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
+#[test]
+fn under_mpich() {
+    if has("mpirun.mpich") {
+        // Ranks that are started through a shell have parents of their own.
+        for program in [&[demo()][..], &["sh", "-c", &format!("{}; exit $?", demo())]] {
+            let (output, text) = run(timed("mpirun.mpich").args(["-launcher", "fork", "-np", "2"]).args(program));
+            assert!(output.status.success(), "{text}");
+            assert_all_passed(&text, 2);
+        }
+    }
+}
+
+/// Debian's torchrun (1.13) knows `--no_python` only, which newer ones take too; and under its Python, of all ways to treat the
+/// output, redirecting stdout and showing it is one that works.
+#[test]
+fn under_torchrun() {
+    if has("torchrun") {
+        let logs = std::env::temp_dir().join(unique("dcl-torchrun"));
+        let (output, text) = run(timed("torchrun")
+            .args(["--standalone", "--nproc_per_node", "2", "--monitor_interval", "0.1", "-r", "1", "-t", "1"])
+            .arg("--log_dir")
+            .arg(&logs)
+            .args(["--no_python", demo()]));
+        let _ = std::fs::remove_dir_all(logs);
+        assert!(output.status.success(), "{text}");
+        assert_all_passed(&text, 2);
+    }
+}
+
+#[test]
+fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
+    let (output, text) = run(timed(DISTCOLLECTIVE).args(["env"]));
+    assert_eq!(output.status.code(), Some(1));
+    for what in ["rank is not given", "world_size is not given", "there is no meeting point"] {
+        assert!(text.contains(what), "{text}");
+    }
+    let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "1")];
+    let (output, text) = run(timed(DISTCOLLECTIVE).args(["env", "--backend", "host"]).envs(remote));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("beyond it there is NCCL"), "{text}");
+}
+
+/// Every rank is told that two of them have the same number on this machine.
+#[test]
+fn ranks_with_the_same_local_rank_are_warned() {
+    let (output, text) = launch(2, &["sh", "-c", &format!("LOCAL_RANK=0 exec {DISTCOLLECTIVE} env")]);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("ranks 0 and 1 both have local rank 0 on ").count(), 2, "{text}");
+}
+
+/// The process that the launcher started for rank 0 ends; the one that it left behind is the rank.
+#[test]
+fn a_rank_may_be_a_process_that_another_one_left_behind() {
+    let script = format!("[ $RANK = 1 ] && exec {DISTCOLLECTIVE} env; (sleep 0.3; exec {DISTCOLLECTIVE} env) & exit 0");
+    let (output, text) = launch(2, &["sh", "-c", &script]);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("first_own_draw").count(), 2, "{text}");
+}
+
+/// Ranks that do not ask for the same all say so, instead of waiting for each other.
+#[test]
+fn ranks_that_want_different_backends_are_told() {
+    let script = format!("exec {DISTCOLLECTIVE} env --backend $([ $RANK = 1 ] && echo nccl || echo gloo)");
+    let (output, text) = launch(3, &["sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let told = "ranks want different backends: rank 1 asks for \"nccl\"; ranks 0 and 2 ask for \"host\"";
+    assert_eq!(text.matches(told).count(), 3, "{text}");
+}
+
+/// At this machine's own name ranks meet over TCP, as they would from several machines.
+#[test]
+fn ranks_meet_at_a_hosts_name() {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // Where there is no name service, the search for one may take longer than this test has.
+    let start = Instant::now();
+    let resolves = (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut addresses| addresses.next().is_some());
+    if !resolves || start.elapsed() > Duration::from_secs(1) {
+        println!("skipped: {name} has no address that is found at once");
+        return;
+    }
+    // A port that nobody has now.
+    let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|listener| listener.local_addr()).expect("a port").port();
+    by_hand(|rank| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", name.clone()),
+            ("MASTER_PORT", "29500".to_owned()),
+            ("DCL_RENDEZVOUS_PORT", port.to_string()),
+            ("DCL_SECRET", "of these two".to_owned()),
+        ]
+    });
+}

@@ -1,0 +1,152 @@
+//! A tensor-parallel MLP, as large models are served: the first matrix is split by columns, the second by rows, and one
+//! all_reduce puts the halves together. Each rank's network has its own weights; the result is compared with the model that
+//! is not split.
+//!
+//! ```text
+//! x [-1, MODEL] -> "mlp.up" x·A_r, gelu -> [-1, HIDDEN / n] -> "mlp.down" ·B_r -> [-1, MODEL] -> all_reduce -> y
+//! ```
+//!
+//! Run it with `cargo run --release --bin tensor_parallel_mlp [RANKS]`.
+
+use std::process::ExitCode;
+
+use distcollective::{
+    Builder, Communicator, DataType, DistCollective, Error, ErrorKind, Network, Plugin, PluginCall, ReduceOperation,
+    Result, Shape, inputs, outputs,
+};
+use ndarray::{Array2, Ix2, s};
+
+const MODEL: usize = 64;
+const HIDDEN: usize = 240;
+
+/// A layer of the user's own: multiplies by a matrix, and applies an activation if it has one.
+#[derive(Debug)]
+struct Linear {
+    weights: Array2<f32>,
+    activation: Option<fn(f32) -> f32>,
+}
+
+impl Plugin for Linear {
+    fn type_name(&self) -> &str {
+        "linear"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        match inputs {
+            [DataType::Float32] => Ok(vec![DataType::Float32]),
+            _ => Err(Error::new(ErrorKind::Unsupported, format!("it takes one float32 tensor, not {inputs:?}"))),
+        }
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        match *inputs[0].as_slice() {
+            [rows, columns] if columns == self.weights.nrows() => Ok(vec![Shape::new(&[rows, self.weights.ncols()])?]),
+            _ => {
+                let text = format!("it takes [rows, {}], not {}", self.weights.nrows(), inputs[0]);
+                Err(Error::new(ErrorKind::InvalidShape, text))
+            }
+        }
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        let matrix = |e| Error::new(ErrorKind::Plugin, "the tensor is no matrix").with_source(e);
+        let x = call.input(0)?.as_array::<f32>()?.into_dimensionality::<Ix2>().map_err(matrix)?;
+        let mut output = call.output(0)?;
+        let mut y = output.as_array_mut::<f32>()?.into_dimensionality::<Ix2>().map_err(matrix)?;
+        ndarray::linalg::general_mat_mul(1.0, &x, &self.weights, 0.0, &mut y);
+        if let Some(activation) = self.activation {
+            y.mapv_inplace(activation);
+        }
+        Ok(())
+    }
+}
+
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
+}
+
+/// A matrix of numbers between -1/2 and 1/2 that look random.
+fn matrix(rows: usize, columns: usize, seed: u32) -> Array2<f32> {
+    Array2::from_shape_fn((rows, columns), |(i, j)| {
+        let x = (i as u32).wrapping_mul(2_654_435_761) ^ (j as u32).wrapping_mul(2_246_822_519) ^ seed;
+        let x = (x ^ (x >> 15)).wrapping_mul(739_982_445);
+        (x ^ (x >> 12)) as f32 / u32::MAX as f32 - 0.5
+    })
+}
+
+/// What a rank computes: its share of the columns of A and of the rows of B.
+fn run_rank(communicator: &Communicator, batches: &[usize]) -> Result<Vec<Array2<f32>>> {
+    let (rank, n) = (communicator.rank().index(), communicator.world_size() as usize);
+    let share = rank * HIDDEN / n..(rank + 1) * HIDDEN / n;
+    let up = matrix(MODEL, HIDDEN, 1).slice(s![.., share.clone()]).to_owned();
+    let down = matrix(HIDDEN, MODEL, 2).slice(s![share, ..]).to_owned();
+
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [-1, MODEL as i64])?;
+    network.set_optimization_profile(x, [1, MODEL as i64], [8, MODEL as i64], [32, MODEL as i64])?;
+    let h = network.add_plugin("mlp.up", Linear { weights: up, activation: Some(gelu) }, &[x])?;
+    let h = network.add_plugin("mlp.down", Linear { weights: down, activation: None }, &[h])?;
+    let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()).named("mlp.sum");
+    let y = network.add(sum, h)?;
+    network.mark_output(y, "y")?;
+    let engine = Builder::new().build(&network)?;
+
+    let mut context = engine.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let mut results = Vec::new();
+    for &batch in batches {
+        let x = matrix(batch, MODEL, 3);
+        let mut y = Array2::zeros((batch, MODEL));
+        context.set_input_shape("x", [batch as i64, MODEL as i64])?;
+        context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
+        results.push(y);
+    }
+    Ok(results)
+}
+
+/// The model that is not split.
+fn expected(batch: usize) -> Array2<f32> {
+    matrix(batch, MODEL, 3).dot(&matrix(MODEL, HIDDEN, 1)).mapv(gelu).dot(&matrix(HIDDEN, MODEL, 2))
+}
+
+fn run(n: u32) -> Result<bool> {
+    let batches = [1, 8, 32];
+    let ranks: Vec<_> = Communicator::in_process(n)?
+        .into_iter()
+        .map(|communicator| std::thread::spawn(move || run_rank(&communicator, &batches)))
+        .collect();
+    let mut passed = true;
+    for (rank, thread) in ranks.into_iter().enumerate() {
+        let results = thread.join().map_err(|_| Error::new(ErrorKind::System, format!("rank {rank} panicked")))??;
+        for (result, batch) in results.iter().zip(batches) {
+            let difference = (result - &expected(batch)).iter().fold(0f32, |most, d| most.max(d.abs()));
+            let close = difference < 1e-4;
+            passed &= close;
+            let verdict = if close { "PASSED" } else { "FAILED" };
+            println!(
+                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {verdict}"
+            );
+        }
+    }
+    Ok(passed)
+}
+
+fn main() -> ExitCode {
+    distcollective::show_warnings();
+    let ranks = match std::env::args().nth(1).map(|argument| argument.parse::<u32>()) {
+        None => 2,
+        Some(Ok(ranks)) => ranks,
+        Some(Err(error)) => {
+            eprintln!("error: the number of ranks: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(ranks) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
