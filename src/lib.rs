@@ -99,7 +99,7 @@ pub use network::{
 };
 pub use rank::{GroupRank, Rank};
 pub use shape::{Dims, MAX_DIMS, Shape};
-pub use stream::{Failed, Stream, Work};
+pub use stream::{EnqueueError, Stream, Work};
 pub use util::log::show_warnings;
 pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
 

@@ -591,7 +591,7 @@ impl<T: Send + 'static> Work<T> {
     /// behind it; a plugin waits for work that was issued after its own run, and that waits for
     /// that run; the work was enqueued by a process that this one was forked from, and is not done
     /// here.
-    pub fn wait(self) -> Result<T, Failed<T>> {
+    pub fn wait(self) -> Result<T, EnqueueError<T>> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
         }
@@ -607,7 +607,7 @@ impl<T: Send + 'static> Work<T> {
         (self.finish)(&mut operands);
         match result {
             Ok(()) => Ok(operands),
-            Err(error) => Err(Failed::new(error, operands)),
+            Err(error) => Err(EnqueueError::new(error, operands)),
         }
     }
 }
@@ -619,38 +619,38 @@ impl<T: Send + 'static> fmt::Debug for Work<T> {
 }
 
 /// An error together with what the failed call owned. It turns into the [`Error`] alone with `?`.
-pub struct Failed<T> {
+pub struct EnqueueError<T> {
     /// What went wrong.
     pub error: Error,
     /// What the call owned. After an error the contents of outputs are undefined.
     pub operands: Box<T>,
 }
 
-impl<T> Failed<T> {
+impl<T> EnqueueError<T> {
     pub(crate) fn new(error: Error, operands: T) -> Self {
-        Failed { error, operands: Box::new(operands) }
+        EnqueueError { error, operands: Box::new(operands) }
     }
 }
 
-impl<T> From<Failed<T>> for Error {
-    fn from(failed: Failed<T>) -> Error {
+impl<T> From<EnqueueError<T>> for Error {
+    fn from(failed: EnqueueError<T>) -> Error {
         failed.error
     }
 }
 
-impl<T> fmt::Debug for Failed<T> {
+impl<T> fmt::Debug for EnqueueError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.error, f)
     }
 }
 
-impl<T> fmt::Display for Failed<T> {
+impl<T> fmt::Display for EnqueueError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<T> std::error::Error for Failed<T> {
+impl<T> std::error::Error for EnqueueError<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }

@@ -10,7 +10,7 @@ use super::status::{Fault, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use crate::context::{Bindings, ContextOptions, ExecutionContext};
 use crate::shape::Dims;
-use crate::stream::{Failed, Work};
+use crate::stream::{EnqueueError, Work};
 use crate::util::lock;
 
 /// `dcl_execution_context_options_t`.
@@ -74,7 +74,7 @@ impl RunWork {
         let RunWork { work, version, free } = self;
         let (bindings, result) = match work.wait() {
             Ok(bindings) => (bindings, Ok(())),
-            Err(Failed { error, operands }) => (*operands, Err(error.into())),
+            Err(EnqueueError { error, operands }) => (*operands, Err(error.into())),
         };
         lock(&free).push((version, bindings));
         result
@@ -236,7 +236,7 @@ extern "C" fn dcl_execution_context_enqueue(
             let (version, free) = (state.version, Arc::clone(&state.free));
             match state.context.enqueue(bindings, stream) {
                 Ok(work) => Ok(AnyWork::Run(RunWork { work, version, free })),
-                Err(Failed { error, operands }) => {
+                Err(EnqueueError { error, operands }) => {
                     lock(&free).push((version, *operands));
                     Err(Fault::from(error))
                 }

@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind};
-use crate::stream::Failed;
+use crate::stream::EnqueueError;
 use crate::util::panic_message;
 
 /// `dcl_status_t`.
@@ -118,8 +118,8 @@ impl From<Error> for Fault {
     }
 }
 
-impl<T> From<Failed<T>> for Fault {
-    fn from(failed: Failed<T>) -> Self {
+impl<T> From<EnqueueError<T>> for Fault {
+    fn from(failed: EnqueueError<T>) -> Self {
         failed.error.into()
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, Failed, Stream, Task, Watch, Work};
+use crate::stream::{Cell, EnqueueError, Stream, Task, Watch, Work};
 use crate::util::lock;
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
@@ -187,11 +187,11 @@ impl Bindings {
         shapes: &Arc<Shapes>,
         timeout: Option<Duration>,
         stream: &Stream,
-    ) -> Result<Work<Bindings>, Failed<Bindings>> {
+    ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         let filled = self.fill(engine, shapes, attached.space());
         let checked = filled.and_then(|()| attached.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
-            return Err(Failed::new(attached.on_rank(error), self));
+            return Err(EnqueueError::new(attached.on_rank(error), self));
         }
         let (attached, shapes, deadline) = (Arc::clone(attached), Arc::clone(shapes), attached.deadline(timeout));
         self.inner.job = Some(Job { attached, shapes, deadline });
