@@ -12,7 +12,7 @@ use crate::shape::Shape;
 
 /// Where something is computed.
 #[derive(Clone, Copy)]
-pub(crate) enum Lane<'a> {
+pub(crate) enum Executor<'a> {
     /// On the caller's thread; it is done when the call returns.
     Caller,
     /// On a GPU; it is enqueued.
@@ -23,18 +23,18 @@ pub(crate) enum Lane<'a> {
 ///
 /// # Safety
 ///
-/// For all of these: until it is done, inputs are valid for reads and outputs for writes of what the arguments say, in the lane's
+/// For all of these: until it is done, inputs are valid for reads and outputs for writes of what the arguments say, in the executor's
 /// memory, aligned to the size of their elements, and used by nobody else; they overlap only where it is allowed.
-impl<'a> Lane<'a> {
+impl<'a> Executor<'a> {
     pub(crate) fn of(stream: Option<&'a Arc<CudaStream>>) -> Self {
-        stream.map_or(Lane::Caller, Lane::Cuda)
+        stream.map_or(Executor::Caller, Executor::Cuda)
     }
 
     /// The CUDA stream, if it is one.
     pub(crate) fn stream(self) -> Option<&'a Arc<CudaStream>> {
         match self {
-            Lane::Caller => None,
-            Lane::Cuda(stream) => Some(stream),
+            Executor::Caller => None,
+            Executor::Cuda(stream) => Some(stream),
         }
     }
 
@@ -47,22 +47,22 @@ impl<'a> Lane<'a> {
         // SAFETY: the caller's promise; each address is in the memory that it says.
         unsafe {
             match (self, from.space, to.space) {
-                (Lane::Caller, MemorySpace::Host, MemorySpace::Host) => {
+                (Executor::Caller, MemorySpace::Host, MemorySpace::Host) => {
                     compute::copy(source, target, byte_len);
                     Ok(())
                 }
-                (Lane::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
+                (Executor::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
                     Device::open(to)?.write(std::slice::from_raw_parts(source, byte_len), target)
                 }
-                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
+                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
                     Device::open(from)?.read(source, std::slice::from_raw_parts_mut(target, byte_len))
                 }
-                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     let stream = CudaStream::new(&Device::open(from)?)?;
                     stream.copy(source, target, byte_len)?;
                     stream.synchronize(deadline, || Ok(()))
                 }
-                (Lane::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (Executor::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     stream.copy(source, target, byte_len)
                 }
                 (_, from, to) => bail!(InvalidBuffer, "nothing copies from {from} to {to} here"),
@@ -73,13 +73,13 @@ impl<'a> Lane<'a> {
     /// Writes zeros.
     pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
         match self {
-            Lane::Caller => {
+            Executor::Caller => {
                 // SAFETY: the caller's promise.
                 unsafe { to.write_bytes(0, byte_len) };
                 Ok(())
             }
             // SAFETY: the caller's promise.
-            Lane::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
+            Executor::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
         }
     }
 
@@ -91,13 +91,13 @@ impl<'a> Lane<'a> {
         count: usize,
     ) -> Result<()> {
         match self {
-            Lane::Caller => {
+            Executor::Caller => {
                 // SAFETY: the caller's promise.
                 unsafe { compute::cast(from, input, to, output, count) };
                 Ok(())
             }
             // SAFETY: the caller's promise.
-            Lane::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
+            Executor::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
         }
     }
 
@@ -111,12 +111,12 @@ impl<'a> Lane<'a> {
         element_bytes: usize,
     ) -> Result<()> {
         match self {
-            Lane::Caller => {
+            Executor::Caller => {
                 // SAFETY: the caller's promise.
                 unsafe { compute::transpose(input, output, shape, permutation, element_bytes) };
                 Ok(())
             }
-            Lane::Cuda(stream) => {
+            Executor::Cuda(stream) => {
                 let alignment = 1 << (input.addr() | output.addr()).trailing_zeros().min(4);
                 let transposition = Transposition::new(shape, permutation, element_bytes, alignment);
                 // SAFETY: the caller's promise.
