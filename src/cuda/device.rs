@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
+use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::kernels::Kernels;
-use super::reaper::Reaper;
 use super::{CudaStream, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
@@ -29,7 +29,7 @@ pub(crate) struct Device {
     pub(super) kernels: Kernels,
     /// For copies of a buffer by itself, made when there is the first.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
-    reaper: Reaper,
+    deferred: DeferredRelease,
     process: ProcessGuard,
 }
 
@@ -109,7 +109,7 @@ impl Device {
             bus_id: text(&bus_id),
             kernels: Kernels::default(),
             copying: Mutex::default(),
-            reaper: Reaper::default(),
+            deferred: DeferredRelease::default(),
             process: ProcessGuard::current(),
         })
     }
@@ -160,12 +160,16 @@ impl Device {
     }
 
     /// Lets go of something, after what was to be let go of before, and does not wait for it.
-    pub(crate) fn reap(self: &Arc<Self>, what: &'static str, release: impl FnOnce() -> Result<()> + Send + 'static) {
+    pub(crate) fn release_later(
+        self: &Arc<Self>,
+        what: &'static str,
+        release: impl FnOnce() -> Result<()> + Send + 'static,
+    ) {
         if !self.is_here() {
             return std::mem::forget(release);
         }
         let device = Arc::clone(self);
-        self.reaper.reap(move || {
+        self.deferred.push(move || {
             if let Err(error) = device.enter().and_then(|_current| release()) {
                 crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
             }
@@ -174,7 +178,7 @@ impl Device {
 
     /// Waits a while until everything has been let go of: a drop does not.
     pub(super) fn settle(&self, timeout: Duration) {
-        self.reaper.settle(timeout);
+        self.deferred.settle(timeout);
     }
 
     /// Waits for everything that has been enqueued on this GPU. The device is current.

@@ -80,7 +80,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
-        self.device.reap("cuMemFree", move || {
+        self.device.release_later("cuMemFree", move || {
             // What still uses it comes first; if that never ends, the memory is never freed.
             device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
@@ -116,7 +116,7 @@ impl PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         let (device, address) = (Arc::clone(&self.device), Sent(self.address));
-        self.device.reap("cuMemFreeHost", move || {
+        self.device.release_later("cuMemFreeHost", move || {
             device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })

@@ -2,8 +2,9 @@
 //! used: a machine without CUDA's driver gets an error that says so.
 //!
 //! Whatever might block on a GPU that never answers is done by [`helper`] threads, with a deadline, or for drops by the device's
-//! `reaper`, so that no drop waits.
+//! `deferred_release`, so that no drop waits.
 
+mod deferred_release;
 mod device;
 mod driver;
 mod graph;
@@ -11,7 +12,6 @@ pub(crate) mod helper;
 mod kernels;
 mod memory;
 mod nvrtc;
-mod reaper;
 mod stream;
 mod transfer;
 

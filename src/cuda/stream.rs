@@ -174,13 +174,13 @@ impl Drop for CudaStream {
     fn drop(&mut self) {
         // What work still uses goes after it.
         for (until, what) in std::mem::take(&mut *lock(&self.kept)) {
-            self.device.reap("work that nobody waited for", move || {
+            self.device.release_later("work that nobody waited for", move || {
                 until.wait(Instant::now() + KEEPING, || Ok(())).inspect_err(|_| std::mem::forget(what))
             });
         }
         if self.is_own {
             let raw = Sent(self.raw);
-            self.device.reap("cuStreamDestroy", move || {
+            self.device.release_later("cuStreamDestroy", move || {
                 // SAFETY: made by `new`, and destroyed once; what is enqueued on it is still done.
                 check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw.into_inner()) })
             });

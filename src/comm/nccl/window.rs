@@ -126,7 +126,7 @@ impl Drop for SymmetricMemory {
         let window = self.window.take();
         let (handle, address) = (Arc::clone(&self.handle), Sent(self.address));
         let device = Arc::clone(&handle.device);
-        device.reap("ncclMemFree", move || {
+        device.release_later("ncclMemFree", move || {
             // Neither of the two waits for what runs on the GPU and uses the memory.
             handle.device.synchronize()?;
             window.map_or(Ok(()), |window| handle.deregister(window))?;

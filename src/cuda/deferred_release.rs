@@ -11,7 +11,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread, once there is something to let go of, and how much there is.
 #[derive(Default)]
-pub(super) struct Reaper {
+pub(super) struct DeferredRelease {
     jobs: Mutex<Option<Sender<Job>>>,
     pending: Arc<Pending>,
 }
@@ -22,14 +22,14 @@ struct Pending {
     changed: Condvar,
 }
 
-impl Reaper {
+impl DeferredRelease {
     /// Does it after what was given before, and waits for nothing.
-    pub(super) fn reap(&self, job: impl FnOnce() + Send + 'static) {
+    pub(super) fn push(&self, job: impl FnOnce() + Send + 'static) {
         let mut jobs = lock(&self.jobs);
         if jobs.is_none() {
             let (sender, receiver) = channel::<Job>();
             let pending = Arc::clone(&self.pending);
-            let thread = std::thread::Builder::new().name("dcl-reaper".to_owned()).spawn(move || {
+            let thread = std::thread::Builder::new().name("dcl-release".to_owned()).spawn(move || {
                 for job in receiver {
                     job();
                     *lock(&pending.count) -= 1;
