@@ -8,14 +8,22 @@ use crate::error::{Result, bail, error};
 use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
 
-/// A value that a helper thread may use although it is a pointer or holds one.
-pub(crate) struct Sent<T>(pub(crate) T);
+/// A pointer, or a value that holds one, on its way to another thread.
+pub(crate) struct Sent<T>(T);
 
-// SAFETY: handles of CUDA and NCCL may be used from any thread; whoever sends one sees to it that no two use it at once.
+// SAFETY: the caller of `new` has promised that the value may be used on another thread.
 unsafe impl<T> Send for Sent<T> {}
 
 impl<T> Sent<T> {
-    /// The value. A method, so that a closure takes the whole and not the field.
+    /// # Safety
+    ///
+    /// Any thread may use and drop the value, and no thread uses it while the thread that takes it
+    /// out does, unless the value itself allows that.
+    pub(crate) unsafe fn new(value: T) -> Self {
+        Sent(value)
+    }
+
+    /// The value. A method, so that a closure captures the whole and not the field.
     pub(crate) fn into_inner(self) -> T {
         self.0
     }

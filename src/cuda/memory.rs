@@ -115,7 +115,9 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let (device, address) = (Arc::clone(&self.device), Sent(self.address));
+        let device = Arc::clone(&self.device);
+        // SAFETY: an address, which only the closure uses from here on.
+        let address = unsafe { Sent::new(self.address) };
         self.device.release_later("cuMemFreeHost", move || {
             device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.

@@ -179,7 +179,8 @@ impl Drop for CudaStream {
             });
         }
         if self.is_own {
-            let raw = Sent(self.raw);
+            // SAFETY: the driver takes a stream from any thread, and nothing else has this one any more.
+            let raw = unsafe { Sent::new(self.raw) };
             self.device.release_later("cuStreamDestroy", move || {
                 // SAFETY: made by `new`, and destroyed once; what is enqueued on it is still done.
                 check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw.into_inner()) })
