@@ -1,4 +1,4 @@
-/* What each kernel is given: one structure, by value. src/cuda/arguments.rs has the same structures in Rust.
+/* What each kernel is given: one structure, by value. src/cuda/kernels.rs has the same structures in Rust.
  *
  * Addresses are multiples of the element's size; counts are in elements. */
 #ifndef DCL_ARGUMENTS_H

@@ -46,6 +46,7 @@
 #define DCL_BLOCK_INDEX dcl_block_index
 #define DCL_GRID dcl_grid
 #define DCL_KERNEL(NAME, ARGUMENTS) \
+    enum { NAME##_argument_bytes = sizeof(struct ARGUMENTS) }; \
     static void NAME##_block(struct ARGUMENTS arguments, unsigned dcl_block_index, unsigned dcl_grid); \
     static void NAME(const void *bytes, unsigned grid, unsigned block) \
     { \
@@ -60,15 +61,6 @@
 #define DCL_THREADS(thread) for (unsigned thread = 0; thread < DCL_BLOCK; thread++)
 #define DCL_PHASE(thread) DCL_THREADS(thread)
 #define DCL_SHARED(TYPE, name, extent) TYPE name extent
-
-/* Runs a kernel with the structure at `arguments`. */
-typedef void (*dcl_host_kernel_fn)(const void *arguments, unsigned grid, unsigned block);
-
-/* The kernel of a name, or NULL. */
-dcl_host_kernel_fn dcl_host_kernel(const char *name);
-
-/* The size of its structure, or 0. */
-size_t dcl_host_kernel_arguments(const char *name);
 
 #endif
 

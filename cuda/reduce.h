@@ -1,4 +1,4 @@
-/* dcl_reduce_<type>_<operation>: the reductions of float8, which not every device's NCCL has. */
+/* Reductions of float8, which not every device's NCCL has. */
 #ifndef DCL_REDUCE_H
 #define DCL_REDUCE_H
 
@@ -86,8 +86,8 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
 
 /* Reduces `elements` elements, a constant, of every rank, the first rank's being at `from`. Several ranks' are under way at
  * once. */
-#define DCL_REDUCE(TYPE, OPERATION) \
-    DCL_INLINE struct dcl_packet dcl_reduced_##TYPE##_##OPERATION(const struct dcl_reduce_arguments *arguments, \
+#define DCL_REDUCE(NAME, TYPE, OPERATION) \
+    DCL_INLINE struct dcl_packet NAME##_packet(const struct dcl_reduce_arguments *arguments, \
                                                                   const char *from, unsigned elements) \
     { \
         if (arguments->ranks == 1) \
@@ -111,7 +111,7 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
             dcl_put_1(&output, i, dcl_##TYPE##_of_float(dcl_finish_##OPERATION(accumulators[i], arguments->ranks))); \
         return output; \
     } \
-    DCL_KERNEL(dcl_reduce_##TYPE##_##OPERATION, dcl_reduce_arguments) \
+    DCL_KERNEL(NAME, dcl_reduce_arguments) \
     { \
         const struct dcl_cut cut = \
             arguments.stride % 16 == 0 ? dcl_cut(arguments.input, 1, arguments.output, 1, 16, arguments.count) \
@@ -121,12 +121,12 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
             for (unsigned long long i = DCL_THREAD_INDEX(thread); i < cut.packets; i += DCL_THREAD_COUNT) { \
                 unsigned long long first = cut.head + i * 16; \
                 dcl_store((char *)arguments.output + first, \
-                          dcl_reduced_##TYPE##_##OPERATION(&arguments, (const char *)arguments.input + first, 16), 16); \
+                          NAME##_packet(&arguments, (const char *)arguments.input + first, 16), 16); \
             } \
             for (unsigned long long i = DCL_THREAD_INDEX(thread); i < cut.loose; i += DCL_THREAD_COUNT) { \
                 unsigned long long element = dcl_loose(cut, 16, i); \
                 dcl_store((char *)arguments.output + element, \
-                          dcl_reduced_##TYPE##_##OPERATION(&arguments, (const char *)arguments.input + element, 1), 1); \
+                          NAME##_packet(&arguments, (const char *)arguments.input + element, 1), 1); \
             } \
         } \
     }

@@ -1,4 +1,4 @@
-/* dcl_transpose_<bytes> and dcl_transpose_tiled_<bytes>, by the bytes of an element. */
+/* Transposes, by the bytes of an element. */
 #ifndef DCL_TRANSPOSE_H
 #define DCL_TRANSPOSE_H
 
@@ -35,8 +35,8 @@ DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_narrow, unsigned)
 DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
 
 /* Neighbouring threads write neighbouring elements, from wherever they lie. */
-#define DCL_TRANSPOSE(BYTES) \
-    DCL_KERNEL(dcl_transpose_##BYTES, dcl_transpose_arguments) \
+#define DCL_TRANSPOSE(NAME, BYTES) \
+    DCL_KERNEL(NAME, dcl_transpose_arguments) \
     { \
         const unsigned long long in_one_go = DCL_DEPTH * DCL_BLOCK; \
         DCL_THREADS(thread) \
@@ -79,8 +79,8 @@ DCL_INLINE unsigned dcl_within(unsigned long long all, unsigned long long first,
 /* A tile is read along the rows of the input and written along the rows of the output, all of a thread's elements before it
  * keeps the first. Its own rows are padded by a bank's four bytes, or an element, so that walking down a column meets every
  * bank. */
-#define DCL_TRANSPOSE_TILED(BYTES) \
-    DCL_TRANSPOSE_TILED_KERNEL(dcl_transpose_tiled_##BYTES, BYTES, DCL_ELEMENT_##BYTES, DCL_TILE_##BYTES)
+#define DCL_TRANSPOSE_TILED(NAME, BYTES) \
+    DCL_TRANSPOSE_TILED_KERNEL(NAME, BYTES, DCL_ELEMENT_##BYTES, DCL_TILE_##BYTES)
 #define DCL_TRANSPOSE_TILED_KERNEL(NAME, BYTES, ELEMENT, SIDE) \
     DCL_KERNEL(NAME, dcl_transpose_tiled_arguments) \
     { \

@@ -1,7 +1,8 @@
 //! The kernels of `cuda/`: compiled for the GPU at hand when they are first asked for, and launched.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
+use std::ffi::CString;
+use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule};
@@ -10,7 +11,7 @@ use super::driver::check;
 use super::{CudaStream, Device, nvrtc};
 use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
-use crate::error::Result;
+use crate::error::{Result, error};
 use crate::shape::{MAX_DIMS, Shape};
 use crate::util::lock;
 
@@ -26,19 +27,14 @@ const BYTES_PER_THREAD: u64 = 16;
 /// The longest element that is transposed in tiles. Longer ones fill a memory transaction by themselves.
 const MAX_TILED_BYTES: usize = 8;
 
-/// What the sources include by name.
-const HEADERS: &[(&str, &str)] = &[
-    ("arguments.h", include_str!("../../cuda/arguments.h")),
-    ("element.h", include_str!("../../cuda/element.h")),
-    ("launch.h", include_str!("../../cuda/launch.h")),
-    ("packet.h", include_str!("../../cuda/packet.h")),
-    ("cast.h", include_str!("../../cuda/cast.h")),
-    ("reduce.h", include_str!("../../cuda/reduce.h")),
-    ("transpose.h", include_str!("../../cuda/transpose.h")),
-    ("kernels.h", include_str!("../../cuda/kernels.h")),
-];
+/// What defines kernels: the headers of `cuda/` as one text, which the build script makes.
+const TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
 
-/// A kernel of `cuda/kernels.h`.
+/// All kernels, which `cuda/kernels.list` names: the line of the list, the name of the function, and
+/// the line of source that defines it after [`TEXT`].
+const KERNELS: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// A kernel that the library launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Cast(DataType, DataType),
@@ -59,26 +55,24 @@ impl Kernel {
         }
     }
 
-    fn name(self) -> String {
-        match self {
-            Kernel::Cast(from, to) => format!("dcl_cast_{from}_{to}"),
-            Kernel::Divide(to) => format!("dcl_divide_{to}"),
-            Kernel::Reduce(data_type, reduce_op) => format!("dcl_reduce_{data_type}_{reduce_op}"),
-            Kernel::NormalizeBool => "dcl_normalize_bool".to_owned(),
-            Kernel::Transpose(bytes) => format!("dcl_transpose_{bytes}"),
-            Kernel::TransposeTiled(bytes) => format!("dcl_transpose_tiled_{bytes}"),
-        }
+    /// The name of the function, and the line of source that defines it.
+    fn source(self) -> Result<(&'static str, &'static str)> {
+        let line = self.to_string();
+        let found = KERNELS.iter().find(|(entry, ..)| *entry == line);
+        found.map(|(_, name, definition)| (*name, *definition)).ok_or_else(|| error!(System, "no kernel does {line}"))
     }
+}
 
-    /// The line of source that makes it.
-    fn definition(self) -> String {
+/// The line of `cuda/kernels.list`.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kernel::Cast(from, to) => format!("DCL_CAST({from}, {to})"),
-            Kernel::Divide(to) => format!("DCL_DIVIDE({to})"),
-            Kernel::Reduce(data_type, reduce_op) => format!("DCL_REDUCE({data_type}, {reduce_op})"),
-            Kernel::NormalizeBool => "DCL_NORMALIZE_BOOL()".to_owned(),
-            Kernel::Transpose(bytes) => format!("DCL_TRANSPOSE({bytes})"),
-            Kernel::TransposeTiled(bytes) => format!("DCL_TRANSPOSE_TILED({bytes})"),
+            Kernel::Cast(from, to) => write!(f, "cast {from} {to}"),
+            Kernel::Divide(to) => write!(f, "divide {to}"),
+            Kernel::Reduce(data_type, reduce_op) => write!(f, "reduce {data_type} {reduce_op}"),
+            Kernel::NormalizeBool => f.write_str("normalize_bool"),
+            Kernel::Transpose(bytes) => write!(f, "transpose {bytes}"),
+            Kernel::TransposeTiled(bytes) => write!(f, "transpose_tiled {bytes}"),
         }
     }
 }
@@ -107,22 +101,22 @@ impl Device {
         if missing.is_empty() {
             return Ok(());
         }
-        let mut source = "#include \"kernels.h\"\n".to_owned();
+        let mut text = TEXT.to_owned();
         for kernel in &missing {
             // Writing to a text does not fail.
-            let _ = writeln!(source, "{}", kernel.definition());
+            let _ = writeln!(text, "{}", kernel.source()?.1);
         }
-        let cubin = nvrtc::compile(&source, HEADERS, self.capability)?;
+        let cubin = nvrtc::compile(&text, self.capability)?;
         let _current = self.enter()?;
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is whole; the module is never unloaded, since work that uses it may always be under way.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
         for kernel in missing {
-            let name = std::ffi::CString::new(kernel.name()).unwrap_or_default();
+            let name = CString::new(kernel.source()?.0).unwrap_or_default();
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: writes one pointer; the name ends with a zero.
             let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-            check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.name()))?;
+            check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.to_string()))?;
             lock(&self.kernels.loaded).insert(kernel, Function(function));
         }
         Ok(())
@@ -317,7 +311,7 @@ impl CudaStream {
             let parameters = parameters.as_mut_ptr();
             sys::cuLaunchKernel(function, grid, 1, 1, BLOCK, 1, 1, 0, self.raw(), parameters, std::ptr::null_mut())
         };
-        check("cuLaunchKernel", result).map_err(|e| e.about(|| kernel.name()))
+        check("cuLaunchKernel", result).map_err(|e| e.about(|| kernel.to_string()))
     }
 }
 
@@ -401,5 +395,31 @@ impl Transposition {
             let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
             std::iter::once(Kernel::Transpose(width)).chain(tiled)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Every kernel that this module may ask for is in the list, and the list has no other.
+    #[test]
+    fn the_list_has_the_kernels_that_are_launched() {
+        let float8 = [DataType::Float8E4M3, DataType::Float8E5M2];
+        let casts = DataType::ALL.iter().flat_map(|&from| DataType::ALL.iter().map(move |&to| (from, to)));
+        let floats = DataType::ALL.iter().copied().filter(|data_type| data_type.is_float());
+        let reductions =
+            float8.iter().flat_map(|&data_type| ReduceOperation::ALL.iter().map(move |&op| (data_type, op)));
+        let launched: BTreeSet<String> = casts
+            .filter_map(|(from, to)| Kernel::of_cast(from, to))
+            .chain(floats.map(Kernel::Divide))
+            .chain(reductions.map(|(data_type, reduce_op)| Kernel::Reduce(data_type, reduce_op)))
+            .chain(Transposition::kernels(1))
+            .map(|kernel| kernel.to_string())
+            .collect();
+        let listed: BTreeSet<String> = KERNELS.iter().map(|(entry, ..)| (*entry).to_owned()).collect();
+        assert_eq!(launched, listed);
     }
 }

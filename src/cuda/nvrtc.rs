@@ -57,29 +57,25 @@ impl Drop for Program {
     }
 }
 
-/// Compiles a source, with the headers it includes by name, for one architecture. Arithmetic keeps the rules of IEEE 754: no
-/// product is fused into a sum, and nothing is flushed to zero.
-pub(super) fn compile(source: &str, headers: &[(&str, &str)], capability: (i32, i32)) -> Result<Vec<u8>> {
+/// Compiles a source for one architecture. Arithmetic keeps the rules of IEEE 754: no product is
+/// fused into a sum, and nothing is flushed to zero.
+pub(super) fn compile(source: &str, capability: (i32, i32)) -> Result<Vec<u8>> {
     load()?;
     let text = |text: &str| CString::new(text).map_err(|e| error!(System, "a source has a zero in it").with_source(e));
     let source = text(source)?;
-    let names = headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
-    let contents = headers.iter().map(|(_, content)| text(content)).collect::<Result<Vec<_>>>()?;
-    let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-    let (name_pointers, content_pointers) = (pointers(&names), pointers(&contents));
     let architecture = text(&format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))?;
     let options =
         [architecture.as_ptr(), c"--fmad=false".as_ptr(), c"--ftz=false".as_ptr(), c"--prec-div=true".as_ptr()];
     let mut program = Program(ptr::null_mut());
-    // SAFETY: the texts and the lists of them outlive the calls, and the counts are those of the lists.
+    // SAFETY: the texts outlive the calls; there are no headers, and as many options as the list has.
     unsafe {
         let created = sys::nvrtcCreateProgram(
             &mut program.0,
             source.as_ptr(),
             c"distcollective.cu".as_ptr(),
-            headers.len() as i32,
-            content_pointers.as_ptr(),
-            name_pointers.as_ptr(),
+            0,
+            ptr::null(),
+            ptr::null(),
         );
         check("nvrtcCreateProgram", created)?;
         let compiled = sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr());

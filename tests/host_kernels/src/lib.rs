@@ -8,6 +8,11 @@ unsafe extern "C" {
     fn dcl_host_kernel(name: *const c_char) -> Option<Function>;
 }
 
+/// The source of the kernels for the host in C, for other build scripts. It defines
+/// `dcl_host_kernel`, which finds a kernel by its name, and `dcl_host_kernel_arguments`, which gives
+/// the size of its structure.
+pub const SOURCE: &str = concat!(env!("OUT_DIR"), "/kernels.c");
+
 /// How many threads a block of every kernel has.
 pub const BLOCK: u32 = 256;
 
