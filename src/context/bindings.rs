@@ -12,7 +12,7 @@ use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, EnqueueError, Stream, Task, Watch, Work};
+use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::lock;
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
@@ -28,7 +28,7 @@ struct Inner {
     io: RunIo,
     job: Option<Job>,
     /// The place on a worker stream, kept from run to run.
-    cell: Option<Arc<Cell<Bindings>>>,
+    cell: Option<Arc<TaskCell<Bindings>>>,
 }
 
 enum Bound {
@@ -268,7 +268,7 @@ impl Task for Bindings {
         self.inner.job = None;
     }
 
-    fn keep_cell(&mut self, cell: Arc<Cell<Self>>) {
+    fn keep_cell(&mut self, cell: Arc<TaskCell<Self>>) {
         self.inner.cell = Some(cell);
     }
 }

@@ -16,7 +16,6 @@ use crate::error::{ErrorKind, Result, bail, error};
 use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::drain;
 use crate::util::panic_message;
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
@@ -92,7 +91,7 @@ pub(super) unsafe fn run(
         communicator.abort_with(&error);
         if let Some(nccl) = communicator.as_nccl().filter(|_| !is_capturing) {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
-            drain(stream.unwrap_or(nccl.stream()));
+            stream.unwrap_or(nccl.stream()).drain();
         }
     }
     Err(error)

@@ -18,6 +18,9 @@ use crate::error::{Result, bail};
 use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
 
+/// How long aborted work may take to come to its end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A stream of a GPU: the caller's, or our own.
 pub(crate) struct CudaStream {
     device: Arc<Device>,
@@ -139,6 +142,13 @@ impl CudaStream {
     /// Waits until everything enqueued so far is done. `alive` is asked from time to time whether that is still to be expected.
     pub(crate) fn synchronize(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
         self.record()?.wait(deadline, alive)
+    }
+
+    /// After a failure: waits until what was aborted has come to its end, so that nobody uses the caller's memory any more.
+    pub(crate) fn drain(&self) {
+        if self.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
+            crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
+        }
     }
 
     /// Keeps what enqueued work uses until that is done.
