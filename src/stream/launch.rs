@@ -20,14 +20,15 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
         return WorkState::Done(task, Err(error));
     }
-    // From here on NCCL keeps the order of what is enqueued.
+    // From here on NCCL keeps the order of enqueued collectives.
     let result = run_in_turn(&mut task, ticket, Some(stream));
-    // What is recorded is not done; it may never be, or a hundred times. A capture does not allow to ask for events either.
+    // The work was recorded into the caller's graph. It may run never or many times, and events
+    // cannot be queried during a capture.
     if is_capturing {
         return WorkState::Done(task, result);
     }
     stream.sweep();
-    // A task that fails has seen to its communicator by itself.
+    // If the task itself failed, it has ended its communicator.
     let recorded = result.and_then(|()| {
         stream.record().map_err(|error| match &watch {
             Some((watch, _)) => watch.give_up(error),
@@ -41,16 +42,16 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
             WorkState::Launched(LaunchedWork { work, stream, watch, label: T::label })
         }
         Err(error) => {
-            // A part of it may have been enqueued.
+            // Part of the work may have been enqueued.
             stream.drain();
             WorkState::Done(task, Err(error))
         }
     }
 }
 
-/// Work that has been enqueued on a CUDA stream.
+/// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
 pub(super) struct LaunchedWork<T: Send + 'static> {
-    /// Until it is waited for.
+    /// `None` after the wait.
     work: Option<(T, Event)>,
     stream: Arc<CudaStream>,
     watch: Option<(Arc<dyn Watch>, Instant)>,
@@ -59,7 +60,7 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
 
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
-        // What cannot be asked, or will not be done any more, is found out by waiting for it.
+        // If the query fails, or the work cannot end any more, `wait` returns the error at once.
         self.work.as_ref().is_none_or(|(_, event)| event.is_done().unwrap_or(true))
             || self
                 .watch
@@ -74,7 +75,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
                 let result = result.map_err(|error| (self.label)(&task, error));
                 (task, result)
             }
-            None => unreachable!("work is taken when it is waited for, or dropped"),
+            None => unreachable!("only `wait` and `drop` take the work, and each runs once"),
         }
     }
 

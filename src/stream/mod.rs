@@ -1,4 +1,4 @@
-//! Where enqueued work runs, and the handle on it: [`Stream`], [`Work`].
+//! Where enqueued work runs ([`Stream`]), and the handle on it ([`Work`]).
 
 mod launch;
 mod task;
@@ -16,6 +16,7 @@ pub(crate) use worker::TaskCell;
 
 use crate::cuda::{CudaStream, Device};
 use crate::error::{Result, bail};
+use crate::issue_order::IssueOrder;
 use task::{run_in_turn, wait_for_turn};
 use work::WorkState;
 use worker::Worker;
@@ -25,12 +26,35 @@ const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Where enqueued work runs.
 ///
-/// The inline stream runs it on the caller's thread, and the [`Work`] it gives is finished. A worker stream is one thread
-/// that runs what it is given in order; it lets a rank compute while a collective goes on, and costs a wake-up for each
-/// piece of work. A CUDA stream, for communicators on GPUs, takes work without waiting for anything; tensors are then in the
-/// GPU's memory. Clones are the same stream.
+/// | stream | where work runs | when the enqueueing call returns | tensors |
+/// |---|---|---|---|
+/// | [`inline`](Self::inline) | on the caller's thread | the work is done | host or GPU |
+/// | [`worker`](Self::worker) | on a thread of the stream, in order | the work is in the stream's queue | host or GPU |
+/// | [`cuda`](Self::cuda), [`from_raw_cuda`](Self::from_raw_cuda) | on the GPU, in order | the work is enqueued on the GPU | GPU |
 ///
-/// Dropping a worker stream does not wait: its thread does what was enqueued, then ends. Nor does dropping a CUDA stream.
+/// A worker stream lets a rank compute while a collective runs. It costs a wake-up of its thread
+/// for each piece of work. CUDA streams are for communicators on GPUs.
+///
+/// Clones are the same stream. Dropping the last clone does not wait: what was enqueued still runs.
+///
+/// # Examples
+///
+/// ```
+/// use distcollective::{Buffer, Collective, Communicator, Operands, ReduceOperation, Stream};
+///
+/// let communicator = Communicator::in_process(1)?.remove(0);
+/// let stream = Stream::worker()?;
+/// let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+/// let operands = || Ok(Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?));
+/// let first = communicator.collective_async(sum, operands()?, &stream)?;
+/// let second = communicator.collective_async(sum, operands()?, &stream)?;
+/// // This thread is free to compute. Both have ended when `synchronize` returns.
+/// stream.synchronize()?;
+/// assert!(first.is_done() && second.is_done());
+/// # first.wait()?;
+/// # second.wait()?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct Stream {
     kind: Kind,
@@ -45,44 +69,57 @@ enum Kind {
 }
 
 impl Stream {
-    /// The caller's thread.
+    /// The stream that runs work on the caller's thread. [`Work`] that it gives is done.
     pub const fn inline() -> Self {
         Stream { kind: Kind::Inline }
     }
 
-    /// A new CUDA stream of the GPU with this number among those that the process sees. It does not wait for the default stream.
+    /// A new CUDA stream on GPU `ordinal`, counted from 0 among the GPUs that the process sees.
+    ///
+    /// It does not wait for the default stream.
     ///
     /// # Errors
     ///
-    /// No CUDA, or no such GPU.
+    /// - `Unsupported`: there is no CUDA driver or no such GPU, or the process was forked from the
+    ///   one that opened the GPU.
+    /// - `System`: CUDA reports an error.
     pub fn cuda(ordinal: u32) -> Result<Self> {
         let stream = CudaStream::new(&Device::open(ordinal)?)?;
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
     }
 
-    /// The caller's CUDA stream: a `CUstream` or `cudaStream_t`; null is the default stream. What is enqueued while it is being
-    /// captured is recorded into the caller's graph; the [`Work`] of that is finished at once.
+    /// The caller's CUDA stream on GPU `ordinal`: a `CUstream` or `cudaStream_t`. Null is the
+    /// default stream. The library borrows the stream and never destroys it.
+    ///
+    /// While the stream is being captured, enqueued work is recorded into the caller's graph, and
+    /// its [`Work`] is done at once.
     ///
     /// # Safety
     ///
-    /// It is a stream of that GPU's primary context, the one that the CUDA runtime uses, and it is destroyed only when all clones of
-    /// this and all work enqueued through them are gone. Buffers, contexts and communicators outlive the caller's graphs of what was
-    /// enqueued on them, and launches of those graphs do not overlap other work of the same contexts.
+    /// - `stream` belongs to the GPU's primary context, which the CUDA runtime uses.
+    /// - The caller destroys it only after all clones of this `Stream` are dropped and all work
+    ///   that was enqueued through them has ended.
+    /// - Buffers, contexts and communicators outlive the caller's graphs of work on them. Launches
+    ///   of those graphs do not overlap other work of the same contexts.
     ///
     /// # Errors
     ///
-    /// No CUDA, no such GPU, a stream of another one; CUDA's "per-thread" stream, which is another one on each thread.
+    /// - `Unsupported`: there is no CUDA driver or no such GPU; the process was forked from the one
+    ///   that opened the GPU; `stream` is CUDA's "per-thread" stream, which is another stream on
+    ///   each thread.
+    /// - `InvalidArgument`: `stream` belongs to another GPU or another context.
+    /// - `System`: CUDA reports an error.
     pub unsafe fn from_raw_cuda(stream: *mut c_void, ordinal: u32) -> Result<Self> {
         const PER_THREAD: usize = 2;
         if stream.addr() == PER_THREAD {
             bail!(Unsupported, "CUDA's per-thread default stream is another one on each thread; make one of your own");
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what `borrowed` asks for.
         let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream)? };
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
     }
 
-    /// The `CUstream`, where it is a CUDA stream.
+    /// The `CUstream` of a CUDA stream; `None` for other streams.
     pub fn as_raw_cuda(&self) -> Option<*mut c_void> {
         match &self.kind {
             Kind::Cuda(stream) => Some(stream.as_ptr()),
@@ -90,23 +127,27 @@ impl Stream {
         }
     }
 
-    /// A thread of its own.
+    /// A new stream with a thread of its own.
     ///
     /// # Errors
     ///
-    /// The operating system gives no thread.
+    /// `System`: the operating system gives no thread.
     pub fn worker() -> Result<Self> {
         Ok(Stream { kind: Kind::Worker(Arc::new(Worker::start()?)) })
     }
 
-    /// Blocks until everything enqueued so far is done. On a CUDA stream that is whatever anybody has enqueued, and the wait is
-    /// bounded: see [`Work::wait`] for how a collective that fails is found.
+    /// Blocks until everything that was enqueued so far has ended, well or not. [`Work::wait`] says
+    /// how it ended.
+    ///
+    /// On a CUDA stream this includes work of other libraries.
     ///
     /// # Errors
     ///
-    /// On a CUDA stream: it is not done within 600 s, or the GPU has failed. On a worker stream:
-    /// what runs on it calls this, or a plugin does whose run is ahead of that work in the issue
-    /// order; it would wait for itself.
+    /// - `DeadlineExceeded`: a CUDA stream has not ended its work within 600 s.
+    /// - `System`: CUDA reports an error.
+    /// - `InvalidArgument`: the call would wait for itself. It is made by work on the same worker
+    ///   stream, or by a plugin in a run that the stream's work waits for.
+    /// - `Unsupported`: this process was forked from the one that made the stream.
     pub fn synchronize(&self) -> Result<()> {
         self.check_wait()?;
         match &self.kind {
@@ -117,14 +158,15 @@ impl Stream {
             }
             Kind::Cuda(stream) => {
                 stream.synchronize(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()))?;
-                // Work that nobody waited for is let go of; it may hold the stream itself.
+                // The stream keeps work whose `Work` was dropped, and that work may hold the
+                // stream.
                 stream.sweep();
                 Ok(())
             }
         }
     }
 
-    /// Whether this thread may wait for the stream.
+    /// Checks that this thread may wait for the stream.
     pub(crate) fn check_wait(&self) -> Result<()> {
         match &self.kind {
             Kind::Worker(worker) => worker.check_wait(),
@@ -132,29 +174,41 @@ impl Stream {
         }
     }
 
-    /// Runs a task, here or on the stream's thread, or enqueues what it does. `cell` is where a worker puts it, if it has been on
-    /// one before.
+    /// Runs a task on this thread, gives it to the stream's thread, or enqueues it on the GPU.
+    ///
+    /// `cell` is the cell that the task got back after an earlier submit, if there was one.
     pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<TaskCell<T>>>) -> Work<T> {
-        let state = match &self.kind {
-            Kind::Worker(worker) => worker.submit(task, cell),
-            kind => {
-                // Where a worker is not wanted now, it may be the next time.
-                if let Some(cell) = cell {
-                    task.keep_cell(cell);
-                }
-                let order = task.order();
-                let ticket = order.as_ref().map(|(order, extent)| order.issue_here(*extent));
-                match kind {
-                    Kind::Cuda(stream) => launch::launch(task, ticket, stream),
-                    _ => {
-                        let turn = wait_for_turn(&task, ticket.as_ref());
-                        let result = turn.and_then(|()| run_in_turn(&mut task, ticket, None));
-                        WorkState::Done(task, result)
+        let order = task.order();
+        let state = match self.check_process(&task, order.as_ref().map(|(order, _)| &**order)) {
+            Err(error) => WorkState::Done(task, Err(error)),
+            Ok(()) => match &self.kind {
+                Kind::Worker(worker) => worker.submit(task, order, cell),
+                kind => {
+                    // The task may go to a worker stream the next time.
+                    if let Some(cell) = cell {
+                        task.keep_cell(cell);
+                    }
+                    let ticket = order.as_ref().map(|(order, extent)| order.issue_here(*extent));
+                    match kind {
+                        Kind::Cuda(stream) => launch::launch(task, ticket, stream),
+                        _ => {
+                            let turn = wait_for_turn(&task, ticket.as_ref());
+                            let result = turn.and_then(|()| run_in_turn(&mut task, ticket, None));
+                            WorkState::Done(task, result)
+                        }
                     }
                 }
-            }
+            },
         };
         Work::new(state, T::finish)
+    }
+
+    /// Checks that this process made the stream and the communicator of the task.
+    fn check_process<T: Task>(&self, task: &T, order: Option<&IssueOrder>) -> Result<()> {
+        if let Kind::Worker(worker) = &self.kind {
+            worker.check_process()?;
+        }
+        order.map_or(Ok(()), IssueOrder::check_process).map_err(|error| task.label(error))
     }
 }
 

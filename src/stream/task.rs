@@ -8,57 +8,64 @@ use crate::cuda::{CudaStream, Event};
 use crate::error::{Error, Result};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket};
 
-/// Work for a stream. It owns everything it touches, so that leaking its handle is sound.
+/// Work for a stream. It owns or shares everything that it touches, so that leaking its handle is
+/// sound.
 pub(crate) trait Task: Send + Sized + 'static {
-    /// The issue order that it takes a place in, and for which communicators.
+    /// The issue order that the task takes a ticket in, and for which communicators.
     fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
         None
     }
 
-    /// Does it, or enqueues it on a CUDA stream.
+    /// Does the work, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 
-    /// Learns after which event of a stream what it has enqueued is done.
+    /// Is called when `run` has enqueued work on a CUDA stream. The work is done after `event`.
     fn launched(&self, _event: &Event, _stream: &CudaStream) {}
 
-    /// Says in an error of enqueued work what it was.
+    /// Adds to an error which work it is about.
     fn label(&self, error: Error) -> Error {
         error
     }
 
-    /// Who finds out that enqueued work will not be done, and when it has to be.
+    /// The communicator of the task, and the deadline of the work.
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
         None
     }
 
-    /// Lets go of what only the run needed, before the task is handed back.
+    /// Drops what only the run needs, before the caller gets the task back.
     fn finish(&mut self) {}
 
-    /// Takes the cell back when the task is handed back, for a task that is enqueued again and again.
+    /// Keeps the cell for the next submit, in a task that is submitted many times.
     fn keep_cell(&mut self, _cell: Arc<TaskCell<Self>>) {}
 }
 
-/// Who knows whether work that goes on elsewhere can still be done: a communicator.
+/// A communicator, to a thread that waits for its work.
 pub(crate) trait Watch: Send + Sync {
-    /// The error after which it cannot.
+    /// Checks that the communicator still works.
+    ///
+    /// # Errors
+    ///
+    /// The error that ended it.
     fn check(&self) -> Result<()>;
 
-    /// Gives up, because of an error of this rank's own, which every further call returns. Gives the error as calls return it.
+    /// Ends the communicator because of an error of this rank. Gives the error that this call and
+    /// every later one returns.
     fn give_up(&self, error: Error) -> Error;
 }
 
-/// Waits until it is a task's turn. An error ends the communicator: a rank that leaves a collective
-/// out would let its peers wait for nothing.
+/// Waits until it is a task's turn.
 pub(super) fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
     let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
     let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
     turn.map_err(|error| match watch.check() {
+        // This rank leaves a collective out, so the communicator ends: its peers would wait until
+        // their deadline.
         Ok(()) => watch.give_up(error),
         Err(_) => task.label(error),
     })
 }
 
-/// Runs a task whose turn has come, and gives its place back.
+/// Runs a task whose turn has come, and drops the ticket.
 pub(super) fn run_in_turn<T: Task>(
     task: &mut T,
     ticket: Option<IssueTicket<'_>>,

@@ -1,4 +1,4 @@
-//! The handle on enqueued work: [`Work`], and the error that hands back what a call owned.
+//! The handle on enqueued work ([`Work`]), and the error that returns what a call owned.
 
 use std::fmt;
 
@@ -6,13 +6,33 @@ use super::launch::LaunchedWork;
 use super::worker::QueuedWork;
 use crate::error::{Error, Result};
 
-/// A handle on enqueued work. `T` is what the work owns meanwhile: buffers, bindings.
+/// A handle on enqueued work. The work owns a `T` (buffers or bindings) until [`wait`](Self::wait)
+/// returns it.
 ///
-/// Dropping or leaking a `Work` is sound and does not stop the work; what it owns is then freed when it is done, or never.
-#[must_use = "`wait` says whether the work succeeded, and hands the buffers back"]
+/// Dropping or leaking a `Work` is sound and does not stop the work. A dropped `Work` frees what it
+/// owns when the work has ended.
+///
+/// # Examples
+///
+/// ```
+/// use distcollective::{Buffer, Collective, Communicator, Operands, ReduceOperation, Stream};
+///
+/// let communicator = Communicator::in_process(1)?.remove(0);
+/// let stream = Stream::worker()?;
+/// let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+/// let operands = Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?);
+/// let work = communicator.collective_async(sum, operands, &stream)?;
+/// // Compute something else here. `wait` returns the buffers, after an error too.
+/// match work.wait() {
+///     Ok(operands) => assert_eq!(operands.output.unwrap().as_slice::<f32>()?, [1.0, 2.0]),
+///     Err(failed) => println!("{}; the buffers are {:?}", failed.error, failed.operands),
+/// }
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[must_use = "`wait` says whether the work succeeded, and returns the buffers"]
 pub struct Work<T: Send + 'static> {
     state: WorkState<T>,
-    /// Lets go of what only the run needed.
+    /// Drops what only the run needed: [`Task::finish`](super::Task::finish).
     finish: fn(&mut T),
 }
 
@@ -27,41 +47,45 @@ impl<T: Send + 'static> Work<T> {
         Work { state, finish }
     }
 
-    /// Whether the work is finished, well or not. Does not block.
+    /// Whether the work has ended, well or not. Does not block.
+    ///
+    /// It is also true if [`wait`](Self::wait) would return an error at once.
     pub fn is_done(&self) -> bool {
         match &self.state {
             WorkState::Done(..) => true,
             WorkState::Launched(launched) => launched.is_done(),
-            WorkState::Queued(pending) => pending.is_done(),
+            WorkState::Queued(queued) => queued.is_done(),
         }
     }
 
-    /// Whether the work was finished, or recorded, when it was enqueued, so that waiting for it asks nobody.
+    /// Whether the work had ended, or was recorded into a graph, when the enqueueing call returned.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self.state, WorkState::Done(..))
     }
 
-    /// Whether this thread may wait for the work.
+    /// Checks that this thread may wait for the work.
     pub(crate) fn check_wait(&self) -> Result<()> {
         match &self.state {
-            WorkState::Queued(pending) => pending.check_wait(),
+            WorkState::Queued(queued) => queued.check_wait(),
             _ => Ok(()),
         }
     }
 
-    /// Blocks until the work is finished and hands back what it owned. It takes no longer than the deadlines of the
-    /// collectives inside.
+    /// Blocks until the work has ended, and returns what it owned. Every collective in the work
+    /// ends by its deadline, so this call does too.
     ///
     /// # Errors
     ///
-    /// What went wrong in the work, together with what it owned.
+    /// The error of the work, with what the work owned. See the contract of
+    /// [`Communicator`](crate::Communicator) for the errors of collectives.
     ///
     /// # Panics
     ///
-    /// Instead of waiting for ever: on a worker stream, what runs there waits for work that is
-    /// behind it; a plugin waits for work that was issued after its own run, and that waits for
-    /// that run; the work was enqueued by a process that this one was forked from, and is not done
-    /// here.
+    /// If the call would never return:
+    ///
+    /// - work on a worker stream waits for work that is behind it on that stream;
+    /// - a plugin waits for work that was issued after the plugin's own run;
+    /// - this process was forked from the one that enqueued the work on a worker stream.
     pub fn wait(self) -> Result<T, EnqueueError<T>> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
@@ -85,11 +109,13 @@ impl<T: Send + 'static> fmt::Debug for Work<T> {
     }
 }
 
-/// An error together with what the failed call owned. It turns into the [`Error`] alone with `?`.
+/// An error of enqueued work, with what the work owned.
+///
+/// `?` converts it to the [`Error`] alone.
 pub struct EnqueueError<T> {
     /// What went wrong.
     pub error: Error,
-    /// What the call owned. After an error the contents of outputs are undefined.
+    /// What the work owned. The contents of outputs are undefined.
     pub operands: Box<T>,
 }
 
