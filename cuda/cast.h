@@ -5,7 +5,7 @@
 #include "arguments.h"
 #include "packet.h"
 
-/* The value of the element, as an element of the other type. */
+/* Converts the value of an element to another type. */
 #define DCL_CAST(NAME, FROM, TO) \
     DCL_CAST_KERNEL(NAME, FROM, TO, DCL_BYTES_##FROM, DCL_BYTES_##TO, DCL_KIND_##FROM)
 #define DCL_NORMALIZE_BOOL(NAME) DCL_CAST_KERNEL(NAME, bool, bool, 1, 1, integer)
@@ -24,7 +24,7 @@
     } \
     DCL_STREAM_KERNEL(NAME, dcl_cast_arguments, FROM_BYTES, TO_BYTES, NAME##_packet)
 
-/* The float32 divided, rounded once more to the other type. */
+/* Divides a float32, and rounds the quotient once more to the other type. */
 #define DCL_DIVIDE(NAME, TO) DCL_DIVIDE_KERNEL(NAME, TO, DCL_BYTES_##TO)
 #define DCL_DIVIDE_KERNEL(NAME, TO, TO_BYTES) DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES)
 #define DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES) \

@@ -1,8 +1,8 @@
-//! NVIDIA GPUs: devices, streams, memory, and kernels that are compiled at run time. Everything is loaded when it is first
-//! used: a machine without CUDA's driver gets an error that says so.
+//! NVIDIA GPUs: devices, streams, memory, and kernels that are compiled at run time. CUDA's driver
+//! is loaded at the first use; on a machine without it that use is an error.
 //!
-//! Whatever might block on a GPU that never answers is done by [`helper`] threads, with a deadline, or for drops by the device's
-//! `deferred_release`, so that no drop waits.
+//! A GPU may never answer. Calls that may block on it run on [`helper`] threads with a deadline.
+//! Drops do not wait: a thread of the device releases what was dropped (`deferred_release`).
 
 mod deferred_release;
 mod device;
