@@ -1,5 +1,5 @@
 //! The library's log. Events go to the program's `tracing` subscriber. If the program has none,
-//! they go to stderr, as far as `DCL_LOG` or [`show_warnings`] asks for them.
+//! they go to stderr, if `DCL_LOG` or [`show_warnings`] asks for their level.
 
 use std::fmt;
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::util::settings::settings;
 static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
 /// Prints the library's warnings and errors on stderr from now on, if the program has no `tracing`
-/// subscriber. `DCL_LOG`, where it is set, says otherwise which events are printed.
+/// subscriber. If `DCL_LOG` is set, it decides instead which events are printed.
 ///
 /// A library prints nothing by itself; a program's `main` function calls this.
 pub fn show_warnings() {

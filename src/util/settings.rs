@@ -1,5 +1,5 @@
 //! What this library's own environment variables say: `DCL_TIMEOUT`, `DCL_SLOW_WARNING`, `DCL_LOG`.
-//! They are read once, when the first of them is needed.
+//! They are read once, at the first use of any of them.
 
 use std::ffi::OsString;
 use std::sync::OnceLock;
