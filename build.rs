@@ -1,5 +1,5 @@
-//! How the shared library is linked, and what is made of `cuda/`. What the library exports, rustc tells the linker: the
-//! `dcl_` functions of `src/capi/`, nothing else.
+//! Links the shared library, and makes what the library needs of `cuda/`. rustc tells the linker
+//! what the shared library exports: the `dcl_` functions of `src/capi/`, nothing else.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ mod assemble;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // The name under which programs find it: as long as the major version is 0, a minor version may change the ABI.
+    // The name under which programs find it: as long as the major version is 0, a minor version may
+    // change the ABI.
     let part = |name: &str| env::var(format!("CARGO_PKG_VERSION_{name}")).unwrap_or_default();
     let (major, minor) = (part("MAJOR"), part("MINOR"));
     let version = if major == "0" { format!("{major}.{minor}") } else { major };

@@ -1,4 +1,4 @@
-//! The kernels of `cuda/`, compiled by NVRTC for every device that they are meant for. That needs no device.
+//! Compiles the kernels of `cuda/` with NVRTC for every supported device. This needs no device.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -31,10 +31,10 @@ type GetNumber = unsafe extern "C" fn(*mut c_int) -> Status;
 struct Nvrtc(Library);
 
 impl Nvrtc {
-    /// `None` where there is no NVRTC, which in CI there must be.
+    /// `None` if there is no NVRTC. In CI that is a failure.
     fn load() -> Option<Self> {
         for name in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
-            // SAFETY: loading NVRTC runs nothing but its own initialization.
+            // SAFETY: loading NVRTC runs only its own initialization.
             if let Ok(library) = unsafe { Library::new(name) } {
                 return Some(Nvrtc(library));
             }
@@ -45,7 +45,7 @@ impl Nvrtc {
     }
 
     fn function<F>(&self, name: &str) -> Symbol<'_, F> {
-        // SAFETY: the callers name the type that nvrtc.h declares the function with.
+        // SAFETY: callers give the type that nvrtc.h declares for the function.
         unsafe { self.0.get(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
@@ -54,7 +54,7 @@ impl Nvrtc {
         let count: Symbol<GetNumber> = self.function("nvrtcGetNumSupportedArchs");
         let list: Symbol<GetNumber> = self.function("nvrtcGetSupportedArchs");
         let mut n = 0;
-        // SAFETY: the first writes a number, the second as many as the first said.
+        // SAFETY: the first writes a number, the second as many numbers as that.
         unsafe {
             assert_eq!(count(&mut n), 0);
             let mut architectures = vec![0; n as usize];
@@ -74,8 +74,8 @@ impl Nvrtc {
             [c(&format!("--gpu-architecture=sm_{architecture}")), c("--fmad=false"), c("-Werror=all-warnings")];
         let (text, file) = (c(text), c("kernels.cu"));
         let mut program = ptr::null_mut();
-        // SAFETY: all strings end with a zero and outlive the calls; the counts are those of the arrays; what `bytes` reads
-        // is as long as NVRTC says, and the program is destroyed once, at the end.
+        // SAFETY: all strings end with a zero and outlive the calls; the count is that of the
+        // options; `bytes` gets a compiled program; the program is destroyed once, at the end.
         unsafe {
             let status = create(&mut program, text.as_ptr(), file.as_ptr(), 0, ptr::null(), ptr::null());
             assert_eq!(status, 0);
@@ -90,7 +90,7 @@ impl Nvrtc {
 
     /// # Safety
     ///
-    /// The program is one that was compiled, and the names are those of two functions that go together.
+    /// The program was compiled, and the names are those of a size and of the bytes with that size.
     unsafe fn bytes(&self, program: *mut c_void, size: &str, get: &str) -> Vec<u8> {
         let (size, get): (Symbol<GetSize>, Symbol<GetBytes>) = (self.function(size), self.function(get));
         let mut len = 0;
@@ -151,7 +151,7 @@ fn the_architectures_that_matter_most_are_among_them() {
     }
 }
 
-/// As the library does at run time, which cannot wait for all of them.
+/// At run time the library compiles only the kernels that it needs.
 #[test]
 fn one_kernel_by_itself() {
     let Some(nvrtc) = Nvrtc::load() else { return };

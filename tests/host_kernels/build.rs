@@ -17,9 +17,9 @@ fn main() {
         .flag("-ffp-contract=off")
         .extra_warnings(true)
         .warnings_into_errors(true)
-        // With more, as in a release build, GCC takes packets that are never read for uninitialized.
+        // With more, as in a release build, GCC warns of uninitialized packets that are never read.
         .opt_level(1)
-        // What only tensors of billions of elements need is reached by those of a few thousand.
+        // Tests with a few thousand elements reach the code for tensors of billions of elements.
         .define("DCL_NARROW_COUNT", "4096")
         .file(source)
         .compile("dcl_host_kernels");

@@ -1,4 +1,5 @@
-//! The kernels of `cuda/`, compiled for the host, against the crates `half` and `float8` and against plain references.
+//! Compares the kernels of `cuda/`, compiled for the host, with the crates `half` and `float8` and
+//! with plain references.
 
 mod cast;
 mod memory;
