@@ -45,9 +45,9 @@ const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
 /// let communicator = Communicator::in_process(1)?.remove(0);
 /// let stream = Stream::worker()?;
 /// let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-/// let operands = || Ok(Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?));
-/// let first = communicator.collective_async(sum, operands()?, &stream)?;
-/// let second = communicator.collective_async(sum, operands()?, &stream)?;
+/// let buffer = || Buffer::from_slice(&[1.0f32, 2.0], [2]);
+/// let first = communicator.collective_async(sum, Operands::in_place(buffer()?), &stream)?;
+/// let second = communicator.collective_async(sum, Operands::in_place(buffer()?), &stream)?;
 /// // This thread is free to compute. Both have ended when `synchronize` returns.
 /// stream.synchronize()?;
 /// assert!(first.is_done() && second.is_done());

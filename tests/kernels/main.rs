@@ -7,6 +7,7 @@ mod memory;
 mod random;
 mod reduce;
 mod reference;
+mod sources;
 mod transpose;
 
 use host_kernels::kernel;
