@@ -51,8 +51,8 @@ impl Worker {
         if order.as_ref().is_some_and(|(order, _)| order.is_in_run()) {
             let error = error!(
                 InvalidArgument,
-                "a plugin cannot enqueue work on a worker stream for a communicator of its own run: the moment would decide \
-                 about its place in the order; the plugin makes the call on its own thread"
+                "a plugin cannot enqueue work on a worker stream for a communicator of its own run: its position in the \
+                 issue order would depend on timing; the plugin makes the call on its own thread"
             );
             return WorkState::Done(task, Err(error));
         }
