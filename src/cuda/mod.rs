@@ -14,12 +14,14 @@ mod memory;
 mod nvrtc;
 mod stream;
 mod transfer;
+mod transposition;
 
 pub(crate) use device::{Device, device_count};
 pub(crate) use driver::driver_version;
 pub(crate) use graph::{Capture, Graph};
-pub(crate) use kernels::{Kernel, Transposition};
+pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;
 pub(crate) use stream::{CudaStream, Event, Pause};
 pub(crate) use transfer::Transfer;
+pub(crate) use transposition::Transposition;
