@@ -41,7 +41,7 @@ impl DeferredRelease {
                 Err(error) => {
                     return crate::util::log::event!(
                         WARN,
-                        "no thread to let go of a GPU's memory: {error}; it is left behind"
+                        "no thread to release a GPU's memory: {error}; the memory leaks"
                     );
                 }
             }

@@ -189,7 +189,7 @@ impl Drop for CudaStream {
     fn drop(&mut self) {
         // Values that work still uses are dropped after it.
         for (until, what) in std::mem::take(&mut *lock(&self.kept)) {
-            self.device.release_later("work that nobody waited for", move || {
+            self.device.release_later("work whose handle was dropped", move || {
                 until.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())).inspect_err(|_| std::mem::forget(what))
             });
         }

@@ -70,7 +70,7 @@ pub(crate) fn settings() -> Result<&'static Settings> {
 
 /// The timeout that `DCL_TIMEOUT` sets, in seconds; `default` where it is not set.
 ///
-/// The library uses it with [`DEFAULT_TIMEOUT`] wherever the caller gives no timeout.
+/// The library calls it with [`DEFAULT_TIMEOUT`] if the caller gives no timeout.
 ///
 /// # Errors
 ///

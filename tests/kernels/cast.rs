@@ -167,7 +167,7 @@ fn in_place_where_the_sizes_are_equal() {
 }
 
 #[test]
-fn wherever_the_elements_lie_and_however_many_they_are() {
+fn any_number_of_elements_at_any_address() {
     let mut random = Random(4);
     let pairs = [
         (DataType::Float8E4M3, DataType::Float8E5M2),

@@ -36,7 +36,7 @@ impl Buffer {
         let pages = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let pages = mmap_anonymous(ptr::null_mut(), usable + page, access, MapFlags::PRIVATE).expect("pages");
-            mprotect(pages.byte_add(usable), page, MprotectFlags::empty()).expect("a page that nobody can read");
+            mprotect(pages.byte_add(usable), page, MprotectFlags::empty()).expect("an inaccessible page");
             pages
         };
         let mut buffer = Buffer { pages, usable, start, len };

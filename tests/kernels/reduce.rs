@@ -89,7 +89,7 @@ fn every_pair_of_elements() {
 }
 
 #[test]
-fn any_number_of_ranks_wherever_they_lie() {
+fn any_number_of_ranks_at_any_address() {
     let mut random = Random(6);
     for data_type in TYPES {
         for operation in OPERATIONS {
