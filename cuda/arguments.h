@@ -1,19 +1,21 @@
-/* What each kernel is given: one structure, by value. src/cuda/arguments.rs has the same structures in Rust.
+/* The structures that kernels take, by value. src/cuda/kernels.rs has the same structures in Rust.
  *
- * Addresses are multiples of the element's size; counts are in elements. */
+ * Addresses are multiples of the element's size. Counts are in elements. */
 #ifndef DCL_ARGUMENTS_H
 #define DCL_ARGUMENTS_H
 
 enum { DCL_MAX_DIMS = 8 };
 
-/* output[i] = input[i] in another type, or as 0 or 1. Both may be the same address where the sizes are equal. */
+/* output[i] = input[i] in another type, or as 0 or 1. Both addresses may be the same if the
+ * sizes of the types are equal. */
 struct dcl_cast_arguments {
     const void *input;
     void *output;
     unsigned long long count;
 };
 
-/* output[i] = input[i] / divisor, rounded once to the type of the output. float32 may be divided in place. */
+/* output[i] = input[i] / divisor, rounded once to the type of the output. float32 may be divided
+ * in place. */
 struct dcl_divide_arguments {
     const void *input;
     void *output;
@@ -21,8 +23,8 @@ struct dcl_divide_arguments {
     float divisor;
 };
 
-/* output[i] = the reduction of input[rank * stride + i] over the ranks, in their order. The output may be the first rank's
- * elements, and overlaps the input nowhere else. */
+/* output[i] = the reduction of input[rank * stride + i] over the ranks, in their order. The
+ * output may be the first rank's elements, and overlaps the input nowhere else. */
 struct dcl_reduce_arguments {
     const void *input;
     void *output;
@@ -31,9 +33,9 @@ struct dcl_reduce_arguments {
     unsigned long long ranks;
 };
 
-/* The output has these dimensions, the last one varying fastest, and lies without gaps; a step along dimension i of it is a
- * step of strides[i] elements in the input. count is the product of the dimensions, all of which are at least 1 unless it
- * is 0. */
+/* The output has these dimensions, the last one varying fastest, without gaps. A step along
+ * dimension i of the output is a step of strides[i] elements in the input. count is the product of
+ * the dimensions. If it is not 0, all dimensions are at least 1. */
 struct dcl_transpose_arguments {
     const void *input;
     void *output;

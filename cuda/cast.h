@@ -1,14 +1,14 @@
-/* dcl_cast_<from>_<to>, dcl_divide_<to> and dcl_normalize_bool. */
+/* Casts, divisions, and the normalization of bool. */
 #ifndef DCL_CAST_H
 #define DCL_CAST_H
 
 #include "arguments.h"
 #include "packet.h"
 
-/* The value of the element, as an element of the other type. */
-#define DCL_CAST(FROM, TO) \
-    DCL_CAST_KERNEL(dcl_cast_##FROM##_##TO, FROM, TO, DCL_BYTES_##FROM, DCL_BYTES_##TO, DCL_KIND_##FROM)
-#define DCL_NORMALIZE_BOOL() DCL_CAST_KERNEL(dcl_normalize_bool, bool, bool, 1, 1, integer)
+/* Converts the value of an element to another type. */
+#define DCL_CAST(NAME, FROM, TO) \
+    DCL_CAST_KERNEL(NAME, FROM, TO, DCL_BYTES_##FROM, DCL_BYTES_##TO, DCL_KIND_##FROM)
+#define DCL_NORMALIZE_BOOL(NAME) DCL_CAST_KERNEL(NAME, bool, bool, 1, 1, integer)
 
 #define DCL_CAST_KERNEL(NAME, FROM, TO, FROM_BYTES, TO_BYTES, KIND) \
     DCL_CAST_EXPANDED(NAME, FROM, TO, FROM_BYTES, TO_BYTES, KIND)
@@ -24,8 +24,8 @@
     } \
     DCL_STREAM_KERNEL(NAME, dcl_cast_arguments, FROM_BYTES, TO_BYTES, NAME##_packet)
 
-/* The float32 divided, rounded once more to the other type. */
-#define DCL_DIVIDE(TO) DCL_DIVIDE_KERNEL(dcl_divide_##TO, TO, DCL_BYTES_##TO)
+/* Divides a float32, and rounds the quotient once more to the other type. */
+#define DCL_DIVIDE(NAME, TO) DCL_DIVIDE_KERNEL(NAME, TO, DCL_BYTES_##TO)
 #define DCL_DIVIDE_KERNEL(NAME, TO, TO_BYTES) DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES)
 #define DCL_DIVIDE_EXPANDED(NAME, TO, TO_BYTES) \
     DCL_INLINE struct dcl_packet NAME##_packet(const struct dcl_divide_arguments *arguments, \

@@ -1,14 +1,15 @@
 /* The element types: their sizes, their values, and the elements that values become.
  *
- * An element travels as its bits, in an unsigned integer. Its value is a float for the floating-point types and a long long
- * for the others, exactly. From a float to a narrower one is rounded once, to nearest even; float8 saturates, infinity too;
- * a NaN becomes the positive quiet NaN of the type. */
+ * An element is passed as its bits in an unsigned integer. Its value is exact: a float for the
+ * floating-point types, a long long for the others. A float is rounded once to a narrower type, to
+ * nearest even. float8 saturates, infinity too. A NaN becomes the positive quiet NaN of the type.
+ */
 #ifndef DCL_ELEMENT_H
 #define DCL_ELEMENT_H
 
 #include "launch.h"
 
-/* What the names of the types stand for in other macros. */
+/* The size of each type in bytes, and whether its values are floats or integers. */
 #define DCL_BYTES_float32 4
 #define DCL_BYTES_float16 2
 #define DCL_BYTES_bfloat16 2
@@ -65,9 +66,9 @@ DCL_INLINE unsigned dcl_larger(unsigned a, unsigned b)
 
 /* ---- The value of an element ---- */
 
-/* The value of a float with few exponent and mantissa bits, which lie at the top of `bits`. Moved to where float32 has
- * them, they mean the value times a power of two, subnormal numbers too; the multiplication is exact. The largest exponent
- * is left as if it were an ordinary one. */
+/* The value of a float with few exponent and mantissa bits, which are the highest of `bits`. At the
+ * positions that float32 has for them, they are the value times a power of two, also for subnormal
+ * numbers. The multiplication is exact. The largest exponent is handled as an ordinary one. */
 DCL_INLINE float dcl_widen(unsigned bits, unsigned exponent_bits)
 {
     unsigned moved = (unsigned)((int)bits >> (8 - exponent_bits));
@@ -98,8 +99,9 @@ DCL_INLINE float dcl_value_bfloat16(unsigned bits)
     return dcl_float_of(bits << 16);
 }
 
-/* NaN has the bits that would be 480. Times this number it overflows, while 448 does not; and infinity times zero is NaN,
- * which costs a device less than a comparison. All else is added a zero of its own sign. */
+/* NaN has the bits that would be 480. Times 0x1.2p+119, 480 overflows to infinity and 448 does not,
+ * and infinity times zero is NaN. For other values this adds a zero of the same sign. It costs a
+ * device less than a comparison. */
 DCL_INLINE float dcl_value_float8_e4m3(unsigned bits)
 {
     float x = dcl_widen(bits << 24, 4);
@@ -138,13 +140,14 @@ DCL_INLINE long long dcl_value_bool(unsigned bits)
 
 /* ---- The element that a float becomes ---- */
 
-/* The bits, without the sign, of the float with `mantissa_bits` and a smallest normal number that is nearest to the
- * magnitude of x, or to `limit` if that is smaller or x is NaN.
+/* The bits, without the sign, of the float with `mantissa_bits` and a smallest normal number
+ * that is nearest to the magnitude of x, or to `limit` if that is smaller or x is NaN.
  *
- * A float32 that is so much larger than the magnitude that its last place is worth what the target's last place is: adding
- * it rounds, and leaves the mantissa of the target, with its leading one, in the lowest bits of the sum. The exponent is
- * added to that; a carry out of the mantissa raises it, as does the leading one, which a subnormal number does not have. The
- * large number brings the difference of the biases along; that is even, so that ties still go to even. */
+ * `large` is a float32 whose last place has the weight of the target's last place. Adding it
+ * rounds the magnitude, and leaves the target's mantissa, with its leading one, in the lowest bits
+ * of the sum. Then the exponent is added. A carry out of the mantissa raises the exponent, and so
+ * does the leading one, which subnormal numbers do not have. `large` also contains the difference
+ * of the biases. That is even, so ties still go to even. */
 DCL_INLINE unsigned dcl_narrow(float x, unsigned mantissa_bits, unsigned smallest_normal, unsigned limit, unsigned mask)
 {
     const unsigned dropped_bits = 23 - mantissa_bits;
@@ -160,7 +163,8 @@ DCL_INLINE int dcl_is_nan(float x)
     return x != x;
 }
 
-/* One of two numbers that are both there, without a branch: compilers move what only one side needs behind one otherwise. */
+/* One of two numbers, both computed, without a branch. With a branch, compilers compute only the
+ * side that is needed, behind the branch. */
 DCL_INLINE unsigned dcl_choose(int condition, unsigned yes, unsigned no)
 {
     unsigned mask = 0 - (unsigned)condition;
@@ -174,7 +178,8 @@ DCL_INLINE unsigned dcl_float32_of_float(float x)
 
 DCL_INLINE unsigned dcl_float16_of_float(float x)
 {
-    /* Limited to 2 to the 16, which has the bits of infinity; what is smaller rounds to infinity by carry. */
+    /* The limit is 2^16, which has the bits of infinity. A smaller value that is too large
+     * rounds to infinity by carry. */
     unsigned magnitude = dcl_narrow(x, 10, 0x38800000, 0x47800000, 0x7fff);
     return dcl_choose(dcl_is_nan(x), 0x7e00, magnitude | (dcl_bits_of(x) >> 16 & 0x8000));
 }
@@ -182,8 +187,8 @@ DCL_INLINE unsigned dcl_float16_of_float(float x)
 DCL_INLINE unsigned dcl_bfloat16_of_float(float x)
 {
     unsigned bits = dcl_bits_of(x);
-    /* Half of the last place, less one where the kept part is even: it carries where the dropped part is above a half, or
-     * a half beside an odd kept part. */
+    /* Adds half of the last place, less one if the kept part is even. This carries exactly if the
+     * dropped part is above a half, or if it is a half and the kept part is odd. */
     return dcl_choose(dcl_is_nan(x), 0x7fc0, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -199,15 +204,16 @@ DCL_INLINE unsigned dcl_float8_e5m2_of_float(float x)
     return dcl_choose(dcl_is_nan(x), 0x7e, magnitude | (dcl_bits_of(x) >> 24 & 0x80));
 }
 
-/* An integer is truncated and saturates; NaN is 0. The conversion itself is never given what C leaves undefined. */
+/* The float is truncated and saturates; NaN gives 0. The conversions of C only get values for which
+ * their result is defined. */
 
 DCL_INLINE float dcl_number(float x)
 {
     return dcl_is_nan(x) ? 0.0f : x;
 }
 
-/* `limit` is the power of two that is just too large. What reaches it is converted as 0, and gets the bits of the largest
- * integer afterwards. */
+/* `limit` is the smallest power of two that is too large. A float from there on gives 0 here, and
+ * its callers then set the bits of the largest integer. */
 DCL_INLINE float dcl_limited_below(float x, float limit)
 {
     x = x < -limit ? -limit : x;
@@ -258,8 +264,8 @@ DCL_INLINE unsigned dcl_float32_of_integer(long long x)
     return dcl_bits_of((float)x);
 }
 
-/* An integer as a float for the types whose largest value is far below 2 to the 20: exact up to there, and larger ones
- * overflow or saturate all the same. */
+/* An integer as a float, for types whose largest value is far below 2^20. It is exact up to there.
+ * Larger integers overflow or saturate in these types, as 2^20 does. */
 DCL_INLINE float dcl_limited(long long x)
 {
     const int limit = 1 << 20;
@@ -290,8 +296,9 @@ DCL_INLINE unsigned dcl_leading_zeros(unsigned long long x)
 #endif
 }
 
-/* bfloat16 has the range of float32, so the integer may be rounded on its way: to 24 bits and "to odd", which sets the last
- * of them where anything was lost, so that no number falls on the middle between two bfloat16 that was not there before. */
+/* bfloat16 has the range of float32, so the integer is rounded twice. The first rounding is to 24
+ * bits and to odd: it sets the last bit if the result is not exact. So it never makes a tie for the
+ * second rounding. */
 DCL_INLINE unsigned dcl_bfloat16_of_integer(long long x)
 {
     unsigned long long magnitude = x < 0 ? 0 - (unsigned long long)x : (unsigned long long)x;

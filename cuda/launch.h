@@ -1,23 +1,26 @@
-/* What makes one text a kernel of the device, compiled by NVRTC, and a function of the host, compiled as C11.
+/* Macros with which one text is a kernel of the device, compiled by NVRTC, and a function of the
+ * host, compiled as C11.
  *
- * A kernel takes one structure by value, and works with any one-dimensional grid of blocks of DCL_BLOCK threads. On the host
- * it is a function that runs the grid, block after block and, within a block, thread after thread.
+ * A kernel takes one structure by value, and works with any one-dimensional grid of blocks of
+ * DCL_BLOCK threads. On the host it is a function that runs the blocks one after the other, and
+ * in each block the threads one after the other.
  *
- * DCL_KERNEL(NAME, ARGUMENTS) begins the definition of a kernel, whose body sees `arguments`. In the body
- * DCL_BLOCK_INDEX and DCL_GRID tell the block, and
- *     DCL_THREADS(thread) { ... }    is what every thread does;
- *     DCL_PHASE(thread) { ... }      is the same, and no thread goes on before all have done it;
- *     DCL_SHARED(TYPE, name, [N])    is memory of the block, which one phase writes and the next reads.
+ * DCL_KERNEL(NAME, ARGUMENTS) begins the definition of a kernel, whose body sees `arguments`. In
+ * the body, DCL_BLOCK_INDEX is the block, DCL_GRID the number of blocks, and
+ *     DCL_THREADS(thread) { ... }    is the code of every thread;
+ *     DCL_PHASE(thread) { ... }      is the same, and ends for all threads of the block together;
+ *     DCL_SHARED(TYPE, name, [N])    is memory of the block: a phase writes it, the next reads it.
  * Code between phases has the same values in every thread.
  *
- * NVRTC is called with --fmad=false, as contraction would change bits, and without --use_fast_math: subnormal numbers are
- * kept (--ftz=false) and divisions are IEEE's (--prec-div=true) by default. On the host -ffp-contract=off says the same. */
+ * Results have the same bits everywhere. So NVRTC is called with --fmad=false, because
+ * contraction changes bits, with --ftz=false, which keeps subnormal numbers, and with
+ * --prec-div=true for the divisions of IEEE 754. On the host -ffp-contract=off does the same. */
 #ifndef DCL_LAUNCH_H
 #define DCL_LAUNCH_H
 
 #define DCL_BLOCK 256u
 
-/* A thread among those of all blocks, and how many those are. */
+/* The index of a thread among those of all blocks, and their number. */
 #define DCL_THREAD_INDEX(thread) ((unsigned long long)DCL_BLOCK_INDEX * DCL_BLOCK + thread)
 #define DCL_THREAD_COUNT ((unsigned long long)DCL_GRID * DCL_BLOCK)
 
@@ -46,6 +49,7 @@
 #define DCL_BLOCK_INDEX dcl_block_index
 #define DCL_GRID dcl_grid
 #define DCL_KERNEL(NAME, ARGUMENTS) \
+    enum { NAME##_argument_bytes = sizeof(struct ARGUMENTS) }; \
     static void NAME##_block(struct ARGUMENTS arguments, unsigned dcl_block_index, unsigned dcl_grid); \
     static void NAME(const void *bytes, unsigned grid, unsigned block) \
     { \
@@ -60,15 +64,6 @@
 #define DCL_THREADS(thread) for (unsigned thread = 0; thread < DCL_BLOCK; thread++)
 #define DCL_PHASE(thread) DCL_THREADS(thread)
 #define DCL_SHARED(TYPE, name, extent) TYPE name extent
-
-/* Runs a kernel with the structure at `arguments`. */
-typedef void (*dcl_host_kernel_fn)(const void *arguments, unsigned grid, unsigned block);
-
-/* The kernel of a name, or NULL. */
-dcl_host_kernel_fn dcl_host_kernel(const char *name);
-
-/* The size of its structure, or 0. */
-size_t dcl_host_kernel_arguments(const char *name);
 
 #endif
 

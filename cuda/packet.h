@@ -1,5 +1,5 @@
-/* How elements come from memory and go there: as packets of up to 16 bytes, in registers, and one by one where the addresses
- * do not allow packets. */
+/* Loads and stores of elements: as packets of up to 16 bytes in registers, or one by one if the
+ * addresses do not allow packets. */
 #ifndef DCL_PACKET_H
 #define DCL_PACKET_H
 
@@ -10,7 +10,7 @@ struct dcl_packet {
 };
 
 #ifndef __CUDACC__
-/* A device stops at an address that is not a multiple of what is read or written there; so does the host. */
+/* A device stops at an access whose address is not a multiple of its size. So does the host. */
 static inline void dcl_check_alignment(const char *address, unsigned bytes)
 {
     if ((unsigned long long)address % bytes != 0)
@@ -111,15 +111,16 @@ DCL_INLINE void dcl_put_8(struct dcl_packet *packet, unsigned i, unsigned long l
     packet->words[2 * i + 1] = (unsigned)(bits >> 32);
 }
 
-/* How an array of elements is cut: `packets` packets after `head` elements; before and after them are the `loose` ones. */
+/* How an array of elements is cut: `head` elements, then `packets` packets, then the rest. `loose`
+ * counts the elements that are in no packet. */
 struct dcl_cut {
     unsigned long long head;
     unsigned long long packets;
     unsigned long long loose;
 };
 
-/* Cuts so that packets of `elements` elements are aligned in the output, and has no packets where that does not align the
- * input too. */
+/* Cuts an array so that packets of `elements` elements are aligned in the output. If they are not
+ * aligned in the input too, there are no packets. */
 DCL_INLINE struct dcl_cut dcl_cut(const void *input, unsigned input_bytes, const void *output, unsigned output_bytes,
                                   unsigned elements, unsigned long long count)
 {
@@ -138,18 +139,20 @@ DCL_INLINE struct dcl_cut dcl_no_packets(unsigned long long count)
     return cut;
 }
 
-/* The element that is loose element i. */
+/* The index of loose element i in the array. */
 DCL_INLINE unsigned long long dcl_loose(struct dcl_cut cut, unsigned elements, unsigned long long i)
 {
     return i < cut.head ? i : i + cut.packets * elements;
 }
 
-/* How many packets a thread has under way at once: enough to keep the memory busy while they come. */
+/* How many packets a thread loads before it uses the first: enough to keep the memory busy. */
 enum { DCL_DEPTH = 4 };
 
-/* A kernel that makes output[i] of input[i]: WORK(arguments, input packet, elements) gives the output packet. The packets
- * are as large as 16 bytes of the wider type; of those with 16 elements, which are much work, two at once will do. A thread
- * reads all that it has at once before it writes the first, so the kernel works in place where the sizes are equal. */
+/* A kernel that computes output[i] from input[i]: WORK(arguments, input packet, elements) gives
+ * the output packet. A packet has as many elements as 16 bytes of the wider type. A thread loads
+ * several packets before it stores the first: DCL_DEPTH, or two if a packet has 16 elements,
+ * which are more work. Each packet is loaded before it is stored, so the kernel works in place
+ * if the sizes are equal. */
 #define DCL_STREAM_KERNEL(NAME, ARGUMENTS, INPUT_BYTES, OUTPUT_BYTES, WORK) \
     DCL_KERNEL(NAME, ARGUMENTS) \
     { \

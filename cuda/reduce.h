@@ -1,13 +1,14 @@
-/* dcl_reduce_<type>_<operation>: the reductions of float8, which not every device's NCCL has. */
+/* Reductions of float8, which not every device's NCCL has. */
 #ifndef DCL_REDUCE_H
 #define DCL_REDUCE_H
 
 #include "arguments.h"
 #include "packet.h"
 
-/* Each operation combines an accumulator, first its identity, with the value of every rank, and finishes with a float that
- * is rounded once. The identity of the sum is -0, as +0 would make a +0 of it. The largest and smallest are found among
- * integers that are in the order of the floats. */
+/* Each operation starts with its identity, combines the accumulator with the value of every rank,
+ * and finishes with a float, which is rounded once. The identity of the sum is -0, because a sum
+ * that starts with +0 is never -0. Maximum and minimum compare integers that have the order of the
+ * floats. */
 #define DCL_ACCUMULATOR_sum float
 #define DCL_ACCUMULATOR_prod float
 #define DCL_ACCUMULATOR_max int
@@ -20,7 +21,8 @@
 #define DCL_IDENTITY_min 0x7fffffff
 #define DCL_IDENTITY_avg -0.0f
 
-/* The place of a float in the order, in which -0 is below +0. It is its own inverse. */
+/* An integer that is ordered as the float with these bits; -0 is below +0. It is its own
+ * inverse. */
 DCL_INLINE int dcl_order_key(int bits)
 {
     return bits ^ (bits >> 31 & 0x7fffffff);
@@ -58,7 +60,7 @@ DCL_INLINE float dcl_finish_avg(float sum, unsigned long long ranks)
     return sum / (float)ranks;
 }
 
-/* A NaN is where the identity is, below every number, whose float is a NaN too. */
+/* A NaN gives the identity, which is below every number. Its float is a NaN too. */
 DCL_INLINE int dcl_combine_max(int largest, float x)
 {
     int key = dcl_is_nan(x) ? DCL_IDENTITY_max : dcl_order_key((int)dcl_bits_of(x));
@@ -84,11 +86,11 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
     return dcl_float_of((unsigned)dcl_order_key(smallest));
 }
 
-/* Reduces `elements` elements, a constant, of every rank, the first rank's being at `from`. Several ranks' are under way at
- * once. */
-#define DCL_REDUCE(TYPE, OPERATION) \
-    DCL_INLINE struct dcl_packet dcl_reduced_##TYPE##_##OPERATION(const struct dcl_reduce_arguments *arguments, \
-                                                                  const char *from, unsigned elements) \
+/* Reduces `elements` elements, a constant, of every rank. Those of the first rank are at `from`.
+ * The elements of several ranks are loaded before the first are used. */
+#define DCL_REDUCE(NAME, TYPE, OPERATION) \
+    DCL_INLINE struct dcl_packet NAME##_packet(const struct dcl_reduce_arguments *arguments, \
+                                               const char *from, unsigned elements) \
     { \
         if (arguments->ranks == 1) \
             return dcl_load(from, elements); \
@@ -111,7 +113,7 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
             dcl_put_1(&output, i, dcl_##TYPE##_of_float(dcl_finish_##OPERATION(accumulators[i], arguments->ranks))); \
         return output; \
     } \
-    DCL_KERNEL(dcl_reduce_##TYPE##_##OPERATION, dcl_reduce_arguments) \
+    DCL_KERNEL(NAME, dcl_reduce_arguments) \
     { \
         const struct dcl_cut cut = \
             arguments.stride % 16 == 0 ? dcl_cut(arguments.input, 1, arguments.output, 1, 16, arguments.count) \
@@ -121,12 +123,12 @@ DCL_INLINE float dcl_finish_min(int smallest, unsigned long long ranks)
             for (unsigned long long i = DCL_THREAD_INDEX(thread); i < cut.packets; i += DCL_THREAD_COUNT) { \
                 unsigned long long first = cut.head + i * 16; \
                 dcl_store((char *)arguments.output + first, \
-                          dcl_reduced_##TYPE##_##OPERATION(&arguments, (const char *)arguments.input + first, 16), 16); \
+                          NAME##_packet(&arguments, (const char *)arguments.input + first, 16), 16); \
             } \
             for (unsigned long long i = DCL_THREAD_INDEX(thread); i < cut.loose; i += DCL_THREAD_COUNT) { \
                 unsigned long long element = dcl_loose(cut, 16, i); \
                 dcl_store((char *)arguments.output + element, \
-                          dcl_reduced_##TYPE##_##OPERATION(&arguments, (const char *)arguments.input + element, 1), 1); \
+                          NAME##_packet(&arguments, (const char *)arguments.input + element, 1), 1); \
             } \
         } \
     }

@@ -1,18 +1,19 @@
-/* dcl_transpose_<bytes> and dcl_transpose_tiled_<bytes>, by the bytes of an element. */
+/* Transposes, by the bytes of an element. */
 #ifndef DCL_TRANSPOSE_H
 #define DCL_TRANSPOSE_H
 
 #include "arguments.h"
 #include "packet.h"
 
-/* Up to how many elements are counted in 32 bits. */
+/* Tensors with up to this many elements are indexed in 32 bits. */
 #ifndef DCL_NARROW_COUNT
 #define DCL_NARROW_COUNT 0xffffffff
 #endif
 
-/* Where the elements first, first + DCL_BLOCK and so on of the output lie in the input. A division costs much more than a
- * load, and one of 64 bits several times as much as one of 32; so the numbers are as narrow as the tensor allows, and what
- * divisions by the same number share is done once for all the elements. */
+/* The positions in the input of the output's elements first, first + DCL_BLOCK and so on. A
+ * division costs much more than a load, and one of 64 bits several times as much as one of 32
+ * bits. So the numbers are as narrow as the tensor allows, and all elements are divided by a
+ * dimension together, which lets the compiler share work. */
 #define DCL_TRANSPOSE_SOURCES(NAME, NUMBER) \
     DCL_INLINE void NAME(const struct dcl_transpose_arguments *arguments, NUMBER first, unsigned long long *sources) \
     { \
@@ -34,9 +35,9 @@
 DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_narrow, unsigned)
 DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
 
-/* Neighbouring threads write neighbouring elements, from wherever they lie. */
-#define DCL_TRANSPOSE(BYTES) \
-    DCL_KERNEL(dcl_transpose_##BYTES, dcl_transpose_arguments) \
+/* Neighbouring threads write neighbouring elements of the output. */
+#define DCL_TRANSPOSE(NAME, BYTES) \
+    DCL_KERNEL(NAME, dcl_transpose_arguments) \
     { \
         const unsigned long long in_one_go = DCL_DEPTH * DCL_BLOCK; \
         DCL_THREADS(thread) \
@@ -59,7 +60,7 @@ DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
         } \
     }
 
-/* The side of a tile: so many elements that a row of it fills whole sectors of the memory. */
+/* The side of a tile in elements. A row of a tile fills whole sectors of the memory. */
 #define DCL_TILE_1 64
 #define DCL_TILE_2 64
 #define DCL_TILE_4 32
@@ -70,17 +71,18 @@ DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
 #define DCL_ELEMENT_4 unsigned
 #define DCL_ELEMENT_8 unsigned long long
 
-/* How many of a tile's rows or columns are in the matrix. */
+/* How many rows or columns of a tile are in the matrix. */
 DCL_INLINE unsigned dcl_within(unsigned long long all, unsigned long long first, unsigned side)
 {
     return all - first < side ? (unsigned)(all - first) : side;
 }
 
-/* A tile is read along the rows of the input and written along the rows of the output, all of a thread's elements before it
- * keeps the first. Its own rows are padded by a bank's four bytes, or an element, so that walking down a column meets every
- * bank. */
-#define DCL_TRANSPOSE_TILED(BYTES) \
-    DCL_TRANSPOSE_TILED_KERNEL(dcl_transpose_tiled_##BYTES, BYTES, DCL_ELEMENT_##BYTES, DCL_TILE_##BYTES)
+/* A tile is read along the rows of the input and written along the rows of the output. A thread
+ * loads all its elements before it stores the first. The rows of a tile are padded by the bytes
+ * of a bank, which are four, or by an element, so that the elements of a column are in different
+ * banks. */
+#define DCL_TRANSPOSE_TILED(NAME, BYTES) \
+    DCL_TRANSPOSE_TILED_KERNEL(NAME, BYTES, DCL_ELEMENT_##BYTES, DCL_TILE_##BYTES)
 #define DCL_TRANSPOSE_TILED_KERNEL(NAME, BYTES, ELEMENT, SIDE) \
     DCL_KERNEL(NAME, dcl_transpose_tiled_arguments) \
     { \

@@ -1,19 +1,24 @@
 //! The issue order: the collective calls of one rank on one communicator run in the order in which
 //! the rank makes them, whatever threads and streams they run on.
 //!
-//! Each call takes an [`IssueTicket`]. It runs when no earlier ticket conflicts with it, and gives
-//! the ticket back when it is done. Two tickets conflict if they are for the same communicator, or
-//! if one of them is for a run of layers ([`Extent::WithGroups`]) and the other for a group of its
-//! communicator. All communicators that were split from one root share one lock, so that a run
-//! takes its place in all of them in one step.
+//! Each call takes an [`IssueTicket`]. The call runs when no earlier ticket conflicts with its own.
+//! When the call ends, it drops the ticket. Two tickets conflict
 //!
-//! A worker stream gets its work while that lock is held ([`IssueOrder::issue`]). So the order of a
-//! stream's work never contradicts the order of the tickets: if it did, two threads that hand work
-//! to two streams could make each stream wait for the other one.
+//! - if both are for the same communicator, or
+//! - if one is for a run of layers ([`Extent::WithGroups`]) and the other for a group that was
+//!   split from the run's communicator.
 //!
-//! A call that a plugin makes on the thread of its run belongs to the run's place. If the run's
-//! place is in the call's communicator, the call needs no other. Otherwise it takes a place, and
-//! passes those that cannot begin before the run ends: they wait for the run, or for its stream.
+//! All communicators that were split from one root communicator share one lock. So a run takes one
+//! ticket for its communicator and all groups in one step.
+//!
+//! A worker stream gets its work while that lock is held ([`IssueOrder::issue`]). So the order of
+//! the work in a stream is the order of its tickets. If it were not, two threads that give work to
+//! two streams could make each stream wait for the other one.
+//!
+//! A plugin may make calls on the thread of its run. If the run's ticket covers the call's
+//! communicator, the call needs no ticket of its own. Otherwise the call takes one, and does not
+//! wait for tickets that cannot begin before the run ends: these wait for the run, or for the
+//! stream that the run is on.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,38 +30,19 @@ use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 use crate::util::fork::ProcessGuard;
 use crate::util::slow_warning::SlowWarning;
 
-/// How often a call that waits for its turn looks whether its communicator still works.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How often a call that waits for its turn checks that its communicator still works.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The issue order of one rank on one communicator.
 pub(crate) struct IssueOrder {
-    root: Arc<Root>,
+    shared: Arc<SharedOrder>,
     communicator: CommunicatorId,
 }
 
-/// A communicator's number among those of its root.
+/// The number of a communicator among those that were split from one root communicator.
 type CommunicatorId = u64;
 
-/// What the communicators that were split from one root share.
-struct Root {
-    queue: Mutex<Queue>,
-    released: Condvar,
-    process: ProcessGuard,
-}
-
-#[derive(Default)]
-struct Queue {
-    /// The places that have not been given back, in the order of their numbers.
-    places: VecDeque<Place>,
-    issued: u64,
-    /// How many threads wait for a turn.
-    waiting: usize,
-    /// What each communicator was split from, over all steps.
-    ancestors: BTreeMap<CommunicatorId, Box<[CommunicatorId]>>,
-    communicators: CommunicatorId,
-}
-
-/// Which communicators a place is in.
+/// Which communicators a ticket is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// One communicator.
@@ -65,8 +51,54 @@ pub(crate) enum Extent {
     WithGroups,
 }
 
+/// A call's right to run when its turn comes, until the ticket is dropped.
+#[must_use = "the call has to wait for its turn"]
+pub(crate) struct IssueTicket<'a> {
+    order: OrderRef<'a>,
+    /// `None` for a call of a plugin that the ticket of its run covers.
+    entry: Option<TicketEntry>,
+    /// Whether the turn had come when the ticket was issued.
+    is_next: bool,
+}
+
+/// The position of a ticket in the order, for threads that do not have the ticket.
+///
+/// Dropping it takes no lock.
+#[derive(Clone)]
+pub(crate) struct TicketPosition {
+    shared: Arc<SharedOrder>,
+    entry: TicketEntry,
+}
+
+enum OrderRef<'a> {
+    Borrowed(&'a IssueOrder),
+    Owned(Arc<IssueOrder>),
+}
+
+/// What all communicators that were split from one root communicator share.
+struct SharedOrder {
+    state: Mutex<OrderState>,
+    released: Condvar,
+    process: ProcessGuard,
+}
+
+#[derive(Default)]
+struct OrderState {
+    /// The tickets that exist, in the order of their numbers.
+    entries: VecDeque<TicketEntry>,
+    /// How many tickets were issued: the number of the latest one.
+    issued: u64,
+    /// How many threads wait for a turn.
+    waiting: usize,
+    /// For each communicator those that it was split from, over all steps.
+    ancestors: BTreeMap<CommunicatorId, Box<[CommunicatorId]>>,
+    /// How many communicators were made: the number of the latest one.
+    communicators: CommunicatorId,
+}
+
+/// What the order knows of a ticket.
 #[derive(Clone, Copy)]
-struct Place {
+struct TicketEntry {
     communicator: CommunicatorId,
     extent: Extent,
     number: u64,
@@ -74,36 +106,36 @@ struct Place {
     stream: Option<usize>,
 }
 
-impl Queue {
+impl OrderState {
     fn add_communicator(&mut self, ancestors: Box<[CommunicatorId]>) -> CommunicatorId {
         self.communicators += 1;
         self.ancestors.insert(self.communicators, ancestors);
         self.communicators
     }
 
-    fn covers(&self, place: &Place, communicator: CommunicatorId) -> bool {
-        let is_group = || self.ancestors.get(&communicator).is_some_and(|all| all.contains(&place.communicator));
-        place.communicator == communicator || (place.extent == Extent::WithGroups && is_group())
+    fn covers(&self, entry: &TicketEntry, communicator: CommunicatorId) -> bool {
+        let is_group = || self.ancestors.get(&communicator).is_some_and(|all| all.contains(&entry.communicator));
+        entry.communicator == communicator || (entry.extent == Extent::WithGroups && is_group())
     }
 
-    fn conflict(&self, one: &Place, other: &Place) -> bool {
+    fn conflict(&self, one: &TicketEntry, other: &TicketEntry) -> bool {
         self.covers(one, other.communicator) || self.covers(other, one.communicator)
     }
 
-    fn before(&self, place: &Place) -> impl Iterator<Item = &Place> {
-        self.places.iter().take_while(|other| other.number < place.number)
+    fn before(&self, entry: &TicketEntry) -> impl Iterator<Item = &TicketEntry> {
+        self.entries.iter().take_while(|other| other.number < entry.number)
     }
 
-    /// Whether no earlier place conflicts with this one.
-    fn is_turn_of(&self, place: &Place) -> bool {
-        !self.before(place).any(|other| self.conflict(other, place))
+    /// Whether no earlier ticket conflicts with this one.
+    fn is_turn_of(&self, entry: &TicketEntry) -> bool {
+        !self.before(entry).any(|other| self.conflict(other, entry))
     }
 
-    /// Whether it is the turn of a call that a plugin makes in these runs: no earlier place
-    /// conflicts with it but for the runs and what waits for them.
-    fn is_turn_within(&self, runs: &[Place], place: &Place) -> bool {
+    /// Whether it is the turn of a call that a plugin makes in these runs: no earlier ticket
+    /// conflicts with the call's, except the runs' own tickets and those that wait for a run.
+    fn is_turn_within(&self, runs: &[TicketEntry], entry: &TicketEntry) -> bool {
         let mut passed = runs.to_vec();
-        self.before(place).all(|other| {
+        self.before(entry).all(|other| {
             let is_own = passed.iter().any(|own| own.number == other.number);
             let waits = passed.iter().any(|own| {
                 let is_behind = other.stream.is_some() && other.stream == own.stream;
@@ -112,123 +144,116 @@ impl Queue {
             if waits {
                 passed.push(*other);
             }
-            is_own || waits || !self.conflict(other, place)
+            is_own || waits || !self.conflict(other, entry)
         })
     }
 
-    fn remove(&mut self, place: &Place) {
-        if let Ok(index) = self.places.binary_search_by_key(&place.number, |other| other.number) {
-            self.places.remove(index);
+    fn remove(&mut self, entry: &TicketEntry) {
+        if let Ok(index) = self.entries.binary_search_by_key(&entry.number, |other| other.number) {
+            self.entries.remove(index);
         }
     }
 }
 
-impl Root {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+impl SharedOrder {
+    fn lock(&self) -> MutexGuard<'_, OrderState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 thread_local! {
-    /// The runs of layers that are on this thread now, each with the address of its root. A run may
-    /// begin another one.
-    static RUNNING: RefCell<Vec<(usize, Place)>> = RefCell::default();
+    /// The runs of layers that are on this thread now, each with the address of its `SharedOrder`.
+    /// There are several if a plugin runs an engine.
+    static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = RefCell::default();
 }
 
-/// The runs on this thread that have a place among the communicators of this root.
-fn runs_of(root: usize) -> Vec<Place> {
-    let of_root = |(other, place): &(usize, Place)| (*other == root).then_some(*place);
-    // While a thread ends, nothing runs on it.
-    RUNNING.try_with(|running| running.borrow().iter().filter_map(of_root).collect()).unwrap_or_default()
+/// The tickets of the runs on this thread, as far as they belong to the `SharedOrder` at this
+/// address.
+fn runs_of(shared: usize) -> Vec<TicketEntry> {
+    let of_shared = |(other, entry): &(usize, TicketEntry)| (*other == shared).then_some(*entry);
+    // The list is gone only while the thread ends, when no run is on it.
+    RUNNING.try_with(|running| running.borrow().iter().filter_map(of_shared).collect()).unwrap_or_default()
 }
 
 impl IssueOrder {
     /// The order of a root communicator.
     pub(crate) fn new() -> Arc<Self> {
-        let mut queue = Queue::default();
-        let communicator = queue.add_communicator(Box::default());
-        let root = Root { queue: Mutex::new(queue), released: Condvar::new(), process: ProcessGuard::current() };
-        Arc::new(IssueOrder { root: Arc::new(root), communicator })
+        let mut state = OrderState::default();
+        let communicator = state.add_communicator(Box::default());
+        let process = ProcessGuard::current();
+        let shared = SharedOrder { state: Mutex::new(state), released: Condvar::new(), process };
+        Arc::new(IssueOrder { shared: Arc::new(shared), communicator })
     }
 
     /// The order of a communicator that is split from this one.
     pub(crate) fn descendant(&self) -> Arc<Self> {
-        let mut queue = self.root.lock();
-        let own = queue.ancestors.get(&self.communicator).into_iter().flatten().copied();
+        let mut state = self.shared.lock();
+        let own = state.ancestors.get(&self.communicator).into_iter().flatten().copied();
         let ancestors = std::iter::once(self.communicator).chain(own).collect();
-        let communicator = queue.add_communicator(ancestors);
-        Arc::new(IssueOrder { root: Arc::clone(&self.root), communicator })
+        let communicator = state.add_communicator(ancestors);
+        Arc::new(IssueOrder { shared: Arc::clone(&self.shared), communicator })
     }
 
-    fn root_address(&self) -> usize {
-        Arc::as_ptr(&self.root).addr()
+    fn shared_address(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
     }
 
-    fn take_place(&self, queue: &mut Queue, extent: Extent, stream: Option<usize>) -> Place {
-        queue.issued += 1;
-        let place = Place { communicator: self.communicator, extent, number: queue.issued, stream };
-        queue.places.push_back(place);
-        place
+    fn add_entry(&self, state: &mut OrderState, extent: Extent, stream: Option<usize>) -> TicketEntry {
+        state.issued += 1;
+        let entry = TicketEntry { communicator: self.communicator, extent, number: state.issued, stream };
+        state.entries.push_back(entry);
+        entry
     }
 
-    /// Whether a run on this thread has its place in this communicator.
+    /// Checks that this is the process of the communicator. Callers check before they take a
+    /// ticket: in a child that was forked, a thread that is not there may hold the lock.
+    ///
+    /// # Errors
+    ///
+    /// This process was forked from that of the communicator.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.shared.process.check("a communicator")
+    }
+
+    /// Whether the ticket of a run on this thread covers this communicator.
     pub(crate) fn is_in_run(&self) -> bool {
-        runs_of(self.root_address()).iter().any(|run| self.root.lock().covers(run, self.communicator))
+        runs_of(self.shared_address()).iter().any(|run| self.shared.lock().covers(run, self.communicator))
     }
 
-    /// Takes the next place for work that a worker stream will run, the one at this address.
-    /// `hand_over` gives the work and its ticket to the stream. No other call takes a place
-    /// meanwhile.
+    /// Takes the next ticket for work on the worker stream at the address `stream`.
+    ///
+    /// `enqueue` gives the work and its ticket to the stream. No other call takes a ticket before
+    /// it returns.
     pub(crate) fn issue<T>(
         self: &Arc<Self>,
         extent: Extent,
         stream: usize,
-        hand_over: impl FnOnce(IssueTicket<'static>) -> T,
+        enqueue: impl FnOnce(IssueTicket<'static>) -> T,
     ) -> T {
-        if !self.root.process.is_current() {
-            return hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: None, is_next: true });
-        }
-        let mut queue = self.root.lock();
-        let place = self.take_place(&mut queue, extent, Some(stream));
-        hand_over(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), place: Some(place), is_next: false })
+        let mut state = self.shared.lock();
+        let entry = self.add_entry(&mut state, extent, Some(stream));
+        enqueue(IssueTicket { order: OrderRef::Owned(Arc::clone(self)), entry: Some(entry), is_next: false })
     }
 
-    /// Takes the next place for a call on this thread.
+    /// Takes the next ticket for a call on this thread.
     pub(crate) fn issue_here(&self, extent: Extent) -> IssueTicket<'_> {
-        if !self.root.process.is_current() || self.is_in_run() {
-            return IssueTicket { order: OrderRef::Borrowed(self), place: None, is_next: true };
+        if self.is_in_run() {
+            return IssueTicket { order: OrderRef::Borrowed(self), entry: None, is_next: true };
         }
-        let mut queue = self.root.lock();
-        let place = self.take_place(&mut queue, extent, None);
-        let is_next = queue.is_turn_of(&place);
-        IssueTicket { order: OrderRef::Borrowed(self), place: Some(place), is_next }
+        let mut state = self.shared.lock();
+        let entry = self.add_entry(&mut state, extent, None);
+        let is_next = state.is_turn_of(&entry);
+        IssueTicket { order: OrderRef::Borrowed(self), entry: Some(entry), is_next }
     }
 }
 
 impl Drop for IssueOrder {
     fn drop(&mut self) {
-        // As for tickets, not in a forked child.
-        if self.root.process.is_current() {
-            self.root.lock().ancestors.remove(&self.communicator);
+        // See the drop of a ticket.
+        if self.shared.process.is_current() {
+            self.shared.lock().ancestors.remove(&self.communicator);
         }
     }
-}
-
-enum OrderRef<'a> {
-    Borrowed(&'a IssueOrder),
-    Owned(Arc<IssueOrder>),
-}
-
-/// A place in the issue order, kept until the ticket is dropped.
-#[must_use = "the call has to wait for its turn"]
-pub(crate) struct IssueTicket<'a> {
-    order: OrderRef<'a>,
-    /// `None` for a call that belongs to the place of the run on this thread. In a forked child,
-    /// too, which is refused later: the lock may have been held at the fork, by a thread that is
-    /// not there.
-    place: Option<Place>,
-    /// Whether the turn had come when the ticket was issued.
-    is_next: bool,
 }
 
 impl IssueTicket<'_> {
@@ -239,28 +264,29 @@ impl IssueTicket<'_> {
         }
     }
 
-    /// Waits until it is this call's turn. `label` says in an error or a warning which call it is.
+    /// Waits for this call's turn. `label` adds to an error or a warning which call it is.
     ///
     /// # Errors
     ///
-    /// The deadline is over before the turn comes; what `alive` returns.
+    /// `deadline` passes before the turn comes; the error of `alive`, which says whether the
+    /// communicator still works.
     pub(crate) fn wait(
         &self,
         deadline: Instant,
         alive: impl Fn() -> Result<()>,
         label: impl Fn(Error) -> Error,
     ) -> Result<()> {
-        let Some(place) = self.place.as_ref().filter(|_| !self.is_next) else { return Ok(()) };
-        let root = &self.order().root;
-        let runs = runs_of(self.order().root_address());
-        let is_turn = |queue: &Queue| match runs.as_slice() {
-            [] => queue.is_turn_of(place),
-            runs => queue.is_turn_within(runs, place),
+        let Some(entry) = self.entry.as_ref().filter(|_| !self.is_next) else { return Ok(()) };
+        let shared = &self.order().shared;
+        let runs = runs_of(self.order().shared_address());
+        let is_turn = |state: &OrderState| match runs.as_slice() {
+            [] => state.is_turn_of(entry),
+            runs => state.is_turn_within(runs, entry),
         };
-        let mut queue = root.lock();
+        let mut state = shared.lock();
         let mut slow = None;
-        while !is_turn(&queue) {
-            drop(queue);
+        while !is_turn(&state) {
+            drop(state);
             alive()?;
             slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
                 let waits = format!("it has waited for {seconds} s: an earlier call of this rank has not ended");
@@ -270,19 +296,19 @@ impl IssueTicket<'_> {
             if now >= deadline {
                 return Err(label(missed_turn()));
             }
-            queue = root.lock();
-            if !is_turn(&queue) {
-                queue.waiting += 1;
-                let wait = LOOK_INTERVAL.min(deadline - now);
-                (queue, _) = root.released.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner);
-                queue.waiting -= 1;
+            state = shared.lock();
+            if !is_turn(&state) {
+                state.waiting += 1;
+                let wait = CHECK_INTERVAL.min(deadline - now);
+                (state, _) = shared.released.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+                state.waiting -= 1;
             }
         }
         Ok(())
     }
 
-    /// Runs what the ticket is for, on this thread. In a run of layers, calls of plugins find its
-    /// place.
+    /// Makes the call on this thread. If it is a run of layers, calls of its plugins find the run's
+    /// ticket.
     pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
         struct End;
         impl Drop for End {
@@ -290,12 +316,11 @@ impl IssueTicket<'_> {
                 let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
             }
         }
-        match self.place.filter(|place| place.extent == Extent::WithGroups) {
+        match self.entry.filter(|entry| entry.extent == Extent::WithGroups) {
             None => call(),
-            Some(place) => {
-                let run = (self.order().root_address(), place);
-                // While a thread ends, it has no list of runs. Then a plugin's call gets a place of
-                // its own.
+            Some(entry) => {
+                let run = (self.order().shared_address(), entry);
+                // The list is gone while the thread ends. Then a plugin's call takes a ticket.
                 let listed = RUNNING.try_with(|running| running.borrow_mut().push(run));
                 let _end = listed.is_ok().then_some(End);
                 call()
@@ -303,11 +328,11 @@ impl IssueTicket<'_> {
         }
     }
 
-    /// What tells a thread that it must not wait for this ticket's work.
-    pub(crate) fn position(&self) -> Option<Position> {
-        let place = self.place?;
+    /// The position of a ticket that another thread gets.
+    pub(crate) fn position(&self) -> Option<TicketPosition> {
+        let entry = self.entry?;
         match &self.order {
-            OrderRef::Owned(order) => Some(Position { root: Arc::clone(&order.root), place }),
+            OrderRef::Owned(order) => Some(TicketPosition { shared: Arc::clone(&order.shared), entry }),
             OrderRef::Borrowed(_) => None,
         }
     }
@@ -315,42 +340,36 @@ impl IssueTicket<'_> {
 
 impl Drop for IssueTicket<'_> {
     fn drop(&mut self) {
-        let root = &self.order().root;
-        let Some(place) = self.place.as_ref().filter(|_| root.process.is_current()) else { return };
-        let mut queue = root.lock();
-        queue.remove(place);
-        let is_awaited = queue.waiting > 0;
-        drop(queue);
+        let shared = &self.order().shared;
+        // In a child that was forked, a thread that is not there may hold the lock.
+        let Some(entry) = self.entry.as_ref().filter(|_| shared.process.is_current()) else { return };
+        let mut state = shared.lock();
+        state.remove(entry);
+        let is_awaited = state.waiting > 0;
+        drop(state);
         if is_awaited {
-            root.released.notify_all();
+            shared.released.notify_all();
         }
     }
 }
 
-/// The error of a call whose deadline is over before its turn.
+impl TicketPosition {
+    /// Whether the work waits for a run on this thread, so that this thread must not wait for the
+    /// work. Takes the lock of the order; a thread that also takes a stream's lock takes it after.
+    pub(crate) fn is_behind_this_thread(&self) -> bool {
+        let runs = runs_of(Arc::as_ptr(&self.shared).addr());
+        runs.iter().any(|run| run.number < self.entry.number && self.shared.lock().conflict(run, &self.entry))
+    }
+}
+
+/// The error of a call whose deadline passes before its turn.
 pub(crate) fn missed_turn() -> Error {
     error!(DeadlineExceeded, "an earlier call of this rank did not end before the deadline of this one")
 }
 
-/// The place of work that another thread has. Dropping it takes no lock.
-#[derive(Clone)]
-pub(crate) struct Position {
-    root: Arc<Root>,
-    place: Place,
-}
-
-impl Position {
-    /// Whether the work waits for what runs on this thread now, so that this thread must not wait
-    /// for it. Takes the lock of the order, which comes before a stream's.
-    pub(crate) fn is_behind_this_thread(&self) -> bool {
-        let runs = runs_of(Arc::as_ptr(&self.root).addr());
-        runs.iter().any(|run| run.number < self.place.number && self.root.lock().conflict(run, &self.place))
-    }
-}
-
-/// The order under a model checker: every way in which threads can interleave. A ticket that is not
-/// given back, or a wake that is forgotten, shows as a deadlock, because a wait here has no
-/// timeout.
+/// The order under the model checker loom, which tries every way in which threads can interleave. A
+/// ticket that is never dropped, or a missing notification, shows as a deadlock: waits have no
+/// timeout here.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::mpsc::{Receiver, Sender, channel};
@@ -365,7 +384,7 @@ mod model {
         builder.check(body);
     }
 
-    /// What two calls must not do at once.
+    /// What two calls must not write at the same time.
     type Touched = Arc<Tracked>;
 
     fn run(ticket: &IssueTicket<'_>, touched: &Touched) {
@@ -374,7 +393,7 @@ mod model {
         ticket.run(|| touched.write(|| ()));
     }
 
-    /// A worker stream: it runs what it is given, one after the other.
+    /// A worker stream: a thread that runs two pieces of work, one after the other.
     fn stream() -> (Sender<(IssueTicket<'static>, Touched)>, thread::JoinHandle<()>) {
         let (sender, work): (_, Receiver<(IssueTicket<'static>, Touched)>) = channel();
         let work = move || {
@@ -413,16 +432,16 @@ mod model {
         });
     }
 
-    /// Two threads hand work to two streams. Were the place taken before the work is handed over,
-    /// each stream could wait for what is behind the other's work.
+    /// If a thread took the ticket before it gives the work to a stream, not in one step, each
+    /// stream could wait for work that is behind the other stream's work.
     #[test]
-    fn two_threads_that_hand_work_to_two_streams_do_not_deadlock() {
+    fn two_threads_that_give_work_to_two_streams_do_not_deadlock() {
         explore(|| {
             let (order, touched) = (IssueOrder::new(), Touched::default());
             let ((first, first_thread), (second, second_thread)) = (stream(), stream());
             let issue = |order: &Arc<IssueOrder>, touched: &Touched, stream: &Sender<_>| {
-                let hand_over = |ticket| stream.send((ticket, Arc::clone(touched))).expect("the stream listens");
-                order.issue(Extent::Communicator, 1, hand_over);
+                let enqueue = |ticket| stream.send((ticket, Arc::clone(touched))).expect("the stream listens");
+                order.issue(Extent::Communicator, 1, enqueue);
             };
             let other = thread::spawn({
                 let (order, touched) = (Arc::clone(&order), Arc::clone(&touched));
@@ -440,7 +459,7 @@ mod model {
         });
     }
 
-    /// A call that gives up gives its place back.
+    /// A call that ends before its turn drops its ticket.
     #[test]
     fn a_ticket_that_is_dropped_before_its_turn_blocks_no_other() {
         explore(|| {

@@ -66,9 +66,9 @@ mod element;
 mod engine;
 mod environment;
 mod error;
+mod executor;
 mod framing;
 mod issue_order;
-mod lane;
 mod memory;
 mod network;
 mod rank;
@@ -85,7 +85,7 @@ pub use comm::{Communicator, CommunicatorBuilder, NcclId, Operands, RawCollectiv
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;
-pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
+pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, NoRoot, RawCall};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
@@ -97,7 +97,7 @@ pub use network::{
 };
 pub use rank::{GroupRank, Rank};
 pub use shape::{Dims, MAX_DIMS, Shape};
-pub use stream::{Failed, Stream, Work};
+pub use stream::{EnqueueError, Stream, Work};
 pub use util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
 pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
 

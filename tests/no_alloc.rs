@@ -12,19 +12,19 @@ use distcollective::{
     outputs,
 };
 
-/// Counts allocations of the whole process while it is told to.
+/// Counts the allocations of the whole process while `COUNTING` is set.
 struct Counting;
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is the system allocator's.
+// SAFETY: each function calls the system allocator's.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTING.load(Ordering::Relaxed) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise is the system allocator's.
+        // SAFETY: the caller promises what the system allocator asks for.
         unsafe { System.alloc(layout) }
     }
 
@@ -83,7 +83,7 @@ impl Plugin for Double {
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
-        // What comes out on a GPU does not matter here.
+        // The values on a GPU do not matter here.
         if call.cuda_stream().is_some() {
             return Ok(());
         }
@@ -101,7 +101,7 @@ fn bindings(context: &ExecutionContext, space: MemorySpace) -> Result<Bindings> 
     Ok(bindings)
 }
 
-/// Enqueues in every way there is; counts in the second half.
+/// Enqueues in every way, and counts in the second half.
 fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
     let space = communicator.space();
     let streams = match space {
@@ -109,7 +109,7 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
         _ => vec![Stream::inline(), Stream::worker()?],
     };
     let mut ways = Vec::new();
-    // On the host the second context is like the first.
+    // On the host the second context is the same as the first.
     for cuda_graph in [false, true] {
         let options = ContextOptions::default().cuda_graph(cuda_graph);
         let mut context = engine.create_execution_context_with(options)?;
@@ -156,14 +156,14 @@ fn allocates_nothing(communicators: Vec<Communicator>) {
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > before, "the counter counts");
 }
 
-/// What a child does: the one test of a process, since all of it is counted.
+/// The work of a child process. It has no other test, because the whole process is counted.
 #[test]
 fn a_steady_state_enqueue_allocates_nothing() {
     let Ok(backend) = std::env::var(BACKEND) else {
         for backend in ["host", "nccl"] {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command.args(["a_steady_state", "--nocapture"]).env(BACKEND, backend);
-            // The test libraries' own allocations are C's, and not counted.
+            // The test libraries allocate in C, which is not counted.
             command.env("LD_LIBRARY_PATH", fake_gpu::library_dir(fake_gpu::Variant::Current));
             let mut child = command.spawn().expect("a child starts");
             let end = Instant::now() + TIMEOUT;

@@ -1,4 +1,4 @@
-//! The kernels of `cuda/`, compiled by NVRTC for every device that they are meant for. That needs no device.
+//! Compiles the kernels of `cuda/` with NVRTC for every supported device. This needs no device.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -6,21 +6,10 @@ use std::ptr;
 
 use libloading::{Library, Symbol};
 
-const KERNELS: &str = include_str!("../cuda/kernels.cu");
-const LIST: &str = include_str!("../cuda/list.h");
-
-/// What the kernels include, by the names that they include it by.
-const HEADERS: [(&str, &str); 9] = [
-    ("arguments.h", include_str!("../cuda/arguments.h")),
-    ("cast.h", include_str!("../cuda/cast.h")),
-    ("element.h", include_str!("../cuda/element.h")),
-    ("kernels.h", include_str!("../cuda/kernels.h")),
-    ("launch.h", include_str!("../cuda/launch.h")),
-    ("list.h", LIST),
-    ("packet.h", include_str!("../cuda/packet.h")),
-    ("reduce.h", include_str!("../cuda/reduce.h")),
-    ("transpose.h", include_str!("../cuda/transpose.h")),
-];
+/// What the library compiles kernels from: a text, and for each kernel its entry in
+/// `cuda/kernels.list`, its name and the line that defines it.
+const TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
+const KERNELS: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// NVRTC's `nvrtcResult`, which is 0 for success.
 type Status = c_int;
@@ -42,10 +31,10 @@ type GetNumber = unsafe extern "C" fn(*mut c_int) -> Status;
 struct Nvrtc(Library);
 
 impl Nvrtc {
-    /// `None` where there is no NVRTC, which in CI there must be.
+    /// `None` if there is no NVRTC. In CI that is a failure.
     fn load() -> Option<Self> {
         for name in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
-            // SAFETY: loading NVRTC runs nothing but its own initialization.
+            // SAFETY: loading NVRTC runs only its own initialization.
             if let Ok(library) = unsafe { Library::new(name) } {
                 return Some(Nvrtc(library));
             }
@@ -56,7 +45,7 @@ impl Nvrtc {
     }
 
     fn function<F>(&self, name: &str) -> Symbol<'_, F> {
-        // SAFETY: the callers name the type that nvrtc.h declares the function with.
+        // SAFETY: callers give the type that nvrtc.h declares for the function.
         unsafe { self.0.get(name) }.unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
@@ -65,7 +54,7 @@ impl Nvrtc {
         let count: Symbol<GetNumber> = self.function("nvrtcGetNumSupportedArchs");
         let list: Symbol<GetNumber> = self.function("nvrtcGetSupportedArchs");
         let mut n = 0;
-        // SAFETY: the first writes a number, the second as many as the first said.
+        // SAFETY: the first writes a number, the second as many numbers as that.
         unsafe {
             assert_eq!(count(&mut n), 0);
             let mut architectures = vec![0; n as usize];
@@ -74,25 +63,21 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles a text, to the code of an architecture.
+    /// Compiles a text to the code of an architecture.
     fn compile(&self, text: &str, architecture: i32) -> Vec<u8> {
         let create: Symbol<CreateProgram> = self.function("nvrtcCreateProgram");
         let compile: Symbol<CompileProgram> = self.function("nvrtcCompileProgram");
         let destroy: Symbol<DestroyProgram> = self.function("nvrtcDestroyProgram");
         let c = |text: &str| CString::new(text).expect("no zero in a text");
-        let (names, headers): (Vec<CString>, Vec<CString>) =
-            HEADERS.iter().map(|(name, header)| (c(name), c(header))).unzip();
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
         let options =
             [c(&format!("--gpu-architecture=sm_{architecture}")), c("--fmad=false"), c("-Werror=all-warnings")];
         let (text, file) = (c(text), c("kernels.cu"));
         let mut program = ptr::null_mut();
-        // SAFETY: all strings end with a zero and outlive the calls; the counts are those of the arrays; what `bytes` reads
-        // is as long as NVRTC says, and the program is destroyed once, at the end.
+        // SAFETY: all strings end with a zero and outlive the calls; the count is that of the
+        // options; `bytes` gets a compiled program; the program is destroyed once, at the end.
         unsafe {
-            let (names, headers) = (pointers(&names), pointers(&headers));
-            let count = HEADERS.len() as c_int;
-            let status = create(&mut program, text.as_ptr(), file.as_ptr(), count, headers.as_ptr(), names.as_ptr());
+            let status = create(&mut program, text.as_ptr(), file.as_ptr(), 0, ptr::null(), ptr::null());
             assert_eq!(status, 0);
             let status = compile(program, options.len() as c_int, pointers(&options).as_ptr());
             let log = self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
@@ -105,7 +90,7 @@ impl Nvrtc {
 
     /// # Safety
     ///
-    /// The program is one that was compiled, and the names are those of two functions that go together.
+    /// The program was compiled, and the names are those of a size and of the bytes with that size.
     unsafe fn bytes(&self, program: *mut c_void, size: &str, get: &str) -> Vec<u8> {
         let (size, get): (Symbol<GetSize>, Symbol<GetBytes>) = (self.function(size), self.function(get));
         let mut len = 0;
@@ -119,16 +104,14 @@ impl Nvrtc {
     }
 }
 
-/// The names of the kernels that the list asks for: `DCL_CAST(float16, int8)` is `dcl_cast_float16_int8`.
-fn names() -> BTreeSet<String> {
-    LIST.split(')')
-        .filter_map(|entry| entry.trim().rsplit_once('('))
-        .map(|(family, arguments)| {
-            let family = &family[family.rfind("DCL_").expect("a macro")..];
-            [family.to_lowercase()].into_iter().chain(arguments.split(", ").map(str::to_owned)).collect::<Vec<_>>()
-        })
-        .map(|words| words.join("_").trim_end_matches('_').to_owned())
-        .collect()
+/// The source of the kernels whose entries are wanted.
+fn source_of(is_wanted: impl Fn(&str) -> bool) -> String {
+    let wanted = KERNELS.iter().filter(|(entry, ..)| is_wanted(entry));
+    wanted.fold(TEXT.to_owned(), |source, (_, _, definition)| source + definition + "\n")
+}
+
+fn names_of(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    KERNELS.iter().filter(|(entry, ..)| is_wanted(entry)).map(|(_, name, _)| (*name).to_owned()).collect()
 }
 
 /// The kernels in code: each is a section of its own.
@@ -143,9 +126,7 @@ fn compiles_for(architecture: i32) {
         println!("skipped: this NVRTC does not compile for sm_{architecture}");
         return;
     }
-    let names = names();
-    assert_eq!(names.len(), 115);
-    assert_eq!(kernels_in(&nvrtc.compile(KERNELS, architecture)), names);
+    assert_eq!(kernels_in(&nvrtc.compile(&source_of(|_| true), architecture)), names_of(|_| true));
 }
 
 /// One test for each, so that they run at the same time.
@@ -170,11 +151,12 @@ fn the_architectures_that_matter_most_are_among_them() {
     }
 }
 
-/// As the library does at run time, which cannot wait for all of them.
+/// At run time the library compiles only the kernels that it needs.
 #[test]
 fn one_kernel_by_itself() {
     let Some(nvrtc) = Nvrtc::load() else { return };
-    let code = nvrtc.compile("#include \"kernels.h\"\nDCL_CAST(float16, float32)\nDCL_TRANSPOSE(4)\n", 90);
-    let both = ["dcl_cast_float16_float32", "dcl_transpose_4"].map(str::to_owned);
-    assert_eq!(kernels_in(&code), BTreeSet::from(both));
+    let is_wanted = |entry: &str| ["cast float16 float32", "transpose 4"].contains(&entry);
+    let code = nvrtc.compile(&source_of(is_wanted), 90);
+    assert_eq!(kernels_in(&code).len(), 2);
+    assert_eq!(kernels_in(&code), names_of(is_wanted));
 }

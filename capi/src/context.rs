@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use dcl::{Bindings, ContextOptions, Dims, ExecutionContext, Failed, Work};
+use dcl::{Bindings, ContextOptions, Dims, EnqueueError, ExecutionContext, Work};
 
 use super::arguments::{CDims, Growing, In, Out, Room, Text, timeout, zero};
 use super::communicator::CCommunicator;
@@ -72,7 +72,7 @@ impl RunWork {
         let RunWork { work, version, free } = self;
         let (bindings, result) = match work.wait() {
             Ok(bindings) => (bindings, Ok(())),
-            Err(Failed { error, operands }) => (*operands, Err(error.into())),
+            Err(EnqueueError { error, operands }) => (*operands, Err(error.into())),
         };
         lock(&free).push((version, bindings));
         result
@@ -236,7 +236,7 @@ extern "C" fn dcl_execution_context_enqueue(
             let (version, free) = (state.version, Arc::clone(&state.free));
             match state.context.enqueue(bindings, stream) {
                 Ok(work) => Ok(AnyWork::Run(RunWork { work, version, free })),
-                Err(Failed { error, operands }) => {
+                Err(EnqueueError { error, operands }) => {
                     lock(&free).push((version, *operands));
                     Err(Fault::from(error))
                 }

@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dcl::{Error, ErrorKind, Failed};
+use dcl::{EnqueueError, Error, ErrorKind};
 
 /// `dcl_status_t`.
 #[repr(transparent)]
@@ -118,8 +118,8 @@ impl From<Error> for Fault {
     }
 }
 
-impl<T> From<Failed<T>> for Fault {
-    fn from(failed: Failed<T>) -> Self {
+impl<T> From<EnqueueError<T>> for Fault {
+    fn from(failed: EnqueueError<T>) -> Self {
         failed.error.into()
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
-use crate::stream::{Failed, Stream, Task, Watch, Work};
+use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
 /// The collectives. Lengths are in elements; `n` is the number of ranks. A buffer of any shape will do, 0-d too: only its
@@ -168,7 +168,7 @@ impl Communicator {
         collective: Collective<Rank>,
         mut operands: Operands,
         stream: &Stream,
-    ) -> Result<Work<Operands>, Failed<Operands>> {
+    ) -> Result<Work<Operands>, EnqueueError<Operands>> {
         let side = |buffer: &Option<Buffer>| buffer.as_ref().map(|b| (b.data_type(), b.shape().element_count()));
         let output = side(&operands.output);
         let input = side(&operands.input).or(if is_in_place(&collective) { output } else { None });
@@ -177,7 +177,7 @@ impl Communicator {
                 operands.task = Some((self.clone(), call, self.deadline()));
                 Ok(stream.submit(operands, None))
             }
-            Err(error) => Err(Failed::new(error, operands)),
+            Err(error) => Err(EnqueueError::new(error, operands)),
         }
     }
 

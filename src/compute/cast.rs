@@ -7,23 +7,29 @@ use super::{BLOCK_ELEMENTS, float_env};
 use crate::data_type::DataType;
 use crate::element::{F8E4M3, F8E5M2, bf16, f16};
 
-/// A block of elements on the way: every type is exact in one of the two.
+/// A block of elements in a type that holds every value of theirs exactly.
 enum Wide<'a> {
     Floats(&'a mut [f32]),
     Integers(&'a mut [i64]),
 }
 
-/// Converts `element_count` elements: nearest even; to float8 saturating; float to integer truncates and saturates, NaN
-/// gives 0; to bool is "not zero"; integer to narrower integer wraps; a NaN becomes the target's positive quiet NaN. The
-/// same type on both sides, other than bool, copies the bytes.
+/// Converts `element_count` elements.
+///
+/// - To a float: rounded to nearest even; float8 saturates; a NaN becomes the target's positive
+///   quiet NaN.
+/// - From a float to an integer: truncated, saturated; NaN gives 0.
+/// - From an integer to a narrower one: wrapped.
+/// - To bool: whether it is not zero.
+/// - To the same type, other than bool: the bytes are copied.
 ///
 /// # Safety
 ///
-/// The source is valid for reads and the target for writes of so many elements of their types, aligned to their sizes,
-/// while nobody else writes them. They may be the same where the element sizes are equal, and overlap not at all otherwise.
+/// The source is valid for reads and the target for writes of `element_count` elements of their
+/// types, aligned to their sizes, and nothing else writes them during the call. They may be the
+/// same if the element sizes are equal; otherwise they do not overlap.
 pub(crate) unsafe fn cast(from: DataType, source: *const u8, to: DataType, target: *mut u8, element_count: usize) {
     if from == to && to != DataType::Bool {
-        // SAFETY: both are valid for this many bytes; `copy` allows them to be the same.
+        // SAFETY: the caller promises both ranges; `copy_from` allows them to be the same.
         unsafe { target.copy_from(source, element_count * from.byte_len()) };
         return;
     }
@@ -33,7 +39,7 @@ pub(crate) unsafe fn cast(from: DataType, source: *const u8, to: DataType, targe
         let mut start = 0;
         while start < element_count {
             let len = BLOCK_ELEMENTS.min(element_count - start);
-            // SAFETY: the block is within both; the sources are read before the target is written.
+            // SAFETY: the block is within both ranges, and it is read before it is written.
             unsafe {
                 let source = source.add(start * from.byte_len());
                 let target = target.add(start * to.byte_len());
@@ -47,12 +53,12 @@ pub(crate) unsafe fn cast(from: DataType, source: *const u8, to: DataType, targe
 
 /// # Safety
 ///
-/// `source` is valid for reads of as many elements as the buffers hold.
+/// `source` is valid for reads of as many elements as `floats` and `integers` hold.
 unsafe fn load<'a>(from: DataType, source: *const u8, floats: &'a mut [f32], integers: &'a mut [i64]) -> Wide<'a> {
     let len = floats.len();
     macro_rules! block {
         ($type:ty) => {
-            // SAFETY: the caller's promise; the slice ends with this function.
+            // SAFETY: the caller promises `len` elements; the slice ends with this function.
             unsafe { slice::from_raw_parts(source.cast::<$type>(), len) }
         };
     }
@@ -88,7 +94,7 @@ unsafe fn load<'a>(from: DataType, source: *const u8, floats: &'a mut [f32], int
 unsafe fn store(wide: Wide<'_>, to: DataType, target: *mut u8, len: usize) {
     macro_rules! block {
         ($type:ty) => {
-            // SAFETY: the caller's promise; the slice ends with this function.
+            // SAFETY: the caller promises `len` elements; the slice ends with this function.
             unsafe { slice::from_raw_parts_mut(target.cast::<$type>(), len) }
         };
     }
@@ -133,8 +139,9 @@ unsafe fn store(wide: Wide<'_>, to: DataType, target: *mut u8, len: usize) {
     }
 }
 
-/// An integer as float32, rounded so that rounding the result once more, to a narrower type, gives what one rounding of the
-/// integer would have given: towards zero, with the last bit set where anything was lost.
+/// An integer as float32, rounded to odd: towards zero, and the last bit is set if the result is
+/// not exact. Rounding it once more, to a narrower type, gives the same as one rounding of the
+/// integer.
 fn round_to_odd(x: i64) -> f32 {
     let nearest = x as f32;
     let (rounded, exact) = (nearest as i128, i128::from(x));
@@ -152,7 +159,7 @@ mod tests {
 
     fn cast_all<S: Element, T: Element + Default>(values: &[S]) -> Vec<T> {
         let mut out = vec![T::default(); values.len()];
-        // SAFETY: both slices have as many elements of their types.
+        // SAFETY: both slices have `values.len()` elements of their types.
         unsafe { cast(S::DATA_TYPE, values.as_ptr().cast(), T::DATA_TYPE, out.as_mut_ptr().cast(), values.len()) };
         out
     }
@@ -176,7 +183,8 @@ mod tests {
 
     #[test]
     fn a_large_integer_is_rounded_once_on_its_way_to_bfloat16() {
-        // Just above the middle between two bfloat16 values: rounding to float32 first would land on the middle.
+        // Just above the middle between two bfloat16 values. Rounding to float32 first gives the
+        // middle.
         let x = (1i64 << 40) + (1 << 32) + 1;
         let up = bf16::from_bits(bf16::from_f32((1i64 << 40) as f32).to_bits() + 1);
         assert_eq!(cast_all::<i64, bf16>(&[x, -x, x - 1]), [up, -up, bf16::from_f32((1i64 << 40) as f32)]);

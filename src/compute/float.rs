@@ -1,4 +1,5 @@
-//! Floating-point element types as float32 and back. A NaN becomes the positive quiet NaN of the type it is written in.
+//! Converts floating-point elements to float32 and back. A NaN becomes the positive quiet NaN of
+//! the type that it is written in.
 
 use std::sync::LazyLock;
 
@@ -9,7 +10,7 @@ use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 /// The positive quiet NaN of float32.
 pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
-/// A floating-point element: exact to float32, and back with one rounding to nearest even.
+/// A floating-point element. float32 holds all its values exactly.
 pub(super) trait Float: Element {
     /// Writes each element as float32.
     fn widen(from: &[Self], to: &mut [f32]);
@@ -53,8 +54,8 @@ impl Float for bf16 {
     fn narrow(from: &[f32], to: &mut [Self]) {
         for (to, x) in to.iter_mut().zip(from) {
             let bits = x.to_bits();
-            // Half of the last place, less one where the kept part is even: a carry happens exactly when the dropped part
-            // is above a half, or a half beside an odd kept part.
+            // Adds half of the last place, less one if the kept part is even. This carries exactly
+            // if the dropped part is above a half, or if it is a half and the kept part is odd.
             let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
             *to = bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 });
         }
@@ -106,7 +107,7 @@ mod tests {
             .collect()
     }
 
-    /// The nearest value, ties to even bits, saturating: by search, not by bit tricks.
+    /// The nearest value, ties to even bits, saturating. Found by search, not by bit operations.
     fn nearest(values: &[(f64, u8)], x: f32) -> u8 {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };
         let x = f64::from(x).abs();

@@ -1,14 +1,17 @@
-//! The floating-point environment of reductions and casts: nearest even, no flush to zero, whatever the caller set.
+//! The floating-point environment of reductions and casts: nearest even, no flush to zero, whatever
+//! the caller has set.
 //!
-//! The instructions that change it count as touching all memory, so that loads and stores, and the arithmetic between them,
-//! stay on their side.
+//! To the compiler, the instructions that change it may read and write all memory. So it does not
+//! move loads, stores and the arithmetic between them across these instructions.
 
-/// Runs `work` in the default floating-point environment of the processor and puts the caller's back.
+/// Runs `work` in the default floating-point environment of the processor, and restores the
+/// caller's.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     use std::arch::asm;
 
-    /// All exceptions masked, nearest even, denormals kept: the value after reset (Intel SDM 1, 10.2.3).
+    /// All exceptions masked, nearest even, denormals kept: the value after reset (Intel SDM 1,
+    /// 10.2.3).
     const DEFAULT: u32 = 0x1f80;
     /// The sticky exception flags, which arithmetic sets and which change no result.
     const FLAGS: u32 = 0x3f;
@@ -28,12 +31,14 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
         return work();
     }
     let _restore = Restore(current);
-    // SAFETY: this is the environment that Rust assumes; the caller's comes back when `_restore` is dropped.
+    // SAFETY: this is the environment that Rust assumes; the drop of `_restore` restores the
+    // caller's.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack)) };
     work()
 }
 
-/// Runs `work` in the default floating-point environment of the processor and puts the caller's back.
+/// Runs `work` in the default floating-point environment of the processor, and restores the
+/// caller's.
 #[cfg(target_arch = "aarch64")]
 pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     use std::arch::asm;
@@ -53,12 +58,13 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
         return work();
     }
     let _restore = Restore(current);
-    // SAFETY: zero is the default environment, which Rust assumes; the caller's comes back when `_restore` is dropped.
+    // SAFETY: zero is the default environment, which Rust assumes; the drop of `_restore` restores
+    // the caller's.
     unsafe { asm!("msr fpcr, xzr", options(nostack)) };
     work()
 }
 
-/// Other processors: Rust offers no way to a changed environment there.
+/// On other processors the library does not change the environment.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     work()
@@ -77,7 +83,7 @@ mod tests {
     }
 
     fn set_control(value: u32) {
-        // SAFETY: the tests below put the default back before other floating-point code runs.
+        // SAFETY: the test below restores the default before other floating-point code runs.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack, readonly)) };
     }
 

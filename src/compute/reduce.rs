@@ -1,4 +1,4 @@
-//! Element-wise reduction of the inputs of several ranks, exactly as the table of element types says.
+//! Element-wise reduction of the inputs of several ranks.
 
 use std::slice;
 
@@ -8,12 +8,14 @@ use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
 use crate::element::{F8E4M3, F8E5M2, bf16, f16};
 
-/// Reduces `sources`, in their order, element by element into `target`. One source is copied byte for byte.
+/// Reduces `sources`, in their order, element by element into `target`. One source is copied byte
+/// for byte.
 ///
 /// # Safety
 ///
-/// Each source is valid for reads, and the target for writes, of `element_count` elements of `data_type`, aligned to its
-/// size, while nobody else writes them. The target may be one of the sources, but overlaps none otherwise.
+/// Each source is valid for reads, and the target for writes, of `element_count` elements of
+/// `data_type`, aligned to its size, and nothing else writes them during the call. The target may
+/// be one of the sources, and overlaps no other.
 pub(crate) unsafe fn reduce(
     reduce_op: ReduceOperation,
     data_type: DataType,
@@ -22,11 +24,11 @@ pub(crate) unsafe fn reduce(
     element_count: usize,
 ) {
     if let [source] = sources {
-        // SAFETY: both are valid for this many bytes; `copy` allows them to be the same.
+        // SAFETY: the caller promises both ranges; `copy_from` allows them to be the same.
         unsafe { target.copy_from(*source, element_count * data_type.byte_len()) };
         return;
     }
-    // SAFETY: the caller's promise, with `T` the Rust type of `data_type`.
+    // SAFETY: the caller promises the ranges; `T` is the Rust type of `data_type`.
     float_env::with_default(|| unsafe {
         match data_type {
             DataType::Float32 => reduce_floats::<f32>(reduce_op, sources, target, element_count),
@@ -43,7 +45,8 @@ pub(crate) unsafe fn reduce(
     });
 }
 
-/// An element's place in the order as an integer, so that a comparison vectorizes: -0 < +0, and a NaN at `nan`.
+/// An integer that orders floats as the reduction does: -0 < +0, and NaN is `nan`. Comparisons of
+/// integers vectorize.
 fn order_key(x: f32, nan: i32) -> i32 {
     let bits = x.to_bits() as i32;
     let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
@@ -58,7 +61,7 @@ fn min(a: f32, b: f32) -> f32 {
     if order_key(b, i32::MAX) < order_key(a, i32::MAX) { b } else { a }
 }
 
-/// Accumulates in float32, in the order of the sources, and rounds once.
+/// Accumulates in float32, in the order of the sources, and rounds once to `T`.
 ///
 /// # Safety
 ///
@@ -101,7 +104,7 @@ unsafe fn reduce_floats<T: Float>(
 trait Integer: Copy + Ord {
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// Divides towards zero; the quotient of a value by a positive number always fits.
+    /// Divides towards zero. The quotient by a positive number always fits the type.
     fn divide(self, divisor: usize) -> Self;
 }
 
@@ -117,7 +120,7 @@ macro_rules! integers {
 
 integers!(i64, i32, i8, u8);
 
-/// Wraps in the element's width.
+/// Reduces integers. Sums and products wrap in the element's width.
 ///
 /// # Safety
 ///
@@ -151,7 +154,7 @@ unsafe fn reduce_integers<T: Integer>(
     }
 }
 
-/// Writes 0 or 1. The average of bool is refused long before.
+/// Reduces bools to 0 or 1. The builder and eager calls refuse the average of bool.
 ///
 /// # Safety
 ///
@@ -179,8 +182,8 @@ mod tests {
         let sources = [tiny.as_ptr().cast::<u8>(), tiny.as_ptr().cast::<u8>()];
         let mut sum = [0f32; 600];
         let (mut before, flushing) = (0u32, 0x9fc0u32);
-        // SAFETY: sets the thread's control register for the one call between, which does not depend on it, and puts it back;
-        // the slices are as long as the call says.
+        // SAFETY: the thread's control register is changed for one call, which does not depend on
+        // it, and then restored. The arrays have as many elements as the call says.
         unsafe {
             asm!("stmxcsr [{}]", in(reg) &mut before, options(nostack));
             asm!("ldmxcsr [{}]", in(reg) &flushing, options(nostack));

@@ -2,13 +2,14 @@
 
 use crate::shape::{MAX_DIMS, Shape};
 
-/// Writes the tensor at `source`, of `shape`, with its dimensions reordered: dimension `i` of the target is dimension
-/// `permutation[i]` of the source.
+/// Writes the tensor at `source`, whose shape is `shape`, to `target` with its dimensions
+/// reordered. Dimension `i` of the target is dimension `permutation[i]` of the source.
 ///
 /// # Safety
 ///
-/// `permutation` is one of the shape's dimensions. The source is valid for reads and the target for writes of the tensor's
-/// elements of `element_bytes` bytes, and they do not overlap, while nobody else writes them.
+/// `permutation` is a permutation of the shape's dimensions. The source is valid for reads and the
+/// target for writes of the shape's elements, each of `element_bytes` bytes. They do not overlap,
+/// and nothing else writes them during the call.
 pub(crate) unsafe fn transpose(
     source: *const u8,
     target: *mut u8,
@@ -32,7 +33,7 @@ pub(crate) unsafe fn transpose(
         target_dims[i] = dims[usize::from(from)];
         strides[i] = source_strides[usize::from(from)];
     }
-    // Dimensions that stay together at the end move as one run of bytes.
+    // The last dimensions move as one run of bytes if they keep their places.
     let mut run = 1;
     let mut outer = rank;
     while outer > 0 && usize::from(permutation[outer - 1]) == outer - 1 {
@@ -43,7 +44,7 @@ pub(crate) unsafe fn transpose(
     let mut index = [0usize; MAX_DIMS];
     let mut from = 0usize;
     for to in (0..count).step_by(run) {
-        // SAFETY: `to` and `from` are element numbers of the start of a run within the tensor.
+        // SAFETY: `to` and `from` are the indices of the first element of a run inside the tensors.
         unsafe {
             target.add(to * element_bytes).copy_from_nonoverlapping(source.add(from * element_bytes), run_bytes);
         }

@@ -12,7 +12,7 @@ use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
-use crate::stream::{Cell, Failed, Stream, Task, Watch, Work};
+use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::lock;
 
 /// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
@@ -28,7 +28,7 @@ struct Inner {
     io: RunIo,
     job: Option<Job>,
     /// The place on a worker stream, kept from run to run.
-    cell: Option<Arc<Cell<Bindings>>>,
+    cell: Option<Arc<TaskCell<Bindings>>>,
 }
 
 enum Bound {
@@ -187,11 +187,11 @@ impl Bindings {
         shapes: &Arc<Shapes>,
         timeout: Option<Duration>,
         stream: &Stream,
-    ) -> Result<Work<Bindings>, Failed<Bindings>> {
+    ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         let filled = self.fill(engine, shapes, attached.space());
         let checked = filled.and_then(|()| attached.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
-            return Err(Failed::new(attached.on_rank(error), self));
+            return Err(EnqueueError::new(attached.on_rank(error), self));
         }
         let (attached, shapes, deadline) = (Arc::clone(attached), Arc::clone(shapes), attached.deadline(timeout));
         self.inner.job = Some(Job { attached, shapes, deadline });
@@ -268,7 +268,7 @@ impl Task for Bindings {
         self.inner.job = None;
     }
 
-    fn keep_cell(&mut self, cell: Arc<Cell<Self>>) {
+    fn keep_cell(&mut self, cell: Arc<TaskCell<Self>>) {
         self.inner.cell = Some(cell);
     }
 }

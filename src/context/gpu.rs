@@ -12,7 +12,7 @@ use crate::comm::NcclBackend;
 use crate::cuda::CudaStream;
 use crate::engine::IoMode;
 use crate::error::Result;
-use crate::lane::Lane;
+use crate::executor::Executor;
 use crate::memory::{MemorySpace, RawTensor};
 use crate::stream::Watch;
 
@@ -52,7 +52,7 @@ pub(super) unsafe fn run(
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
-        unsafe { Run::new(attached, shapes, located, deadline, Lane::Cuda(stream), addresses).layers() }
+        unsafe { Run::new(attached, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
     };
     if attached.options.cuda_graph && !is_capturing {
         let prepare = |stream: &CudaStream| attached.reserve(stream, deadline);

@@ -24,7 +24,7 @@ use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
 use crate::shape::Dims;
 use crate::shape::Shape;
-use crate::stream::{Failed, Stream, Work};
+use crate::stream::{EnqueueError, Stream, Work};
 
 /// An engine on its way through runs: TensorRT's `IExecutionContext`.
 ///
@@ -246,7 +246,7 @@ impl ExecutionContext {
     ///
     /// As [`execute`](Self::execute), with the bindings: what is found before anything moves from here, everything else from
     /// [`Work::wait`].
-    pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, Failed<Bindings>> {
+    pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         bindings.enqueue(&self.engine, &self.attached, &self.shapes, self.timeout, stream)
     }
 }

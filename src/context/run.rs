@@ -13,10 +13,9 @@ use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::lane::Lane;
+use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::drain;
 use crate::util::panic_message;
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
@@ -74,7 +73,9 @@ pub(super) unsafe fn run(
     // SAFETY: the caller's promise.
     let result = unsafe {
         match attached.communicator.as_ref().and_then(Communicator::as_nccl) {
-            None => Run::new(attached, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
+            None => {
+                Run::new(attached, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory)).layers()
+            }
             Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, deadline, stream),
         }
     };
@@ -90,7 +91,7 @@ pub(super) unsafe fn run(
         communicator.abort_with(&error);
         if let Some(nccl) = communicator.as_nccl().filter(|_| !is_capturing) {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
-            drain(stream.unwrap_or(nccl.stream()));
+            stream.unwrap_or(nccl.stream()).drain();
         }
     }
     Err(error)
@@ -102,7 +103,7 @@ pub(super) struct Run<'a> {
     shapes: &'a Shapes,
     io: &'a RunIo,
     deadline: Instant,
-    lane: Lane<'a>,
+    executor: Executor<'a>,
     space: MemorySpace,
     addresses: Addresses<'a>,
 }
@@ -130,25 +131,27 @@ impl<'a> Run<'a> {
         shapes: &'a Shapes,
         io: &'a RunIo,
         deadline: Instant,
-        lane: Lane<'a>,
+        executor: Executor<'a>,
         addresses: Addresses<'a>,
     ) -> Self {
-        Run { attached, shapes, io, deadline, lane, space: attached.space(), addresses }
+        Run { attached, shapes, io, deadline, executor, space: attached.space(), addresses }
     }
 
     /// Does the layers in the order of the schedule.
     ///
     /// # Safety
     ///
-    /// As [`run`]; tensors are in the lane's memory.
+    /// As [`run`]; tensors are in the executor's memory.
     pub(super) unsafe fn layers(&self) -> Result<()> {
         let analysis = &self.attached.engine.analysis;
         for step in &analysis.steps {
             let layers = &analysis.schedule[step.clone()];
             // SAFETY: the caller's promise; the layers before these have written what they read.
             unsafe {
-                match self.lane {
-                    Lane::Cuda(stream) if layers.len() > 1 && self.may_group(layers) => self.group(layers, stream)?,
+                match self.executor {
+                    Executor::Cuda(stream) if layers.len() > 1 && self.may_group(layers) => {
+                        self.group(layers, stream)?
+                    }
                     _ => layers.iter().try_for_each(|&layer| self.layer(layer))?,
                 }
             }
@@ -269,13 +272,13 @@ impl<'a> Run<'a> {
                 // SAFETY: as above; in place only between types of one size.
                 unsafe {
                     let (from, to) = ((input.data_type, input.address.cast_const()), (cast.to, output.address));
-                    self.lane.cast(from, to, input.element_count())?;
+                    self.executor.cast(from, to, input.element_count())?;
                 }
             }
             LayerBody::Plugin(plugin) => {
                 let inputs = |i: usize| layer.inputs.get(i).map(|&t| self.raw(t));
                 let outputs = |i: usize| layer.outputs.get(i).map(|&t| self.raw(t));
-                let stream = self.lane.stream().map(|stream| stream.as_ptr());
+                let stream = self.executor.stream().map(|stream| stream.as_ptr());
                 // SAFETY: inputs are written; a plugin's outputs share memory with nothing that is alive.
                 let mut call = unsafe { PluginCall::new(&inputs, &outputs, stream) };
                 let result = catch_unwind(AssertUnwindSafe(|| plugin.plugin().enqueue(&mut call)));
@@ -303,7 +306,7 @@ impl<'a> Run<'a> {
             match &engine.memory.locations[tensor.index()] {
                 Location::Region(place) if !written => {
                     // SAFETY: the place holds the tensor, and no peer is inside the collective any more.
-                    unsafe { self.lane.zero(self.place(place), self.raw(tensor).byte_len)? };
+                    unsafe { self.executor.zero(self.place(place), self.raw(tensor).byte_len)? };
                 }
                 _ => {}
             }
@@ -311,7 +314,7 @@ impl<'a> Run<'a> {
                 && let Some(bound) = &self.io.tensors[engine.input_count() + output]
             {
                 // SAFETY: the caller's output is as long as the tensor, which lies elsewhere.
-                unsafe { self.lane.copy(self.located(tensor), bound.located(), bound.byte_len, self.deadline)? };
+                unsafe { self.executor.copy(self.located(tensor), bound.located(), bound.byte_len, self.deadline)? };
             }
         }
         Ok(())
@@ -331,7 +334,7 @@ impl<'a> Run<'a> {
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         // SAFETY: the call was made for the shapes of these tensors.
-        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline, self.lane) }
+        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline, self.executor) }
     }
 
     /// # Safety
@@ -345,25 +348,25 @@ impl<'a> Run<'a> {
         output: &RawTensor,
         scratch: Option<*mut u8>,
     ) -> Result<()> {
-        let lane = self.lane;
+        let executor = self.executor;
         let bytes = input.data_type.byte_len();
         let shape = input.shape.unwrap_or_default();
         // SAFETY: the caller's promise.
         unsafe {
             match (&steps.first, &steps.second, scratch) {
                 (Some(first), Some(second), Some(scratch)) => {
-                    lane.transpose(input.address, scratch, &shape, &first[..shape.dim_count()], bytes)?;
+                    executor.transpose(input.address, scratch, &shape, &first[..shape.dim_count()], bytes)?;
                     let second = &second[..steps.reshaped.dim_count()];
-                    lane.transpose(scratch, output.address, &steps.reshaped, second, bytes)
+                    executor.transpose(scratch, output.address, &steps.reshaped, second, bytes)
                 }
                 (Some(first), _, _) => {
-                    lane.transpose(input.address, output.address, &shape, &first[..shape.dim_count()], bytes)
+                    executor.transpose(input.address, output.address, &shape, &first[..shape.dim_count()], bytes)
                 }
                 (None, Some(second), _) => {
                     let second = &second[..steps.reshaped.dim_count()];
-                    lane.transpose(input.address, output.address, &steps.reshaped, second, bytes)
+                    executor.transpose(input.address, output.address, &steps.reshaped, second, bytes)
                 }
-                (None, None, _) => lane.copy(input.located(), output.located(), input.byte_len, self.deadline),
+                (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, self.deadline),
             }
         }
     }

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 
+use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::kernels::Kernels;
-use super::reaper::Reaper;
 use super::{CudaStream, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 
-/// A GPU with its primary context, which lives as long as the process.
+/// A GPU and its primary context, which exists until the process ends.
 pub(crate) struct Device {
     ordinal: u32,
     context: CUcontext,
@@ -24,26 +24,26 @@ pub(crate) struct Device {
     pub(crate) capability: (i32, i32),
     pub(crate) multiprocessors: u32,
     pub(crate) memory_bytes: usize,
-    /// What tells this GPU from the others of the machine: `0000:01:00.0`.
+    /// The PCI address, unique on the machine: `0000:01:00.0`.
     pub(crate) bus_id: String,
     pub(super) kernels: Kernels,
-    /// For copies of a buffer by itself, made when there is the first.
+    /// For `read` and `write`, made at the first of them.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
-    reaper: Reaper,
+    deferred: DeferredRelease,
     process: ProcessGuard,
 }
 
-// SAFETY: a context may be used from any thread; the rest is plain data and a mutex.
+// SAFETY: CUDA allows any thread to use a context; the rest is plain data and mutexes.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// When a copy by itself has to be done.
+/// The deadline of a `read` or `write` that begins now.
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// The devices that were opened.
+/// The devices that were opened. They are never closed.
 static OPEN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
 /// The number of GPUs.
@@ -56,7 +56,7 @@ pub(crate) fn device_count() -> Result<u32> {
 }
 
 impl Device {
-    /// The GPU with this number among those that the process sees.
+    /// GPU `ordinal`, counted from 0 among the GPUs that the process sees.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
         let mut open = lock(&OPEN);
         if let Some(device) = open.iter().find(|device| device.ordinal == ordinal) {
@@ -78,7 +78,8 @@ impl Device {
         let mut name = [0; 256];
         let mut bus_id = [0; 32];
         let mut memory_bytes = 0;
-        // SAFETY: each call writes what it is given a place for, and no more than the lengths say.
+        // SAFETY: each call writes one value to a local variable, or a text no longer than its
+        // length.
         unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32))?;
             check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
@@ -97,7 +98,7 @@ impl Device {
             attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
-        // SAFETY: both texts end with a zero, as CUDA promises for these lengths.
+        // SAFETY: CUDA ends both texts with a zero within these lengths.
         let text = |text: &[_]| unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned();
         Ok(Device {
             ordinal,
@@ -109,7 +110,7 @@ impl Device {
             bus_id: text(&bus_id),
             kernels: Kernels::default(),
             copying: Mutex::default(),
-            reaper: Reaper::default(),
+            deferred: DeferredRelease::default(),
             process: ProcessGuard::current(),
         })
     }
@@ -123,9 +124,11 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// The address is valid for reads of as many bytes, which nobody writes.
+    /// `from` is valid for reads of `to.len()` bytes, and nothing writes them until the call
+    /// returns.
     pub(crate) unsafe fn read(self: &Arc<Self>, from: *const u8, to: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what `download` asks of `from`; `to` is a slice of that
+        // length.
         self.copying(|stream, transfer| unsafe {
             transfer.download(from, to.as_mut_ptr(), to.len(), stream, deadline(), &mut || Ok(()))
         })
@@ -135,16 +138,18 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// The address is valid for writes of as many bytes, which nobody else uses.
+    /// `to` is valid for writes of `from.len()` bytes, and nothing else uses them until the call
+    /// returns.
     pub(crate) unsafe fn write(self: &Arc<Self>, from: &[u8], to: *mut u8) -> Result<()> {
         self.copying(|stream, transfer| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises what `upload` asks of `to`; `from` is a slice of that
+            // length.
             unsafe { transfer.upload(from.as_ptr(), to, from.len(), stream, deadline(), &mut || Ok(()))? };
             stream.synchronize(deadline(), || Ok(()))
         })
     }
 
-    /// One copy after the other. Nothing else goes on that stream, so none of them waits for a collective.
+    /// Makes a copy on a stream that only these copies use, so that no copy waits for a collective.
     fn copying(self: &Arc<Self>, copy: impl FnOnce(&CudaStream, &mut Transfer) -> Result<()>) -> Result<()> {
         let mut copying = lock(&self.copying);
         let (stream, transfer) = match &mut *copying {
@@ -154,32 +159,37 @@ impl Device {
         copy(stream, transfer)
     }
 
-    /// Whether this is the process that opened the GPU. In one that was forked from it nothing of CUDA works.
+    /// Whether this is the process that opened the GPU. CUDA does not work in a child that was
+    /// forked.
     pub(crate) fn is_here(&self) -> bool {
         self.process.is_current()
     }
 
-    /// Lets go of something, after what was to be let go of before, and does not wait for it.
-    pub(crate) fn reap(self: &Arc<Self>, what: &'static str, release: impl FnOnce() -> Result<()> + Send + 'static) {
+    /// Releases something on a thread of the device, after earlier releases. Does not wait for it.
+    pub(crate) fn release_later(
+        self: &Arc<Self>,
+        what: &'static str,
+        release: impl FnOnce() -> Result<()> + Send + 'static,
+    ) {
         if !self.is_here() {
             return std::mem::forget(release);
         }
         let device = Arc::clone(self);
-        self.reaper.reap(move || {
+        self.deferred.push(move || {
             if let Err(error) = device.enter().and_then(|_current| release()) {
                 crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
             }
         });
     }
 
-    /// Waits a while until everything has been let go of: a drop does not.
+    /// Waits, at most for `timeout`, until all earlier releases have ended.
     pub(super) fn settle(&self, timeout: Duration) {
-        self.reaper.settle(timeout);
+        self.deferred.settle(timeout);
     }
 
-    /// Waits for everything that has been enqueued on this GPU. The device is current.
+    /// Waits for all work that was enqueued on this GPU. The caller has entered the device.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: no arguments.
+        // SAFETY: the call takes no arguments.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
@@ -187,7 +197,8 @@ impl Device {
         self.context
     }
 
-    /// Makes this the current GPU of the thread, until the guard is dropped.
+    /// Makes this the current GPU of the thread, until the guard is dropped. Every call of CUDA
+    /// begins here, so this is where a child that was forked gets its error.
     pub(crate) fn enter(&self) -> Result<Current> {
         self.process.check("a GPU")?;
         let mut before: CUcontext = std::ptr::null_mut();
@@ -207,7 +218,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Holds a GPU current, and puts back what was current before.
+/// Keeps a GPU current. Its drop restores the GPU that was current before.
 pub(crate) struct Current {
     before: CUcontext,
     changed: bool,
@@ -216,7 +227,7 @@ pub(crate) struct Current {
 impl Drop for Current {
     fn drop(&mut self) {
         if self.changed {
-            // SAFETY: it was current before, or is null. What goes wrong shows in the next call.
+            // SAFETY: the context was current before, or is null. The next call reports an error.
             let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
         }
     }

@@ -1,4 +1,4 @@
-//! CUDA's driver, loaded when it is first used.
+//! CUDA's driver, loaded at the first use.
 
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
@@ -8,8 +8,9 @@ use libloading::Library;
 
 use crate::error::{Result, bail, error};
 
-/// The functions that this module's neighbours call. cudarc looks each up when it is first called, and panics if it is not
-/// there; so they are looked for before anything is called. All are in drivers for CUDA 12.
+/// The driver's functions that `src/cuda` calls. cudarc looks a function up at its first call and
+/// panics if it is missing, so all are looked up before the first call. Drivers for CUDA 12 have
+/// them.
 const FUNCTIONS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -62,7 +63,7 @@ pub(super) fn load() -> Result<()> {
 
 fn initialize() -> Result<()> {
     find()?;
-    // SAFETY: the function is there, as has just been checked.
+    // SAFETY: `find` has just found the function.
     check("cuInit", unsafe { sys::cuInit(0) })
 }
 
@@ -72,33 +73,33 @@ fn find() -> Result<()> {
     find_library(&["cuda", "nvcuda"], FUNCTIONS, missing)
 }
 
-/// Finds a library as cudarc does, and looks whether it has these functions.
+/// Finds a library as cudarc does, and checks that it has these functions.
 pub(super) fn find_library(names: &[&str], functions: &[&str], missing: &str) -> Result<()> {
     for candidate in names.iter().flat_map(|name| cudarc::get_lib_name_candidates(name)) {
-        // SAFETY: CUDA's libraries may be loaded at any time.
+        // SAFETY: CUDA's libraries may be loaded at any time and from any thread.
         let Ok(library) = (unsafe { Library::new(&candidate) }) else { continue };
         for function in functions {
-            // SAFETY: the symbol is only looked for.
+            // SAFETY: the symbol is not called.
             if let Err(e) = unsafe { library.get::<unsafe extern "C" fn()>(*function) } {
                 let error = error!(Unsupported, "{candidate} has no {function}; it is older than CUDA 12");
                 return Err(error.with_source(e));
             }
         }
-        // cudarc will open it again; it must not be unloaded in between.
+        // cudarc opens the library again, so it stays loaded.
         std::mem::forget(library);
         return Ok(());
     }
     bail!(Unsupported, "{missing}")
 }
 
-/// What a call of the driver says, as an error of this crate.
+/// The result of a call of the driver as an error of this crate.
 pub(super) fn check(what: &str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
     let mut name = std::ptr::null();
     let mut text = std::ptr::null();
-    // SAFETY: both functions write one pointer to a text that lives for ever, or null.
+    // SAFETY: both functions write a pointer to a constant text, or null.
     let (name, text) = unsafe {
         let _ = sys::cuGetErrorName(result, &mut name);
         let _ = sys::cuGetErrorString(result, &mut text);
@@ -112,12 +113,12 @@ pub(super) fn check(what: &str, result: CUresult) -> Result<()> {
     }
 }
 
-/// Whether an answer only says that work is not finished.
+/// Whether a result only says that work has not ended.
 pub(super) fn is_not_ready(result: CUresult) -> bool {
     result == CUresult::CUDA_ERROR_NOT_READY
 }
 
-/// The newest CUDA that the driver is for: (13, 0). It tells that without any GPU too.
+/// The newest CUDA version that the driver supports: (13, 0). Works without a GPU too.
 pub(crate) fn driver_version() -> Result<(i32, i32)> {
     find()?;
     let mut version = 0;

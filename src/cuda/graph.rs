@@ -1,4 +1,4 @@
-//! CUDA graphs: work that is recorded once and launched again and again.
+//! CUDA graphs: work that is recorded once and launched many times.
 
 use std::sync::Arc;
 
@@ -8,22 +8,23 @@ use super::driver::check;
 use super::{CudaStream, Device};
 use crate::error::{Result, bail};
 
-/// Recording on a stream. Dropping it without [`finish`](Self::finish) throws away what was recorded.
+/// A capture of a stream. If it is dropped without [`finish`](Self::finish), the recorded work is
+/// lost.
 pub(crate) struct Capture<'a> {
     stream: Option<&'a CudaStream>,
 }
 
-/// What was recorded, ready to be launched.
+/// Recorded work that can be launched.
 pub(crate) struct Graph {
     device: Arc<Device>,
     executable: CUgraphExec,
 }
 
-// SAFETY: a graph may be used from any thread, one at a time, which `&mut self` sees to.
+// SAFETY: CUDA allows any thread to use a graph, one at a time; `launch` takes `&mut self`.
 unsafe impl Send for Graph {}
 
 impl<'a> Capture<'a> {
-    /// From now on, until the end, work enqueued on the stream by this thread is recorded.
+    /// Begins to record the work that this thread enqueues on the stream.
     pub(crate) fn begin(stream: &'a CudaStream) -> Result<Self> {
         let _current = stream.device().enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -32,15 +33,15 @@ impl<'a> Capture<'a> {
         Ok(Capture { stream: Some(stream) })
     }
 
-    /// Ends the recording.
+    /// Ends the capture.
     pub(crate) fn finish(mut self) -> Result<Graph> {
         let Some(stream) = self.stream.take() else { bail!(System, "a capture ends once") };
         let _current = stream.device().enter()?;
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is alive, and capturing.
+        // SAFETY: the stream is alive, and `begin` has begun a capture of it.
         check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) })?;
         let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph has just been made; it is not needed once it has been instantiated.
+        // SAFETY: the capture made the graph; it is not used after it was instantiated.
         let result = unsafe {
             let result = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
             let _ = sys::cuGraphDestroy(graph);
@@ -56,7 +57,7 @@ impl Drop for Capture<'_> {
         let Some(stream) = self.stream else { return };
         let Ok(_current) = stream.device().enter() else { return };
         let mut graph = std::ptr::null_mut();
-        // SAFETY: as in `finish`; a capture that failed gives no graph.
+        // SAFETY: as in `finish`; the graph is null if the capture failed.
         unsafe {
             let _ = sys::cuStreamEndCapture(stream.raw(), &mut graph);
             if !graph.is_null() {
@@ -67,23 +68,25 @@ impl Drop for Capture<'_> {
 }
 
 impl Graph {
-    /// Enqueues everything that was recorded.
+    /// Enqueues the recorded work.
     ///
     /// # Safety
     ///
-    /// The memory that was recorded is good until the work is done.
+    /// The memory that the recorded work uses is valid until the work has ended, and nothing else
+    /// uses it until then.
     pub(crate) unsafe fn launch(&mut self, stream: &CudaStream) -> Result<()> {
         let _current = self.device.enter()?;
-        // SAFETY: graph and stream are alive; the caller's promise.
+        // SAFETY: graph and stream are alive; the caller promises the memory.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, stream.raw()) })
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // At once, since NCCL does not let go of a communicator before its graphs are gone; a launch under way goes on.
+        // Not deferred: NCCL cannot destroy a communicator before its graphs. A launch that runs
+        // goes on.
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: made by `finish`, and destroyed once.
+        // SAFETY: `finish` made the graph, and it is destroyed once.
         if let Err(error) = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.executable) }) {
             crate::util::log::event!(WARN, "{error}");
         }

@@ -1,4 +1,4 @@
-//! Calls that may never return, on threads of their own.
+//! Calls that may never return, each on a thread of its own.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -8,24 +8,32 @@ use crate::error::{Result, bail, error};
 use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
 
-/// A value that a helper thread may use although it is a pointer or holds one.
-pub(crate) struct Sent<T>(pub(crate) T);
+/// A pointer, or a value that holds one, on its way to another thread.
+pub(crate) struct Sent<T>(T);
 
-// SAFETY: handles of CUDA and NCCL may be used from any thread; whoever sends one sees to it that no two use it at once.
+// SAFETY: the caller of `new` has promised that the value may be used on another thread.
 unsafe impl<T> Send for Sent<T> {}
 
 impl<T> Sent<T> {
-    /// The value. A method, so that a closure takes the whole and not the field.
+    /// # Safety
+    ///
+    /// Any thread may use and drop the value, and no thread uses it while the thread that takes it
+    /// out does, unless the value itself allows that.
+    pub(crate) unsafe fn new(value: T) -> Self {
+        Sent(value)
+    }
+
+    /// The value. A method, so that a closure captures the whole and not the field.
     pub(crate) fn into_inner(self) -> T {
         self.0
     }
 }
 
-/// How many calls that nobody waits for are under way.
+/// How many detached calls have not ended.
 static DETACHED: Mutex<usize> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
-/// Runs a call on a thread of its own, and waits for nothing.
+/// Runs a call on a thread of its own, and does not wait for it.
 pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
     *lock(&DETACHED) += 1;
     let counted = move || {
@@ -43,14 +51,14 @@ fn leave() {
     CHANGED.notify_all();
 }
 
-/// Waits a while until none of those calls is under way: before a process ends.
+/// Waits, at most for `timeout`, until all detached calls have ended: before the process ends.
 pub(crate) fn settle(timeout: Duration) {
     let waited = CHANGED.wait_timeout_while(lock(&DETACHED), timeout, |detached| *detached > 0);
     drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Runs a call on a thread of its own and waits for it until the deadline. Afterwards the thread is left to itself, with all that
-/// the call owns.
+/// Runs a call on a thread of its own, and waits for it until the deadline. After the deadline the
+/// thread goes on, and keeps what the call owns.
 pub(crate) fn bounded<T: Send + 'static>(
     what: &str,
     deadline: Instant,
@@ -60,7 +68,7 @@ pub(crate) fn bounded<T: Send + 'static>(
     std::thread::Builder::new()
         .name("dcl-helper".to_owned())
         .spawn(move || {
-            // Nobody may be waiting any more.
+            // After the deadline there is no receiver.
             let _ = done.send(call());
         })
         .map_err(|e| error!(System, "no thread for {what}").with_source(e))?;
@@ -75,7 +83,7 @@ pub(crate) fn bounded<T: Send + 'static>(
     }
 }
 
-/// What a warning about a long wait says.
+/// The text of a warning about a long wait.
 pub(super) fn warning(what: &str, seconds: u64) -> String {
     format!(
         "{what} has not ended after {seconds} s; perhaps another rank has not come, of which CUDA and NCCL say nothing"

@@ -1,57 +1,50 @@
-//! The kernels of `cuda/`: compiled for the GPU at hand when they are first asked for, and launched.
+//! The kernels of `cuda/`. They are compiled for the GPU before their first launch.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
+use std::ffi::CString;
+use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule};
 
 use super::driver::check;
-use super::{CudaStream, Device, nvrtc};
+use super::{CudaStream, Device, Transposition, nvrtc};
 use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
-use crate::error::Result;
-use crate::shape::{MAX_DIMS, Shape};
+use crate::error::{Result, error};
+use crate::shape::MAX_DIMS;
 use crate::util::lock;
 
-/// The threads of a block, as `cuda/launch.h` has it.
+/// The threads of a block: `DCL_BLOCK` of `cuda/launch.h`.
 const BLOCK: u32 = 256;
 
-/// How many blocks there are at most for each multiprocessor; a kernel's threads take the rest in turns.
+/// The most blocks for each multiprocessor. The threads of a kernel loop over the rest.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
 
-/// The bytes that a thread takes at a time.
+/// The bytes that a thread handles in one step.
 const BYTES_PER_THREAD: u64 = 16;
 
-/// The longest element that is transposed in tiles. Longer ones fill a memory transaction by themselves.
-const MAX_TILED_BYTES: usize = 8;
+/// The headers of `cuda/`, which define kernels, as one text. The build script makes it.
+const TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
 
-/// What the sources include by name.
-const HEADERS: &[(&str, &str)] = &[
-    ("arguments.h", include_str!("../../cuda/arguments.h")),
-    ("element.h", include_str!("../../cuda/element.h")),
-    ("launch.h", include_str!("../../cuda/launch.h")),
-    ("packet.h", include_str!("../../cuda/packet.h")),
-    ("cast.h", include_str!("../../cuda/cast.h")),
-    ("reduce.h", include_str!("../../cuda/reduce.h")),
-    ("transpose.h", include_str!("../../cuda/transpose.h")),
-    ("kernels.h", include_str!("../../cuda/kernels.h")),
-];
+/// All kernels, which `cuda/kernels.list` names: the line of the list, the name of the function,
+/// and the line of source that defines it after [`TEXT`].
+const KERNELS: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// A kernel of `cuda/kernels.h`.
+/// A kernel that the library launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Cast(DataType, DataType),
     Divide(DataType),
     Reduce(DataType, ReduceOperation),
     NormalizeBool,
-    /// Of elements of so many bytes.
+    /// By the bytes of an element.
     Transpose(usize),
     TransposeTiled(usize),
 }
 
 impl Kernel {
-    /// The kernel of a cast, where one is needed.
+    /// The kernel of a cast; `None` if a copy does the cast.
     pub(crate) fn of_cast(from: DataType, to: DataType) -> Option<Self> {
         match (from, to) {
             (DataType::Bool, DataType::Bool) => Some(Kernel::NormalizeBool),
@@ -59,76 +52,75 @@ impl Kernel {
         }
     }
 
-    fn name(self) -> String {
-        match self {
-            Kernel::Cast(from, to) => format!("dcl_cast_{from}_{to}"),
-            Kernel::Divide(to) => format!("dcl_divide_{to}"),
-            Kernel::Reduce(data_type, reduce_op) => format!("dcl_reduce_{data_type}_{reduce_op}"),
-            Kernel::NormalizeBool => "dcl_normalize_bool".to_owned(),
-            Kernel::Transpose(bytes) => format!("dcl_transpose_{bytes}"),
-            Kernel::TransposeTiled(bytes) => format!("dcl_transpose_tiled_{bytes}"),
-        }
+    /// The name of the function, and the line of source that defines it.
+    fn source(self) -> Result<(&'static str, &'static str)> {
+        let line = self.to_string();
+        let found = KERNELS.iter().find(|(entry, ..)| *entry == line);
+        found.map(|(_, name, definition)| (*name, *definition)).ok_or_else(|| error!(System, "no kernel does {line}"))
     }
+}
 
-    /// The line of source that makes it.
-    fn definition(self) -> String {
+/// The line of `cuda/kernels.list`.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kernel::Cast(from, to) => format!("DCL_CAST({from}, {to})"),
-            Kernel::Divide(to) => format!("DCL_DIVIDE({to})"),
-            Kernel::Reduce(data_type, reduce_op) => format!("DCL_REDUCE({data_type}, {reduce_op})"),
-            Kernel::NormalizeBool => "DCL_NORMALIZE_BOOL()".to_owned(),
-            Kernel::Transpose(bytes) => format!("DCL_TRANSPOSE({bytes})"),
-            Kernel::TransposeTiled(bytes) => format!("DCL_TRANSPOSE_TILED({bytes})"),
+            Kernel::Cast(from, to) => write!(f, "cast {from} {to}"),
+            Kernel::Divide(to) => write!(f, "divide {to}"),
+            Kernel::Reduce(data_type, reduce_op) => write!(f, "reduce {data_type} {reduce_op}"),
+            Kernel::NormalizeBool => f.write_str("normalize_bool"),
+            Kernel::Transpose(bytes) => write!(f, "transpose {bytes}"),
+            Kernel::TransposeTiled(bytes) => write!(f, "transpose_tiled {bytes}"),
         }
     }
 }
 
-/// The kernels of one GPU.
+/// The compiled kernels of one GPU.
 #[derive(Default)]
 pub(super) struct Kernels {
     loaded: Mutex<HashMap<Kernel, Function>>,
-    /// Held while some are compiled.
+    /// Held while kernels are compiled.
     compiling: Mutex<()>,
 }
 
 #[derive(Clone, Copy)]
 struct Function(CUfunction);
 
-// SAFETY: a function belongs to a module, which stays loaded, and may be launched from any thread.
+// SAFETY: CUDA allows any thread to launch a function, and its module is never unloaded.
 unsafe impl Send for Function {}
 
 impl Device {
-    /// Compiles those kernels that are not there yet, so that enqueueing does not.
+    /// Compiles those kernels that are not compiled yet, so that enqueueing does not.
     pub(crate) fn prepare(&self, kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
-        // Launches go on meanwhile.
-        let _turn = lock(&self.kernels.compiling);
-        // Each once: NVRTC refuses a second definition.
+        // Launches do not take this lock.
+        let _compiling = lock(&self.kernels.compiling);
+        // A set, because NVRTC refuses a second definition of a kernel.
         let missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !self.has(*kernel)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let mut source = "#include \"kernels.h\"\n".to_owned();
+        let mut text = TEXT.to_owned();
         for kernel in &missing {
-            // Writing to a text does not fail.
-            let _ = writeln!(source, "{}", kernel.definition());
+            // Writing to a `String` does not fail.
+            let _ = writeln!(text, "{}", kernel.source()?.1);
         }
-        let cubin = nvrtc::compile(&source, HEADERS, self.capability)?;
+        let cubin = nvrtc::compile(&text, self.capability)?;
         let _current = self.enter()?;
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the image is whole; the module is never unloaded, since work that uses it may always be under way.
+        // SAFETY: the image is a whole cubin. The module is never unloaded: enqueued work may use
+        // it.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
         for kernel in missing {
-            let name = std::ffi::CString::new(kernel.name()).unwrap_or_default();
+            let name = CString::new(kernel.source()?.0).unwrap_or_default();
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: writes one pointer; the name ends with a zero.
             let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-            check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.name()))?;
+            check("cuModuleGetFunction", result).map_err(|e| e.about(|| kernel.to_string()))?;
             lock(&self.kernels.loaded).insert(kernel, Function(function));
         }
         Ok(())
     }
 
-    /// Whether a kernel is there.
+    /// Whether a kernel is compiled.
     pub(crate) fn has(&self, kernel: Kernel) -> bool {
         lock(&self.kernels.loaded).contains_key(&kernel)
     }
@@ -142,7 +134,7 @@ impl Device {
     }
 }
 
-/// What kernels are given: the structures of `cuda/arguments.h`.
+/// The arguments of kernels: the structures of `cuda/arguments.h`.
 mod arguments {
     use super::MAX_DIMS;
 
@@ -190,35 +182,37 @@ mod arguments {
     }
 }
 
-/// Work on tensors of the stream's GPU. All of it is enqueued, and nothing is allocated once a kernel is there.
+/// Work on tensors of the stream's GPU. These calls only enqueue, and allocate nothing if the
+/// kernel is compiled.
 ///
 /// # Safety
 ///
-/// For all of these: when the stream comes to it, inputs are valid for reads and outputs for writes of what the arguments say,
-/// aligned to the size of their elements, and used by nobody else; they overlap only where it is allowed.
+/// For each of them: until the stream has done the work, inputs are valid for reads and outputs for
+/// writes of the lengths that the arguments give, are aligned to the size of their elements, and
+/// nothing else writes inputs or uses outputs. They overlap only where the call allows it.
 impl CudaStream {
-    /// Enqueues a copy; both may be the same address.
+    /// Enqueues a copy. Both addresses may be the same.
     pub(crate) unsafe fn copy(&self, from: *const u8, to: *mut u8, byte_len: usize) -> Result<()> {
         if byte_len == 0 || from == to.cast_const() {
             return Ok(());
         }
         let _current = self.device().enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises both ranges.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to as CUdeviceptr, from as CUdeviceptr, byte_len, self.raw()) };
         check("cuMemcpyDtoDAsync", result)
     }
 
-    /// Enqueues the writing of zeros.
+    /// Enqueues a fill with zeros.
     pub(crate) unsafe fn zero(&self, to: *mut u8, byte_len: usize) -> Result<()> {
         if byte_len == 0 {
             return Ok(());
         }
         let _current = self.device().enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises the range.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to as CUdeviceptr, 0, byte_len, self.raw()) })
     }
 
-    /// Enqueues a cast; in place between types of one size.
+    /// Enqueues a cast. It may be in place if both types have one size.
     pub(crate) unsafe fn cast(
         &self,
         from: DataType,
@@ -229,7 +223,7 @@ impl CudaStream {
     ) -> Result<()> {
         let arguments = arguments::Cast { input, output, count: count as u64 };
         let byte_len = count * from.byte_len().max(to.byte_len());
-        // SAFETY: the caller's promise; the arguments are those of the kernel.
+        // SAFETY: the caller promises both ranges; the structure is the one that the kernel takes.
         unsafe {
             match Kernel::of_cast(from, to) {
                 Some(kernel) => self.launch(kernel, &arguments, byte_len),
@@ -238,7 +232,8 @@ impl CudaStream {
         }
     }
 
-    /// Enqueues the division of float32 by a number, rounded once to another type; in place to float32.
+    /// Enqueues the division of float32 elements by a number. Each result is rounded once to the
+    /// type `to`. It may be in place if that is float32.
     pub(crate) unsafe fn divide(
         &self,
         input: *const u8,
@@ -252,7 +247,7 @@ impl CudaStream {
         unsafe { self.launch(Kernel::Divide(to), &arguments, count * DataType::Float32.byte_len()) }
     }
 
-    /// Enqueues the reduction of `ranks` blocks of float8 elements that lie one after the other.
+    /// Enqueues the reduction of `ranks` consecutive blocks of float8 elements.
     pub(crate) unsafe fn reduce(
         &self,
         (data_type, reduce_op): (DataType, ReduceOperation),
@@ -267,7 +262,7 @@ impl CudaStream {
         unsafe { self.launch(Kernel::Reduce(data_type, reduce_op), &arguments, count as usize) }
     }
 
-    /// Enqueues the writing of each bool as 0 or 1; in place too.
+    /// Enqueues the conversion of each bool to 0 or 1. It may be in place.
     pub(crate) unsafe fn normalize_bool(&self, input: *const u8, output: *mut u8, count: usize) -> Result<()> {
         let arguments = arguments::Cast { input, output, count: count as u64 };
         // SAFETY: as above.
@@ -283,7 +278,7 @@ impl CudaStream {
     ) -> Result<()> {
         let Transposition { dims, strides, dim_count, element_bytes, .. } = *transposition;
         let count: u64 = dims[..dim_count].iter().product();
-        // SAFETY: as above; the plan's element is as long as the addresses are aligned.
+        // SAFETY: as above; the addresses are aligned to the element of the plan.
         unsafe {
             match transposition.tiles {
                 Some([batch, rows, columns]) => {
@@ -301,7 +296,8 @@ impl CudaStream {
 
     /// # Safety
     ///
-    /// The arguments are those of the kernel; and as for all of these.
+    /// `A` is the structure that the kernel takes. The addresses in it are valid as the impl block
+    /// says.
     unsafe fn launch<A>(&self, kernel: Kernel, arguments: &A, byte_len: usize) -> Result<()> {
         if byte_len == 0 {
             return Ok(());
@@ -312,94 +308,37 @@ impl CudaStream {
         let grid = threads.div_ceil(u64::from(BLOCK)).clamp(1, most) as u32;
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         let _current = self.device().enter()?;
-        // SAFETY: the caller's promise; CUDA copies the arguments before it returns.
+        // SAFETY: the caller promises the arguments; CUDA copies them before the call returns.
         let result = unsafe {
             let parameters = parameters.as_mut_ptr();
             sys::cuLaunchKernel(function, grid, 1, 1, BLOCK, 1, 1, 0, self.raw(), parameters, std::ptr::null_mut())
         };
-        check("cuLaunchKernel", result).map_err(|e| e.about(|| kernel.name()))
+        check("cuLaunchKernel", result).map_err(|e| e.about(|| kernel.to_string()))
     }
 }
 
-/// How a transposition is done.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Transposition {
-    element_bytes: usize,
-    dim_count: usize,
-    /// The output's dimensions, and how far apart their elements are in the input.
-    dims: [u64; MAX_DIMS],
-    strides: [u64; MAX_DIMS],
-    /// Batch, rows and columns of the input, where it is a batch of matrices.
-    tiles: Option<[u64; 3]>,
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-impl Transposition {
-    /// The plan for an output whose dimension `i` is dimension `permutation[i]` of the input. `alignment` is what both
-    /// addresses are a multiple of.
-    pub(crate) fn new(shape: &Shape, permutation: &[u8], element_bytes: usize, alignment: usize) -> Self {
-        let dims = shape.as_slice();
-        let stride_of = |dim: usize| dims[dim + 1..].iter().product::<usize>() as u64;
-        let mut plan =
-            Transposition { element_bytes, dim_count: 0, dims: [1; MAX_DIMS], strides: [0; MAX_DIMS], tiles: None };
-        for dim in permutation.iter().map(|&dim| usize::from(dim)) {
-            let (len, stride) = (dims[dim] as u64, stride_of(dim));
-            match plan.dim_count.checked_sub(1) {
-                _ if len == 1 => {}
-                // Two dimensions that lie one inside the other are one.
-                Some(last) if plan.strides[last] == len * stride => {
-                    plan.dims[last] *= len;
-                    plan.strides[last] = stride;
-                }
-                _ => {
-                    plan.dims[plan.dim_count] = len;
-                    plan.strides[plan.dim_count] = stride;
-                    plan.dim_count += 1;
-                }
-            }
-        }
-        plan.widen(alignment);
-        plan.tiles = plan.find_tiles();
-        plan
-    }
+    use super::*;
 
-    /// Takes several elements as one, where runs of them stay together.
-    fn widen(&mut self, alignment: usize) {
-        let Some(last) = self.dim_count.checked_sub(1) else { return };
-        if self.strides[last] != 1 {
-            return;
-        }
-        let fits = |factor: &usize| {
-            let factor = *factor as u64;
-            self.dims[last].is_multiple_of(factor) && self.strides[..last].iter().all(|s| s.is_multiple_of(factor))
-        };
-        let factors = [16, 8, 4, 2].into_iter().filter(|bytes| alignment.is_multiple_of(*bytes));
-        let factors = factors.filter(|bytes| *bytes > self.element_bytes).map(|bytes| bytes / self.element_bytes);
-        if let Some(factor) = factors.into_iter().find(|factor| fits(factor)) {
-            self.element_bytes *= factor;
-            self.dims[last] /= factor as u64;
-            self.strides[..last].iter_mut().for_each(|stride| *stride /= factor as u64);
-        }
-    }
-
-    fn find_tiles(&self) -> Option<[u64; 3]> {
-        let (dims, strides) = (&self.dims[..self.dim_count], &self.strides[..self.dim_count]);
-        let matrix = match (dims, strides) {
-            // [columns, rows] of the output.
-            (&[columns, rows], &[1, stride]) if stride == columns => Some([1, rows, columns]),
-            (&[batch, columns, rows], &[outer, 1, stride]) if stride == columns && outer == rows * columns => {
-                Some([batch, rows, columns])
-            }
-            _ => None,
-        };
-        matrix.filter(|_| self.element_bytes <= MAX_TILED_BYTES)
-    }
-
-    /// The kernels that may be wanted for elements of so many bytes, whatever the shapes.
-    pub(crate) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
-        let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
-        widths.flat_map(|width| {
-            let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
-            std::iter::once(Kernel::Transpose(width)).chain(tiled)
-        })
+    /// Every kernel that this module may ask for is in the list, and the list has no other.
+    #[test]
+    fn the_list_has_the_kernels_that_are_launched() {
+        let float8 = [DataType::Float8E4M3, DataType::Float8E5M2];
+        let casts = DataType::ALL.iter().flat_map(|&from| DataType::ALL.iter().map(move |&to| (from, to)));
+        let floats = DataType::ALL.iter().copied().filter(|data_type| data_type.is_float());
+        let reductions =
+            float8.iter().flat_map(|&data_type| ReduceOperation::ALL.iter().map(move |&op| (data_type, op)));
+        let launched: BTreeSet<String> = casts
+            .filter_map(|(from, to)| Kernel::of_cast(from, to))
+            .chain(floats.map(Kernel::Divide))
+            .chain(reductions.map(|(data_type, reduce_op)| Kernel::Reduce(data_type, reduce_op)))
+            .chain(Transposition::kernels(1))
+            .map(|kernel| kernel.to_string())
+            .collect();
+        let listed: BTreeSet<String> = KERNELS.iter().map(|(entry, ..)| (*entry).to_owned()).collect();
+        assert_eq!(launched, listed);
     }
 }

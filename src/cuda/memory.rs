@@ -1,4 +1,4 @@
-//! Memory of a GPU, and memory of the host that a GPU reaches.
+//! Memory of a GPU, and pinned memory of the host.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::driver::check;
 use super::helper::Sent;
 use crate::error::{Error, Result, error};
 
-/// How long memory that has been dropped may take to be free again, where there is not enough.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an allocation that fails waits for dropped memory to be freed before it tries again.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Memory on a GPU.
 pub(crate) struct DeviceMemory {
@@ -23,19 +23,19 @@ pub(crate) struct DeviceMemory {
     generation: u64,
 }
 
-/// A number that no other memory has: an address may come again, with other memory behind it.
+/// A number that no other memory has. CUDA may give the same address to other memory later.
 pub(crate) fn new_generation() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-// SAFETY: an address, used only through calls that are unsafe themselves.
+// SAFETY: an address; the calls that use it are unsafe themselves.
 unsafe impl Send for DeviceMemory {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceMemory {}
 
 impl DeviceMemory {
-    /// So many bytes, not initialized; at least one, so that there is an address.
+    /// Allocates `byte_len` bytes, not initialized; for 0 bytes one, so that there is an address.
     pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
         let allocate = || {
             let _current = device.enter()?;
@@ -44,9 +44,9 @@ impl DeviceMemory {
             check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })?;
             Ok::<_, Error>(address)
         };
-        // What has been dropped may be on its way.
+        // Dropped memory is freed later, by a thread of the device.
         let address = allocate().or_else(|_| {
-            device.settle(PATIENCE);
+            device.settle(RELEASE_TIMEOUT);
             allocate()
         });
         let address = address.map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
@@ -62,12 +62,12 @@ impl DeviceMemory {
         self.address.as_ptr()
     }
 
-    /// What tells it from other memory at the same address.
+    /// A number that other memory at the same address does not have.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The address as one that is not null.
+    /// The address, which is not null.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.address
     }
@@ -80,8 +80,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
-        self.device.reap("cuMemFree", move || {
-            // What still uses it comes first; if that never ends, the memory is never freed.
+        self.device.release_later("cuMemFree", move || {
+            // Enqueued work may use the memory. If that work never ends, the memory is never freed.
             device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
@@ -89,13 +89,13 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Memory of the host that a GPU copies to and from by itself.
+/// Pinned memory of the host, which a GPU copies to and from without the processor.
 pub(super) struct PinnedMemory {
     device: Arc<Device>,
     address: NonNull<u8>,
 }
 
-// SAFETY: as `DeviceMemory`.
+// SAFETY: an address; the calls that use it are unsafe themselves.
 unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
@@ -115,8 +115,10 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let (device, address) = (Arc::clone(&self.device), Sent(self.address));
-        self.device.reap("cuMemFreeHost", move || {
+        let device = Arc::clone(&self.device);
+        // SAFETY: an address, which only the closure uses from here on.
+        let address = unsafe { Sent::new(self.address) };
+        self.device.release_later("cuMemFreeHost", move || {
             device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })

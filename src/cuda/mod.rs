@@ -1,9 +1,10 @@
-//! NVIDIA GPUs: devices, streams, memory, and kernels that are compiled at run time. Everything is loaded when it is first
-//! used: a machine without CUDA's driver gets an error that says so.
+//! NVIDIA GPUs: devices, streams, memory, and kernels that are compiled at run time. CUDA's driver
+//! is loaded at the first use; on a machine without it that use is an error.
 //!
-//! Whatever might block on a GPU that never answers is done by [`helper`] threads, with a deadline, or for drops by the device's
-//! `reaper`, so that no drop waits.
+//! A GPU may never answer. Calls that may block on it run on [`helper`] threads with a deadline.
+//! Drops do not wait: a thread of the device releases what was dropped (`deferred_release`).
 
+mod deferred_release;
 mod device;
 mod driver;
 mod graph;
@@ -11,15 +12,16 @@ pub(crate) mod helper;
 mod kernels;
 mod memory;
 mod nvrtc;
-mod reaper;
 mod stream;
 mod transfer;
+mod transposition;
 
 pub(crate) use device::{Device, device_count};
 pub(crate) use driver::driver_version;
 pub(crate) use graph::{Capture, Graph};
-pub(crate) use kernels::{Kernel, Transposition};
+pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;
 pub(crate) use stream::{CudaStream, Event, Pause};
 pub(crate) use transfer::Transfer;
+pub(crate) use transposition::Transposition;

@@ -1,4 +1,4 @@
-//! CUDA's run-time compiler, loaded when it is first used.
+//! CUDA's run-time compiler (NVRTC), loaded at the first use.
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -9,7 +9,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use super::driver::find_library;
 use crate::error::{Result, bail, error};
 
-/// The functions that are called here; see [`find_library`].
+/// The functions that this module calls; see [`find_library`].
 const FUNCTIONS: &[&str] = &[
     "nvrtcVersion",
     "nvrtcGetErrorString",
@@ -42,44 +42,41 @@ fn check(what: &str, result: nvrtcResult) -> Result<()> {
     if result == nvrtcResult::NVRTC_SUCCESS {
         return Ok(());
     }
-    // SAFETY: gives a text that lives for ever.
+    // SAFETY: the call gives a constant text.
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
     bail!(System, "{what}: NVRTC says {}", text.to_string_lossy())
 }
 
-/// Destroys the program at the end.
+/// A program, destroyed by its drop.
 struct Program(nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created once, and destroyed once.
+        // SAFETY: the program is live, or null, which NVRTC refuses. It is destroyed once.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }
 
-/// Compiles a source, with the headers it includes by name, for one architecture. Arithmetic keeps the rules of IEEE 754: no
-/// product is fused into a sum, and nothing is flushed to zero.
-pub(super) fn compile(source: &str, headers: &[(&str, &str)], capability: (i32, i32)) -> Result<Vec<u8>> {
+/// Compiles a source for one architecture. Arithmetic keeps the rules of IEEE 754: no product is
+/// fused into a sum, and nothing is flushed to zero.
+pub(super) fn compile(source: &str, capability: (i32, i32)) -> Result<Vec<u8>> {
     load()?;
     let text = |text: &str| CString::new(text).map_err(|e| error!(System, "a source has a zero in it").with_source(e));
     let source = text(source)?;
-    let names = headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
-    let contents = headers.iter().map(|(_, content)| text(content)).collect::<Result<Vec<_>>>()?;
-    let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-    let (name_pointers, content_pointers) = (pointers(&names), pointers(&contents));
     let architecture = text(&format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))?;
     let options =
         [architecture.as_ptr(), c"--fmad=false".as_ptr(), c"--ftz=false".as_ptr(), c"--prec-div=true".as_ptr()];
     let mut program = Program(ptr::null_mut());
-    // SAFETY: the texts and the lists of them outlive the calls, and the counts are those of the lists.
+    // SAFETY: the texts outlive the calls; there are no headers, and as many options as the list
+    // has.
     unsafe {
         let created = sys::nvrtcCreateProgram(
             &mut program.0,
             source.as_ptr(),
             c"distcollective.cu".as_ptr(),
-            headers.len() as i32,
-            content_pointers.as_ptr(),
-            name_pointers.as_ptr(),
+            0,
+            ptr::null(),
+            ptr::null(),
         );
         check("nvrtcCreateProgram", created)?;
         let compiled = sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr());
@@ -94,10 +91,10 @@ pub(super) fn compile(source: &str, headers: &[(&str, &str)], capability: (i32, 
     }
 }
 
-/// What the compiler had to say.
+/// The messages of the compiler.
 fn log(program: &Program) -> String {
     let mut len = 0;
-    // SAFETY: the program is alive, and the text as long as it was said to be.
+    // SAFETY: the program is alive, and the buffer has the length that NVRTC gave.
     unsafe {
         if sys::nvrtcGetProgramLogSize(program.0, &mut len) != nvrtcResult::NVRTC_SUCCESS {
             return String::new();

@@ -1,4 +1,4 @@
-//! CUDA's streams and events.
+//! CUDA streams and events.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -18,22 +18,25 @@ use crate::error::{Result, bail};
 use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
 
-/// A stream of a GPU: the caller's, or our own.
+/// How long aborted work may take to end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A CUDA stream, borrowed from the caller or made by the library.
 pub(crate) struct CudaStream {
     device: Arc<Device>,
     raw: CUstream,
     is_own: bool,
     id: u64,
     alive: Arc<()>,
-    /// Events that are not in use, so that work is enqueued without making any.
+    /// Events that are not in use. Work reuses them, so that enqueueing makes none.
     spare: Arc<Mutex<Vec<Arc<RawEvent>>>>,
-    /// What work that nobody waits for may still use, with the event after which it does not.
+    /// What enqueued work uses although its `Work` was dropped, each with the event of its end.
     kept: Mutex<Vec<(Event, Box<dyn Any + Send>)>>,
 }
 
-// SAFETY: a stream may be used from any thread.
+// SAFETY: CUDA allows any thread to use a stream.
 unsafe impl Send for CudaStream {}
-// SAFETY: as above; the driver orders calls.
+// SAFETY: as above, and the driver locks the stream in each call.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
@@ -51,11 +54,12 @@ impl CudaStream {
     ///
     /// # Safety
     ///
-    /// It is a stream of this device's primary context, or null, and lives as long as this and all clones of it.
+    /// `raw` is null or a stream of this device's primary context, and exists as long as this value
+    /// and work that it enqueues.
     pub(crate) unsafe fn borrowed(device: &Arc<Device>, raw: *mut c_void) -> Result<Self> {
         let _current = device.enter()?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: the caller's promise; writes one pointer.
+        // SAFETY: the caller promises a live stream or null; the call writes one pointer.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(raw.cast(), &mut context) })?;
         if context != device.context() {
             bail!(InvalidArgument, "the stream is not one of GPU {}, or not of its primary context", device.ordinal());
@@ -64,7 +68,8 @@ impl CudaStream {
     }
 
     fn with(device: &Arc<Device>, raw: CUstream, is_own: bool) -> Self {
-        // A handle of our own may come again while work of the one before is still under way; the caller's may not.
+        // The driver may reuse the handle of an own stream while work of the destroyed one still
+        // runs. A caller destroys a stream only when its work has ended.
         let id = if is_own { 2 * new_generation() + 1 } else { raw.addr() as u64 };
         CudaStream {
             device: Arc::clone(device),
@@ -77,12 +82,12 @@ impl CudaStream {
         }
     }
 
-    /// Gone when the stream is.
+    /// A reference that dies with the stream.
     pub(crate) fn alive(&self) -> Weak<()> {
         Arc::downgrade(&self.alive)
     }
 
-    /// What tells streams apart: even for the caller's, odd for our own.
+    /// A number for each stream: even for a caller's, odd for one that the library made.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -100,7 +105,8 @@ impl CudaStream {
         self.raw
     }
 
-    /// Whether what is enqueued now is recorded into a graph instead of run.
+    /// Whether the stream is being captured: enqueued work is recorded into a graph and does not
+    /// run.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
         let _current = self.device.enter()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -115,7 +121,7 @@ impl CudaStream {
         }
     }
 
-    /// An event after everything that has been enqueued so far.
+    /// An event after everything that was enqueued so far.
     pub(crate) fn record(&self) -> Result<Event> {
         let _current = self.device.enter()?;
         let spare = lock(&self.spare).pop();
@@ -129,37 +135,46 @@ impl CudaStream {
         Ok(event)
     }
 
-    /// Lets what is enqueued from now on wait for an event of another stream.
+    /// Makes everything that is enqueued from now on wait for an event of another stream.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         let _current = self.device.enter()?;
         // SAFETY: stream and event are alive.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.handle(), 0) })
     }
 
-    /// Waits until everything enqueued so far is done. `alive` is asked from time to time whether that is still to be expected.
+    /// Waits until everything that was enqueued so far has ended. An error of `alive`, which is
+    /// called again and again, ends the wait.
     pub(crate) fn synchronize(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
         self.record()?.wait(deadline, alive)
     }
 
-    /// Keeps what enqueued work uses until that is done.
+    /// After a failure: waits until the aborted work has ended and does not use the caller's memory
+    /// any more.
+    pub(crate) fn drain(&self) {
+        if self.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
+            crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
+        }
+    }
+
+    /// Keeps a value that enqueued work uses, until the event of its end.
     pub(crate) fn keep(&self, until: Event, what: Box<dyn Any + Send>) {
         lock(&self.kept).push((until, what));
     }
 
-    /// Lets go of what is not in use any more.
+    /// Drops kept values whose work has ended.
     pub(crate) fn sweep(&self) {
         let mut done = Vec::new();
         let mut kept = lock(&self.kept);
         let mut index = 0;
         while index < kept.len() {
-            // What cannot be asked may be in use.
+            // If the query fails, the work may still run.
             if matches!(kept[index].0.is_done(), Ok(true)) {
                 done.push(kept.swap_remove(index));
             } else {
                 index += 1;
             }
         }
-        // What goes may take this stream's lock.
+        // A dropped value may take this stream's lock.
         drop(kept);
     }
 }
@@ -172,23 +187,27 @@ impl fmt::Debug for CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        // What work still uses goes after it.
+        // Values that work still uses are dropped after it.
         for (until, what) in std::mem::take(&mut *lock(&self.kept)) {
-            self.device.reap("work that nobody waited for", move || {
-                until.wait(Instant::now() + KEEPING, || Ok(())).inspect_err(|_| std::mem::forget(what))
+            self.device.release_later("work whose handle was dropped", move || {
+                until.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())).inspect_err(|_| std::mem::forget(what))
             });
         }
         if self.is_own {
-            let raw = Sent(self.raw);
-            self.device.reap("cuStreamDestroy", move || {
-                // SAFETY: made by `new`, and destroyed once; what is enqueued on it is still done.
+            // SAFETY: the driver takes a stream from any thread, and nothing else has this one any
+            // more.
+            let raw = unsafe { Sent::new(self.raw) };
+            self.device.release_later("cuStreamDestroy", move || {
+                // SAFETY: `new` made the stream, and it is destroyed once. The driver ends its work
+                // first.
                 check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw.into_inner()) })
             });
         }
     }
 }
 
-/// A point in a stream. Clones are the same; the last one gives the driver's event back to its stream.
+/// A point in a stream. Clones are the same point. The last one returns the driver's event to the
+/// stream.
 #[derive(Clone)]
 pub(crate) struct Event {
     raw: Option<Arc<RawEvent>>,
@@ -200,7 +219,7 @@ struct RawEvent {
     handle: CUevent,
 }
 
-// SAFETY: an event may be used from any thread.
+// SAFETY: CUDA allows any thread to use an event.
 unsafe impl Send for RawEvent {}
 // SAFETY: as above.
 unsafe impl Sync for RawEvent {}
@@ -218,18 +237,20 @@ impl RawEvent {
 impl Drop for RawEvent {
     fn drop(&mut self) {
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: made by `new`, and destroyed once; the driver frees it when it has been reached.
+        // SAFETY: `new` made the event, and it is destroyed once. The driver frees it when the
+        // stream has reached it.
         let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
     }
 }
 
-/// Lets this thread ask for events although another one captures a stream, which a capture of the whole process forbids.
+/// Allows this thread to query events although another thread captures a stream in the mode that
+/// forbids it to the whole process.
 struct Relaxed(CUstreamCaptureMode);
 
 impl Relaxed {
     fn begin() -> Result<Self> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges the thread's mode with the value.
+        // SAFETY: exchanges the thread's mode with the variable's.
         check("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
         Ok(Relaxed(mode))
     }
@@ -237,25 +258,25 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // SAFETY: puts back what `begin` has found.
+        // SAFETY: restores the mode that `begin` has replaced.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
     }
 }
 
-/// How long what work uses is kept after its stream was dropped. Then it is left behind.
-const KEEPING: Duration = Duration::from_secs(3600);
+/// How long a dropped stream waits for its work before it leaks what the work uses.
+const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// For how long a wait spins, and then gives way, before it sleeps.
-const SPINNING: Duration = Duration::from_micros(50);
-const YIELDING: Duration = Duration::from_millis(1);
-const SLEEP: Duration = Duration::from_micros(100);
+/// How long a wait spins, then yields, before it sleeps; and how long one sleep is.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+const YIELD_TIME: Duration = Duration::from_millis(1);
+const SLEEP_TIME: Duration = Duration::from_micros(100);
 
 impl Event {
     fn handle(&self) -> CUevent {
         self.raw.as_ref().map_or(std::ptr::null_mut(), |raw| raw.handle)
     }
 
-    /// Whether it has been reached.
+    /// Whether the stream has reached it.
     pub(crate) fn is_done(&self) -> Result<bool> {
         let Some(raw) = &self.raw else { return Ok(true) };
         let _current = raw.device.enter()?;
@@ -268,7 +289,8 @@ impl Event {
         check("cuEventQuery", result).map(|()| true)
     }
 
-    /// Waits until it is reached. `alive` is asked from time to time whether that is still to be expected.
+    /// Waits until the stream reaches it. An error of `alive`, which is called again and again,
+    /// ends the wait.
     pub(crate) fn wait(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<()> {
         let mut pause = Pause::begin("work on the GPU");
         while !self.is_done()? {
@@ -292,27 +314,27 @@ impl Drop for Event {
     }
 }
 
-/// A wait for something that can only be asked for: it spins, then gives way, then sleeps.
+/// A wait that polls: it spins, then yields, then sleeps.
 pub(crate) struct Pause<'a> {
     start: Instant,
     what: &'a str,
-    /// From the first sleep on.
+    /// Set at the first sleep.
     slow: Option<SlowWarning>,
 }
 
 impl<'a> Pause<'a> {
-    /// A wait for `what`, as a warning about a long wait names it.
+    /// Begins a wait. A warning about a long one names it `what`.
     pub(crate) fn begin(what: &'a str) -> Self {
         Pause { start: Instant::now(), what, slow: None }
     }
 
     pub(crate) fn pause(&mut self) {
         match self.start.elapsed() {
-            waited if waited < SPINNING => std::hint::spin_loop(),
-            waited if waited < YIELDING => std::thread::yield_now(),
+            waited if waited < SPIN_TIME => std::hint::spin_loop(),
+            waited if waited < YIELD_TIME => std::thread::yield_now(),
             _ => {
                 self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(self.what, seconds));
-                std::thread::sleep(SLEEP);
+                std::thread::sleep(SLEEP_TIME);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Copies between the host's memory and a GPU's, through pinned memory in pieces, so that copying a piece by the processor and
-//! by the GPU overlap.
+//! Copies between memory of the host and of a GPU. They go through pinned memory in pieces, so that
+//! the processor copies one piece while the GPU copies another.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,21 +14,21 @@ use crate::error::Result;
 /// The length of a piece, in bytes.
 const PIECE: usize = 4 << 20;
 
-/// Two pieces of pinned memory in turn.
+/// Two pieces of pinned memory, which are used alternately.
 pub(crate) struct Transfer {
-    pieces: [Piece; 2],
+    pieces: [PinnedPiece; 2],
 }
 
-struct Piece {
+struct PinnedPiece {
     memory: PinnedMemory,
-    /// After which the GPU does not use the piece any more.
+    /// The end of the GPU's last copy from or to the piece.
     in_use: Option<Event>,
 }
 
-impl Piece {
-    /// Waits until the GPU is through with the piece.
+impl PinnedPiece {
+    /// Waits until the GPU does not use the piece.
     fn wait(&mut self, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        // An error leaves the event where it is: the piece may still be in use.
+        // After an error the GPU may still use the piece, so the event stays.
         if let Some(event) = &self.in_use {
             event.wait(deadline, alive)?;
         }
@@ -39,15 +39,16 @@ impl Piece {
 
 impl Transfer {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
-        let piece = || Ok::<_, crate::Error>(Piece { memory: PinnedMemory::new(device, PIECE)?, in_use: None });
+        let piece = || Ok::<_, crate::Error>(PinnedPiece { memory: PinnedMemory::new(device, PIECE)?, in_use: None });
         Ok(Transfer { pieces: [piece()?, piece()?] })
     }
 
-    /// Enqueues a copy to the GPU. When it returns, the host's memory is not needed any more.
+    /// Enqueues a copy to the GPU. The memory of the host is free when the call returns.
     ///
     /// # Safety
     ///
-    /// `from` is valid for reads, and `to` on the stream's GPU for writes when the stream comes to it, of `byte_len` bytes.
+    /// `from` is valid for reads of `byte_len` bytes. `to`, on the stream's GPU, is valid for
+    /// writes of as many bytes until the stream has done the copy.
     pub(crate) unsafe fn upload(
         &mut self,
         from: *const u8,
@@ -63,7 +64,8 @@ impl Transfer {
             piece.wait(deadline, alive)?;
             let address = piece.memory.address();
             let _current = stream.device().enter()?;
-            // SAFETY: the caller's promise; the piece is as long, and nobody uses it.
+            // SAFETY: the caller promises both ranges; the piece is at least as long, and the GPU
+            // does not use it.
             unsafe {
                 address.copy_from_nonoverlapping(from.add(start), len);
                 let to = to.wrapping_add(start) as CUdeviceptr;
@@ -74,11 +76,12 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies from the GPU, after everything that has been enqueued so far, and waits for it.
+    /// Copies from the GPU, after everything that was enqueued so far, and waits for the copy.
     ///
     /// # Safety
     ///
-    /// `from` on the stream's GPU is valid for reads when the stream comes to it, and `to` for writes, of `byte_len` bytes.
+    /// `from`, on the stream's GPU, is valid for reads of `byte_len` bytes when the stream reaches
+    /// the copy. `to` is valid for writes of as many bytes.
     pub(crate) unsafe fn download(
         &mut self,
         from: *const u8,
@@ -90,14 +93,16 @@ impl Transfer {
     ) -> Result<()> {
         let pieces = byte_len.div_ceil(PIECE);
         let len = |turn: usize| PIECE.min(byte_len - turn * PIECE);
-        // Each turn enqueues the copy of one piece and takes in the one before.
+        // Each step enqueues the copy of one piece, and copies the piece before it to `to`.
         for turn in 0..=pieces {
             if turn < pieces {
                 let piece = &mut self.pieces[turn % 2];
                 piece.wait(deadline, alive)?;
                 let from = from.wrapping_add(turn * PIECE) as CUdeviceptr;
                 let _current = stream.device().enter()?;
-                // SAFETY: the caller's promise; the piece is as long, and nobody uses it.
+                // SAFETY: the caller promises both ranges; the piece is at least as long, and the
+                // GPU does not
+                // use it.
                 let result =
                     unsafe { sys::cuMemcpyDtoHAsync_v2(piece.memory.address().cast(), from, len(turn), stream.raw()) };
                 check("cuMemcpyDtoHAsync", result)?;
@@ -106,7 +111,7 @@ impl Transfer {
             if let Some(before) = turn.checked_sub(1) {
                 let piece = &mut self.pieces[before % 2];
                 piece.wait(deadline, alive)?;
-                // SAFETY: the caller's promise; the copy into the piece is done.
+                // SAFETY: the caller promises `to`; the GPU's copy into the piece has ended.
                 unsafe { to.add(before * PIECE).copy_from_nonoverlapping(piece.memory.address(), len(before)) };
             }
         }

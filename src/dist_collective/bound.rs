@@ -10,8 +10,8 @@ use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
+use crate::executor::Executor;
 use crate::issue_order::{Extent, IssueOrder};
-use crate::lane::Lane;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
@@ -77,19 +77,19 @@ impl Role {
         subject: &str,
         [input, output]: [Address; 2],
         deadline: Instant,
-        lane: Lane<'_>,
+        executor: Executor<'_>,
     ) -> Result<()> {
         match self {
             Role::Skip => Ok(()),
             Role::Identity => {
                 // SAFETY: the caller's promise.
                 self.check_buffers(call, input.addr(), output.addr())
-                    .and_then(|()| unsafe { lane.copy(input, output, call.block_bytes(), deadline) })
+                    .and_then(|()| unsafe { executor.copy(input, output, call.block_bytes(), deadline) })
                     .map_err(|e| e.about(|| subject.to_owned()))
             }
             Role::Member(communicator) => {
                 let signature = Signature { purpose: Purpose::Collective, call: *call };
-                let stream = lane.stream();
+                let stream = executor.stream();
                 // SAFETY: the caller's promise.
                 unsafe {
                     communicator.run(&Request { signature, label: Some(subject), input, output, deadline, stream })
@@ -300,7 +300,7 @@ impl BoundLayer {
         let deadline = self.communicator.deadline();
         let (call, subject) = (self.call(&shape), &self.layer.subject);
         // SAFETY: the lengths were compared just now, and the views borrow the buffers.
-        let run = || unsafe { self.role.run(&call, subject, sides, deadline, Lane::Caller) };
+        let run = || unsafe { self.role.run(&call, subject, sides, deadline, Executor::Caller) };
         self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
@@ -359,7 +359,7 @@ impl Task for RawCall {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
         // SAFETY: the promise of `enqueue`.
-        unsafe { role.run(&self.call, &layer.subject, self.sides, self.deadline, Lane::of(stream)) }
+        unsafe { role.run(&self.call, &layer.subject, self.sides, self.deadline, Executor::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use agreement::{PlannedCall, agree};
 pub use bound::{BoundLayer, RawCall};
 pub(crate) use bound::{Role, Roles};
-pub use typed::{DistCollective, Unrooted};
+pub use typed::{DistCollective, NoRoot};
 
 use crate::collective::{
     Call, Collective, CollectiveOperation, Groups, InPlace, ReduceOperation, Root, check_type, output_dims,

@@ -34,7 +34,7 @@ pub struct DistCollective<R> {
 
 /// Marks an operation that has no root.
 #[derive(Clone, Copy, Debug)]
-pub enum Unrooted {}
+pub enum NoRoot {}
 
 impl<R> DistCollective<R> {
     fn from_parts(
@@ -70,7 +70,7 @@ impl<R> DistCollective<R> {
     }
 }
 
-impl DistCollective<Unrooted> {
+impl DistCollective<NoRoot> {
     /// Every rank gets the reduction of all inputs.
     pub fn all_reduce(reduce_op: ReduceOperation) -> Self {
         Self::from_parts(CollectiveOperation::AllReduce, Some(reduce_op), None, Groups::All)

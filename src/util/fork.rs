@@ -1,39 +1,50 @@
-//! Processes that are forked from a rank's. A child has copies of the rank's handles, the same shared memory and none of its threads. It
-//! is no rank: what it does with the copies must not reach the others, nor its parent, nor wait for a thread that is not there.
+//! Detects that the process was forked from that of a rank. The child has copies of the rank's
+//! handles and the same shared memory, but only the thread that forked. It is no rank. A call
+//! through the copies must not affect the parent or other ranks, and must not wait for a thread or
+//! a lock of the parent.
+//!
+//! Each entry (a call on a communicator, an enqueue, a wait, a call of CUDA) checks once and
+//! returns an error in a child. Below it code may assume that the process is the rank's. Drops have
+//! no entry above them, so each checks by itself and does nothing in a child.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Result, bail};
 
-/// How many forks lie between the process that was started and this one, counted from the first [`ProcessGuard`].
+/// How many forks are between this process and the one that made the first [`ProcessGuard`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process in which something was made.
+/// Remembers the process that made something.
 #[derive(Clone, Copy)]
 pub(crate) struct ProcessGuard(u32);
 
 impl ProcessGuard {
-    /// This process.
+    /// Remembers this process.
     pub(crate) fn current() -> Self {
         extern "C" fn count() {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
         static COUNTING: Once = Once::new();
         COUNTING.call_once(|| {
-            // SAFETY: the child only counts, which it may between fork and exec.
+            // SAFETY: `count` only adds to an atomic, which is allowed in a child between fork and
+            // exec.
             let refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
             assert_eq!(refused, 0, "no memory to be told of forks");
         });
         ProcessGuard(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this process is the one, and not forked from it.
+    /// Whether this is that process, and not one that was forked from it.
     pub(crate) fn is_current(&self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
-    /// `what` was made there.
+    /// Checks that this is that process. The error names `what` it made.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`: this process was forked from it.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         match self.is_current() {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! What every module may use: it knows nothing of collectives.
+//! Functions that every module may use. They know nothing of collectives.
 
 pub(crate) mod fork;
 pub(crate) mod log;
@@ -9,12 +9,13 @@ pub(crate) mod text;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Locks a mutex whose data every panic leaves whole.
+/// Locks a mutex, also after a panic in a thread that held it. For data that a panic cannot leave
+/// half changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The text of a panic, as far as it has one.
+/// The text of a panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -23,7 +24,7 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// When a wait that begins now ends.
+/// The deadline of a wait that begins now. A timeout that `Instant` cannot hold means a year.
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
     const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);

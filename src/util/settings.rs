@@ -1,5 +1,5 @@
 //! What this library's own environment variables say: `DCL_TIMEOUT`, `DCL_SLOW_WARNING`, `DCL_LOG`.
-//! They are read once, when the first of them is needed.
+//! They are read once, at the first use of any of them.
 
 use std::ffi::OsString;
 use std::sync::OnceLock;
@@ -70,7 +70,7 @@ pub(crate) fn settings() -> Result<&'static Settings> {
 
 /// The timeout that `DCL_TIMEOUT` sets, in seconds; `default` where it is not set.
 ///
-/// The library uses it with [`DEFAULT_TIMEOUT`] wherever the caller gives no timeout.
+/// The library calls it with [`DEFAULT_TIMEOUT`] if the caller gives no timeout.
 ///
 /// # Errors
 ///

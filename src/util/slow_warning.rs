@@ -8,7 +8,7 @@ use crate::util::settings::settings;
 /// Logs a wait once, when it has lasted as long as `DCL_SLOW_WARNING` says.
 pub(crate) struct SlowWarning {
     begin: Instant,
-    /// `None` after the warning, and if there is to be none.
+    /// `None` after the warning, and if warnings are off.
     after: Option<Duration>,
 }
 
@@ -19,12 +19,13 @@ impl SlowWarning {
         SlowWarning { begin: Instant::now(), after }
     }
 
-    /// When the wait has to look next: at `deadline`, or before it for the warning.
+    /// When the wait has to call [`look`](Self::look) next: at `deadline`, or earlier for the
+    /// warning.
     pub(crate) fn next_look(&self, deadline: Instant) -> Instant {
         self.after.and_then(|after| self.begin.checked_add(after)).map_or(deadline, |due| due.min(deadline))
     }
 
-    /// Logs the wait if it is time. `text` gets the seconds that it has lasted.
+    /// Logs the wait if it is long enough. `text` gets the seconds that it has lasted.
     pub(crate) fn look(&mut self, text: impl FnOnce(u64) -> String) {
         let waited = self.begin.elapsed();
         if self.after.is_some_and(|after| waited >= after) {

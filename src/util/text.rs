@@ -5,7 +5,7 @@ pub(crate) fn list_ranks(ranks: impl IntoIterator<Item = u32>) -> String {
     list_of("rank", ranks)
 }
 
-/// Lists what has numbers: `GPU 3`, `GPUs 0, 1 and 3`.
+/// Lists numbered things: `GPU 3`, `GPUs 0, 1 and 3`.
 pub(crate) fn list_of(noun: &str, numbers: impl IntoIterator<Item = u32>) -> String {
     let numbers: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
     match numbers.as_slice() {

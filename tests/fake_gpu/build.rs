@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     println!("cargo::rerun-if-changed={FORKS}");
     let forks = &[PathBuf::from(FORKS)];
-    let cuda = library(&out, "libcuda.so.1", "", "cuda", &[&kernels(&out)?[..], forks].concat(), &[])?;
+    let cuda = library(&out, "libcuda.so.1", "", "cuda", &[&[kernels(&out)?][..], forks].concat(), &[])?;
     let nvrtc = library(&out, "libnvrtc.so.13", "", "nvrtc", &[], &[])?;
     let current = library(&out, "libnccl.so.2", "current", "nccl", forks, &[])?;
     let old = library(&out, "libnccl.so.2", "old", "nccl", forks, &["-DFAKE_NCCL_VERSION=22105"])?;
@@ -74,19 +74,14 @@ fn library(
     Ok(path)
 }
 
-/// The project's kernels compiled for the host, where there are any.
-fn kernels(out: &Path) -> Result<Vec<PathBuf>> {
-    let sources = Path::new("../../cuda");
-    println!("cargo::rerun-if-changed={}", sources.display());
-    let source = sources.join("kernels.cu");
-    if !source.exists() {
-        return Ok(Vec::new());
-    }
+/// The library's kernels compiled for the host.
+fn kernels(out: &Path) -> Result<PathBuf> {
+    println!("cargo::rerun-if-changed={}", host_kernels::SOURCE);
     let object = out.join("kernels.o");
     let mut command = compiler()?;
-    command.args(FLAGS).args(["-fvisibility=hidden", "-c", "-x", "c"]).arg("-o").arg(&object).arg(source);
+    command.args(FLAGS).args(["-fvisibility=hidden", "-c"]).arg("-o").arg(&object).arg(host_kernels::SOURCE);
     run(command)?;
-    Ok(vec![object])
+    Ok(object)
 }
 
 fn compiler() -> Result<std::process::Command> {

@@ -22,7 +22,7 @@ struct DivideArguments {
     divisor: f32,
 }
 
-/// Where elements lie: so many elements after a multiple of 16 bytes; and on how many blocks the kernel runs.
+/// The offsets of the buffers from a multiple of 16 bytes, in elements, and the number of blocks.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     input_offset: usize,
@@ -32,7 +32,7 @@ struct Setting {
 
 const PLAIN: Setting = Setting { input_offset: 0, output_offset: 0, grid: 3 };
 
-/// What a kernel with the structure of casts makes of elements.
+/// The result of a kernel that takes the structure of casts.
 fn run(name: &str, from: DataType, to: DataType, elements: &[u64], setting: Setting) -> Vec<u64> {
     let mut input = Buffer::of(&encode(from, elements), setting.input_offset * from.byte_len());
     let mut output = Buffer::new(elements.len() * to.byte_len(), setting.output_offset * to.byte_len());
@@ -76,7 +76,8 @@ fn every_value_of_one_or_two_bytes_to_every_type() {
     }
 }
 
-/// Every value of the narrower floating-point types, the middle between it and the next, and what is beside the middle.
+/// Every value of the narrower floating-point types, the middle between it and the next value, and
+/// the neighbours of the middle.
 fn ties() -> Vec<f32> {
     let mut all = Vec::new();
     for (data_type, largest) in [
@@ -102,7 +103,7 @@ fn ties() -> Vec<f32> {
     all
 }
 
-/// Values at which a float stops to fit an integer, and their neighbours.
+/// The limits of the integer types as floats, and their neighbours.
 fn edges_of_integers() -> Vec<f32> {
     let mut all = vec![0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN];
     all.extend([0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xff80_1234, 0x7fff_ffff, 0xffff_ffff].map(f32::from_bits));
@@ -125,7 +126,8 @@ fn float32_to_every_type() {
     check_casts(DataType::Float32, &floats());
 }
 
-/// Powers of two and sums of two of them, where roundings and wraps happen, with neighbours and both signs.
+/// Powers of two and sums of two of them, which are rounded or wrap, with neighbours and both
+/// signs.
 fn integers() -> Vec<u64> {
     let mut all = vec![0, i64::MAX as u64, i64::MIN as u64];
     for high in 0..63 {
@@ -165,7 +167,7 @@ fn in_place_where_the_sizes_are_equal() {
 }
 
 #[test]
-fn wherever_the_elements_lie_and_however_many_they_are() {
+fn any_number_of_elements_at_any_address() {
     let mut random = Random(4);
     let pairs = [
         (DataType::Float8E4M3, DataType::Float8E5M2),
@@ -189,7 +191,7 @@ fn wherever_the_elements_lie_and_however_many_they_are() {
                 output_offset: random.below(16),
                 grid: 1 + random.below(5) as u32,
             };
-            // The same offset every other time, so that there are packets after a few loose elements.
+            // Every other case has equal offsets, so that packets follow a few loose elements.
             let setting =
                 if random.below(2) == 0 { Setting { input_offset: setting.output_offset, ..setting } } else { setting };
             let elements = decode(from, &random.bytes(count * from.byte_len()));

@@ -14,14 +14,14 @@ impl Random {
     }
 }
 
-/// What the bytes around a buffer are, and those of a buffer that nobody wrote.
+/// The value of bytes around a buffer, and of a buffer that was not written.
 const UNTOUCHED: u8 = 0xa5;
 
-/// Bytes that begin so many bytes after a multiple of 16. Those around them nobody may write, and what is more than a few
-/// bytes behind them nobody can even read.
+/// Memory for a kernel. Its address is `offset` bytes above a multiple of 16. A write to the bytes
+/// around it fails a check, and an access more than a few bytes behind it faults.
 pub struct Buffer {
     pages: *mut c_void,
-    /// How many bytes of the pages can be read and written; one more page cannot.
+    /// How many bytes of the pages are accessible. One more page is not.
     usable: usize,
     start: usize,
     len: usize,
@@ -32,11 +32,11 @@ impl Buffer {
         let page = rustix::param::page_size();
         let usable = (len + 16).next_multiple_of(page);
         let start = (usable - len - offset % 16) / 16 * 16 + offset % 16;
-        // SAFETY: fresh pages, of which the last one is nobody's.
+        // SAFETY: the pages are new, and nothing uses the last one, which is protected.
         let pages = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let pages = mmap_anonymous(ptr::null_mut(), usable + page, access, MapFlags::PRIVATE).expect("pages");
-            mprotect(pages.byte_add(usable), page, MprotectFlags::empty()).expect("a page that nobody can read");
+            mprotect(pages.byte_add(usable), page, MprotectFlags::empty()).expect("an inaccessible page");
             pages
         };
         let mut buffer = Buffer { pages, usable, start, len };
@@ -55,7 +55,7 @@ impl Buffer {
         self.pages.wrapping_byte_add(self.start)
     }
 
-    /// The bytes, once it is sure that those around them are what they were.
+    /// The bytes. Checks that those around them were not written.
     pub fn bytes(&mut self) -> Vec<u8> {
         let (start, len) = (self.start, self.len);
         let (before, rest) = self.all().split_at(start);
@@ -65,25 +65,27 @@ impl Buffer {
     }
 
     fn all(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes of the pages are there to be read and written, and they begin as zeros.
+        // SAFETY: `usable` bytes of the pages are accessible, and the kernel initialized them with
+        // zeros.
         unsafe { slice::from_raw_parts_mut(self.pages.cast(), self.usable) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the pages are this buffer's, whose borrows have ended.
+        // SAFETY: the pages belong to this buffer, whose borrows have ended.
         unsafe { munmap(self.pages, self.usable + rustix::param::page_size()).expect("pages of this buffer") };
     }
 }
 
-/// Runs the kernel of a name on a grid of so many blocks.
+/// Runs the kernel `name` on a grid of `grid` blocks.
 ///
 /// # Safety
 ///
-/// The structure is the one that the kernel takes, and the addresses in it are valid for what the kernel does there.
+/// `A` is the structure that the kernel takes, and the addresses in it are valid for the kernel's
+/// reads and writes.
 pub unsafe fn launch<A>(name: &str, arguments: &A, grid: u32) {
     let kernel = kernel(name).unwrap_or_else(|| panic!("there is no kernel {name}"));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises the structure and its addresses.
     unsafe { kernel.launch((&raw const *arguments).cast(), grid, BLOCK) };
 }

@@ -20,7 +20,7 @@ struct ReduceArguments {
     ranks: u64,
 }
 
-/// What the ranks' elements become, as the table of the README says.
+/// The reduction of the ranks' elements, as the README's table defines it.
 fn reduced(data_type: DataType, operation: &str, elements: &[u8]) -> u8 {
     if let [element] = elements {
         return *element;
@@ -41,7 +41,7 @@ fn reduced(data_type: DataType, operation: &str, elements: &[u8]) -> u8 {
     element_of_float(data_type, result.unwrap_or(f32::NAN)) as u8
 }
 
-/// Reduces what lies at a stride, and compares. In place the output is the first rank's elements.
+/// Reduces elements at a stride, and compares. In place the output is the first rank's elements.
 fn check(
     data_type: DataType,
     operation: &str,
@@ -61,7 +61,8 @@ fn check(
         stride: stride64,
         ranks: ranks as u64,
     };
-    // SAFETY: the input has the elements of every rank, the last one's at the end, and the output one rank's.
+    // SAFETY: the input has the elements of all ranks at this stride, and the output those of one
+    // rank.
     unsafe { launch(&format!("dcl_reduce_{data_type}_{operation}"), &arguments, grid) };
     let got = if output_offset.is_some() { output.bytes() } else { input.bytes() };
     for (i, &got) in got.iter().take(count).enumerate() {
@@ -88,7 +89,7 @@ fn every_pair_of_elements() {
 }
 
 #[test]
-fn any_number_of_ranks_wherever_they_lie() {
+fn any_number_of_ranks_at_any_address() {
     let mut random = Random(6);
     for data_type in TYPES {
         for operation in OPERATIONS {
@@ -107,7 +108,8 @@ fn any_number_of_ranks_wherever_they_lie() {
     }
 }
 
-/// Random bits hardly ever give a product that is neither zero nor infinite, or a sum that only its rounding decides.
+/// Of random bits, hardly any product is neither zero nor infinite, and hardly any sum is a tie.
+/// These values have such results.
 #[test]
 fn values_of_middling_size() {
     let mut random = Random(7);

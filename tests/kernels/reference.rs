@@ -1,4 +1,5 @@
-//! What elements mean, by the crates `half` and `float8` and Rust's own conversions. An element is its bits in a `u64`.
+//! The values of elements, by the crates `half` and `float8` and Rust's own conversions. An element
+//! is its bits in a `u64`.
 
 use distcollective::{DataType, F8E4M3, F8E5M2, bf16, f16};
 
@@ -55,7 +56,8 @@ pub fn element_of_float(data_type: DataType, x: f32) -> u64 {
 fn element_of_integer(data_type: DataType, x: i64) -> u64 {
     match data_type {
         DataType::Float32 => u64::from((x as f32).to_bits()),
-        // The rounding to float32 on the way is exact up to 2 to the 24; there float16 is infinite and float8 saturated.
+        // float32 holds integers up to 2^24 exactly. There float16 is infinite and float8
+        // saturated.
         DataType::Float16 | DataType::Float8E4M3 | DataType::Float8E5M2 => element_of_float(data_type, x as f32),
         DataType::Bfloat16 => u64::from(nearest_bfloat16(x)),
         DataType::Int64 => x as u64,
@@ -65,7 +67,7 @@ fn element_of_integer(data_type: DataType, x: i64) -> u64 {
     }
 }
 
-/// By search among the neighbours of what two roundings give.
+/// The nearest one, found among the neighbours of the result of two roundings.
 fn nearest_bfloat16(x: i64) -> u16 {
     let near = bf16::from_f32(x as f32).to_bits();
     if x.unsigned_abs() < 1 << 24 {

@@ -23,7 +23,8 @@ struct TiledArguments {
     columns: u64,
 }
 
-/// Gathers elements at the strides, and compares. The buffers begin so many elements after a multiple of 16 bytes.
+/// Gathers elements at the strides, and compares. The buffers begin `offset` elements after a
+/// multiple of 16 bytes.
 fn check(bytes: usize, dims: &[usize], strides: &[usize], offset: usize, grid: u32, random: &mut Random) {
     let count: usize = dims.iter().product();
     let last: usize = dims.iter().zip(strides).map(|(&dim, &stride)| dim.saturating_sub(1) * stride).sum();
@@ -31,7 +32,7 @@ fn check(bytes: usize, dims: &[usize], strides: &[usize], offset: usize, grid: u
     let mut input = Buffer::of(&source, offset * bytes);
     let mut output = Buffer::new(count * bytes, offset * bytes);
     let (count64, dim_count) = (count as u64, dims.len() as u64);
-    // What is behind the last dimension is not looked at.
+    // The kernel does not read behind the last dimension.
     let (mut all_dims, mut all_strides) = ([0; 8], [u64::MAX; 8]);
     for (i, (&dim, &stride)) in dims.iter().zip(strides).enumerate() {
         (all_dims[i], all_strides[i]) = (dim as u64, stride as u64);
@@ -44,7 +45,8 @@ fn check(bytes: usize, dims: &[usize], strides: &[usize], offset: usize, grid: u
         dims: all_dims,
         strides: all_strides,
     };
-    // SAFETY: the input reaches as far as the largest index, and the output has the product of the dimensions.
+    // SAFETY: the input has an element at the largest index, and the output has as many elements as
+    // the product of the dimensions.
     unsafe { launch(&format!("dcl_transpose_{bytes}"), &arguments, grid) };
     let got = output.bytes();
     let mut index = vec![0; dims.len()];
@@ -75,7 +77,7 @@ fn any_permutation_of_up_to_eight_dimensions_with_gaps() {
         }
         let largest = [0, 3000, 100, 30, 12, 7, 5, 4, 3][rank] + 1;
         let dims: Vec<usize> = (0..rank).map(|_| 1 + random.below(largest)).collect();
-        // The input's own order is another one, and between its rows may be elements that belong to nobody.
+        // The dimensions have another order in the input, whose rows may have gaps between them.
         let (mut strides, mut next) = (vec![0; rank], 1);
         for &dim in &order {
             strides[dim] = next;

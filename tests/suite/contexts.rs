@@ -738,7 +738,7 @@ fn a_plugin_writes_its_outputs_together() {
 #[test]
 fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
-    is_error::<distcollective::Failed<distcollective::Bindings>>();
-    is_error::<distcollective::Failed<distcollective::Operands>>();
-    is_error::<distcollective::Failed<distcollective::RawCall>>();
+    is_error::<distcollective::EnqueueError<distcollective::Bindings>>();
+    is_error::<distcollective::EnqueueError<distcollective::Operands>>();
+    is_error::<distcollective::EnqueueError<distcollective::RawCall>>();
 }

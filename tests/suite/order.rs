@@ -20,7 +20,7 @@ use crate::ranks::{DEADLINE, on_communicators, on_ranks};
 
 const SUM: ReduceOperation = ReduceOperation::Sum;
 
-/// How often a test with a race in it goes round.
+/// How often a test with a race repeats it.
 const ROUNDS: usize = 50;
 
 fn sum_async(communicator: &Communicator, value: i32, stream: &Stream) -> Work<Operands> {
@@ -51,7 +51,7 @@ fn work_on_several_streams_runs_in_the_order_of_issue() {
     on_ranks(3, |communicator| {
         let streams = [(); 3].map(|()| Stream::worker().expect("a thread"));
         for round in 0..ROUNDS as i32 {
-            // Clones and handles with another timeout are in the same order.
+            // Clones and handles with another timeout share the order.
             let handles = [communicator.clone(), communicator.with_timeout(DEADLINE / 2), communicator.clone()];
             let work: Vec<_> =
                 (0..9).map(|i| sum_async(&handles[i % 3], round + i as i32, &streams[i * 2 % 3])).collect();
@@ -85,7 +85,7 @@ fn threads_of_one_rank_that_issue_on_two_streams_do_not_deadlock() {
     });
 }
 
-/// What a plugin of these tests does: it copies its input, and runs this.
+/// What a plugin of these tests does after it has copied its input.
 type Act = Box<dyn FnMut() -> Result<()> + Send>;
 
 #[derive(Clone, Default)]
@@ -150,15 +150,15 @@ fn context_on(communicator: &Communicator) -> (ExecutionContext, Acting) {
     (context, acting)
 }
 
-/// A context that is enqueued on a worker stream, whose plugin ends when told, and what says that
-/// it has ended.
+/// A context that is enqueued on a worker stream. Its plugin ends on a signal; a flag says that it
+/// has ended.
 struct SlowRun {
     work: Work<Bindings>,
     go_on: Sender<()>,
     has_ended: Arc<AtomicBool>,
 }
 
-/// The engine of [`acting_engine`] on a communicator, its plugin waiting to be told.
+/// The engine of [`acting_engine`] on a communicator. Its plugin waits for the signal.
 fn slow_run(context: &mut ExecutionContext, acting: &Acting, stream: &Stream) -> SlowRun {
     let (go_on, wait) = channel::<()>();
     let has_ended = Arc::new(AtomicBool::new(false));
@@ -175,7 +175,7 @@ fn slow_run(context: &mut ExecutionContext, acting: &Acting, stream: &Stream) ->
     SlowRun { work, go_on, has_ended }
 }
 
-/// What a rank may call: on this thread, or on a stream of its own.
+/// A call of a rank: on this thread, or on a stream of its own.
 type Call<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
 
 fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other: &'a Stream) -> Vec<Call<'a>> {
@@ -189,7 +189,7 @@ fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other:
     let raw = move |communicator: &Communicator| {
         let mut x = [1i32];
         let address = x.as_mut_ptr().cast::<u8>();
-        // SAFETY: the memory is there until the work is done.
+        // SAFETY: the memory exists until the work is done, and nothing else uses it.
         let work = unsafe { communicator.enqueue(sum, DataType::Int32, 1, address, address, other)? };
         work.wait().map(drop).map_err(Into::into)
     };
@@ -210,7 +210,7 @@ fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other:
             "bound layer on a stream",
             Box::new(move || {
                 let (x, mut y) = ([1i32], [0i32]);
-                // SAFETY: the memory is there until the work is done.
+                // SAFETY: the memory exists until the work is done, and nothing else uses it.
                 let work = unsafe { bound.enqueue(x.as_ptr().cast(), y.as_mut_ptr().cast(), &[1], other)? };
                 work.wait().map(drop).map_err(Into::into)
             }),
@@ -232,7 +232,7 @@ fn every_call_waits_for_the_run_that_was_issued_before() {
         let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
         for (name, mut call) in all_calls(&communicator, &group, &other) {
             let SlowRun { work, go_on, has_ended } = slow_run(&mut context, &acting, &worker);
-            // The plugin ends while the call waits, most likely; the call may also come after.
+            // Most likely the plugin ends while the call waits. The call may also come later.
             let teller = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(5));
                 go_on.send(()).expect("the plugin waits");
@@ -245,8 +245,8 @@ fn every_call_waits_for_the_run_that_was_issued_before() {
     });
 }
 
-/// A call's deadline runs from the moment of issue: what waits on its stream behind a plugin for
-/// too long fails, without a call to the peers, and ends the communicator for them.
+/// A call's deadline runs from the moment of issue. Work that waits too long on its stream, behind
+/// a plugin, fails without a call to the peers, and ends the communicator for them.
 #[test]
 fn the_deadline_of_work_runs_from_the_moment_of_issue() {
     const SOON: Duration = Duration::from_millis(50);
@@ -262,7 +262,7 @@ fn the_deadline_of_work_runs_from_the_moment_of_issue() {
             let layer = LAYER
                 .with(|kept| kept.borrow_mut().take())
                 .map_or_else(|| layer.bind(communicator, DataType::Int32), Ok)?;
-            // SAFETY: the memory is there until the work is done.
+            // SAFETY: the memory exists until the work is done, and nothing else uses it.
             let work =
                 unsafe { layer.with_timeout(SOON).enqueue(x.as_ptr().cast(), y.as_mut_ptr().cast(), &[1], stream)? };
             work.wait().map(drop).map_err(Into::into)
@@ -276,17 +276,17 @@ fn the_deadline_of_work_runs_from_the_moment_of_issue() {
     ];
     for issue in kinds {
         let errors = on_ranks(2, move |communicator| {
-            // Both are collective, so that they are made before.
+            // Both calls are collective, so they are made before.
             let layer = DistCollective::all_reduce(SUM).nb_rank(2).into_layer().bind(&communicator, DataType::Int32);
             LAYER.with(|kept| *kept.borrow_mut() = Some(layer.expect("the same layer")));
             CONTEXT.with(|kept| *kept.borrow_mut() = Some(context_on(&communicator).0));
             let worker = Stream::worker().expect("a thread");
             if communicator.rank() == Rank(1) {
-                // It waits for rank 0 as long as it takes.
+                // It waits for rank 0 without a limit of its own.
                 return communicator.all_reduce(&mut [1i32], SUM).expect_err("rank 0 fails");
             }
-            // An engine whose layers are all the identity needs no communicator and takes no place,
-            // but the stream.
+            // An engine whose layers are all the identity needs no communicator. It takes no
+            // ticket, but occupies the stream.
             let (engine, acting) = acting_engine(1);
             let mut alone = engine.create_execution_context().expect("a context");
             let busy = slow_run(&mut alone, &acting, &worker);
@@ -384,9 +384,8 @@ fn a_plugin_that_runs_its_own_context_gets_an_error() {
     });
 }
 
-/// A plugin's work on another stream would have a place that the moment decides about. And a plugin
-/// cannot wait for work that begins when its run has ended: not for the work, and not for the
-/// stream.
+/// The position of a plugin's work on another stream would depend on timing, so it is refused. A
+/// plugin cannot wait for work that begins after its run, nor for the stream of that work.
 #[test]
 fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
     on_ranks(2, |communicator| {
@@ -422,8 +421,8 @@ fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
     });
 }
 
-/// The run is on a group; its plugin calls on the communicator that the group was split from, and
-/// on another group. Behind the run there is a run on the whole communicator, which waits for it.
+/// The run is on a group. Its plugin makes calls on the communicator that the group was split from,
+/// and on another group. A run on the whole communicator waits behind the first run.
 #[test]
 fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
     on_ranks(2, |communicator| {
@@ -443,7 +442,7 @@ fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
         *acting.0.lock().expect("no panic") = Some(Box::new(act));
         let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
         let first = on_group.enqueue(bind(&on_group, 1), &worker).unwrap_or_else(|error| panic!("{error}"));
-        // Behind the run on its stream, behind it in the order, and behind that one.
+        // One call behind the run on its stream, one behind it in the order, and one behind that.
         let second = sum_async(&sibling, 2, &worker);
         let third = on_all.enqueue(bind(&on_all, 3), &other).unwrap_or_else(|error| panic!("{error}"));
         go_on.send(()).expect("the plugin waits");
@@ -478,7 +477,7 @@ fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
     }
 }
 
-/// What a random program waits for.
+/// What a random program has to wait for.
 enum Pending {
     Sum(Box<Work<Operands>>),
     Run(Work<Bindings>),
@@ -494,13 +493,13 @@ impl Pending {
 }
 
 /// A program that every rank runs on one thread: blocking calls, work on worker streams, groups,
-/// runs of contexts, bound layers, new groups and memory, in the order that a seed gives. The
-/// numbers drawn are the same on every rank.
+/// runs of contexts, bound layers, new groups and memory, in an order that a seed gives. Every rank
+/// draws the same numbers.
 fn random_program(seed: u64, communicator: &Communicator) {
     let mut random = Random(seed);
     let (n, rank) = (communicator.world_size(), communicator.rank().0 as i32);
     let streams = [(); 2].map(|()| Stream::worker().expect("a thread"));
-    // This rank may not be in a group.
+    // This rank may be outside a group.
     let mut groups = vec![Some(communicator.clone())];
     let (mut contexts, mut layers) = (Vec::new(), Vec::new());
     let mut pending: Vec<(Pending, i32)> = Vec::new();
@@ -567,7 +566,7 @@ fn random_program(seed: u64, communicator: &Communicator) {
     communicator.clone().finalize().expect("all ranks agree");
 }
 
-/// What a rank of a group gives.
+/// The input of a rank of a group.
 fn given(group: &Communicator, rank: Rank, value: i32) -> i32 {
     value * (rank.0 as i32 + 1) + group.world_size() as i32
 }

@@ -31,10 +31,13 @@ static void be_a_child(struct rank *copy) {
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_barrier(copy->communicator));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_split(copy->communicator, 0, 0, &other));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_allocate(copy->communicator, BYTES, &buffer));
-    dcl_stream_t *streams[] = {NULL, copy->stream};
+    dcl_stream_t *fresh = NULL;
+    OK(dcl_stream_new_worker(&fresh));
+    dcl_stream_t *streams[] = {NULL, copy->stream, fresh};
     for (size_t i = 0; i < LENGTH_OF(streams); i++) {
         FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copy->group, &one, &sum, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i], NULL));
     }
+    OK(dcl_stream_free(fresh));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_stream_synchronize(copy->stream));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_abort(copy->communicator, "a child wants to"));
     /* Symmetric memory becomes the child's own. */

@@ -176,7 +176,10 @@ impl Handle {
     ) -> Result<()> {
         let mut is_open = lock(&self.is_open);
         self.check_open(*is_open)?;
-        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        let device = Arc::clone(&self.device);
+        // SAFETY: NCCL takes a communicator from any thread. This one holds the lock until the call returns; if it does
+        // not, nothing uses the communicator again.
+        let raw = unsafe { Sent::new(self.raw) };
         let called = helper::bounded(what, deadline, move || {
             let _current = device.enter()?;
             Ok::<_, Error>(call(raw.into_inner()))
@@ -257,7 +260,9 @@ impl Handle {
             return;
         }
         let Ok(abort) = function!(self.library, ncclCommAbort) else { return };
-        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        let device = Arc::clone(&self.device);
+        // SAFETY: as in `call_aside`: the lock is held, and the communicator is marked as gone.
+        let raw = unsafe { Sent::new(self.raw) };
         let done = helper::bounded("ncclCommAbort", Instant::now() + ABORT_TIMEOUT, move || {
             let Ok(_current) = device.enter() else { return ncclSuccess };
             // SAFETY: nobody is inside, and nobody comes in any more.
@@ -282,7 +287,9 @@ impl Drop for Handle {
         ) else {
             return;
         };
-        let (device, raw) = (Arc::clone(&self.device), Sent(self.raw));
+        let device = Arc::clone(&self.device);
+        // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any more.
+        let raw = unsafe { Sent::new(self.raw) };
         // The peers' ends may be let go of by this very thread, after this one.
         helper::detach("ncclCommDestroy", move || {
             let Ok(_current) = device.enter() else { return };

@@ -39,7 +39,7 @@ use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
-use crate::stream::{Watch, drain};
+use crate::stream::Watch;
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 use crate::util::text::count_of;
@@ -327,7 +327,7 @@ impl NcclBackend {
     /// Gives up, and waits until what was aborted on a stream has come to its end; only then is memory the caller's again.
     pub(crate) fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
         let error = self.give_up(error);
-        drain(stream);
+        stream.drain();
         error
     }
 

@@ -83,7 +83,8 @@ impl SymmetricMemory {
     /// Registers the memory. Collective.
     fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
         let register = function!(self.handle.library, ncclCommWindowRegister)?;
-        let address = Sent(self.address);
+        // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory meanwhile.
+        let address = unsafe { Sent::new(self.address) };
         // NCCL writes the window when the call is not in progress any more, maybe after nobody waits: so it is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
         self.handle.call_aside("ncclCommWindowRegister", deadline, alive, move |raw| {
@@ -92,7 +93,8 @@ impl SymmetricMemory {
             // SAFETY: the communicator is there while the call lasts; the memory is NCCL's, and as long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         })?;
-        self.window = NonNull::new(window.load(Ordering::Acquire)).map(Sent);
+        // SAFETY: NCCL takes a window from any thread; it is used once, when it is deregistered.
+        self.window = NonNull::new(window.load(Ordering::Acquire)).map(|window| unsafe { Sent::new(window) });
         Ok(())
     }
 
@@ -124,9 +126,11 @@ impl Drop for SymmetricMemory {
     fn drop(&mut self) {
         let Ok(free) = function!(self.handle.library, ncclMemFree) else { return };
         let window = self.window.take();
-        let (handle, address) = (Arc::clone(&self.handle), Sent(self.address));
+        let handle = Arc::clone(&self.handle);
+        // SAFETY: an address, which only the closure uses from here on.
+        let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
-        device.reap("ncclMemFree", move || {
+        device.release_later("ncclMemFree", move || {
             // Neither of the two waits for what runs on the GPU and uses the memory.
             handle.device.synchronize()?;
             window.map_or(Ok(()), |window| handle.deregister(window))?;

@@ -1,4 +1,4 @@
-//! Where a run's layers compute: on the caller's thread, or on a CUDA stream.
+//! Where the layers of a run compute: on the caller's thread, or on a CUDA stream.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use crate::error::{Result, bail};
 use crate::memory::{Address, MemorySpace};
 use crate::shape::Shape;
 
-/// Where something is computed.
+/// Where work is computed.
 #[derive(Clone, Copy)]
-pub(crate) enum Lane<'a> {
-    /// On the caller's thread; it is done when the call returns.
+pub(crate) enum Executor<'a> {
+    /// On the caller's thread. The work is done when the call returns.
     Caller,
-    /// On a GPU; it is enqueued.
+    /// On a GPU. The call enqueues the work.
     Cuda(&'a Arc<CudaStream>),
 }
 
@@ -23,46 +23,48 @@ pub(crate) enum Lane<'a> {
 ///
 /// # Safety
 ///
-/// For all of these: until it is done, inputs are valid for reads and outputs for writes of what the arguments say, in the lane's
-/// memory, aligned to the size of their elements, and used by nobody else; they overlap only where it is allowed.
-impl<'a> Lane<'a> {
+/// For each of these calls: until the work is done, inputs are valid for reads and outputs for
+/// writes of the lengths that the arguments give. They are in the executor's memory and aligned to
+/// the size of their elements. Nothing else writes inputs or uses outputs. They overlap only where
+/// the call allows it.
+impl<'a> Executor<'a> {
     pub(crate) fn of(stream: Option<&'a Arc<CudaStream>>) -> Self {
-        stream.map_or(Lane::Caller, Lane::Cuda)
+        stream.map_or(Executor::Caller, Executor::Cuda)
     }
 
     /// The CUDA stream, if it is one.
     pub(crate) fn stream(self) -> Option<&'a Arc<CudaStream>> {
         match self {
-            Lane::Caller => None,
-            Lane::Cuda(stream) => Some(stream),
+            Executor::Caller => None,
+            Executor::Cuda(stream) => Some(stream),
         }
     }
 
-    /// Copies between memories of any kind; both may be the same address.
+    /// Copies `byte_len` bytes between memories of any kind. Both addresses may be the same.
     pub(crate) unsafe fn copy(self, from: Address, to: Address, byte_len: usize, deadline: Instant) -> Result<()> {
         let (source, target) = (from.pointer, to.pointer);
         if byte_len == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise; each address is in the memory that it says.
+        // SAFETY: the caller promises both ranges, and each address is in the memory that it names.
         unsafe {
             match (self, from.space, to.space) {
-                (Lane::Caller, MemorySpace::Host, MemorySpace::Host) => {
+                (Executor::Caller, MemorySpace::Host, MemorySpace::Host) => {
                     compute::copy(source, target, byte_len);
                     Ok(())
                 }
-                (Lane::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
+                (Executor::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
                     Device::open(to)?.write(std::slice::from_raw_parts(source, byte_len), target)
                 }
-                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
+                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
                     Device::open(from)?.read(source, std::slice::from_raw_parts_mut(target, byte_len))
                 }
-                (Lane::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     let stream = CudaStream::new(&Device::open(from)?)?;
                     stream.copy(source, target, byte_len)?;
                     stream.synchronize(deadline, || Ok(()))
                 }
-                (Lane::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (Executor::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     stream.copy(source, target, byte_len)
                 }
                 (_, from, to) => bail!(InvalidBuffer, "nothing copies from {from} to {to} here"),
@@ -70,20 +72,20 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Writes zeros.
+    /// Fills with zeros.
     pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
         match self {
-            Lane::Caller => {
-                // SAFETY: the caller's promise.
+            Executor::Caller => {
+                // SAFETY: the caller promises what this call asks for, as the impl block says.
                 unsafe { to.write_bytes(0, byte_len) };
                 Ok(())
             }
-            // SAFETY: the caller's promise.
-            Lane::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            Executor::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
         }
     }
 
-    /// Casts; in place between types of one size.
+    /// Casts `count` elements. It may be in place if both types have one size.
     pub(crate) unsafe fn cast(
         self,
         (from, input): (DataType, *const u8),
@@ -91,13 +93,13 @@ impl<'a> Lane<'a> {
         count: usize,
     ) -> Result<()> {
         match self {
-            Lane::Caller => {
-                // SAFETY: the caller's promise.
+            Executor::Caller => {
+                // SAFETY: the caller promises what this call asks for, as the impl block says.
                 unsafe { compute::cast(from, input, to, output, count) };
                 Ok(())
             }
-            // SAFETY: the caller's promise.
-            Lane::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            Executor::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
         }
     }
 
@@ -111,15 +113,15 @@ impl<'a> Lane<'a> {
         element_bytes: usize,
     ) -> Result<()> {
         match self {
-            Lane::Caller => {
-                // SAFETY: the caller's promise.
+            Executor::Caller => {
+                // SAFETY: the caller promises what this call asks for, as the impl block says.
                 unsafe { compute::transpose(input, output, shape, permutation, element_bytes) };
                 Ok(())
             }
-            Lane::Cuda(stream) => {
+            Executor::Cuda(stream) => {
                 let alignment = 1 << (input.addr() | output.addr()).trailing_zeros().min(4);
                 let transposition = Transposition::new(shape, permutation, element_bytes, alignment);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises what this call asks for, as the impl block says.
                 unsafe { stream.transpose(&transposition, input, output) }
             }
         }

@@ -1,5 +1,5 @@
-//! Letting go of what a GPU may still use: by a thread of the device's, one thing after the other, so that no drop waits for a GPU that
-//! is busy or never answers.
+//! Releases what a GPU may still use, on a thread of the device, so that no drop waits for a GPU
+//! that is busy or never answers.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,29 +7,29 @@ use std::time::Duration;
 
 use crate::util::lock;
 
-type Job = Box<dyn FnOnce() + Send>;
+type Release = Box<dyn FnOnce() + Send>;
 
-/// The thread, once there is something to let go of, and how much there is.
+/// The releases of one device. Its thread starts at the first one.
 #[derive(Default)]
-pub(super) struct Reaper {
-    jobs: Mutex<Option<Sender<Job>>>,
-    pending: Arc<Pending>,
+pub(super) struct DeferredRelease {
+    jobs: Mutex<Option<Sender<Release>>>,
+    pending: Arc<PendingCount>,
 }
 
 #[derive(Default)]
-struct Pending {
+struct PendingCount {
     count: Mutex<usize>,
     changed: Condvar,
 }
 
-impl Reaper {
-    /// Does it after what was given before, and waits for nothing.
-    pub(super) fn reap(&self, job: impl FnOnce() + Send + 'static) {
+impl DeferredRelease {
+    /// Adds a release. The thread makes it after the earlier ones.
+    pub(super) fn push(&self, job: impl FnOnce() + Send + 'static) {
         let mut jobs = lock(&self.jobs);
         if jobs.is_none() {
-            let (sender, receiver) = channel::<Job>();
+            let (sender, receiver) = channel::<Release>();
             let pending = Arc::clone(&self.pending);
-            let thread = std::thread::Builder::new().name("dcl-reaper".to_owned()).spawn(move || {
+            let thread = std::thread::Builder::new().name("dcl-release".to_owned()).spawn(move || {
                 for job in receiver {
                     job();
                     *lock(&pending.count) -= 1;
@@ -41,19 +41,19 @@ impl Reaper {
                 Err(error) => {
                     return crate::util::log::event!(
                         WARN,
-                        "no thread to let go of a GPU's memory: {error}; it is left behind"
+                        "no thread to release a GPU's memory: {error}; the memory leaks"
                     );
                 }
             }
         }
         if let Some(jobs) = &*jobs {
             *lock(&self.pending.count) += 1;
-            // The thread lives as long as the process.
+            // The thread receives as long as `self` exists, so this does not fail.
             let _ = jobs.send(Box::new(job));
         }
     }
 
-    /// Waits a while until everything given so far has been let go of.
+    /// Waits, at most for `timeout`, until all releases so far have ended.
     pub(super) fn settle(&self, timeout: Duration) {
         let count = lock(&self.pending.count);
         let waited = self.pending.changed.wait_timeout_while(count, timeout, |count| *count > 0);

@@ -1,0 +1,100 @@
+//! Work that is enqueued on a CUDA stream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::SYNCHRONIZE_TIMEOUT;
+use super::task::{Task, Watch, run_in_turn, wait_for_turn};
+use super::work::WorkState;
+use crate::cuda::{CudaStream, Event};
+use crate::error::{Error, Result};
+use crate::issue_order::IssueTicket;
+
+/// Enqueues a task on a CUDA stream.
+pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
+    let watch = task.watch();
+    let is_capturing = match stream.is_capturing() {
+        Ok(is_capturing) => is_capturing,
+        Err(error) => return WorkState::Done(task, Err(error)),
+    };
+    if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
+        return WorkState::Done(task, Err(error));
+    }
+    // From here on NCCL keeps the order of enqueued collectives.
+    let result = run_in_turn(&mut task, ticket, Some(stream));
+    // The work was recorded into the caller's graph. It may run never or many times, and events
+    // cannot be queried during a capture.
+    if is_capturing {
+        return WorkState::Done(task, result);
+    }
+    stream.sweep();
+    // If the task itself failed, it has ended its communicator.
+    let recorded = result.and_then(|()| {
+        stream.record().map_err(|error| match &watch {
+            Some((watch, _)) => watch.give_up(error),
+            None => error,
+        })
+    });
+    match recorded {
+        Ok(event) => {
+            task.launched(&event, stream);
+            let (work, stream) = (Some((task, event)), Arc::clone(stream));
+            WorkState::Launched(LaunchedWork { work, stream, watch, label: T::label })
+        }
+        Err(error) => {
+            // Part of the work may have been enqueued.
+            stream.drain();
+            WorkState::Done(task, Err(error))
+        }
+    }
+}
+
+/// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
+pub(super) struct LaunchedWork<T: Send + 'static> {
+    /// `None` after the wait.
+    work: Option<(T, Event)>,
+    stream: Arc<CudaStream>,
+    watch: Option<(Arc<dyn Watch>, Instant)>,
+    label: fn(&T, Error) -> Error,
+}
+
+impl<T: Send + 'static> LaunchedWork<T> {
+    pub(super) fn is_done(&self) -> bool {
+        // If the query fails, or the work cannot end any more, `wait` returns the error at once.
+        self.work.as_ref().is_none_or(|(_, event)| event.is_done().unwrap_or(true))
+            || self
+                .watch
+                .as_ref()
+                .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= *deadline)
+    }
+
+    pub(super) fn wait(mut self) -> (T, Result<()>) {
+        let result = self.work.as_ref().map_or(Ok(()), |(_, event)| self.wait_for(event));
+        match self.work.take() {
+            Some((task, _)) => {
+                let result = result.map_err(|error| (self.label)(&task, error));
+                (task, result)
+            }
+            None => unreachable!("only `wait` and `drop` take the work, and each runs once"),
+        }
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<()> {
+        let Some((watch, deadline)) = &self.watch else {
+            return event.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
+        };
+        event.wait(*deadline, || watch.check()).map_err(|error| {
+            let error = watch.give_up(error);
+            self.stream.drain();
+            error
+        })
+    }
+}
+
+impl<T: Send + 'static> Drop for LaunchedWork<T> {
+    fn drop(&mut self) {
+        if let Some((task, event)) = self.work.take() {
+            self.stream.keep(event, Box::new(task));
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What a stream runs, and the steps that are the same on every stream.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::worker::TaskCell;
+use crate::cuda::{CudaStream, Event};
+use crate::error::{Error, Result};
+use crate::issue_order::{Extent, IssueOrder, IssueTicket};
+
+/// Work for a stream. It owns or shares everything that it touches, so that leaking its handle is
+/// sound.
+pub(crate) trait Task: Send + Sized + 'static {
+    /// The issue order that the task takes a ticket in, and for which communicators.
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        None
+    }
+
+    /// Does the work, or enqueues it on a CUDA stream.
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
+
+    /// Is called when `run` has enqueued work on a CUDA stream. The work is done after `event`.
+    fn launched(&self, _event: &Event, _stream: &CudaStream) {}
+
+    /// Adds to an error which work it is about.
+    fn label(&self, error: Error) -> Error {
+        error
+    }
+
+    /// The communicator of the task, and the deadline of the work.
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        None
+    }
+
+    /// Drops what only the run needs, before the caller gets the task back.
+    fn finish(&mut self) {}
+
+    /// Keeps the cell for the next submit, in a task that is submitted many times.
+    fn keep_cell(&mut self, _cell: Arc<TaskCell<Self>>) {}
+}
+
+/// A communicator, to a thread that waits for its work.
+pub(crate) trait Watch: Send + Sync {
+    /// Checks that the communicator still works.
+    ///
+    /// # Errors
+    ///
+    /// The error that ended it.
+    fn check(&self) -> Result<()>;
+
+    /// Ends the communicator because of an error of this rank. Gives the error that this call and
+    /// every later one returns.
+    fn give_up(&self, error: Error) -> Error;
+}
+
+/// Waits until it is a task's turn.
+pub(super) fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
+    let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
+    let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
+    turn.map_err(|error| match watch.check() {
+        // This rank leaves a collective out, so the communicator ends: its peers would wait until
+        // their deadline.
+        Ok(()) => watch.give_up(error),
+        Err(_) => task.label(error),
+    })
+}
+
+/// Runs a task whose turn has come, and drops the ticket.
+pub(super) fn run_in_turn<T: Task>(
+    task: &mut T,
+    ticket: Option<IssueTicket<'_>>,
+    stream: Option<&Arc<CudaStream>>,
+) -> Result<()> {
+    match ticket {
+        Some(ticket) => ticket.run(|| task.run(stream)),
+        None => task.run(stream),
+    }
+}
