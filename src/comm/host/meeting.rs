@@ -16,10 +16,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::family::Family;
+use super::memory::shared_memory::{Extent, SharedMemory};
 use super::office::{Office, Process};
-use super::segment::Segment;
-use super::shared_memory::{Extent, SharedMemory};
+use super::protocol::family::Family;
+use super::protocol::segment::Segment;
 use super::system::{caused_by, make_room_for_processes, overflow_user, process_namespace};
 use super::wire;
 use crate::error::{Error, ErrorKind, Result, bail, error};

@@ -15,39 +15,26 @@
 //! *Over stages* (`staged`), where processes do not see each other's buffers: each rank copies what others need into its
 //! stage, in shared memory, piece by piece. A rank only ever touches its own buffers and shared memory.
 
-mod arena;
-mod direct;
-mod family;
-mod free_memory;
-mod inline;
 mod meeting;
-#[cfg(all(test, loom))]
-mod model;
+mod memory;
 mod office;
-mod report;
-mod run;
-mod segment;
-#[cfg(not(loom))]
-mod shared_memory;
-#[cfg(loom)]
-#[path = "shared_memory_model.rs"]
-mod shared_memory;
-mod staged;
+mod protocol;
 mod system;
+mod transfer;
 mod wire;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use arena::Arena;
-use family::Family;
-pub(crate) use free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
 pub(crate) use meeting::Guest;
+use memory::arena::Arena;
+pub(crate) use memory::free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
+use memory::shared_memory::{Extent, SharedMemory};
 use office::{Office, Ticket};
-use run::Run;
-use segment::{Mark, RING, Segment};
-use shared_memory::{Extent, SharedMemory};
+use protocol::family::{self, Family};
+use protocol::run::Run;
+use protocol::segment::{Mark, RING, Segment};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
 
 use super::backend::{Backend, Request};
@@ -398,7 +385,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::segment::{Body, Place};
+    use super::protocol::segment::{Body, Place};
     use super::*;
     use crate::collective::ReduceOperation;
     use crate::memory::MemorySpace;

@@ -12,9 +12,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use super::family::Family;
-use super::segment::Segment;
-use super::shared_memory::{Extent, SharedMemory};
+use super::memory::shared_memory::{Extent, SharedMemory};
+use super::protocol::family::Family;
+use super::protocol::segment::Segment;
 use super::system::{caused_by, make_room_for_processes};
 use super::wire;
 use crate::error::{ErrorKind, Result, bail, error};
@@ -26,26 +26,26 @@ use crate::util::text::list_ranks;
 
 /// Which call some memory is for: the communicator's id, the number of the collective, and of a split the color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct Ticket {
-    pub(super) segment: u64,
-    pub(super) sequence: u64,
-    pub(super) color: u32,
+pub(crate) struct Ticket {
+    pub(crate) segment: u64,
+    pub(crate) sequence: u64,
+    pub(crate) color: u32,
 }
 
 /// A process of the job and its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Process {
-    pub(super) pid: i32,
-    pub(super) first_rank: u32,
-    pub(super) rank_count: u32,
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) first_rank: u32,
+    pub(crate) rank_count: u32,
 }
 
 impl Process {
-    pub(super) fn ranks(&self) -> Range<u32> {
+    pub(crate) fn ranks(&self) -> Range<u32> {
         self.first_rank..self.first_rank + self.rank_count
     }
 
-    pub(super) fn has(&self, rank: Rank) -> bool {
+    pub(crate) fn has(&self, rank: Rank) -> bool {
         self.ranks().contains(&rank.0)
     }
 }
@@ -56,7 +56,7 @@ impl Process {
 /// When the last handle of the process is dropped, the thread ends. The hub's goes on until each
 /// other process has ended its connection: the hub alone sees every end, whatever namespace a
 /// process is in, and passes memory on.
-pub(super) struct Office {
+pub(crate) struct Office {
     shared: Arc<Shared>,
     /// Tells the thread to end.
     stop: Option<Arc<OwnedFd>>,
@@ -105,7 +105,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Office {
     /// An office for ranks that are all threads of this process.
-    pub(super) fn in_process(root: &Segment) -> Self {
+    pub(crate) fn in_process(root: &Segment) -> Self {
         let process = Process { pid: 0, first_rank: 0, rank_count: root.len() as u32 };
         Office {
             shared: Arc::new(Shared::new(vec![process], 0, vec![None], root)),
@@ -116,7 +116,7 @@ impl Office {
 
     /// An office that watches the other processes from now on. `numbers_are_ours` says whether the
     /// numbers of the processes are those of this process's namespace.
-    pub(super) fn between(
+    pub(crate) fn between(
         processes: Vec<Process>,
         own: usize,
         links: Vec<Option<UnixStream>>,
@@ -172,7 +172,7 @@ impl Office {
     /// Makes memory that `users` will take, and sends it to their processes. Called by the first of them; those that are all in
     /// this process get memory of its own.
     /// Before each step of allocating it, `keep_going` is asked whether to.
-    pub(super) fn publish(
+    pub(crate) fn publish(
         &self,
         ticket: Ticket,
         users: &[Rank],
@@ -212,7 +212,7 @@ impl Office {
     }
 
     /// Waits for memory that this rank is a user of, and gives it with its number. Each of its users takes it once.
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         ticket: Ticket,
         publisher: Rank,

@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
-use super::shared_memory::{Extent, SharedMemory};
+use super::memory::shared_memory::{Extent, SharedMemory};
 use crate::comm::builder::MAX_RANKS;
 use crate::error::{Error, Result, error};
 
@@ -16,7 +16,7 @@ const OTHER_DESCRIPTORS: u64 = 16;
 
 /// Adds to an error the system call that failed, and what the system says of it: `no shared memory
 /// of 4096 bytes: fallocate: Cannot allocate memory (os error 12)`.
-pub(super) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
+pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
     let cause = cause.into();
     error.followed_by(&format!(": {call}: {cause}")).with_source(cause)
 }
@@ -56,13 +56,13 @@ pub(crate) fn make_room_for_processes(others: usize) -> u64 {
 
 /// Which namespace the numbers of this process's processes are of; `None` where the system does not
 /// tell.
-pub(super) fn process_namespace() -> Option<u64> {
+pub(crate) fn process_namespace() -> Option<u64> {
     rustix::fs::stat("/proc/self/ns/pid").ok().map(|found| found.st_ino)
 }
 
 /// The user that stands for all whom this process's user namespace does not map. Several users may
 /// read as this one.
-pub(super) fn overflow_user() -> u32 {
+pub(crate) fn overflow_user() -> u32 {
     const DEFAULT: u32 = 65534;
     let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)

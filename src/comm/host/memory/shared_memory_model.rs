@@ -9,7 +9,7 @@ use super::free_memory;
 use crate::error::{Result, bail};
 use crate::util::lock;
 
-pub(super) struct SharedMemory {
+pub(crate) struct SharedMemory {
     len: usize,
     values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
@@ -17,13 +17,13 @@ pub(super) struct SharedMemory {
 
 /// As in `shared_memory.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) byte_len: usize,
-    pub(super) resident: usize,
+pub(crate) struct Extent {
+    pub(crate) byte_len: usize,
+    pub(crate) resident: usize,
 }
 
 impl Extent {
-    pub(super) fn whole(byte_len: usize) -> Self {
+    pub(crate) fn whole(byte_len: usize) -> Self {
         Extent { byte_len, resident: byte_len }
     }
 }
@@ -33,35 +33,35 @@ impl Extent {
 /// # Safety
 ///
 /// None here.
-pub(super) unsafe trait Shareable: Default + Send + 'static {}
+pub(crate) unsafe trait Shareable: Default + Send + 'static {}
 
 impl SharedMemory {
-    pub(super) fn of_process(len: usize) -> Result<Self> {
+    pub(crate) fn of_process(len: usize) -> Result<Self> {
         Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
     }
 
-    pub(super) fn of_processes(extent: Extent, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
+    pub(crate) fn of_processes(extent: Extent, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
         free_memory::check(extent.resident)?;
         bail!(Unsupported, "the model has no other processes")
     }
 
-    pub(super) fn open(_: OwnedFd, _: usize) -> Result<Self> {
+    pub(crate) fn open(_: OwnedFd, _: usize) -> Result<Self> {
         bail!(Unsupported, "the model has no other processes")
     }
 
-    pub(super) fn populate(&self, _: usize, _: usize, _: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub(crate) fn populate(&self, _: usize, _: usize, _: &dyn Fn() -> Result<()>) -> Result<()> {
         Ok(())
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn give_back(&self, _: *mut u8, _: usize) {}
+    pub(crate) fn give_back(&self, _: *mut u8, _: usize) {}
 
-    pub(super) unsafe fn replace_by_copy(_: *mut u8, _: usize) {}
+    pub(crate) unsafe fn replace_by_copy(_: *mut u8, _: usize) {}
 
-    pub(super) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
+    pub(crate) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
         let mut values = lock(&self.values);
         let values =
             values.entry(offset).or_insert_with(|| Box::new((0..count).map(|_| T::default()).collect::<Vec<T>>()));
@@ -70,7 +70,7 @@ impl SharedMemory {
         unsafe { &*values }
     }
 
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let mut bytes = lock(&self.bytes);
         bytes.entry(offset).or_insert_with(|| vec![0; len.div_ceil(8)].into()).as_mut_ptr().cast()
     }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use loom::thread;
 
 use super::family::Patience;
-use super::office::Office;
 use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
-use super::shared_memory::SharedMemory;
-use super::*;
 use crate::collective::ReduceOperation;
+use crate::comm::host::memory::shared_memory::SharedMemory;
+use crate::comm::host::office::Office;
+use crate::comm::host::*;
 use crate::sync::Tracked;
 
 fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {

@@ -7,20 +7,21 @@ use std::time::Instant;
 use super::family::{Patience, Trouble};
 use super::report::{self, Report};
 use super::segment::{Body, Mark, Notice, Place, RING};
-use super::{HostBackend, Progress, inline};
 use crate::collective::Collective;
 use crate::comm::backend::Request;
+use crate::comm::host::transfer::inline;
+use crate::comm::host::{HostBackend, Progress};
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 
 /// One collective on one rank.
-pub(super) struct Run<'a> {
-    pub(super) host: &'a HostBackend,
-    pub(super) progress: &'a mut Progress,
-    pub(super) request: &'a Request<'a>,
-    pub(super) finished: bool,
+pub(crate) struct Run<'a> {
+    pub(crate) host: &'a HostBackend,
+    pub(crate) progress: &'a mut Progress,
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) finished: bool,
     /// How many bytes this rank has moved, and how many since it looked at the clock.
-    pub(super) moved: Cell<(usize, usize)>,
+    pub(crate) moved: Cell<(usize, usize)>,
 }
 
 /// How many bytes a rank moves between two looks at the clock.
@@ -39,7 +40,7 @@ impl Drop for Run<'_> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn collective(&mut self) -> Result<()> {
+    pub(crate) fn collective(&mut self) -> Result<()> {
         self.host.family().note_caller(self.host.segment.member(self.host.rank));
         self.make_room()?;
         let places = self.notify();
@@ -70,7 +71,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
-    pub(super) fn takes_from(&self, peer: GroupRank) -> bool {
+    pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
         match self.request.signature.call.collective {
             Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
             Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
@@ -206,11 +207,11 @@ impl<'a> Run<'a> {
     }
 
     /// Begins a round: this rank has written what it gives, and read all that it took before.
-    pub(super) fn raise_round(&mut self) {
+    pub(crate) fn raise_round(&mut self) {
         self.host.segment.raise_round(self.host.rank, self.progress.round);
     }
 
-    pub(super) fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
+    pub(crate) fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
         let segment = &*self.host.segment;
         if segment.has_reached(peer, mark) {
             return Ok(());
@@ -225,7 +226,7 @@ impl<'a> Run<'a> {
 
     /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends
     /// if its deadline is over.
-    pub(super) fn before_moving(&self, byte_len: usize) -> Result<()> {
+    pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
         let (moved, since_look) = self.moved.get();
         if since_look < LOOK_BYTES {
             self.moved.set((moved + byte_len, since_look + byte_len));
@@ -240,12 +241,12 @@ impl<'a> Run<'a> {
         Err(self.report().late(moved))
     }
 
-    pub(super) fn wait_for_all(&self, mark: Mark) -> Result<()> {
+    pub(crate) fn wait_for_all(&self, mark: Mark) -> Result<()> {
         self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, mark))
     }
 
     /// Makes the list of one address for each rank, in rank order.
-    pub(super) fn with_addresses<T>(
+    pub(crate) fn with_addresses<T>(
         &self,
         address_of: impl Fn(GroupRank) -> Result<*const u8>,
         work: impl FnOnce(&mut [*const u8]) -> Result<T>,
@@ -267,4 +268,4 @@ impl<'a> Run<'a> {
 }
 
 /// Up to so many ranks, a collective keeps its lists on the stack.
-pub(super) const MAX_STACK_RANKS: usize = 64;
+pub(crate) const MAX_STACK_RANKS: usize = 64;

@@ -2,9 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use super::run::{MAX_STACK_RANKS, Run};
-use super::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::collective::{Call, Collective, ReduceOperation};
+use crate::comm::host::protocol::run::{MAX_STACK_RANKS, Run};
+use crate::comm::host::protocol::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -13,13 +13,13 @@ use crate::rank::GroupRank;
 type Payload = [u64; PAYLOAD_WORDS];
 
 /// Whether what each rank gives fits its notice.
-pub(super) fn fits(call: &Call, rank_count: usize) -> bool {
+pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
     call.input_bytes(rank_count) <= PAYLOAD_BYTES
 }
 
 impl Run<'_> {
     /// The bytes of this rank's input.
-    pub(super) fn payload(&self, byte_len: usize) -> &[u8] {
+    pub(crate) fn payload(&self, byte_len: usize) -> &[u8] {
         match byte_len {
             0 => &[],
             // SAFETY: the input holds these bytes until the call returns, by the contract of `run`.
@@ -28,7 +28,7 @@ impl Run<'_> {
     }
 
     /// Takes from the notices what this rank takes.
-    pub(super) fn inline(&mut self) -> Result<()> {
+    pub(crate) fn inline(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
         let own_block = rank.index() * block;

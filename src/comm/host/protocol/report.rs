@@ -1,10 +1,10 @@
 //! What a call says about a wait that failed or takes long: which ranks are missing, what they were
 //! to do, and what they called instead.
 
-use super::HostBackend;
 use super::family::Trouble;
 use super::segment::{Mark, Notice};
 use crate::comm::backend::Request;
+use crate::comm::host::HostBackend;
 use crate::comm::signature::Signature;
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
@@ -12,23 +12,23 @@ use crate::util::text::list_ranks;
 
 /// One call of one rank, as its errors and warnings describe it.
 #[derive(Clone, Copy)]
-pub(super) struct Report<'a> {
-    pub(super) host: &'a HostBackend,
-    pub(super) request: &'a Request<'a>,
+pub(crate) struct Report<'a> {
+    pub(crate) host: &'a HostBackend,
+    pub(crate) request: &'a Request<'a>,
     /// The number of the collective.
-    pub(super) sequence: u64,
+    pub(crate) sequence: u64,
 }
 
 impl HostBackend {
     /// Whether a peer called the same as this rank; `None` while it has not said.
-    pub(super) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
+    pub(crate) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
         let signature = |rank| self.segment.slot(rank).notice(sequence).map(Notice::signature);
         Some(signature(peer)? == signature(self.rank)?)
     }
 }
 
 /// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-pub(super) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
+pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
     let segment = &host.segment;
     let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
@@ -85,7 +85,7 @@ impl Report<'_> {
     }
 
     /// The error of a wait for peers to come so far.
-    pub(super) fn error(&self, trouble: Trouble, mark: Mark) -> Error {
+    pub(crate) fn error(&self, trouble: Trouble, mark: Mark) -> Error {
         let segment = &*self.host.segment;
         let what = self.call();
         match trouble {
@@ -114,7 +114,7 @@ impl Report<'_> {
     }
 
     /// The error of a rank whose deadline is over while it moves elements itself.
-    pub(super) fn late(&self, moved: usize) -> Error {
+    pub(crate) fn late(&self, moved: usize) -> Error {
         error!(
             DeadlineExceeded,
             "{}: this rank did not finish moving the elements before the deadline; it had moved {} MiB",
@@ -124,7 +124,7 @@ impl Report<'_> {
     }
 
     /// The warning about a wait that takes long.
-    pub(super) fn slow(&self, seconds: u64, mark: Mark) -> String {
+    pub(crate) fn slow(&self, seconds: u64, mark: Mark) -> String {
         let segment = &*self.host.segment;
         let missing: Vec<GroupRank> = self.missing(mark).collect();
         let problem = match self.are_moving(mark) {

@@ -8,7 +8,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use super::free_memory;
-use super::system::caused_by;
+use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
 /// How much is allocated in one step. Steps are short, since a signal that interrupts one undoes
@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 2 << 20;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Zeroed memory, mapped until it is dropped. It has no name anywhere, so nothing is left of it after a crash.
-pub(super) struct SharedMemory {
+pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
 }
@@ -33,14 +33,14 @@ unsafe impl Sync for SharedMemory {}
 /// How long shared memory is, and how much of its beginning is allocated at once. The rest is
 /// allocated when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) byte_len: usize,
-    pub(super) resident: usize,
+pub(crate) struct Extent {
+    pub(crate) byte_len: usize,
+    pub(crate) resident: usize,
 }
 
 impl Extent {
     /// Memory that is allocated in full.
-    pub(super) fn whole(byte_len: usize) -> Self {
+    pub(crate) fn whole(byte_len: usize) -> Self {
         Extent { byte_len, resident: byte_len }
     }
 }
@@ -50,11 +50,11 @@ impl Extent {
 /// # Safety
 ///
 /// Zeros are a value of the type, and every part of it that anybody writes is an atomic.
-pub(super) unsafe trait Shareable {}
+pub(crate) unsafe trait Shareable {}
 
 impl SharedMemory {
     /// Memory for the threads of this process.
-    pub(super) fn of_process(len: usize) -> Result<Self> {
+    pub(crate) fn of_process(len: usize) -> Result<Self> {
         // SAFETY: a new mapping, which touches nothing that exists.
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
@@ -64,7 +64,7 @@ impl SharedMemory {
 
     /// Memory that can be handed to other processes, sealed, with the file to hand over. Before
     /// each step of allocating it, `keep_going` is asked whether to.
-    pub(super) fn of_processes(extent: Extent, keep_going: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
+    pub(crate) fn of_processes(extent: Extent, keep_going: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
         let Extent { byte_len, resident } = extent;
         free_memory::check(resident)?;
         let refused = |call| move |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), call, e);
@@ -80,7 +80,7 @@ impl SharedMemory {
     }
 
     /// Allocates whole pages that have not been used yet.
-    pub(super) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub(crate) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
         free_memory::check(len)?;
         let start = self.bytes(offset, len);
         let populated = in_pieces(len, keep_going, |from, len| {
@@ -103,7 +103,7 @@ impl SharedMemory {
     }
 
     /// Memory that another process handed over.
-    pub(super) fn open(file: OwnedFd, len: usize) -> Result<Self> {
+    pub(crate) fn open(file: OwnedFd, len: usize) -> Result<Self> {
         let refused = |call| move |e| caused_by(error!(System, "a peer's shared memory cannot be used"), call, e);
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(refused("fcntl(F_GET_SEALS)"))?;
         let found = rustix::fs::fstat(&file).map_err(refused("fstat"))?.st_size;
@@ -133,12 +133,12 @@ impl SharedMemory {
     }
 
     /// The length in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Gives the memory of whole pages back to the system, in every process. They read as zeros afterwards.
-    pub(super) fn give_back(&self, start: *mut u8, len: usize) {
+    pub(crate) fn give_back(&self, start: *mut u8, len: usize) {
         debug_assert!(
             start.addr() >= self.base.addr().get() && start.addr() + len <= self.base.addr().get() + self.len
         );
@@ -156,7 +156,7 @@ impl SharedMemory {
     /// # Panics
     ///
     /// There is no memory.
-    pub(super) unsafe fn replace_by_copy(start: *mut u8, len: usize) {
+    pub(crate) unsafe fn replace_by_copy(start: *mut u8, len: usize) {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, which is filled and then moved over the old pages; the caller says that nobody writes them.
         let moved = unsafe {
@@ -175,7 +175,7 @@ impl SharedMemory {
     /// # Panics
     ///
     /// They are not within the memory, or not aligned.
-    pub(super) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
+    pub(crate) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
         assert!(offset.is_multiple_of(align_of::<T>()) && offset + count * size_of::<T>() <= self.len);
         // SAFETY: just checked, the mapping is aligned to a page, and `T` may lie in shared memory.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
@@ -186,7 +186,7 @@ impl SharedMemory {
     /// # Panics
     ///
     /// They are not within the memory.
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset + len <= self.len);
         self.base.as_ptr().wrapping_add(offset)
     }

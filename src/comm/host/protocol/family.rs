@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
-use super::shared_memory::{Shareable, SharedMemory};
+use crate::comm::host::memory::shared_memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
@@ -18,8 +18,8 @@ const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
 
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
-pub(super) struct Family {
-    pub(super) process: ProcessGuard,
+pub(crate) struct Family {
+    pub(crate) process: ProcessGuard,
     memory: Arc<SharedMemory>,
     world_size: u32,
     /// The ranks of this process.
@@ -89,18 +89,18 @@ const ABORTED: u32 = 2;
 const SHARED_KINDS: [ErrorKind; 2] = [ErrorKind::Disagreement, ErrorKind::PeerLost];
 
 /// Whether an error of this kind reaches the other ranks as it is, instead of as "rank 1 ended the communicator: …".
-pub(super) fn is_shared(kind: ErrorKind) -> bool {
+pub(crate) fn is_shared(kind: ErrorKind) -> bool {
     SHARED_KINDS.contains(&kind)
 }
 
 impl Family {
     /// How many bytes a family of so many ranks takes at the beginning of its memory.
-    pub(super) fn byte_len(world_size: u32) -> usize {
+    pub(crate) fn byte_len(world_size: u32) -> usize {
         size_of::<Header>() + world_size as usize * size_of::<Bell>()
     }
 
     /// The family at the beginning of memory that is zeroed, or that ranks share already.
-    pub(super) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Family {
             process: ProcessGuard::current(),
@@ -113,7 +113,7 @@ impl Family {
     }
 
     /// Whether a rank is a thread of this process.
-    pub(super) fn is_local(&self, rank: Rank) -> bool {
+    pub(crate) fn is_local(&self, rank: Rank) -> bool {
         self.local_ranks.contains(&rank.0)
     }
 
@@ -122,14 +122,14 @@ impl Family {
     }
 
     /// Notes that a rank of this process calls on this thread.
-    pub(super) fn note_caller(&self, rank: Rank) {
+    pub(crate) fn note_caller(&self, rank: Rank) {
         if let Some(caller) = self.caller(rank) {
             caller.store(this_thread(), Ordering::Relaxed);
         }
     }
 
     /// What a thread that waits for a rank should know: that it may wait for itself.
-    pub(super) fn hint_about(&self, rank: Rank) -> Option<String> {
+    pub(crate) fn hint_about(&self, rank: Rank) -> Option<String> {
         match self.caller(rank)?.load(Ordering::Relaxed) {
             0 => Some(format!(
                 "rank {rank} is a rank of this process and has made no call; each rank needs a thread of its own"
@@ -150,12 +150,12 @@ impl Family {
     }
 
     /// Whether an abort has begun.
-    pub(super) fn is_aborted(&self) -> bool {
+    pub(crate) fn is_aborted(&self) -> bool {
         self.header().abort.state.load(Ordering::Acquire) != ALIVE
     }
 
     /// Ends the communicator. The first reason stays.
-    pub(super) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
+    pub(crate) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
         let record = &self.header().abort;
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
@@ -180,7 +180,7 @@ impl Family {
     }
 
     /// The error that every rank has once the communicator is dead.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let record = &self.header().abort;
         let mut state = record.state.load(Ordering::Acquire);
         if state == ALIVE {
@@ -212,7 +212,7 @@ impl Family {
 
     /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the family
     /// looks here, also one that is made later.
-    pub(super) fn mark_dead(&self, rank: Rank) {
+    pub(crate) fn mark_dead(&self, rank: Rank) {
         // A process may end between the two stores. Each process that sees the death does both.
         self.bells()[rank.index()].dead.store(1, Ordering::Release);
         self.header().deaths.store(1, Ordering::Release);
@@ -220,18 +220,18 @@ impl Family {
     }
 
     /// Whether any rank has died.
-    pub(super) fn has_deaths(&self) -> bool {
+    pub(crate) fn has_deaths(&self) -> bool {
         self.header().deaths.load(Ordering::Acquire) != 0
     }
 
     /// Whether a rank's process has ended. A rank that left before has left: see
     /// `Segment::has_died`.
-    pub(super) fn is_dead(&self, rank: Rank) -> bool {
+    pub(crate) fn is_dead(&self, rank: Rank) -> bool {
         self.bells()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
     /// Wakes those of `ranks` who sleep. What they wait for was stored before.
-    pub(super) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
+    pub(crate) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
         // Between that store and the look for sleepers; `Patience::sleep` has its counterpart.
         fence(Ordering::SeqCst);
         if self.header().sleepers.load(Ordering::Relaxed) == 0 {
@@ -247,7 +247,7 @@ impl Family {
 }
 
 /// Why a wait did not end well.
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// The communicator is dead; here is why.
     Dead(Error),
     /// The deadline is over.
@@ -257,7 +257,7 @@ pub(super) enum Trouble {
 }
 
 /// One rank's waiting in one step: spin for as long as a cache line takes to cross, give way, then sleep.
-pub(super) struct Patience<'a> {
+pub(crate) struct Patience<'a> {
     family: &'a Family,
     bell: &'a Bell,
     deadline: Instant,
@@ -268,7 +268,7 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(family: &'a Family, rank: Rank, deadline: Instant) -> Self {
+    pub(crate) fn new(family: &'a Family, rank: Rank, deadline: Instant) -> Self {
         // A futex wake-up costs tens of microseconds: spin about that long before going to sleep.
         const SPINS: u32 = 1000;
         const YIELDS: u32 = if cfg!(loom) { 0 } else { 20 };
@@ -284,7 +284,7 @@ impl<'a> Patience<'a> {
 
     /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
     /// `slow` is what a warning about a long wait says, after so many seconds.
-    pub(super) fn wait_until(
+    pub(crate) fn wait_until(
         &mut self,
         mut reached: impl FnMut() -> bool,
         gone: impl Fn() -> bool,

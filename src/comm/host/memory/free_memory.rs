@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::system::caused_by;
+use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
 /// Memory that an allocation takes beside its bytes: a part of it for page tables, and a little for
@@ -70,7 +70,7 @@ impl FreeMemory {
 /// # Errors
 ///
 /// There is not; the text has both figures.
-pub(super) fn check(byte_len: usize) -> Result<()> {
+pub(crate) fn check(byte_len: usize) -> Result<()> {
     match FreeMemory::look() {
         Some(free) if byte_len as u64 > free.usable() => bail!(
             System,

@@ -4,33 +4,33 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::family::Family;
-use super::shared_memory::{Extent, Shareable, SharedMemory};
+use crate::comm::host::memory::shared_memory::{Extent, Shareable, SharedMemory};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Tracked, fence, yield_now};
 
 /// The bytes of a rank's stage that one round uses. A stage has two of them: one is read while the other is written.
-pub(super) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
+pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
 
 /// How many collectives a rank may be ahead of the slowest: so many of its notices are kept.
-pub(super) const RING: u64 = if cfg!(loom) { 2 } else { 4 };
+pub(crate) const RING: u64 = if cfg!(loom) { 2 } else { 4 };
 
 /// The most bytes that ride along with a notice, in words.
-pub(super) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
-pub(super) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
+pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
+pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
 /// One communicator: its members, a slot for each, and where it spans processes, a stage for each.
-pub(super) struct Segment {
-    pub(super) family: Arc<Family>,
+pub(crate) struct Segment {
+    pub(crate) family: Arc<Family>,
     /// The same in every process, and different for every segment of a family.
-    pub(super) id: u64,
+    pub(crate) id: u64,
     /// The members by their numbers in the communicator that the family began with.
     members: Box<[Rank]>,
     memory: Arc<SharedMemory>,
     /// Where the segment begins in its memory.
     offset: usize,
     /// Whether members live in several processes, so that they do not see each other's buffers.
-    pub(super) spans_processes: bool,
+    pub(crate) spans_processes: bool,
     /// The halves of the stages, two for each rank.
     halves: Box<[Tracked]>,
     /// Whether a rank of this process has made its stage.
@@ -53,7 +53,7 @@ unsafe impl Shareable for Slot {}
 /// What one rank says. Only that rank writes it.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     /// How many rounds the rank has come: it has written what it gives in that round, and read all it takes from those before.
     round: AtomicU64,
     /// How many collectives the rank has finished and found every rank to agree on.
@@ -69,7 +69,7 @@ pub(super) struct Slot {
 /// One rank's call, and with a small one what the rank gives: the flag, the signature and the bytes share their cache lines.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-pub(super) struct Notice {
+pub(crate) struct Notice {
     /// The number of the collective, written last.
     sequence: AtomicU64,
     signature: [AtomicU64; 2],
@@ -79,7 +79,7 @@ pub(super) struct Notice {
 
 /// Where a buffer is, for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// At an address of this process.
     Address(usize),
     /// In a rank's part of a block of symmetric memory, at an offset.
@@ -110,13 +110,13 @@ impl Place {
 
 /// What a rank says of a collective besides its signature.
 #[derive(Clone, Copy)]
-pub(super) enum Body<'a> {
+pub(crate) enum Body<'a> {
     Payload(&'a [u8]),
     Places { input: Place, output: Place },
 }
 
 impl Notice {
-    pub(super) fn signature(&self) -> [u64; 2] {
+    pub(crate) fn signature(&self) -> [u64; 2] {
         self.signature.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
@@ -124,23 +124,23 @@ impl Notice {
         Place::from_words(words.map(|word| self.body[word].load(Ordering::Relaxed)))
     }
 
-    pub(super) fn input(&self) -> Place {
+    pub(crate) fn input(&self) -> Place {
         self.place([0, 1])
     }
 
-    pub(super) fn output(&self) -> Place {
+    pub(crate) fn output(&self) -> Place {
         self.place([2, 3])
     }
 
     /// The words of the payload from its beginning to `byte_len`.
-    pub(super) fn payload(&self, byte_len: usize) -> impl Iterator<Item = u64> {
+    pub(crate) fn payload(&self, byte_len: usize) -> impl Iterator<Item = u64> {
         self.body[..byte_len.div_ceil(8)].iter().map(|word| word.load(Ordering::Relaxed))
     }
 }
 
 /// How far a rank has to have come.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     /// It has said what it calls in this collective.
     Noticed(u64),
     /// It has come to this round.
@@ -151,7 +151,7 @@ pub(super) enum Mark {
 
 impl Slot {
     /// What the rank says of a collective, once it has.
-    pub(super) fn notice(&self, sequence: u64) -> Option<&Notice> {
+    pub(crate) fn notice(&self, sequence: u64) -> Option<&Notice> {
         let notice = self.notice_place(sequence);
         // A rank does not write further around the ring before everybody has finished this collective.
         (notice.sequence.load(Ordering::Acquire) == sequence).then_some(notice)
@@ -169,7 +169,7 @@ impl Slot {
 impl Segment {
     /// How long memory is in which a segment of so many members begins at an offset. The stages are
     /// not allocated at once.
-    pub(super) fn extent(offset: usize, members: usize, spans_processes: bool) -> Extent {
+    pub(crate) fn extent(offset: usize, members: usize, spans_processes: bool) -> Extent {
         let resident = offset + Self::slots_len(members);
         let stages = if spans_processes { members * 2 * STAGE_BYTES } else { 0 };
         Extent { byte_len: resident.next_multiple_of(rustix::param::page_size()) + stages, resident }
@@ -180,7 +180,7 @@ impl Segment {
     }
 
     /// The segment at an offset of memory that is zeroed there, or that ranks share already.
-    pub(super) fn new(
+    pub(crate) fn new(
         family: Arc<Family>,
         id: u64,
         members: Box<[Rank]>,
@@ -194,7 +194,7 @@ impl Segment {
     }
 
     /// The first segment of a new family, whose ranks are threads of this process.
-    pub(super) fn in_process(world_size: u32) -> Result<Self> {
+    pub(crate) fn in_process(world_size: u32) -> Result<Self> {
         let offset = Family::byte_len(world_size);
         let extent = Self::extent(offset, world_size as usize, false);
         let memory = Arc::new(SharedMemory::of_process(extent.byte_len)?);
@@ -210,25 +210,25 @@ impl Segment {
         self.memory.slice(self.offset + size_of::<Header>(), self.members.len())
     }
 
-    pub(super) fn members(&self) -> &[Rank] {
+    pub(crate) fn members(&self) -> &[Rank] {
         &self.members
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.members.len()
     }
 
     /// The members' numbers in this communicator.
-    pub(super) fn ranks(&self) -> impl Iterator<Item = GroupRank> + use<> {
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = GroupRank> + use<> {
         (0..self.members.len() as u32).map(GroupRank)
     }
 
     /// A member's number in the communicator that the family began with.
-    pub(super) fn member(&self, rank: GroupRank) -> Rank {
+    pub(crate) fn member(&self, rank: GroupRank) -> Rank {
         self.members[rank.index()]
     }
 
-    pub(super) fn slot(&self, rank: GroupRank) -> &Slot {
+    pub(crate) fn slot(&self, rank: GroupRank) -> &Slot {
         &self.slots()[rank.index()]
     }
 
@@ -247,7 +247,7 @@ impl Segment {
     }
 
     /// Allocates a rank's own stage, the first time.
-    pub(super) fn make_stage(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub(crate) fn make_stage(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
         // Only the rank's own calls come here, one after the other.
         let has_stage = &self.has_stage[rank.index()];
         if !has_stage.load(Ordering::Relaxed) {
@@ -258,19 +258,19 @@ impl Segment {
     }
 
     /// The half of its own stage that a rank writes in a round.
-    pub(super) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
+    pub(crate) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
         let half = Self::half(rank, round);
         self.halves[half].write(|| write(self.half_address(half)));
     }
 
     /// The half of a peer's stage that a rank reads in a round.
-    pub(super) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+    pub(crate) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
         let half = Self::half(rank, round);
         self.halves[half].read(|| read(self.half_address(half)))
     }
 
     /// Says what a rank calls.
-    pub(super) fn notify(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: Body<'_>) {
+    pub(crate) fn notify(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: Body<'_>) {
         let notice = self.slot(rank).notice_place(sequence);
         let store = |to: &[AtomicU64], words: &mut dyn Iterator<Item = u64>| {
             to.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
@@ -286,13 +286,13 @@ impl Segment {
         self.wake();
     }
 
-    pub(super) fn raise_round(&self, rank: GroupRank, round: u64) {
+    pub(crate) fn raise_round(&self, rank: GroupRank, round: u64) {
         self.slot(rank).round.store(round, Ordering::Release);
         self.wake();
     }
 
     /// Says how many collectives a rank has finished.
-    pub(super) fn set_done(&self, rank: GroupRank, sequence: u64) {
+    pub(crate) fn set_done(&self, rank: GroupRank, sequence: u64) {
         self.slot(rank).done.store(sequence, Ordering::Release);
         self.wake();
     }
@@ -302,30 +302,30 @@ impl Segment {
     }
 
     /// Says that a rank has left.
-    pub(super) fn leave(&self, rank: GroupRank) {
+    pub(crate) fn leave(&self, rank: GroupRank) {
         self.slot(rank).left.store(1, Ordering::Release);
         self.header().departures.store(1, Ordering::Release);
         self.wake();
     }
 
     /// Whether a rank has left or died.
-    pub(super) fn has_departed(&self, rank: GroupRank) -> bool {
+    pub(crate) fn has_departed(&self, rank: GroupRank) -> bool {
         self.slot(rank).has_left() || self.family.is_dead(self.member(rank))
     }
 
     /// Whether a rank has died before it left.
-    pub(super) fn has_died(&self, rank: GroupRank) -> bool {
+    pub(crate) fn has_died(&self, rank: GroupRank) -> bool {
         // In this order: a process that drops its handles first leaves, then ends its connection.
         self.family.is_dead(self.member(rank)) && !self.slot(rank).has_left()
     }
 
     /// How many collectives a rank has finished. A rank that has departed reads no more.
-    pub(super) fn done(&self, rank: GroupRank) -> u64 {
+    pub(crate) fn done(&self, rank: GroupRank) -> u64 {
         if self.has_departed(rank) { u64::MAX } else { self.slot(rank).done.load(Ordering::Acquire) }
     }
 
     /// Whether a rank has come so far; what it wrote before is then visible.
-    pub(super) fn has_reached(&self, rank: GroupRank, mark: Mark) -> bool {
+    pub(crate) fn has_reached(&self, rank: GroupRank, mark: Mark) -> bool {
         match mark {
             Mark::Noticed(sequence) => self.slot(rank).notice(sequence).is_some(),
             Mark::Round(round) => self.slot(rank).round.load(Ordering::Acquire) >= round,
@@ -334,18 +334,18 @@ impl Segment {
     }
 
     /// The members that have departed without having come so far.
-    pub(super) fn lost_before(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+    pub(crate) fn lost_before(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
         self.ranks().filter(move |rank| is_lost(|| self.has_departed(*rank), || self.has_reached(*rank, mark)))
     }
 
     /// Whether a member has departed without having come so far.
-    pub(super) fn lacks_departed(&self, mark: Mark) -> bool {
+    pub(crate) fn lacks_departed(&self, mark: Mark) -> bool {
         let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.family.has_deaths();
         any_departed && self.lost_before(mark).next().is_some()
     }
 
     /// Runs `access`, which touches peers' buffers, inside an access window; not at all once an abort has begun.
-    pub(super) fn window(&self, rank: GroupRank, access: impl FnOnce()) -> Result<()> {
+    pub(crate) fn window(&self, rank: GroupRank, access: impl FnOnce()) -> Result<()> {
         struct Close<'a>(&'a AtomicU32);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
@@ -367,7 +367,7 @@ impl Segment {
 
     /// Waits until no peer of this process is inside a window. After an abort none is opened again, so that this ends within
     /// the time of one short copy. (Other processes have mappings of their own, and see no memory but what is shared.)
-    pub(super) fn wait_for_windows(&self, rank: GroupRank) {
+    pub(crate) fn wait_for_windows(&self, rank: GroupRank) {
         fence(Ordering::SeqCst);
         for peer in self.ranks().filter(|peer| *peer != rank && self.family.is_local(self.member(*peer))) {
             while self.slot(peer).window.load(Ordering::Acquire) != 0 {

@@ -5,10 +5,10 @@
 //! round k + 1 has read all of round k; so a half is free again when everybody has come to the round after the one that used
 //! it last. Nobody waits at the end.
 
-use super::in_time;
-use super::run::Run;
-use super::segment::{Mark, STAGE_BYTES};
 use crate::collective::{Collective, ReduceOperation};
+use crate::comm::host::in_time;
+use crate::comm::host::protocol::run::Run;
+use crate::comm::host::protocol::segment::{Mark, STAGE_BYTES};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -25,7 +25,7 @@ struct Piece {
 
 impl Run<'_> {
     /// Moves the elements by way of stages.
-    pub(super) fn staged(&mut self) -> Result<()> {
+    pub(crate) fn staged(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let n = self.host.segment.len();
         let (rank, block) = (self.host.rank, call.block_bytes());

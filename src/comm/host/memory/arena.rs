@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::family::Family;
-use super::segment::{Place, Segment};
 use super::shared_memory::{Shareable, SharedMemory};
+use crate::comm::host::protocol::family::Family;
+use crate::comm::host::protocol::segment::{Place, Segment};
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
@@ -15,12 +15,12 @@ use crate::util::lock;
 
 /// The blocks that one rank has, in this communicator, its ancestors and its descendants.
 #[derive(Default)]
-pub(super) struct Arena {
+pub(crate) struct Arena {
     blocks: Mutex<Vec<Arc<Block>>>,
 }
 
 /// One block, as one rank sees it: a header, then the parts.
-pub(super) struct Block {
+pub(crate) struct Block {
     id: u64,
     /// The communicator that allocated it.
     segment: u64,
@@ -48,7 +48,7 @@ unsafe impl Shareable for Header {}
 
 impl Arena {
     /// The length of a block with parts of at least so many bytes.
-    pub(super) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
+    pub(crate) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
         let len = part_bytes.checked_next_multiple_of(page()).and_then(|part| part.checked_mul(members));
         match len.and_then(|len| len.checked_add(page())).filter(|len| isize::try_from(*len).is_ok()) {
             Some(len) => Ok(len),
@@ -57,7 +57,7 @@ impl Arena {
     }
 
     /// Takes a new block in, and gives out this rank's part of it.
-    pub(super) fn adopt(
+    pub(crate) fn adopt(
         self: &Arc<Self>,
         segment: &Segment,
         own: GroupRank,
@@ -84,7 +84,7 @@ impl Arena {
 
     /// Where peers find bytes of this rank, to read them or to write them; only those in blocks of the communicators with these
     /// ids.
-    pub(super) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64], is_written: bool) -> Place {
+    pub(crate) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64], is_written: bool) -> Place {
         let blocks = lock(&self.blocks);
         let reachable = blocks.iter().filter(|block| {
             lineage.contains(&block.segment) && !(is_written && block.is_sliced.load(Ordering::Relaxed))
@@ -98,7 +98,7 @@ impl Arena {
     }
 
     /// The address, in this process, of bytes in a peer's part of a block.
-    pub(super) fn reach(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
+    pub(crate) fn reach(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
         let blocks = lock(&self.blocks);
         let Some(block) = blocks.iter().find(|block| block.id == id) else {
             bail!(System, "rank {peer} names a block of memory that this rank does not have");
@@ -128,7 +128,7 @@ impl Block {
 
 /// One rank's part of a block. When it is dropped its memory goes back to the system; the addresses go when all ranks have
 /// dropped theirs.
-pub(super) struct Part {
+pub(crate) struct Part {
     arena: Arc<Arena>,
     block: Arc<Block>,
 }
@@ -177,8 +177,8 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::super::shared_memory::Extent;
     use super::*;
+    use crate::comm::host::memory::shared_memory::Extent;
     use crate::error::ErrorKind;
 
     const LEN: usize = 10_000;

@@ -2,9 +2,9 @@
 //! it is, and in all_reduce writes its share of the result to everybody. An all_reduce so costs each rank one read of its
 //! share of every input and one write of its share of every output.
 
-use super::run::Run;
-use super::segment::{Mark, Notice, Place};
 use crate::collective::{Collective, ReduceOperation};
+use crate::comm::host::protocol::run::Run;
+use crate::comm::host::protocol::segment::{Mark, Notice, Place};
 use crate::compute;
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
@@ -18,7 +18,7 @@ const LINE: usize = 64;
 
 impl Run<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
-    pub(super) fn direct(&mut self) -> Result<()> {
+    pub(crate) fn direct(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let rank = self.host.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());

@@ -1,0 +1,8 @@
+//! How the ranks of a communicator agree on a call, wait for each other and fail together.
+
+pub(super) mod family;
+#[cfg(all(test, loom))]
+mod model;
+pub(super) mod report;
+pub(super) mod run;
+pub(super) mod segment;
