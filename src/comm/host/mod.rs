@@ -17,11 +17,13 @@
 
 mod meeting;
 mod memory;
-mod office;
+mod peer_processes;
+mod process_monitor;
 mod protocol;
 mod system;
 mod transfer;
 mod wire;
+mod world;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -29,13 +31,15 @@ use std::time::Instant;
 
 pub(crate) use meeting::Guest;
 use memory::arena::Arena;
+use memory::broker::{AllocationKey, MemoryBroker};
 pub(crate) use memory::free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
 use memory::shared_memory::{Extent, SharedMemory};
-use office::{Office, Ticket};
+use process_monitor::ProcessMonitor;
 use protocol::family::{self, Family};
 use protocol::run::Run;
 use protocol::segment::{Mark, RING, Segment};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
+use world::World;
 
 use super::backend::{Backend, Request};
 use super::rank_lock;
@@ -55,7 +59,9 @@ pub(crate) struct HostBackend {
     rank: GroupRank,
     /// Held during a call, so that two threads of one rank take turns.
     progress: Mutex<Progress>,
-    office: Arc<Office>,
+    broker: Arc<MemoryBroker>,
+    /// Held so that the monitor thread runs as long as this process has a handle.
+    monitor: Option<Arc<ProcessMonitor>>,
     arena: Arc<Arena>,
     /// The ids of this communicator and those it was split from: whose symmetric memory all members have.
     lineage: Box<[u64]>,
@@ -85,33 +91,41 @@ impl Default for Progress {
 
 /// The ranks of a new communicator whose ranks are threads of this process.
 pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
-    let root = Arc::new(Segment::in_process(world_size)?);
-    let office = Arc::new(Office::in_process(&root));
-    Ok((0..world_size).map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office))).collect())
+    Ok(World::in_process(world_size)?.backends(0..world_size))
 }
 
 /// This process's ranks of a communicator between processes.
 pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
-    let (root, office) = meeting::meet(guest)?;
-    let office = Arc::new(office);
-    let ranks = guest.first_rank..guest.first_rank + guest.rank_count;
-    Ok(ranks.map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office))).collect())
+    Ok(meeting::meet(guest)?.backends(guest.first_rank..guest.first_rank + guest.rank_count))
 }
 
 impl HostBackend {
-    /// A rank of a communicator that begins a family.
-    fn new(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>) -> Self {
-        Self::with(segment, rank, office, Arc::default(), &[])
+    /// A rank of a world's first communicator.
+    fn new(world: &World, rank: GroupRank) -> Self {
+        HostBackend {
+            segment: Arc::clone(&world.root),
+            rank,
+            progress: Mutex::default(),
+            broker: Arc::clone(&world.broker),
+            monitor: world.monitor.clone(),
+            arena: Arc::default(),
+            lineage: [world.root.id].into(),
+            ended: OnceLock::new(),
+        }
     }
 
     /// This rank in a communicator that was split from this one.
     fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
-        Self::with(segment, rank, Arc::clone(&self.office), Arc::clone(&self.arena), &self.lineage)
-    }
-
-    fn with(segment: Arc<Segment>, rank: GroupRank, office: Arc<Office>, arena: Arc<Arena>, ancestors: &[u64]) -> Self {
-        let lineage = std::iter::once(segment.id).chain(ancestors.iter().copied()).collect();
-        HostBackend { segment, rank, progress: Mutex::default(), office, arena, lineage, ended: OnceLock::new() }
+        HostBackend {
+            rank,
+            progress: Mutex::default(),
+            broker: Arc::clone(&self.broker),
+            monitor: self.monitor.clone(),
+            arena: Arc::clone(&self.arena),
+            lineage: std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect(),
+            segment,
+            ended: OnceLock::new(),
+        }
     }
 
     fn family(&self) -> &Family {
@@ -161,16 +175,16 @@ impl HostBackend {
         result
     }
 
-    /// Memory for `users`, who all call this with the same ticket. The first of them makes it.
+    /// Memory for `users`, who all call this with the same key. The first of them makes it.
     fn common_memory(
         &self,
-        ticket: Ticket,
+        key: AllocationKey,
         users: &[Rank],
         extent: Extent,
         progress: &Progress,
         deadline: Instant,
     ) -> Result<(Arc<SharedMemory>, u64)> {
-        let publisher = users[0];
+        let sender = users[0];
         // Whoever dies now would be missed at the barrier that follows; it is missed here.
         let barrier = Mark::Noticed(progress.sequence + 1);
         let alive = || {
@@ -181,12 +195,12 @@ impl HostBackend {
             let gone = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(gone)))
         };
-        if publisher == self.segment.member(self.rank) {
-            self.office.publish(ticket, users, extent, &|| alive().and_then(|()| in_time(deadline)))?;
+        if sender == self.segment.member(self.rank) {
+            self.broker.share(key, users, extent, &|| alive().and_then(|()| in_time(deadline)))?;
         }
-        let (memory, id) = self.office.take(ticket, publisher, deadline, alive)?;
+        let (memory, id) = self.broker.receive(key, sender, deadline, alive)?;
         if memory.len() != extent.byte_len {
-            bail!(System, "rank {publisher} sent memory of {} bytes instead of {}", memory.len(), extent.byte_len);
+            bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), extent.byte_len);
         }
         Ok((memory, id))
     }
@@ -207,8 +221,8 @@ impl HostBackend {
         let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
         let spans_processes = !members.iter().all(|rank| self.family().is_local(*rank));
         let extent = Segment::extent(0, members.len(), spans_processes);
-        let ticket = Ticket { segment: self.segment.id, sequence: progress.sequence, color };
-        let (memory, id) = self.common_memory(ticket, &members, extent, progress, deadline)?;
+        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color };
+        let (memory, id) = self.common_memory(key, &members, extent, progress, deadline)?;
         let family = Arc::clone(&self.segment.family);
         let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
         Ok(self.descendant(segment, GroupRank(place as u32)))
@@ -227,9 +241,8 @@ impl HostBackend {
             // Threads reach everything.
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
-        let ticket = Ticket { segment: segment.id, sequence: progress.sequence, color: 0 };
-        let (memory, id) =
-            self.common_memory(ticket, segment.members(), Extent::whole(block_len), progress, deadline)?;
+        let key = AllocationKey { segment: segment.id, sequence: progress.sequence, color: 0 };
+        let (memory, id) = self.common_memory(key, segment.members(), Extent::whole(block_len), progress, deadline)?;
         let part = self.arena.adopt(segment, self.rank, id, byte_len, memory);
         // SAFETY: the part holds so many bytes on pages of its own, zeroed, as long as it lives; peers touch them only in
         // collectives in which this rank uses the buffer.
@@ -530,8 +543,8 @@ mod tests {
         let memory = Arc::new(memory);
         let family = Arc::new(Family::new(Arc::clone(&memory), 2, 0..1));
         let root = Arc::new(Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
-        let office = Arc::new(Office::in_process(&root));
-        [0, 1].map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office)))
+        let world = World::of_one_process(root);
+        [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))
     }
 
     /// A peer in another process says that its buffer is at an address, which in this process is

@@ -1,6 +1,7 @@
 //! The memory that ranks share, and how much of it there can be.
 
 pub(super) mod arena;
+pub(super) mod broker;
 pub(super) mod free_memory;
 #[cfg(not(loom))]
 pub(super) mod shared_memory;

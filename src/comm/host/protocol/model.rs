@@ -12,7 +12,6 @@ use super::family::Patience;
 use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
 use crate::collective::ReduceOperation;
 use crate::comm::host::memory::shared_memory::SharedMemory;
-use crate::comm::host::office::Office;
 use crate::comm::host::*;
 use crate::sync::Tracked;
 
@@ -25,7 +24,7 @@ fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
 }
 
 /// What ranks share. The checker does not see what std's `Arc` orders, so that all must be dropped by one thread, after the others.
-type Shared = (Arc<Segment>, Arc<Office>);
+type Shared = World;
 
 /// Ranks whose buffers peers reach, or do not.
 fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
@@ -43,9 +42,8 @@ fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     segment.family.check().expect("alive");
     segment.family.wake(std::iter::once(Rank(0)));
     let _ = Patience::new(&segment.family, Rank(0), Instant::now());
-    let office = Arc::new(Office::in_process(&segment));
-    let ranks = segment.ranks().map(|rank| HostBackend::new(Arc::clone(&segment), rank, Arc::clone(&office))).collect();
-    (ranks, (segment, office))
+    let world = World::of_one_process(segment);
+    (world.backends(0..n), world)
 }
 
 /// Runs each rank's part on a thread of its own.
@@ -182,7 +180,7 @@ fn a_departure_reaches_whoever_waits() {
 #[test]
 fn a_death_reaches_a_rank_that_waits() {
     explore(3, || {
-        let (both, (segment, _office)) = ranks(2, false);
+        let (both, World { root: segment, .. }) = ranks(2, false);
         let thread = thread::spawn({
             let family = Arc::clone(&segment.family);
             move || family.mark_dead(Rank(1))
@@ -199,7 +197,7 @@ fn a_death_reaches_a_rank_that_waits() {
 fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
     for dies in [false, true] {
         explore(3, move || {
-            let (_ranks, (segment, _office)) = ranks(3, false);
+            let (_ranks, World { root: segment, .. }) = ranks(3, false);
             let call = |segment: &Segment, rank| segment.notify(rank, 1, [0; 2], Body::Payload(&[]));
             call(&segment, GroupRank(1));
             segment.leave(GroupRank(1));
