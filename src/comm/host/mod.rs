@@ -35,7 +35,7 @@ use memory::broker::{AllocationKey, MemoryBroker};
 pub(crate) use memory::free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
 use memory::shared_memory::{Extent, SharedMemory};
 use process_monitor::ProcessMonitor;
-use protocol::family::{self, Family};
+use protocol::abort_domain::{AbortDomain, is_shared};
 use protocol::run::Run;
 use protocol::segment::{Mark, RING, Segment};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
@@ -128,8 +128,8 @@ impl HostBackend {
         }
     }
 
-    fn family(&self) -> &Family {
-        &self.segment.family
+    fn domain(&self) -> &AbortDomain {
+        &self.segment.domain
     }
 
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
@@ -167,7 +167,7 @@ impl HostBackend {
             let bare = error.to_string();
             let error = request.label(error);
             // What every rank finds out for itself is passed on without this rank's name of the layer.
-            let reason = family::is_shared(error.kind()).then_some(bare.as_str());
+            let reason = is_shared(error.kind()).then_some(bare.as_str());
             self.end_because(error, reason)
         });
         // After an error, or a panic, dropping `run` waits until no peer reads this rank's buffers.
@@ -219,12 +219,12 @@ impl HostBackend {
             bail!(System, "the exchange of colors lost this rank's own");
         };
         let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
-        let spans_processes = !members.iter().all(|rank| self.family().is_local(*rank));
+        let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
         let extent = Segment::extent(0, members.len(), spans_processes);
         let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color };
         let (memory, id) = self.common_memory(key, &members, extent, progress, deadline)?;
-        let family = Arc::clone(&self.segment.family);
-        let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
+        let domain = Arc::clone(&self.segment.domain);
+        let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
         Ok(self.descendant(segment, GroupRank(place as u32)))
     }
 
@@ -356,12 +356,12 @@ impl Backend for HostBackend {
     }
 
     fn check_process(&self) -> Result<()> {
-        self.family().process.check("a communicator")
+        self.domain().process.check("a communicator")
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        if self.family().process.is_current() {
-            self.family().abort(kind, self.segment.member(self.rank), reason);
+        if self.domain().process.is_current() {
+            self.domain().abort(kind, self.segment.member(self.rank), reason);
         }
     }
 }
@@ -369,7 +369,7 @@ impl Backend for HostBackend {
 impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
         self.check_process()?;
-        self.ended.get().map_or_else(|| self.family().check(), |error| Err(error.clone()))
+        self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
     }
 
     fn give_up(&self, error: Error) -> Error {
@@ -379,7 +379,7 @@ impl Watch for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        if self.family().process.is_current() {
+        if self.domain().process.is_current() {
             self.segment.leave(self.rank);
         }
     }
@@ -538,11 +538,11 @@ mod tests {
     /// Two ranks of different processes, as far as they know: what is in neither's memory for both
     /// is not to be touched.
     fn ranks_of_processes() -> [HostBackend; 2] {
-        let offset = Family::byte_len(2);
+        let offset = AbortDomain::byte_len(2);
         let memory = SharedMemory::of_process(Segment::extent(offset, 2, true).byte_len).expect("memory");
         let memory = Arc::new(memory);
-        let family = Arc::new(Family::new(Arc::clone(&memory), 2, 0..1));
-        let root = Arc::new(Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
+        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, 0..1));
+        let root = Arc::new(Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
         let world = World::of_one_process(root);
         [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))
     }

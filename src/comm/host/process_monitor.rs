@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::memory::broker::MemoryBroker;
 use super::peer_processes::{PeerProcesses, hang_up};
-use super::protocol::family::Family;
+use super::protocol::abort_domain::AbortDomain;
 use super::system::{caused_by, make_room_for_processes};
 use super::wire;
 use crate::error::{ErrorKind, Result, error};
@@ -30,7 +30,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct ProcessMonitor {
     /// Readable when the thread is to end.
     stop: Arc<OwnedFd>,
-    family: Arc<Family>,
+    domain: Arc<AbortDomain>,
 }
 
 impl ProcessMonitor {
@@ -39,7 +39,7 @@ impl ProcessMonitor {
     pub(crate) fn start(
         peers: Arc<PeerProcesses>,
         broker: Arc<MemoryBroker>,
-        family: Arc<Family>,
+        domain: Arc<AbortDomain>,
         pids_are_ours: bool,
     ) -> Result<Self> {
         make_room_for_processes(peers.all().len());
@@ -54,7 +54,7 @@ impl ProcessMonitor {
         let mut thread = MonitorThread {
             peers,
             broker,
-            family: Arc::clone(&family),
+            domain: Arc::clone(&domain),
             stop: Arc::clone(&stop),
             pidfds: Vec::new(),
             connections,
@@ -62,13 +62,13 @@ impl ProcessMonitor {
         thread.open_pidfds(pids_are_ours);
         let builder = std::thread::Builder::new().name("dcl-watch".to_owned());
         builder.spawn(move || thread.run()).map_err(refused("clone"))?;
-        Ok(ProcessMonitor { stop, family })
+        Ok(ProcessMonitor { stop, domain })
     }
 }
 
 impl Drop for ProcessMonitor {
     fn drop(&mut self) {
-        if self.family.process.is_current() {
+        if self.domain.process.is_current() {
             // This wakes the thread from poll. It is not joined: it may be inside a log callback.
             let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         }
@@ -78,7 +78,7 @@ impl Drop for ProcessMonitor {
 struct MonitorThread {
     peers: Arc<PeerProcesses>,
     broker: Arc<MemoryBroker>,
-    family: Arc<Family>,
+    domain: Arc<AbortDomain>,
     stop: Arc<OwnedFd>,
     /// The running processes that can be watched, by their indices.
     pidfds: Vec<(usize, OwnedFd)>,
@@ -118,7 +118,7 @@ impl MonitorThread {
         let mut is_stopping = false;
         loop {
             // After a failure no rank waits for another process.
-            let is_needed = self.peers.is_hub() && !self.connections.is_empty() && !self.family.is_aborted();
+            let is_needed = self.peers.is_hub() && !self.connections.is_empty() && !self.domain.is_aborted();
             if is_stopping && !is_needed {
                 return self.connections.iter().for_each(|(_, stream)| hang_up(stream));
             }
@@ -129,7 +129,7 @@ impl MonitorThread {
                     let reason = format!("the monitor of the other processes failed: poll: {error}");
                     event!(ERROR, "{reason}");
                     let rank = Rank(self.peers.all()[self.peers.own()].first_rank);
-                    return self.family.abort(ErrorKind::System, rank, &reason);
+                    return self.domain.abort(ErrorKind::System, rank, &reason);
                 }
             };
             is_stopping |= ready.stop;
@@ -204,7 +204,7 @@ impl MonitorThread {
     }
 
     fn mark_dead(&self, process: usize) {
-        self.peers.all()[process].ranks().for_each(|rank| self.family.mark_dead(Rank(rank)));
+        self.peers.all()[process].ranks().for_each(|rank| self.domain.mark_dead(Rank(rank)));
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
     struct OneOfThree {
         monitor: ProcessMonitor,
         broker: Arc<MemoryBroker>,
-        family: Arc<Family>,
+        domain: Arc<AbortDomain>,
         far: UnixStream,
     }
 
@@ -234,10 +234,10 @@ mod tests {
         connections[if own == 0 { 1 } else { 0 }] = Some(near);
         let peers = Arc::new(PeerProcesses::new(processes, own, connections.into()));
         let broker = Arc::new(MemoryBroker::new(Arc::clone(&peers)));
-        let family = Arc::clone(&Segment::in_process(3).expect("memory").family);
+        let domain = Arc::clone(&Segment::in_process(3).expect("memory").domain);
         let monitor =
-            ProcessMonitor::start(peers, Arc::clone(&broker), Arc::clone(&family), true).expect("a monitor thread");
-        OneOfThree { monitor, broker, family, far }
+            ProcessMonitor::start(peers, Arc::clone(&broker), Arc::clone(&domain), true).expect("a monitor thread");
+        OneOfThree { monitor, broker, domain, far }
     }
 
     fn soon() -> Instant {
@@ -247,7 +247,7 @@ mod tests {
     /// The hub would forward rank 2's memory, and ends before it has.
     #[test]
     fn a_rank_that_waits_for_memory_sees_the_hub_end() {
-        let OneOfThree { monitor: _monitor, broker, family: _, far: hub } = one_of_three(1);
+        let OneOfThree { monitor: _monitor, broker, domain: _, far: hub } = one_of_three(1);
         let key = AllocationKey { segment: 0, sequence: 1, color: 0 };
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| broker.receive(key, Rank(2), soon(), || Ok(())).map(|_| ()));
@@ -261,7 +261,7 @@ mod tests {
     /// A hub whose handles are dropped watches until its last connection has ended.
     #[test]
     fn a_hub_without_handles_still_sees_a_death() {
-        let OneOfThree { monitor, broker, family, far: peer } = one_of_three(0);
+        let OneOfThree { monitor, broker, domain, far: peer } = one_of_three(0);
         drop(monitor);
         drop(peer);
         let end = soon();
@@ -270,6 +270,6 @@ mod tests {
             assert!(Instant::now() < end, "the monitor thread goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(family.is_dead(Rank(1)) && !family.is_dead(Rank(2)));
+        assert!(domain.is_dead(Rank(1)) && !domain.is_dead(Rank(2)));
     }
 }

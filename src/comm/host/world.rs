@@ -8,7 +8,7 @@ use super::memory::broker::MemoryBroker;
 use super::memory::shared_memory::{Extent, SharedMemory};
 use super::peer_processes::{PeerProcesses, Process};
 use super::process_monitor::ProcessMonitor;
-use super::protocol::family::Family;
+use super::protocol::abort_domain::AbortDomain;
 use super::protocol::segment::Segment;
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
@@ -36,7 +36,7 @@ impl World {
 
     /// How much memory the first communicator of a world needs.
     pub(crate) fn extent(world_size: u32, spans_processes: bool) -> Extent {
-        Segment::extent(Family::byte_len(world_size), world_size as usize, spans_processes)
+        Segment::extent(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
     }
 
     /// `memory` has the length of [`extent`](Self::extent), and each of `processes` has mapped it.
@@ -52,13 +52,13 @@ impl World {
     ) -> Result<Self> {
         let memory = Arc::new(memory);
         let world_size = processes.iter().map(|process| process.rank_count).sum();
-        let family = Arc::new(Family::new(Arc::clone(&memory), world_size, processes[own].ranks()));
+        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, processes[own].ranks()));
         let members = (0..world_size).map(Rank).collect();
-        let offset = Family::byte_len(world_size);
-        let root = Segment::new(Arc::clone(&family), 0, members, memory, offset, processes.len() > 1);
+        let offset = AbortDomain::byte_len(world_size);
+        let root = Segment::new(Arc::clone(&domain), 0, members, memory, offset, processes.len() > 1);
         let peers = Arc::new(PeerProcesses::new(processes, own, connections));
         let broker = Arc::new(MemoryBroker::new(Arc::clone(&peers)));
-        let monitor = ProcessMonitor::start(peers, Arc::clone(&broker), family, pids_are_ours)?;
+        let monitor = ProcessMonitor::start(peers, Arc::clone(&broker), domain, pids_are_ours)?;
         Ok(World { root: Arc::new(root), broker, monitor: Some(Arc::new(monitor)) })
     }
 

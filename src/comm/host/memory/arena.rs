@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::shared_memory::{Shareable, SharedMemory};
-use crate::comm::host::protocol::family::Family;
+use crate::comm::host::protocol::abort_domain::AbortDomain;
 use crate::comm::host::protocol::segment::{Place, Segment};
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
@@ -29,7 +29,7 @@ pub(crate) struct Block {
     part_bytes: usize,
     own: GroupRank,
     memory: Arc<SharedMemory>,
-    family: Arc<Family>,
+    domain: Arc<AbortDomain>,
     /// Set when this rank's part has been replaced by private memory.
     detached: OnceLock<()>,
     /// Whether somebody may have a slice of this rank's part while a collective writes it.
@@ -72,7 +72,7 @@ impl Arena {
             part_bytes: part_bytes.next_multiple_of(page()),
             own,
             memory,
-            family: Arc::clone(&segment.family),
+            domain: Arc::clone(&segment.domain),
             detached: OnceLock::new(),
             is_sliced: AtomicBool::new(false),
         });
@@ -140,7 +140,7 @@ impl Lease for Part {
     fn address(&self) -> NonNull<u8> {
         let block = &self.block;
         let part = block.part(block.own);
-        if (block.family.is_aborted() || !block.family.process.is_current()) && block.part_bytes > 0 {
+        if (block.domain.is_aborted() || !block.domain.process.is_current()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
                 // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
                 // the buffer, of which there is none while this function runs.
@@ -159,7 +159,7 @@ impl Lease for Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let block = &self.block;
-        if !block.family.process.is_current() {
+        if !block.domain.process.is_current() {
             return;
         }
         block.memory.give_back(block.part(block.own), block.part_bytes);
@@ -200,7 +200,7 @@ mod tests {
 
     /// The views of two processes, both in this one: each has mappings of its own.
     fn views() -> [View; 2] {
-        let offset = Family::byte_len(2);
+        let offset = AbortDomain::byte_len(2);
         let extents = [Segment::extent(offset, 2, true), Extent::whole(Arena::block_len(LEN, 2).expect("a length"))];
         let made = extents.map(|extent| SharedMemory::of_processes(extent, &|| Ok(())).expect("memory"));
         [0, 1].map(|rank| {
@@ -209,8 +209,8 @@ mod tests {
                 Arc::new(SharedMemory::open(file, extents[i].byte_len).expect("memory"))
             };
             let memory = open(0);
-            let family = Arc::new(Family::new(Arc::clone(&memory), 2, rank..rank + 1));
-            let segment = Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
+            let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, rank..rank + 1));
+            let segment = Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
             let arena = Arc::<Arena>::default();
             let part = arena.adopt(&segment, GroupRank(rank), BLOCK, LEN, open(1));
             View { segment, arena, part }
@@ -238,7 +238,7 @@ mod tests {
             (result, target.addr(), peer)
         });
         entered.recv_timeout(Duration::from_secs(10)).expect("the peer is inside");
-        own.segment.family.abort(ErrorKind::Aborted, Rank(0), "the test");
+        own.segment.domain.abort(ErrorKind::Aborted, Rank(0), "the test");
         own.segment.wait_for_windows(GroupRank(0));
         assert!(own.slice().iter().all(|byte| *byte == 1), "the bytes are kept");
         fill(&own, 7);

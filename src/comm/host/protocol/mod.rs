@@ -1,6 +1,6 @@
 //! How the ranks of a communicator agree on a call, wait for each other and fail together.
 
-pub(super) mod family;
+pub(super) mod abort_domain;
 #[cfg(all(test, loom))]
 mod model;
 pub(super) mod report;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::family::Patience;
+use super::abort_domain::Waiter;
 use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
 use crate::collective::ReduceOperation;
 use crate::comm::host::memory::shared_memory::SharedMemory;
@@ -28,20 +28,20 @@ type Shared = World;
 
 /// Ranks whose buffers peers reach, or do not.
 fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
-    let offset = Family::byte_len(n);
+    let offset = AbortDomain::byte_len(n);
     let extent = Segment::extent(offset, n as usize, spans_processes);
     let memory = SharedMemory::of_process(extent.byte_len).expect("memory");
     let memory = Arc::new(memory);
-    let family = Arc::new(Family::new(Arc::clone(&memory), n, 0..n));
+    let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), n, 0..n));
     let members = (0..n).map(Rank).collect();
-    let segment = Arc::new(Segment::new(family, 0, members, memory, offset, spans_processes));
+    let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
     // Everything is there before the first thread is.
     segment.lacks_departed(Mark::Done(0));
-    segment.family.has_deaths();
+    segment.domain.has_deaths();
     segment.slot(ROOT);
-    segment.family.check().expect("alive");
-    segment.family.wake(std::iter::once(Rank(0)));
-    let _ = Patience::new(&segment.family, Rank(0), Instant::now());
+    segment.domain.check().expect("alive");
+    segment.domain.wake(std::iter::once(Rank(0)));
+    let _ = Waiter::new(&segment.domain, Rank(0), Instant::now());
     let world = World::of_one_process(segment);
     (world.backends(0..n), world)
 }
@@ -182,8 +182,8 @@ fn a_death_reaches_a_rank_that_waits() {
     explore(3, || {
         let (both, World { root: segment, .. }) = ranks(2, false);
         let thread = thread::spawn({
-            let family = Arc::clone(&segment.family);
-            move || family.mark_dead(Rank(1))
+            let domain = Arc::clone(&segment.domain);
+            move || domain.mark_dead(Rank(1))
         });
         let error = barrier(&both[0]).expect_err("rank 1 died");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
@@ -205,7 +205,7 @@ fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
                 let segment = Arc::clone(&segment);
                 move || {
                     call(&segment, GroupRank(2));
-                    if dies { segment.family.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
+                    if dies { segment.domain.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
                 }
             });
             assert!(!segment.lacks_departed(Mark::Noticed(1)), "each of them called before it departed");

@@ -1,7 +1,7 @@
 //! What a call says about a wait that failed or takes long: which ranks are missing, what they were
 //! to do, and what they called instead.
 
-use super::family::Trouble;
+use super::abort_domain::WaitError;
 use super::segment::{Mark, Notice};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
@@ -85,16 +85,16 @@ impl Report<'_> {
     }
 
     /// The error of a wait for peers to come so far.
-    pub(crate) fn error(&self, trouble: Trouble, mark: Mark) -> Error {
+    pub(crate) fn error(&self, error: WaitError, mark: Mark) -> Error {
         let segment = &*self.host.segment;
         let what = self.call();
-        match trouble {
-            Trouble::Dead(error) => error,
+        match error {
+            WaitError::Aborted(error) => error,
             // A rank may be missing because another one called something else.
             _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
                 disagreement(self.host, self.sequence)
             }
-            Trouble::Late => {
+            WaitError::DeadlineExceeded => {
                 let late = self.list(self.missing(mark));
                 let problem = match self.are_moving(mark) {
                     true => "arrived, but did not finish moving the elements",
@@ -102,7 +102,7 @@ impl Report<'_> {
                 };
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
-            Trouble::Gone => {
+            WaitError::PeerLost => {
                 let gone = || self.missing(mark).filter(|peer| segment.has_departed(*peer));
                 let how = match gone().any(|peer| segment.has_died(peer)) {
                     true => "died",
@@ -133,7 +133,7 @@ impl Report<'_> {
         };
         let verb = if missing.len() == 1 { "is" } else { "are" };
         let own = segment.member(self.host.rank);
-        let hint = missing.iter().find_map(|peer| self.host.family().hint_about(segment.member(*peer)));
+        let hint = missing.iter().find_map(|peer| self.host.domain().hint_about(segment.member(*peer)));
         let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
         format!(
             "rank {own}: {label}{} has waited for {seconds} s: {} {verb} {problem}{}",

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::Instant;
 
-use super::family::{Patience, Trouble};
+use super::abort_domain::{WaitError, Waiter};
 use super::report::{self, Report};
 use super::segment::{Body, Mark, Notice, Place, RING};
 use crate::collective::Collective;
@@ -34,14 +34,14 @@ impl Drop for Run<'_> {
         }
         // Only a panic comes here without an abort set.
         let host = self.host;
-        host.family().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
+        host.domain().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
         host.segment.wait_for_windows(host.rank);
     }
 }
 
 impl<'a> Run<'a> {
     pub(crate) fn collective(&mut self) -> Result<()> {
-        self.host.family().note_caller(self.host.segment.member(self.host.rank));
+        self.host.domain().note_caller(self.host.segment.member(self.host.rank));
         self.make_room()?;
         let places = self.notify();
         self.await_notices(|run, peer| run.takes_from(peer))?;
@@ -121,8 +121,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn patience(&self) -> Patience<'a> {
-        Patience::new(self.host.family(), self.host.segment.member(self.host.rank), self.request.deadline)
+    fn waiter(&self) -> Waiter<'a> {
+        Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
     }
 
     /// Waits until there is room for this rank's notice: until every rank has finished the collective whose notice this one
@@ -134,15 +134,15 @@ impl<'a> Run<'a> {
         self.catch_up()?;
         let this = Mark::Noticed(sequence);
         if segment.lacks_departed(this) {
-            host.family().check()?;
-            return Err(self.report().error(Trouble::Gone, this));
+            host.domain().check()?;
+            return Err(self.report().error(WaitError::PeerLost, this));
         }
         if sequence > self.progress.room {
             let replaced = sequence - RING;
             let mut slowest = 0;
             let mut agreement = Ok(());
-            let (mut patience, report) = (self.patience(), self.report());
-            let waited = patience.wait_until(
+            let (mut waiter, report) = (self.waiter(), self.report());
+            let waited = waiter.wait_until(
                 || {
                     let peers = segment.ranks().filter(|peer| *peer != host.rank);
                     slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
@@ -153,9 +153,9 @@ impl<'a> Run<'a> {
                 |seconds| report.slow(seconds, Mark::Done(replaced)),
             );
             agreement?;
-            waited.map_err(|trouble| {
-                let mark = if matches!(trouble, Trouble::Gone) { this } else { Mark::Done(replaced) };
-                report.error(trouble, mark)
+            waited.map_err(|error| {
+                let mark = if matches!(error, WaitError::PeerLost) { this } else { Mark::Done(replaced) };
+                report.error(error, mark)
             })?;
             self.progress.room = slowest.saturating_add(RING);
         }
@@ -216,12 +216,12 @@ impl<'a> Run<'a> {
         if segment.has_reached(peer, mark) {
             return Ok(());
         }
-        let waited = self.patience().wait_until(
+        let waited = self.waiter().wait_until(
             || segment.has_reached(peer, mark),
             || segment.lacks_departed(mark),
             |seconds| self.report().slow(seconds, mark),
         );
-        waited.map_err(|trouble| self.report().error(trouble, mark))
+        waited.map_err(|error| self.report().error(error, mark))
     }
 
     /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends
@@ -237,7 +237,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         // A peer may have ended the communicator meanwhile, and says why.
-        self.host.family().check()?;
+        self.host.domain().check()?;
         Err(self.report().late(moved))
     }
 

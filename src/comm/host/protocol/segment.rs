@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::family::Family;
+use super::abort_domain::AbortDomain;
 use crate::comm::host::memory::shared_memory::{Extent, Shareable, SharedMemory};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
@@ -21,10 +21,10 @@ pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
 /// One communicator: its members, a slot for each, and where it spans processes, a stage for each.
 pub(crate) struct Segment {
-    pub(crate) family: Arc<Family>,
-    /// The same in every process, and different for every segment of a family.
+    pub(crate) domain: Arc<AbortDomain>,
+    /// The same in every process, and different for every segment of a domain.
     pub(crate) id: u64,
-    /// The members by their numbers in the communicator that the family began with.
+    /// The members by their numbers in the communicator that the domain began with.
     members: Box<[Rank]>,
     memory: Arc<SharedMemory>,
     /// Where the segment begins in its memory.
@@ -181,7 +181,7 @@ impl Segment {
 
     /// The segment at an offset of memory that is zeroed there, or that ranks share already.
     pub(crate) fn new(
-        family: Arc<Family>,
+        domain: Arc<AbortDomain>,
         id: u64,
         members: Box<[Rank]>,
         memory: Arc<SharedMemory>,
@@ -190,16 +190,16 @@ impl Segment {
     ) -> Self {
         let halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
         let has_stage = members.iter().map(|_| AtomicBool::new(false)).collect();
-        Segment { family, id, members, memory, offset, spans_processes, halves, has_stage }
+        Segment { domain, id, members, memory, offset, spans_processes, halves, has_stage }
     }
 
-    /// The first segment of a new family, whose ranks are threads of this process.
+    /// The first segment of a new domain, whose ranks are threads of this process.
     pub(crate) fn in_process(world_size: u32) -> Result<Self> {
-        let offset = Family::byte_len(world_size);
+        let offset = AbortDomain::byte_len(world_size);
         let extent = Self::extent(offset, world_size as usize, false);
         let memory = Arc::new(SharedMemory::of_process(extent.byte_len)?);
-        let family = Arc::new(Family::new(Arc::clone(&memory), world_size, 0..world_size));
-        Ok(Self::new(family, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
+        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, 0..world_size));
+        Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
 
     fn header(&self) -> &Header {
@@ -223,7 +223,7 @@ impl Segment {
         (0..self.members.len() as u32).map(GroupRank)
     }
 
-    /// A member's number in the communicator that the family began with.
+    /// A member's number in the communicator that the domain began with.
     pub(crate) fn member(&self, rank: GroupRank) -> Rank {
         self.members[rank.index()]
     }
@@ -298,7 +298,7 @@ impl Segment {
     }
 
     fn wake(&self) {
-        self.family.wake(self.members.iter().copied());
+        self.domain.wake(self.members.iter().copied());
     }
 
     /// Says that a rank has left.
@@ -310,13 +310,13 @@ impl Segment {
 
     /// Whether a rank has left or died.
     pub(crate) fn has_departed(&self, rank: GroupRank) -> bool {
-        self.slot(rank).has_left() || self.family.is_dead(self.member(rank))
+        self.slot(rank).has_left() || self.domain.is_dead(self.member(rank))
     }
 
     /// Whether a rank has died before it left.
     pub(crate) fn has_died(&self, rank: GroupRank) -> bool {
         // In this order: a process that drops its handles first leaves, then ends its connection.
-        self.family.is_dead(self.member(rank)) && !self.slot(rank).has_left()
+        self.domain.is_dead(self.member(rank)) && !self.slot(rank).has_left()
     }
 
     /// How many collectives a rank has finished. A rank that has departed reads no more.
@@ -340,7 +340,7 @@ impl Segment {
 
     /// Whether a member has departed without having come so far.
     pub(crate) fn lacks_departed(&self, mark: Mark) -> bool {
-        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.family.has_deaths();
+        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.domain.has_deaths();
         any_departed && self.lost_before(mark).next().is_some()
     }
 
@@ -357,9 +357,9 @@ impl Segment {
         let close = Close(window);
         // Either this rank sees the abort here, or the one that aborts sees the window in `wait_for_windows`.
         fence(Ordering::SeqCst);
-        if self.family.is_aborted() {
+        if self.domain.is_aborted() {
             drop(close);
-            return self.family.check();
+            return self.domain.check();
         }
         access();
         Ok(())
@@ -369,7 +369,7 @@ impl Segment {
     /// the time of one short copy. (Other processes have mappings of their own, and see no memory but what is shared.)
     pub(crate) fn wait_for_windows(&self, rank: GroupRank) {
         fence(Ordering::SeqCst);
-        for peer in self.ranks().filter(|peer| *peer != rank && self.family.is_local(self.member(*peer))) {
+        for peer in self.ranks().filter(|peer| *peer != rank && self.domain.is_local(self.member(*peer))) {
             while self.slot(peer).window.load(Ordering::Acquire) != 0 {
                 yield_now();
             }
@@ -417,7 +417,7 @@ mod tests {
             }
         });
         entered.recv().expect("the peer is inside");
-        segment.family.abort(ErrorKind::Aborted, Rank(0), "the test");
+        segment.domain.abort(ErrorKind::Aborted, Rank(0), "the test");
         let (returned, failed) = channel();
         let failing = std::thread::spawn({
             let segment = Arc::clone(&segment);
@@ -451,9 +451,9 @@ mod tests {
     #[test]
     fn a_death_counts_in_a_segment_that_is_made_later() {
         let root = segment();
-        root.family.mark_dead(Rank(1));
+        root.domain.mark_dead(Rank(1));
         let memory = Arc::new(SharedMemory::of_process(Segment::extent(0, 2, false).byte_len).expect("memory"));
-        let later = Segment::new(Arc::clone(&root.family), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
+        let later = Segment::new(Arc::clone(&root.domain), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
         assert!(later.lacks_departed(Mark::Noticed(1)) && later.has_died(GroupRank(0)));
         assert!(!later.has_departed(GroupRank(1)));
         assert!(later.lost_before(Mark::Round(1)).eq([GroupRank(0)]));
@@ -464,7 +464,7 @@ mod tests {
     fn a_rank_that_left_before_its_process_ended_has_left() {
         let segment = segment();
         segment.leave(GroupRank(1));
-        segment.family.mark_dead(Rank(1));
+        segment.domain.mark_dead(Rank(1));
         assert!(segment.has_departed(GroupRank(1)) && !segment.has_died(GroupRank(1)));
     }
 
@@ -476,7 +476,7 @@ mod tests {
             assert_eq!(group.resident, 128 + 640 * members);
             let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
             assert_eq!(stages, members * (512 << 10));
-            let world = Segment::extent(Family::byte_len(members as u32), members, true);
+            let world = Segment::extent(AbortDomain::byte_len(members as u32), members, true);
             assert_eq!(world.resident, 2304 + 768 * members);
         }
     }

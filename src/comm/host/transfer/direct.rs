@@ -37,7 +37,7 @@ impl Run<'_> {
         // failed and freed their symmetric memory, which then reads as zeros. They set the abort
         // word before that, so what was read counts if it is not set yet.
         fence(Ordering::Acquire);
-        self.host.family().check()?;
+        self.host.domain().check()?;
         self.progress.round += 1;
         self.raise_round();
         // Nobody returns while a peer may touch its buffers.

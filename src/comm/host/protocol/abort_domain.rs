@@ -18,7 +18,7 @@ const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
 
 /// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
 /// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
-pub(crate) struct Family {
+pub(crate) struct AbortDomain {
     pub(crate) process: ProcessGuard,
     memory: Arc<SharedMemory>,
     world_size: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Family {
     may_spin: bool,
 }
 
-/// The part of a family that is there once.
+/// The part of a domain that is there once.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct Header {
@@ -44,7 +44,7 @@ struct Header {
 /// One rank's futex and death, on cache lines of their own.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-struct Bell {
+struct WakeFlag {
     futex: Futex,
     sleepers: AtomicU32,
     /// 1 when the rank's process has ended, or has dropped all its handles.
@@ -79,7 +79,7 @@ fn this_thread() -> usize {
 // SAFETY: nothing but atomics.
 unsafe impl Shareable for Header {}
 // SAFETY: nothing but atomics.
-unsafe impl Shareable for Bell {}
+unsafe impl Shareable for WakeFlag {}
 
 const ALIVE: u32 = 0;
 const ABORTING: u32 = 1;
@@ -93,16 +93,16 @@ pub(crate) fn is_shared(kind: ErrorKind) -> bool {
     SHARED_KINDS.contains(&kind)
 }
 
-impl Family {
-    /// How many bytes a family of so many ranks takes at the beginning of its memory.
+impl AbortDomain {
+    /// How many bytes a domain of so many ranks takes at the beginning of its memory.
     pub(crate) fn byte_len(world_size: u32) -> usize {
-        size_of::<Header>() + world_size as usize * size_of::<Bell>()
+        size_of::<Header>() + world_size as usize * size_of::<WakeFlag>()
     }
 
-    /// The family at the beginning of memory that is zeroed, or that ranks share already.
+    /// The domain at the beginning of memory that is zeroed, or that ranks share already.
     pub(crate) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Family {
+        AbortDomain {
             process: ProcessGuard::current(),
             memory,
             world_size,
@@ -145,7 +145,7 @@ impl Family {
         &self.memory.slice(0, 1)[0]
     }
 
-    fn bells(&self) -> &[Bell] {
+    fn wake_flags(&self) -> &[WakeFlag] {
         self.memory.slice(size_of::<Header>(), self.world_size as usize)
     }
 
@@ -174,8 +174,8 @@ impl Family {
         record.rank.store(rank.0, Ordering::Relaxed);
         record.len.store(end as u32, Ordering::Relaxed);
         record.state.store(ABORTED, Ordering::Release);
-        for bell in self.bells() {
-            bell.futex.ring();
+        for wake_flag in self.wake_flags() {
+            wake_flag.futex.ring();
         }
     }
 
@@ -187,8 +187,8 @@ impl Family {
             return Ok(());
         }
         // The reason is a few stores away, unless its writer was stopped right there.
-        let patience = Instant::now() + Duration::from_secs(1);
-        while state != ABORTED && Instant::now() < patience {
+        let waiter = Instant::now() + Duration::from_secs(1);
+        while state != ABORTED && Instant::now() < waiter {
             yield_now();
             state = record.state.load(Ordering::Acquire);
         }
@@ -210,11 +210,11 @@ impl Family {
         }
     }
 
-    /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the family
+    /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the domain
     /// looks here, also one that is made later.
     pub(crate) fn mark_dead(&self, rank: Rank) {
         // A process may end between the two stores. Each process that sees the death does both.
-        self.bells()[rank.index()].dead.store(1, Ordering::Release);
+        self.wake_flags()[rank.index()].dead.store(1, Ordering::Release);
         self.header().deaths.store(1, Ordering::Release);
         self.wake((0..self.world_size).map(Rank));
     }
@@ -227,39 +227,39 @@ impl Family {
     /// Whether a rank's process has ended. A rank that left before has left: see
     /// `Segment::has_died`.
     pub(crate) fn is_dead(&self, rank: Rank) -> bool {
-        self.bells()[rank.index()].dead.load(Ordering::Acquire) != 0
+        self.wake_flags()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
     /// Wakes those of `ranks` who sleep. What they wait for was stored before.
     pub(crate) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
-        // Between that store and the look for sleepers; `Patience::sleep` has its counterpart.
+        // Between that store and the look for sleepers; `Waiter::sleep` has its counterpart.
         fence(Ordering::SeqCst);
         if self.header().sleepers.load(Ordering::Relaxed) == 0 {
             return;
         }
         for rank in ranks {
-            let bell = &self.bells()[rank.index()];
-            if bell.sleepers.load(Ordering::Relaxed) > 0 {
-                bell.futex.ring();
+            let wake_flag = &self.wake_flags()[rank.index()];
+            if wake_flag.sleepers.load(Ordering::Relaxed) > 0 {
+                wake_flag.futex.ring();
             }
         }
     }
 }
 
 /// Why a wait did not end well.
-pub(crate) enum Trouble {
+pub(crate) enum WaitError {
     /// The communicator is dead; here is why.
-    Dead(Error),
+    Aborted(Error),
     /// The deadline is over.
-    Late,
+    DeadlineExceeded,
     /// The rank waited for has left.
-    Gone,
+    PeerLost,
 }
 
 /// One rank's waiting in one step: spin for as long as a cache line takes to cross, give way, then sleep.
-pub(crate) struct Patience<'a> {
-    family: &'a Family,
-    bell: &'a Bell,
+pub(crate) struct Waiter<'a> {
+    domain: &'a AbortDomain,
+    wake_flag: &'a WakeFlag,
     deadline: Instant,
     spins_left: u32,
     yields_left: u32,
@@ -267,16 +267,16 @@ pub(crate) struct Patience<'a> {
     slow: Option<SlowWarning>,
 }
 
-impl<'a> Patience<'a> {
-    pub(crate) fn new(family: &'a Family, rank: Rank, deadline: Instant) -> Self {
+impl<'a> Waiter<'a> {
+    pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, deadline: Instant) -> Self {
         // A futex wake-up costs tens of microseconds: spin about that long before going to sleep.
         const SPINS: u32 = 1000;
         const YIELDS: u32 = if cfg!(loom) { 0 } else { 20 };
-        Patience {
-            family,
-            bell: &family.bells()[rank.index()],
+        Waiter {
+            domain,
+            wake_flag: &domain.wake_flags()[rank.index()],
             deadline,
-            spins_left: if family.may_spin { SPINS } else { 0 },
+            spins_left: if domain.may_spin { SPINS } else { 0 },
             yields_left: YIELDS,
             slow: None,
         }
@@ -289,14 +289,14 @@ impl<'a> Patience<'a> {
         mut reached: impl FnMut() -> bool,
         gone: impl Fn() -> bool,
         slow: impl Fn(u64) -> String,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), WaitError> {
         loop {
             if reached() {
                 return Ok(());
             }
-            self.family.check().map_err(Trouble::Dead)?;
+            self.domain.check().map_err(WaitError::Aborted)?;
             if gone() {
-                return Err(self.unless_dead(Trouble::Gone));
+                return Err(self.unless_aborted(WaitError::PeerLost));
             }
             if self.spins_left > 0 {
                 self.spins_left -= 1;
@@ -307,34 +307,34 @@ impl<'a> Patience<'a> {
             } else {
                 let now = Instant::now();
                 if now >= self.deadline {
-                    return Err(self.unless_dead(Trouble::Late));
+                    return Err(self.unless_aborted(WaitError::DeadlineExceeded));
                 }
                 let warning = self.slow.get_or_insert_with(SlowWarning::new);
                 warning.look(&slow);
                 let until = warning.next_look(self.deadline);
-                self.sleep(until.saturating_duration_since(now), || reached() || gone() || self.family.is_aborted());
+                self.sleep(until.saturating_duration_since(now), || reached() || gone() || self.domain.is_aborted());
             }
         }
     }
 
     /// A rank that aborts and leaves at once is told of by its reason: the abort was there before the departure.
-    fn unless_dead(&self, trouble: Trouble) -> Trouble {
-        self.family.check().map_or_else(Trouble::Dead, |()| trouble)
+    fn unless_aborted(&self, error: WaitError) -> WaitError {
+        self.domain.check().map_or_else(WaitError::Aborted, |()| error)
     }
 
     /// Sleeps unless `awake` already holds. Whoever makes it hold stores first and looks for sleepers then; a sleeper
     /// counts itself first and looks at the stores then; with a fence between the two on either side, one of them sees the
     /// other.
     fn sleep(&self, timeout: Duration, awake: impl FnOnce() -> bool) {
-        self.bell.sleepers.fetch_add(1, Ordering::Relaxed);
-        self.family.header().sleepers.fetch_add(1, Ordering::Relaxed);
-        let rings = self.bell.futex.load();
+        self.wake_flag.sleepers.fetch_add(1, Ordering::Relaxed);
+        self.domain.header().sleepers.fetch_add(1, Ordering::Relaxed);
+        let rings = self.wake_flag.futex.load();
         fence(Ordering::SeqCst);
         if !awake() {
-            self.bell.futex.sleep(rings, timeout);
+            self.wake_flag.futex.sleep(rings, timeout);
         }
-        self.family.header().sleepers.fetch_sub(1, Ordering::Relaxed);
-        self.bell.sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.domain.header().sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.wake_flag.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -347,9 +347,9 @@ mod tests {
     #[test]
     fn an_abort_record_of_any_words_is_an_error_and_no_more() {
         for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
-            let memory = Arc::new(SharedMemory::of_process(Family::byte_len(2)).expect("memory"));
-            let family = Family::new(memory, 2, 0..2);
-            let record = &family.header().abort;
+            let memory = Arc::new(SharedMemory::of_process(AbortDomain::byte_len(2)).expect("memory"));
+            let domain = AbortDomain::new(memory, 2, 0..2);
+            let record = &domain.header().abort;
             record
                 .reason
                 .iter()
@@ -358,7 +358,7 @@ mod tests {
             record.rank.store(rank, Ordering::Relaxed);
             record.len.store(len, Ordering::Relaxed);
             record.state.store(ABORTED, Ordering::Release);
-            let text = family.check().expect_err("it has ended").to_string();
+            let text = domain.check().expect_err("it has ended").to_string();
             assert!(!text.contains('\x1b') && text.len() <= 4 * REASON_BYTES, "{text}");
         }
     }
