@@ -1,102 +1,94 @@
-//! What a communicator and everything split from it share: whether it is still alive, which of its
-//! ranks have died, and how its ranks sleep and wake.
+//! What a communicator shares with everything split from it: whether it is alive, which of its
+//! ranks have died, and how ranks sleep and wake.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
+use super::caller_threads::CallerThreads;
 use crate::comm::host::memory::shared_memory::{Shareable, SharedMemory};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, spin_loop, yield_now};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, yield_now};
 use crate::util::fork::ProcessGuard;
-use crate::util::slow_warning::SlowWarning;
 
-/// The longest reason that an abort keeps, in bytes.
-const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
-
-/// The state that all communicators of one origin share. A failure in one of them is the end of all, as with NCCL's
-/// `splitShare`: a rank that waits in another one is told at once instead of at its deadline.
+/// The state that a communicator shares with everything split from it. A failure in one of them
+/// ends them all, as with NCCL's `splitShare`: a rank that waits in another one sees it at once
+/// instead of at its deadline.
 pub(crate) struct AbortDomain {
     pub(crate) process: ProcessGuard,
+    pub(super) callers: CallerThreads,
     memory: Arc<SharedMemory>,
     world_size: u32,
     /// The ranks of this process.
     local_ranks: Range<u32>,
-    /// Which thread made the latest call of each of them.
-    callers: Box<[Caller]>,
-    /// Whether every rank can have a processor of its own, so that spinning makes sense.
     may_spin: bool,
 }
 
-/// The part of a domain that is there once.
+/// What the memory of a domain begins with. A [`WakeFlag`] for each rank follows.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-struct Header {
+struct DomainHeader {
     /// How many threads sleep or are about to.
     sleepers: AtomicU32,
     /// 1 when a rank has died.
-    deaths: AtomicU32,
+    any_dead: AtomicU32,
     abort: AbortRecord,
 }
 
-/// One rank's futex and death, on cache lines of their own.
+/// One rank's futex and its death, on cache lines of their own.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct WakeFlag {
     futex: Futex,
+    /// How many threads of the rank sleep or are about to.
     sleepers: AtomicU32,
     /// 1 when the rank's process has ended, or has dropped all its handles.
     dead: AtomicU32,
 }
 
-/// Who ended the communicator, and why. Plain words, for memory that processes share.
+/// Which rank ended the communicator, and why (invariant 16).
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 struct AbortRecord {
     state: AtomicU32,
+    /// The index in [`SHARED_KINDS`], or another number for every other kind.
     kind: AtomicU32,
     rank: AtomicU32,
+    /// The length of the reason in bytes.
     len: AtomicU32,
     reason: [AtomicU64; REASON_BYTES / 8],
 }
 
-/// The thread of a rank's latest call, as [`this_thread`] names it; 0 before the first. On a cache
-/// line of its own, since each call writes it.
-#[derive(Default)]
-#[repr(align(128))]
-struct Caller(AtomicUsize);
-
-/// A number that no other thread of this process has; it is not 0.
-fn this_thread() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static NUMBER: usize = 1 + THREADS.fetch_add(1, Ordering::Relaxed));
-    // A thread that ends makes no further call.
-    NUMBER.try_with(|number| *number).unwrap_or(usize::MAX)
-}
-
-// SAFETY: nothing but atomics.
-unsafe impl Shareable for Header {}
-// SAFETY: nothing but atomics.
+// SAFETY: invariant 1: every field is an atomic, and zeros are a value of it.
+unsafe impl Shareable for DomainHeader {}
+// SAFETY: as above.
 unsafe impl Shareable for WakeFlag {}
 
+/// The longest reason that an abort keeps, in bytes.
+const REASON_BYTES: usize = if cfg!(loom) { 8 } else { 2048 };
+
+/// The states of an abort record, in their order. A state never goes back.
 const ALIVE: u32 = 0;
 const ABORTING: u32 = 1;
 const ABORTED: u32 = 2;
 
-/// Kinds of errors that mean the same on every rank and are passed on as they are.
+/// How long a rank waits for the reason of an abort, whose writer may have been stopped.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The kinds of errors that every rank gets as they are.
 const SHARED_KINDS: [ErrorKind; 2] = [ErrorKind::Disagreement, ErrorKind::PeerLost];
 
-/// Whether an error of this kind reaches the other ranks as it is, instead of as "rank 1 ended the communicator: …".
+/// Whether the other ranks get an error of this kind as it is, instead of as "rank 1 ended the
+/// communicator: …".
 pub(crate) fn is_shared(kind: ErrorKind) -> bool {
     SHARED_KINDS.contains(&kind)
 }
 
 impl AbortDomain {
-    /// How many bytes a domain of so many ranks takes at the beginning of its memory.
+    /// How many bytes the domain of so many ranks takes, at the beginning of its memory.
     pub(crate) fn byte_len(world_size: u32) -> usize {
-        size_of::<Header>() + world_size as usize * size_of::<WakeFlag>()
+        size_of::<DomainHeader>() + world_size as usize * size_of::<WakeFlag>()
     }
 
     /// The domain at the beginning of memory that is zeroed, or that ranks share already.
@@ -104,9 +96,9 @@ impl AbortDomain {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         AbortDomain {
             process: ProcessGuard::current(),
+            callers: CallerThreads::new(local_ranks.clone()),
             memory,
             world_size,
-            callers: local_ranks.clone().map(|_| Caller::default()).collect(),
             local_ranks,
             may_spin: !cfg!(loom) && world_size as usize <= processors,
         }
@@ -117,36 +109,17 @@ impl AbortDomain {
         self.local_ranks.contains(&rank.0)
     }
 
-    fn caller(&self, rank: Rank) -> Option<&AtomicUsize> {
-        self.callers.get(rank.0.checked_sub(self.local_ranks.start)? as usize).map(|caller| &caller.0)
+    /// Whether a waiting rank may spin: if each rank can have a processor of its own.
+    pub(super) fn may_spin(&self) -> bool {
+        self.may_spin
     }
 
-    /// Notes that a rank of this process calls on this thread.
-    pub(crate) fn note_caller(&self, rank: Rank) {
-        if let Some(caller) = self.caller(rank) {
-            caller.store(this_thread(), Ordering::Relaxed);
-        }
-    }
-
-    /// What a thread that waits for a rank should know: that it may wait for itself.
-    pub(crate) fn hint_about(&self, rank: Rank) -> Option<String> {
-        match self.caller(rank)?.load(Ordering::Relaxed) {
-            0 => Some(format!(
-                "rank {rank} is a rank of this process and has made no call; each rank needs a thread of its own"
-            )),
-            caller if caller == this_thread() => {
-                Some(format!("rank {rank} made its last call on this same thread; each rank needs a thread of its own"))
-            }
-            _ => None,
-        }
-    }
-
-    fn header(&self) -> &Header {
+    fn header(&self) -> &DomainHeader {
         &self.memory.slice(0, 1)[0]
     }
 
     fn wake_flags(&self) -> &[WakeFlag] {
-        self.memory.slice(size_of::<Header>(), self.world_size as usize)
+        self.memory.slice(size_of::<DomainHeader>(), self.world_size as usize)
     }
 
     /// Whether an abort has begun.
@@ -154,7 +127,7 @@ impl AbortDomain {
         self.header().abort.state.load(Ordering::Acquire) != ALIVE
     }
 
-    /// Ends the communicator. The first reason stays.
+    /// Ends all communicators of the domain. The first caller's reason is kept (invariant 16).
     pub(crate) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
         let record = &self.header().abort;
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -174,28 +147,27 @@ impl AbortDomain {
         record.rank.store(rank.0, Ordering::Relaxed);
         record.len.store(end as u32, Ordering::Relaxed);
         record.state.store(ABORTED, Ordering::Release);
-        for wake_flag in self.wake_flags() {
-            wake_flag.futex.ring();
+        for flag in self.wake_flags() {
+            flag.futex.wake_all();
         }
     }
 
-    /// The error that every rank has once the communicator is dead.
+    /// The error of every call after an abort.
     pub(crate) fn check(&self) -> Result<()> {
         let record = &self.header().abort;
         let mut state = record.state.load(Ordering::Acquire);
         if state == ALIVE {
             return Ok(());
         }
-        // The reason is a few stores away, unless its writer was stopped right there.
-        let waiter = Instant::now() + Duration::from_secs(1);
-        while state != ABORTED && Instant::now() < waiter {
+        let deadline = Instant::now() + REASON_TIMEOUT;
+        while state != ABORTED && Instant::now() < deadline {
             yield_now();
             state = record.state.load(Ordering::Acquire);
         }
         if state != ABORTED {
-            return Err(crate::error::error!(Aborted, "the communicator was aborted; no reason has been given yet"));
+            return Err(error!(Aborted, "the communicator was aborted; no reason has been given yet"));
         }
-        // A peer wrote this: the length may be wrong, and the text may be anything.
+        // A peer wrote the record: the length may be too large, and the text may be any bytes.
         let len = record.len.load(Ordering::Relaxed) as usize;
         let bytes: Vec<u8> =
             record.reason.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
@@ -205,136 +177,57 @@ impl AbortDomain {
             Some(&kind) => Err(Error::new(kind, reason)),
             None => {
                 let rank = record.rank.load(Ordering::Relaxed);
-                Err(crate::error::error!(Aborted, "rank {rank} ended the communicator: {reason}"))
+                Err(error!(Aborted, "rank {rank} ended the communicator: {reason}"))
             }
         }
     }
 
-    /// Says that a rank's process has ended, and wakes all ranks. Every communicator of the domain
-    /// looks here, also one that is made later.
+    /// Marks a rank whose process has ended as dead, and wakes all ranks (invariant 20).
     pub(crate) fn mark_dead(&self, rank: Rank) {
-        // A process may end between the two stores. Each process that sees the death does both.
         self.wake_flags()[rank.index()].dead.store(1, Ordering::Release);
-        self.header().deaths.store(1, Ordering::Release);
+        self.header().any_dead.store(1, Ordering::Release);
         self.wake((0..self.world_size).map(Rank));
     }
 
-    /// Whether any rank has died.
-    pub(crate) fn has_deaths(&self) -> bool {
-        self.header().deaths.load(Ordering::Acquire) != 0
+    /// Whether any rank has been marked dead.
+    pub(crate) fn has_dead(&self) -> bool {
+        self.header().any_dead.load(Ordering::Acquire) != 0
     }
 
-    /// Whether a rank's process has ended. A rank that left before has left: see
-    /// `Segment::has_died`.
+    /// Whether a rank's process has ended. It may have left before: see `Segment::has_died`.
     pub(crate) fn is_dead(&self, rank: Rank) -> bool {
         self.wake_flags()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
-    /// Wakes those of `ranks` who sleep. What they wait for was stored before.
+    /// Wakes those of `ranks` that sleep. The caller has stored what they wait for (invariant 15).
     pub(crate) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
-        // Between that store and the look for sleepers; `Waiter::sleep` has its counterpart.
+        // Pairs with the fence in `sleep`.
         fence(Ordering::SeqCst);
         if self.header().sleepers.load(Ordering::Relaxed) == 0 {
             return;
         }
         for rank in ranks {
-            let wake_flag = &self.wake_flags()[rank.index()];
-            if wake_flag.sleepers.load(Ordering::Relaxed) > 0 {
-                wake_flag.futex.ring();
-            }
-        }
-    }
-}
-
-/// Why a wait did not end well.
-pub(crate) enum WaitError {
-    /// The communicator is dead; here is why.
-    Aborted(Error),
-    /// The deadline is over.
-    DeadlineExceeded,
-    /// The rank waited for has left.
-    PeerLost,
-}
-
-/// One rank's waiting in one step: spin for as long as a cache line takes to cross, give way, then sleep.
-pub(crate) struct Waiter<'a> {
-    domain: &'a AbortDomain,
-    wake_flag: &'a WakeFlag,
-    deadline: Instant,
-    spins_left: u32,
-    yields_left: u32,
-    /// From the first sleep on.
-    slow: Option<SlowWarning>,
-}
-
-impl<'a> Waiter<'a> {
-    pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, deadline: Instant) -> Self {
-        // A futex wake-up costs tens of microseconds: spin about that long before going to sleep.
-        const SPINS: u32 = 1000;
-        const YIELDS: u32 = if cfg!(loom) { 0 } else { 20 };
-        Waiter {
-            domain,
-            wake_flag: &domain.wake_flags()[rank.index()],
-            deadline,
-            spins_left: if domain.may_spin { SPINS } else { 0 },
-            yields_left: YIELDS,
-            slow: None,
-        }
-    }
-
-    /// Waits until `reached` holds, `gone` does, the communicator dies or the deadline is over.
-    /// `slow` is what a warning about a long wait says, after so many seconds.
-    pub(crate) fn wait_until(
-        &mut self,
-        mut reached: impl FnMut() -> bool,
-        gone: impl Fn() -> bool,
-        slow: impl Fn(u64) -> String,
-    ) -> Result<(), WaitError> {
-        loop {
-            if reached() {
-                return Ok(());
-            }
-            self.domain.check().map_err(WaitError::Aborted)?;
-            if gone() {
-                return Err(self.unless_aborted(WaitError::PeerLost));
-            }
-            if self.spins_left > 0 {
-                self.spins_left -= 1;
-                spin_loop();
-            } else if self.yields_left > 0 {
-                self.yields_left -= 1;
-                yield_now();
-            } else {
-                let now = Instant::now();
-                if now >= self.deadline {
-                    return Err(self.unless_aborted(WaitError::DeadlineExceeded));
-                }
-                let warning = self.slow.get_or_insert_with(SlowWarning::new);
-                warning.look(&slow);
-                let until = warning.next_look(self.deadline);
-                self.sleep(until.saturating_duration_since(now), || reached() || gone() || self.domain.is_aborted());
+            let flag = &self.wake_flags()[rank.index()];
+            if flag.sleepers.load(Ordering::Relaxed) > 0 {
+                flag.futex.wake_all();
             }
         }
     }
 
-    /// A rank that aborts and leaves at once is told of by its reason: the abort was there before the departure.
-    fn unless_aborted(&self, error: WaitError) -> WaitError {
-        self.domain.check().map_or_else(WaitError::Aborted, |()| error)
-    }
-
-    /// Sleeps unless `awake` already holds. Whoever makes it hold stores first and looks for sleepers then; a sleeper
-    /// counts itself first and looks at the stores then; with a fence between the two on either side, one of them sees the
-    /// other.
-    fn sleep(&self, timeout: Duration, awake: impl FnOnce() -> bool) {
-        self.wake_flag.sleepers.fetch_add(1, Ordering::Relaxed);
-        self.domain.header().sleepers.fetch_add(1, Ordering::Relaxed);
-        let rings = self.wake_flag.futex.load();
+    /// Lets a rank sleep until it is woken or `timeout` is over; not at all if `must_wake` holds
+    /// (invariant 15).
+    pub(super) fn sleep(&self, rank: Rank, timeout: Duration, must_wake: impl FnOnce() -> bool) {
+        let flag = &self.wake_flags()[rank.index()];
+        flag.sleepers.fetch_add(1, Ordering::Relaxed);
+        self.header().sleepers.fetch_add(1, Ordering::Relaxed);
+        let wakes = flag.futex.load();
+        // Pairs with the fence in `wake`.
         fence(Ordering::SeqCst);
-        if !awake() {
-            self.wake_flag.futex.sleep(rings, timeout);
+        if !must_wake() {
+            flag.futex.wait(wakes, timeout);
         }
-        self.domain.header().sleepers.fetch_sub(1, Ordering::Relaxed);
-        self.wake_flag.sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.header().sleepers.fetch_sub(1, Ordering::Relaxed);
+        flag.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -342,7 +235,7 @@ impl<'a> Waiter<'a> {
 mod tests {
     use super::*;
 
-    /// A peer can write anything into the abort record; it can make this rank fail, and nothing
+    /// A peer can write anything into the abort record. That can make this rank fail, and nothing
     /// else.
     #[test]
     fn an_abort_record_of_any_words_is_an_error_and_no_more() {

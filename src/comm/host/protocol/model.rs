@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::abort_domain::Waiter;
 use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
 use crate::collective::ReduceOperation;
 use crate::comm::host::memory::shared_memory::SharedMemory;
@@ -37,11 +36,11 @@ fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
     // Everything is there before the first thread is.
     segment.lacks_departed(Mark::Done(0));
-    segment.domain.has_deaths();
+    segment.domain.has_dead();
     segment.slot(ROOT);
     segment.domain.check().expect("alive");
     segment.domain.wake(std::iter::once(Rank(0)));
-    let _ = Waiter::new(&segment.domain, Rank(0), Instant::now());
+    segment.domain.is_dead(Rank(0));
     let world = World::of_one_process(segment);
     (world.backends(0..n), world)
 }

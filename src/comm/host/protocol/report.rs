@@ -1,8 +1,8 @@
 //! What a call says about a wait that failed or takes long: which ranks are missing, what they were
 //! to do, and what they called instead.
 
-use super::abort_domain::WaitError;
 use super::segment::{Mark, Notice};
+use super::waiter::WaitError;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::signature::Signature;
@@ -133,7 +133,7 @@ impl Report<'_> {
         };
         let verb = if missing.len() == 1 { "is" } else { "are" };
         let own = segment.member(self.host.rank);
-        let hint = missing.iter().find_map(|peer| self.host.domain().hint_about(segment.member(*peer)));
+        let hint = missing.iter().find_map(|peer| self.host.domain().callers.hint_about(segment.member(*peer)));
         let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
         format!(
             "rank {own}: {label}{} has waited for {seconds} s: {} {verb} {problem}{}",

@@ -4,9 +4,9 @@
 use std::cell::Cell;
 use std::time::Instant;
 
-use super::abort_domain::{WaitError, Waiter};
 use super::report::{self, Report};
 use super::segment::{Body, Mark, Notice, Place, RING};
+use super::waiter::{WaitError, Waiter};
 use crate::collective::Collective;
 use crate::comm::backend::Request;
 use crate::comm::host::transfer::inline;
@@ -41,7 +41,7 @@ impl Drop for Run<'_> {
 
 impl<'a> Run<'a> {
     pub(crate) fn collective(&mut self) -> Result<()> {
-        self.host.domain().note_caller(self.host.segment.member(self.host.rank));
+        self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.make_room()?;
         let places = self.notify();
         self.await_notices(|run, peer| run.takes_from(peer))?;

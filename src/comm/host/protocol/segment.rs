@@ -340,7 +340,7 @@ impl Segment {
 
     /// Whether a member has departed without having come so far.
     pub(crate) fn lacks_departed(&self, mark: Mark) -> bool {
-        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.domain.has_deaths();
+        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.domain.has_dead();
         any_departed && self.lost_before(mark).next().is_some()
     }
 
