@@ -1,11 +1,11 @@
 //! The host backend: ranks of one machine, threads of one process or of several.
 //!
-//! A collective begins with a *notice*: each rank writes what it calls into its own [`Slot`](segment::Slot). A rank waits for
-//! the notices of those whose elements it takes, and compares them with its own; the others' it compares when they are there.
+//! A collective begins with a *header*: each rank writes what it calls into its own [`Slot`](segment::Slot). A rank waits for
+//! the headers of those whose elements it takes, and compares them with its own; the others' it compares when they are there.
 //! So a rank that only gives does not wait for those who take, as long as there is room. Then the elements move, in one of
 //! three ways.
 //!
-//! *Inline* (`inline`): what is small rides along with the notice.
+//! *Inline* (`inline`): what is small rides along with the header.
 //!
 //! *Directly* (`direct`), where peers reach a rank's buffers: among threads of one process, and in symmetric memory. A rank
 //! touches its peers' buffers inside *access windows*: short, without waiting, opened only while the abort word is not set. A
@@ -36,8 +36,8 @@ pub(crate) use memory::free_memory::{FreeMemory, available as memory_available, 
 use memory::shared_memory::{Extent, SharedMemory};
 use process_monitor::ProcessMonitor;
 use protocol::abort_domain::{AbortDomain, is_shared};
-use protocol::run::Run;
-use protocol::segment::{Mark, RING, Segment};
+use protocol::running_call::RunningCall;
+use protocol::segment::{HEADER_RING_LEN, Milestone, Segment};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
 use world::World;
 
@@ -58,7 +58,7 @@ pub(crate) struct HostBackend {
     segment: Arc<Segment>,
     rank: GroupRank,
     /// Held during a call, so that two threads of one rank take turns.
-    progress: Mutex<Progress>,
+    progress: Mutex<CallProgress>,
     broker: Arc<MemoryBroker>,
     /// Held so that the monitor thread runs as long as this process has a handle.
     monitor: Option<Arc<ProcessMonitor>>,
@@ -70,7 +70,7 @@ pub(crate) struct HostBackend {
 }
 
 /// How far this rank has come.
-struct Progress {
+struct CallProgress {
     /// The number of collectives so far.
     sequence: u64,
     /// The number of rounds so far. Each collective has the same number of them on every rank.
@@ -79,13 +79,13 @@ struct Progress {
     agreed: u64,
     /// The collectives up to this one have been said to be finished.
     done: u64,
-    /// Up to this collective there is room for this rank's notice.
+    /// Up to this collective there is room for this rank's header.
     room: u64,
 }
 
-impl Default for Progress {
+impl Default for CallProgress {
     fn default() -> Self {
-        Progress { sequence: 0, round: 0, agreed: 0, done: 0, room: RING }
+        CallProgress { sequence: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
     }
 }
 
@@ -133,7 +133,7 @@ impl HostBackend {
     }
 
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
-    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, CallProgress>> {
         // In a child the thread that had the turn at the fork is not there.
         self.check_process()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
@@ -157,10 +157,10 @@ impl HostBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
+    unsafe fn run_in_turn(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
         self.check().map_err(|e| request.label(e))?;
         progress.sequence += 1;
-        let mut run = Run { host: self, progress, request, finished: false, moved: Cell::default() };
+        let mut run = RunningCall { host: self, progress, request, finished: false, moved: Cell::default() };
         let result = run.collective();
         run.finished = result.is_ok();
         let result = result.map_err(|error| {
@@ -181,15 +181,15 @@ impl HostBackend {
         key: AllocationKey,
         users: &[Rank],
         extent: Extent,
-        progress: &Progress,
+        progress: &CallProgress,
         deadline: Instant,
     ) -> Result<(Arc<SharedMemory>, u64)> {
         let sender = users[0];
         // Whoever dies now would be missed at the barrier that follows; it is missed here.
-        let barrier = Mark::Noticed(progress.sequence + 1);
+        let barrier = Milestone::Posted(progress.sequence + 1);
         let alive = || {
             self.check()?;
-            if !self.segment.lacks_departed(barrier) {
+            if !self.segment.has_lost(barrier) {
                 return Ok(());
             }
             let gone = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
@@ -210,7 +210,7 @@ impl HostBackend {
         &self,
         color: u32,
         all: &[[i64; 2]],
-        progress: &Progress,
+        progress: &CallProgress,
         deadline: Instant,
     ) -> Result<HostBackend> {
         let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
@@ -233,7 +233,7 @@ impl HostBackend {
         &self,
         byte_len: usize,
         block_len: usize,
-        progress: &Progress,
+        progress: &CallProgress,
         deadline: Instant,
     ) -> Result<Buffer> {
         let segment = &*self.segment;
@@ -251,7 +251,7 @@ impl HostBackend {
 
     /// Waits at the end of a call in which memory was handed out. Nobody leaves before everybody has his: a process may
     /// forward what others wait for.
-    fn leave_together(&self, progress: &mut Progress, purpose: Purpose, deadline: Instant) -> Result<()> {
+    fn leave_together(&self, progress: &mut CallProgress, purpose: Purpose, deadline: Instant) -> Result<()> {
         // SAFETY: without elements no buffer is used.
         unsafe { self.run_in_turn(progress, &Request::barrier(purpose, deadline)) }
     }
@@ -259,7 +259,7 @@ impl HostBackend {
     /// Gathers one word pair from every rank, in rank order.
     fn gather_words(
         &self,
-        progress: &mut Progress,
+        progress: &mut CallProgress,
         purpose: Purpose,
         words: [i64; 2],
         deadline: Instant,
@@ -398,7 +398,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::protocol::segment::{Body, Place};
+    use super::protocol::segment::{BufferLocation, CallBody};
     use super::*;
     use crate::collective::ReduceOperation;
     use crate::memory::MemorySpace;
@@ -426,7 +426,7 @@ mod tests {
             let ranks = in_process(2).expect("ranks");
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| call(&ranks[0], collective, &mut vec![1; LEN], far));
-                while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+                while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
                     std::thread::yield_now();
                 }
                 let error = call(&ranks[1], collective, &mut vec![1; LEN], Instant::now()).expect_err("it is too late");
@@ -446,7 +446,7 @@ mod tests {
         let broadcast = Collective::Broadcast { root: GroupRank(0) };
         std::thread::scope(|scope| {
             let first = scope.spawn(|| call(&ranks[0], broadcast, &mut vec![1; 1 << 20], far));
-            while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+            while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
                 std::thread::yield_now();
             }
             let mut x = vec![0; 1 << 20];
@@ -465,8 +465,13 @@ mod tests {
             purpose: Purpose::Collective,
             call: Call { collective: SUM, data_type: DataType::Uint8, block_elements: x.len() },
         };
-        let place = Place::Address(x.as_mut_ptr().expose_provenance());
-        ranks[0].segment.notify(GroupRank(0), 1, signature.to_words(), Body::Places { input: place, output: place });
+        let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
+        ranks[0].segment.post_header(
+            GroupRank(0),
+            1,
+            signature.to_words(),
+            CallBody::Locations { input: place, output: place },
+        );
         let error =
             call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
         assert_eq!(
@@ -495,7 +500,7 @@ mod tests {
         let far = Instant::now() + Duration::from_secs(10);
         std::thread::scope(|scope| {
             let root = scope.spawn(|| request(&ranks[0], &mut vec![1; 4 * LEN], far));
-            while ranks[1].segment.slot(GroupRank(0)).notice(1).is_none() {
+            while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
                 std::thread::yield_now();
             }
             let soon = Instant::now() + Duration::from_millis(20);
@@ -560,9 +565,9 @@ mod tests {
                 purpose: Purpose::Collective,
                 call: Call { collective, data_type: DataType::Uint8, block_elements: LEN },
             };
-            let place = Place::Address(secret.as_ptr().expose_provenance());
-            let body = Body::Places { input: place, output: place };
-            peer.segment.notify(peer.rank, 1, signature.to_words(), body);
+            let place = BufferLocation::Address(secret.as_ptr().expose_provenance());
+            let body = CallBody::Locations { input: place, output: place };
+            peer.segment.post_header(peer.rank, 1, signature.to_words(), body);
             // This rank's own buffers lie in symmetric memory, so that the call would be direct.
             let block = Arena::block_len(4 * LEN, 2).expect("a length");
             let memory = Arc::new(SharedMemory::of_process(block).expect("memory"));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::comm::host::protocol::abort_domain::AbortDomain;
-use crate::comm::host::protocol::segment::{Place, Segment};
+use crate::comm::host::protocol::segment::{BufferLocation, Segment};
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
@@ -84,7 +84,13 @@ impl Arena {
 
     /// Where peers find bytes of this rank, to read them or to write them; only those in blocks of the communicators with these
     /// ids.
-    pub(crate) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64], is_written: bool) -> Place {
+    pub(crate) fn locate(
+        &self,
+        address: *const u8,
+        byte_len: usize,
+        lineage: &[u64],
+        is_written: bool,
+    ) -> BufferLocation {
         let blocks = lock(&self.blocks);
         let reachable = blocks.iter().filter(|block| {
             lineage.contains(&block.segment) && !(is_written && block.is_sliced.load(Ordering::Relaxed))
@@ -92,9 +98,9 @@ impl Arena {
         let place = reachable.into_iter().find_map(|block| {
             let offset = address.addr().checked_sub(block.part(block.own).addr())?;
             let inside = offset.checked_add(byte_len)? <= block.part_bytes;
-            inside.then_some(Place::Block { id: block.id, offset })
+            inside.then_some(BufferLocation::Block { id: block.id, offset })
         });
-        place.unwrap_or(Place::Own)
+        place.unwrap_or(BufferLocation::Unreachable)
     }
 
     /// The address, in this process, of bytes in a peer's part of a block.
@@ -239,7 +245,7 @@ mod tests {
         });
         entered.recv_timeout(Duration::from_secs(10)).expect("the peer is inside");
         own.segment.domain.abort(ErrorKind::Aborted, Rank(0), "the test");
-        own.segment.wait_for_windows(GroupRank(0));
+        own.segment.wait_for_accesses(GroupRank(0));
         assert!(own.slice().iter().all(|byte| *byte == 1), "the bytes are kept");
         fill(&own, 7);
         go_on.send(()).expect("the peer listens");

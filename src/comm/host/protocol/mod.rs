@@ -5,6 +5,6 @@ pub(super) mod caller_threads;
 #[cfg(all(test, loom))]
 mod model;
 pub(super) mod report;
-pub(super) mod run;
+pub(super) mod running_call;
 pub(super) mod segment;
 pub(super) mod waiter;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
+use super::segment::{CallBody, PAYLOAD_BYTES, STAGING_HALF_BYTES};
 use crate::collective::ReduceOperation;
 use crate::comm::host::memory::shared_memory::SharedMemory;
 use crate::comm::host::*;
@@ -35,7 +35,7 @@ fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     let members = (0..n).map(Rank).collect();
     let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
     // Everything is there before the first thread is.
-    segment.lacks_departed(Mark::Done(0));
+    segment.has_lost(Milestone::Done(0));
     segment.domain.has_dead();
     segment.slot(ROOT);
     segment.domain.check().expect("alive");
@@ -94,12 +94,12 @@ fn barriers_of_three_end() {
     explore(1, || on_ranks(ranks(3, false), |rank| barrier(rank).expect("a barrier")));
 }
 
-/// More of them than there are notices, so that one is written again.
+/// More of them than there are headers, so that one is written again.
 #[test]
 fn small_collectives_ride_with_their_notices() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            for round in 1..=RING as u8 + 1 {
+            for round in 1..=HEADER_RING_LEN as u8 + 1 {
                 let mut sum = [0];
                 run(rank, Collective::AllReduce { reduce_op: SUM }, &[round + rank.rank.0 as u8], &mut sum)
                     .expect("a sum");
@@ -114,7 +114,7 @@ fn small_collectives_ride_with_their_notices() {
 fn a_root_that_runs_ahead_overwrites_nothing() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            for round in 1..=RING as u8 + 2 {
+            for round in 1..=HEADER_RING_LEN as u8 + 2 {
                 let mut output = [0];
                 run(rank, Collective::Broadcast { root: ROOT }, &[round], &mut output).expect("a broadcast");
                 assert_eq!(output, [round]);
@@ -126,7 +126,7 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
 /// As many rounds as need each half twice.
 #[test]
 fn a_half_is_not_written_before_it_is_read() {
-    const LEN: usize = 3 * STAGE_BYTES + 1;
+    const LEN: usize = 3 * STAGING_HALF_BYTES + 1;
     const _: () = assert!(LEN > PAYLOAD_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
@@ -140,7 +140,7 @@ fn a_half_is_not_written_before_it_is_read() {
 
 #[test]
 fn stages_are_exchanged() {
-    const LEN: usize = STAGE_BYTES + 1;
+    const LEN: usize = STAGING_HALF_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];
@@ -191,13 +191,13 @@ fn a_death_reaches_a_rank_that_waits() {
     });
 }
 
-/// Another rank has departed before, so that every look at the departures goes through all ranks.
+/// Another rank has departed before, so that every look at the any_left goes through all ranks.
 #[test]
 fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
     for dies in [false, true] {
         explore(3, move || {
             let (_ranks, World { root: segment, .. }) = ranks(3, false);
-            let call = |segment: &Segment, rank| segment.notify(rank, 1, [0; 2], Body::Payload(&[]));
+            let call = |segment: &Segment, rank| segment.post_header(rank, 1, [0; 2], CallBody::Payload(&[]));
             call(&segment, GroupRank(1));
             segment.leave(GroupRank(1));
             let thread = thread::spawn({
@@ -207,7 +207,7 @@ fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
                     if dies { segment.domain.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
                 }
             });
-            assert!(!segment.lacks_departed(Mark::Noticed(1)), "each of them called before it departed");
+            assert!(!segment.has_lost(Milestone::Posted(1)), "each of them called before it departed");
             thread.join().expect("no panic");
         });
     }
@@ -240,7 +240,7 @@ fn a_window_is_closed_before_memory_is_freed() {
             }
         });
         both[0].abort(ErrorKind::Aborted, "no");
-        both[0].segment.wait_for_windows(ROOT);
+        both[0].segment.wait_for_accesses(ROOT);
         memory.write(|| ());
         thread.join().expect("no panic");
     });

@@ -1,7 +1,7 @@
 //! What a call says about a wait that failed or takes long: which ranks are missing, what they were
 //! to do, and what they called instead.
 
-use super::segment::{Mark, Notice};
+use super::segment::{CallHeader, Milestone};
 use super::waiter::WaitError;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
@@ -22,7 +22,7 @@ pub(crate) struct Report<'a> {
 impl HostBackend {
     /// Whether a peer called the same as this rank; `None` while it has not said.
     pub(crate) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
-        let signature = |rank| self.segment.slot(rank).notice(sequence).map(Notice::signature);
+        let signature = |rank| self.segment.slot(rank).call_header(sequence).map(CallHeader::signature);
         Some(signature(peer)? == signature(self.rank)?)
     }
 }
@@ -32,7 +32,7 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
     let segment = &host.segment;
     let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
-        let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
+        let Some(words) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
         let member = segment.member(peer).0;
         match calls.iter_mut().find(|(w, _)| *w == words) {
             Some((_, ranks)) => ranks.push(member),
@@ -57,20 +57,20 @@ impl Report<'_> {
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
-        self.host.segment.has_reached(peer, Mark::Noticed(sequence))
+        self.host.segment.has_reached(peer, Milestone::Posted(sequence))
     }
 
     /// The ranks that have not come so far. Where some have not arrived at the collective, these
     /// are the ranks that the others wait for.
-    fn missing(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+    fn missing(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
         let segment = &*self.host.segment;
-        let sequence = if let Mark::Done(sequence) = mark { sequence } else { self.sequence };
+        let sequence = if let Milestone::Done(sequence) = milestone { sequence } else { self.sequence };
         let have_arrived = segment.ranks().all(|peer| self.has_arrived(peer, sequence));
-        let mark = if have_arrived { mark } else { Mark::Noticed(sequence) };
+        let milestone = if have_arrived { milestone } else { Milestone::Posted(sequence) };
         let own = self.host.rank;
         segment.ranks().filter(move |peer| {
-            let is_own_end = matches!(mark, Mark::Done(_)) && *peer == own;
-            !is_own_end && !segment.has_reached(*peer, mark)
+            let is_own_end = matches!(milestone, Milestone::Done(_)) && *peer == own;
+            !is_own_end && !segment.has_reached(*peer, milestone)
         })
     }
 
@@ -79,13 +79,13 @@ impl Report<'_> {
     }
 
     /// Whether all ranks have arrived, and some of them move elements.
-    fn are_moving(&self, mark: Mark) -> bool {
+    fn are_moving(&self, milestone: Milestone) -> bool {
         let mut ranks = self.host.segment.ranks();
-        matches!(mark, Mark::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
+        matches!(milestone, Milestone::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
     /// The error of a wait for peers to come so far.
-    pub(crate) fn error(&self, error: WaitError, mark: Mark) -> Error {
+    pub(crate) fn error(&self, error: WaitError, milestone: Milestone) -> Error {
         let segment = &*self.host.segment;
         let what = self.call();
         match error {
@@ -95,15 +95,15 @@ impl Report<'_> {
                 disagreement(self.host, self.sequence)
             }
             WaitError::DeadlineExceeded => {
-                let late = self.list(self.missing(mark));
-                let problem = match self.are_moving(mark) {
+                let late = self.list(self.missing(milestone));
+                let problem = match self.are_moving(milestone) {
                     true => "arrived, but did not finish moving the elements",
                     false => "did not arrive",
                 };
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
             WaitError::PeerLost => {
-                let gone = || self.missing(mark).filter(|peer| segment.has_departed(*peer));
+                let gone = || self.missing(milestone).filter(|peer| segment.is_gone(*peer));
                 let how = match gone().any(|peer| segment.has_died(peer)) {
                     true => "died",
                     false => "left the communicator",
@@ -124,10 +124,10 @@ impl Report<'_> {
     }
 
     /// The warning about a wait that takes long.
-    pub(crate) fn slow(&self, seconds: u64, mark: Mark) -> String {
+    pub(crate) fn slow(&self, seconds: u64, milestone: Milestone) -> String {
         let segment = &*self.host.segment;
-        let missing: Vec<GroupRank> = self.missing(mark).collect();
-        let problem = match self.are_moving(mark) {
+        let missing: Vec<GroupRank> = self.missing(milestone).collect();
+        let problem = match self.are_moving(milestone) {
             true => "still moving elements",
             false => "not there",
         };

@@ -10,12 +10,12 @@ use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Tracked, fence, yield_now};
 
 /// The bytes of a rank's stage that one round uses. A stage has two of them: one is read while the other is written.
-pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
+pub(crate) const STAGING_HALF_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
 
-/// How many collectives a rank may be ahead of the slowest: so many of its notices are kept.
-pub(crate) const RING: u64 = if cfg!(loom) { 2 } else { 4 };
+/// How many collectives a rank may be ahead of the slowest: so many of its headers are kept.
+pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 4 };
 
-/// The most bytes that ride along with a notice, in words.
+/// The most bytes that ride along with a header, in words.
 pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
 pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
@@ -31,10 +31,10 @@ pub(crate) struct Segment {
     offset: usize,
     /// Whether members live in several processes, so that they do not see each other's buffers.
     pub(crate) spans_processes: bool,
-    /// The halves of the stages, two for each rank.
-    halves: Box<[Tracked]>,
+    /// The staging_halves of the stages, two for each rank.
+    staging_halves: Box<[Tracked]>,
     /// Whether a rank of this process has made its stage.
-    has_stage: Box<[AtomicBool]>,
+    has_staging: Box<[AtomicBool]>,
 }
 
 /// What is there once in a segment.
@@ -42,7 +42,7 @@ pub(crate) struct Segment {
 #[repr(C, align(128))]
 struct Header {
     /// 1 when a member has left.
-    departures: AtomicU32,
+    any_left: AtomicU32,
 }
 
 // SAFETY: nothing but atomics.
@@ -63,72 +63,72 @@ pub(crate) struct Slot {
     /// 1 when the rank has dropped its handle.
     left: AtomicU32,
     /// The latest collectives.
-    ring: [Notice; RING as usize],
+    ring: [CallHeader; HEADER_RING_LEN as usize],
 }
 
 /// One rank's call, and with a small one what the rank gives: the flag, the signature and the bytes share their cache lines.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-pub(crate) struct Notice {
+pub(crate) struct CallHeader {
     /// The number of the collective, written last.
     sequence: AtomicU64,
     signature: [AtomicU64; 2],
-    /// The payload of a small call; else the places of the buffers.
+    /// The payload of a small call; else the locations of the buffers.
     body: [AtomicU64; PAYLOAD_WORDS],
 }
 
 /// Where a buffer is, for peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum BufferLocation {
     /// At an address of this process.
     Address(usize),
     /// In a rank's part of a block of symmetric memory, at an offset.
     Block { id: u64, offset: usize },
     /// Where no peer reaches it.
-    Own,
+    Unreachable,
 }
 
-impl Place {
+impl BufferLocation {
     const OWN: u64 = u64::MAX;
 
     fn to_words(self) -> [u64; 2] {
         match self {
-            Place::Address(address) => [0, address as u64],
-            Place::Block { id, offset } => [id, offset as u64],
-            Place::Own => [Self::OWN, 0],
+            BufferLocation::Address(address) => [0, address as u64],
+            BufferLocation::Block { id, offset } => [id, offset as u64],
+            BufferLocation::Unreachable => [Self::OWN, 0],
         }
     }
 
     fn from_words([id, at]: [u64; 2]) -> Self {
         match id {
-            0 => Place::Address(at as usize),
-            Self::OWN => Place::Own,
-            id => Place::Block { id, offset: at as usize },
+            0 => BufferLocation::Address(at as usize),
+            Self::OWN => BufferLocation::Unreachable,
+            id => BufferLocation::Block { id, offset: at as usize },
         }
     }
 }
 
 /// What a rank says of a collective besides its signature.
 #[derive(Clone, Copy)]
-pub(crate) enum Body<'a> {
+pub(crate) enum CallBody<'a> {
     Payload(&'a [u8]),
-    Places { input: Place, output: Place },
+    Locations { input: BufferLocation, output: BufferLocation },
 }
 
-impl Notice {
+impl CallHeader {
     pub(crate) fn signature(&self) -> [u64; 2] {
         self.signature.each_ref().map(|word| word.load(Ordering::Relaxed))
     }
 
-    fn place(&self, words: [usize; 2]) -> Place {
-        Place::from_words(words.map(|word| self.body[word].load(Ordering::Relaxed)))
+    fn place(&self, words: [usize; 2]) -> BufferLocation {
+        BufferLocation::from_words(words.map(|word| self.body[word].load(Ordering::Relaxed)))
     }
 
-    pub(crate) fn input(&self) -> Place {
+    pub(crate) fn input(&self) -> BufferLocation {
         self.place([0, 1])
     }
 
-    pub(crate) fn output(&self) -> Place {
+    pub(crate) fn output(&self) -> BufferLocation {
         self.place([2, 3])
     }
 
@@ -140,9 +140,9 @@ impl Notice {
 
 /// How far a rank has to have come.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Mark {
+pub(crate) enum Milestone {
     /// It has said what it calls in this collective.
-    Noticed(u64),
+    Posted(u64),
     /// It has come to this round.
     Round(u64),
     /// It has finished this collective.
@@ -151,14 +151,14 @@ pub(crate) enum Mark {
 
 impl Slot {
     /// What the rank says of a collective, once it has.
-    pub(crate) fn notice(&self, sequence: u64) -> Option<&Notice> {
-        let notice = self.notice_place(sequence);
+    pub(crate) fn call_header(&self, sequence: u64) -> Option<&CallHeader> {
+        let header = self.header_for(sequence);
         // A rank does not write further around the ring before everybody has finished this collective.
-        (notice.sequence.load(Ordering::Acquire) == sequence).then_some(notice)
+        (header.sequence.load(Ordering::Acquire) == sequence).then_some(header)
     }
 
-    fn notice_place(&self, sequence: u64) -> &Notice {
-        &self.ring[(sequence % RING) as usize]
+    fn header_for(&self, sequence: u64) -> &CallHeader {
+        &self.ring[(sequence % HEADER_RING_LEN) as usize]
     }
 
     fn has_left(&self) -> bool {
@@ -171,7 +171,7 @@ impl Segment {
     /// not allocated at once.
     pub(crate) fn extent(offset: usize, members: usize, spans_processes: bool) -> Extent {
         let resident = offset + Self::slots_len(members);
-        let stages = if spans_processes { members * 2 * STAGE_BYTES } else { 0 };
+        let stages = if spans_processes { members * 2 * STAGING_HALF_BYTES } else { 0 };
         Extent { byte_len: resident.next_multiple_of(rustix::param::page_size()) + stages, resident }
     }
 
@@ -188,9 +188,9 @@ impl Segment {
         offset: usize,
         spans_processes: bool,
     ) -> Self {
-        let halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
-        let has_stage = members.iter().map(|_| AtomicBool::new(false)).collect();
-        Segment { domain, id, members, memory, offset, spans_processes, halves, has_stage }
+        let staging_halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
+        let has_staging = members.iter().map(|_| AtomicBool::new(false)).collect();
+        Segment { domain, id, members, memory, offset, spans_processes, staging_halves, has_staging }
     }
 
     /// The first segment of a new domain, whose ranks are threads of this process.
@@ -239,50 +239,50 @@ impl Segment {
     /// Where a half is in the segment's memory. The stages begin with a page.
     fn half_offset(&self, half: usize) -> usize {
         let slots_end = self.offset + Self::slots_len(self.members.len());
-        slots_end.next_multiple_of(rustix::param::page_size()) + half * STAGE_BYTES
+        slots_end.next_multiple_of(rustix::param::page_size()) + half * STAGING_HALF_BYTES
     }
 
     fn half_address(&self, half: usize) -> *mut u8 {
-        self.memory.bytes(self.half_offset(half), STAGE_BYTES)
+        self.memory.bytes(self.half_offset(half), STAGING_HALF_BYTES)
     }
 
     /// Allocates a rank's own stage, the first time.
-    pub(crate) fn make_stage(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub(crate) fn allocate_staging(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
         // Only the rank's own calls come here, one after the other.
-        let has_stage = &self.has_stage[rank.index()];
-        if !has_stage.load(Ordering::Relaxed) {
-            self.memory.populate(self.half_offset(Self::half(rank, 0)), 2 * STAGE_BYTES, keep_going)?;
-            has_stage.store(true, Ordering::Relaxed);
+        let has_staging = &self.has_staging[rank.index()];
+        if !has_staging.load(Ordering::Relaxed) {
+            self.memory.populate(self.half_offset(Self::half(rank, 0)), 2 * STAGING_HALF_BYTES, keep_going)?;
+            has_staging.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// The half of its own stage that a rank writes in a round.
-    pub(crate) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
+    pub(crate) fn write_staging(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
         let half = Self::half(rank, round);
-        self.halves[half].write(|| write(self.half_address(half)));
+        self.staging_halves[half].write(|| write(self.half_address(half)));
     }
 
     /// The half of a peer's stage that a rank reads in a round.
-    pub(crate) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+    pub(crate) fn read_staging<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
         let half = Self::half(rank, round);
-        self.halves[half].read(|| read(self.half_address(half)))
+        self.staging_halves[half].read(|| read(self.half_address(half)))
     }
 
     /// Says what a rank calls.
-    pub(crate) fn notify(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: Body<'_>) {
-        let notice = self.slot(rank).notice_place(sequence);
+    pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
+        let header = self.slot(rank).header_for(sequence);
         let store = |to: &[AtomicU64], words: &mut dyn Iterator<Item = u64>| {
             to.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
         };
-        store(&notice.signature, &mut signature.into_iter());
+        store(&header.signature, &mut signature.into_iter());
         match body {
-            Body::Payload(bytes) => store(&notice.body, &mut bytes.chunks(8).map(word_of)),
-            Body::Places { input, output } => {
-                store(&notice.body, &mut input.to_words().into_iter().chain(output.to_words()));
+            CallBody::Payload(bytes) => store(&header.body, &mut bytes.chunks(8).map(word_of)),
+            CallBody::Locations { input, output } => {
+                store(&header.body, &mut input.to_words().into_iter().chain(output.to_words()));
             }
         }
-        notice.sequence.store(sequence, Ordering::Release);
+        header.sequence.store(sequence, Ordering::Release);
         self.wake();
     }
 
@@ -304,12 +304,12 @@ impl Segment {
     /// Says that a rank has left.
     pub(crate) fn leave(&self, rank: GroupRank) {
         self.slot(rank).left.store(1, Ordering::Release);
-        self.header().departures.store(1, Ordering::Release);
+        self.header().any_left.store(1, Ordering::Release);
         self.wake();
     }
 
     /// Whether a rank has left or died.
-    pub(crate) fn has_departed(&self, rank: GroupRank) -> bool {
+    pub(crate) fn is_gone(&self, rank: GroupRank) -> bool {
         self.slot(rank).has_left() || self.domain.is_dead(self.member(rank))
     }
 
@@ -321,27 +321,27 @@ impl Segment {
 
     /// How many collectives a rank has finished. A rank that has departed reads no more.
     pub(crate) fn done(&self, rank: GroupRank) -> u64 {
-        if self.has_departed(rank) { u64::MAX } else { self.slot(rank).done.load(Ordering::Acquire) }
+        if self.is_gone(rank) { u64::MAX } else { self.slot(rank).done.load(Ordering::Acquire) }
     }
 
     /// Whether a rank has come so far; what it wrote before is then visible.
-    pub(crate) fn has_reached(&self, rank: GroupRank, mark: Mark) -> bool {
-        match mark {
-            Mark::Noticed(sequence) => self.slot(rank).notice(sequence).is_some(),
-            Mark::Round(round) => self.slot(rank).round.load(Ordering::Acquire) >= round,
-            Mark::Done(sequence) => self.done(rank) >= sequence,
+    pub(crate) fn has_reached(&self, rank: GroupRank, milestone: Milestone) -> bool {
+        match milestone {
+            Milestone::Posted(sequence) => self.slot(rank).call_header(sequence).is_some(),
+            Milestone::Round(round) => self.slot(rank).round.load(Ordering::Acquire) >= round,
+            Milestone::Done(sequence) => self.done(rank) >= sequence,
         }
     }
 
     /// The members that have departed without having come so far.
-    pub(crate) fn lost_before(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
-        self.ranks().filter(move |rank| is_lost(|| self.has_departed(*rank), || self.has_reached(*rank, mark)))
+    pub(crate) fn lost_before(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
+        self.ranks().filter(move |rank| is_lost(|| self.is_gone(*rank), || self.has_reached(*rank, milestone)))
     }
 
     /// Whether a member has departed without having come so far.
-    pub(crate) fn lacks_departed(&self, mark: Mark) -> bool {
-        let any_departed = self.header().departures.load(Ordering::Acquire) != 0 || self.domain.has_dead();
-        any_departed && self.lost_before(mark).next().is_some()
+    pub(crate) fn has_lost(&self, milestone: Milestone) -> bool {
+        let any_departed = self.header().any_left.load(Ordering::Acquire) != 0 || self.domain.has_dead();
+        any_departed && self.lost_before(milestone).next().is_some()
     }
 
     /// Runs `access`, which touches peers' buffers, inside an access window; not at all once an abort has begun.
@@ -355,7 +355,7 @@ impl Segment {
         let window = &self.slot(rank).window;
         window.store(1, Ordering::Relaxed);
         let close = Close(window);
-        // Either this rank sees the abort here, or the one that aborts sees the window in `wait_for_windows`.
+        // Either this rank sees the abort here, or the one that aborts sees the window in `wait_for_accesses`.
         fence(Ordering::SeqCst);
         if self.domain.is_aborted() {
             drop(close);
@@ -367,7 +367,7 @@ impl Segment {
 
     /// Waits until no peer of this process is inside a window. After an abort none is opened again, so that this ends within
     /// the time of one short copy. (Other processes have mappings of their own, and see no memory but what is shared.)
-    pub(crate) fn wait_for_windows(&self, rank: GroupRank) {
+    pub(crate) fn wait_for_accesses(&self, rank: GroupRank) {
         fence(Ordering::SeqCst);
         for peer in self.ranks().filter(|peer| *peer != rank && self.domain.is_local(self.member(*peer))) {
             while self.slot(peer).window.load(Ordering::Acquire) != 0 {
@@ -379,8 +379,8 @@ impl Segment {
 
 /// Whether a rank has departed without having come. A rank comes before it departs, so its
 /// departure is looked at first: one that does both between the two looks is not lost.
-fn is_lost(has_departed: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
-    has_departed() && !has_come()
+fn is_lost(is_gone: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
+    is_gone() && !has_come()
 }
 
 fn word_of(bytes: &[u8]) -> u64 {
@@ -422,7 +422,7 @@ mod tests {
         let failing = std::thread::spawn({
             let segment = Arc::clone(&segment);
             move || {
-                segment.wait_for_windows(GroupRank(0));
+                segment.wait_for_accesses(GroupRank(0));
                 returned.send(()).expect("the test listens");
             }
         });
@@ -454,9 +454,9 @@ mod tests {
         root.domain.mark_dead(Rank(1));
         let memory = Arc::new(SharedMemory::of_process(Segment::extent(0, 2, false).byte_len).expect("memory"));
         let later = Segment::new(Arc::clone(&root.domain), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
-        assert!(later.lacks_departed(Mark::Noticed(1)) && later.has_died(GroupRank(0)));
-        assert!(!later.has_departed(GroupRank(1)));
-        assert!(later.lost_before(Mark::Round(1)).eq([GroupRank(0)]));
+        assert!(later.has_lost(Milestone::Posted(1)) && later.has_died(GroupRank(0)));
+        assert!(!later.is_gone(GroupRank(1)));
+        assert!(later.lost_before(Milestone::Round(1)).eq([GroupRank(0)]));
         assert_eq!(later.done(GroupRank(0)), u64::MAX);
     }
 
@@ -465,7 +465,7 @@ mod tests {
         let segment = segment();
         segment.leave(GroupRank(1));
         segment.domain.mark_dead(Rank(1));
-        assert!(segment.has_departed(GroupRank(1)) && !segment.has_died(GroupRank(1)));
+        assert!(segment.is_gone(GroupRank(1)) && !segment.has_died(GroupRank(1)));
     }
 
     /// The figures of ARCHITECTURE.md's table.
@@ -483,8 +483,13 @@ mod tests {
 
     #[test]
     fn a_place_is_read_back() {
-        for place in [Place::Address(0), Place::Address(4096), Place::Block { id: 7, offset: 64 }, Place::Own] {
-            assert_eq!(Place::from_words(place.to_words()), place);
+        for place in [
+            BufferLocation::Address(0),
+            BufferLocation::Address(4096),
+            BufferLocation::Block { id: 7, offset: 64 },
+            BufferLocation::Unreachable,
+        ] {
+            assert_eq!(BufferLocation::from_words(place.to_words()), place);
         }
     }
 }

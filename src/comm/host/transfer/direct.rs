@@ -3,20 +3,20 @@
 //! share of every input and one write of its share of every output.
 
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::protocol::run::Run;
-use crate::comm::host::protocol::segment::{Mark, Notice, Place};
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::host::protocol::segment::{BufferLocation, CallHeader, Milestone};
 use crate::compute;
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 use crate::sync::{Ordering, fence};
 
 /// The most bytes that are touched inside one access window.
-const WINDOW_BYTES: usize = 64 << 10;
+const ACCESS_BYTES: usize = 64 << 10;
 
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-impl Run<'_> {
+impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
     pub(crate) fn direct(&mut self) -> Result<()> {
         let call = self.request.signature.call;
@@ -41,7 +41,7 @@ impl Run<'_> {
         self.progress.round += 1;
         self.raise_round();
         // Nobody returns while a peer may touch its buffers.
-        let finished = Mark::Round(self.progress.round);
+        let finished = Milestone::Round(self.progress.round);
         let (by_all, by_one) = match call.collective {
             Collective::Broadcast { root } | Collective::Scatter { root } => (rank == root, None),
             Collective::Gather { root } | Collective::Reduce { root, .. } => (false, Some(root)),
@@ -52,19 +52,29 @@ impl Run<'_> {
     }
 
     /// The address of bytes in one of a peer's buffers.
-    fn reach(&self, peer: GroupRank, buffer: fn(&Notice) -> Place, offset: usize, byte_len: usize) -> Result<*mut u8> {
+    fn reach(
+        &self,
+        peer: GroupRank,
+        buffer: fn(&CallHeader) -> BufferLocation,
+        offset: usize,
+        byte_len: usize,
+    ) -> Result<*mut u8> {
         let segment = &*self.host.segment;
-        match segment.slot(peer).notice(self.progress.sequence).map_or(Place::Own, buffer) {
+        match segment.slot(peer).call_header(self.progress.sequence).map_or(BufferLocation::Unreachable, buffer) {
             // A peer in another process that gives one would have this process touch any memory of
             // its own.
-            Place::Address(_) if segment.spans_processes => {
+            BufferLocation::Address(_) if segment.spans_processes => {
                 bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
             }
-            Place::Address(address) => Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset)),
-            Place::Block { id, offset: start } => {
+            BufferLocation::Address(address) => {
+                Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset))
+            }
+            BufferLocation::Block { id, offset: start } => {
                 self.host.arena.reach(segment.member(peer), id, start.saturating_add(offset), byte_len)
             }
-            Place::Own => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
+            BufferLocation::Unreachable => {
+                bail!(System, "rank {} has said nothing of this buffer", segment.member(peer))
+            }
         }
     }
 
@@ -74,8 +84,8 @@ impl Run<'_> {
         if source == target.cast_const() {
             return Ok(());
         }
-        for done in (0..len).step_by(WINDOW_BYTES) {
-            let part = WINDOW_BYTES.min(len - done);
+        for done in (0..len).step_by(ACCESS_BYTES) {
+            let part = ACCESS_BYTES.min(len - done);
             self.before_moving(part)?;
             self.host.segment.window(self.host.rank, || {
                 // SAFETY: the peer posted a buffer that holds these bytes, and keeps it until its windows are closed; the
@@ -89,7 +99,7 @@ impl Run<'_> {
     /// Copies a block of one peer's input into this rank's output.
     fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize) -> Result<()> {
         let block = self.request.signature.call.block_bytes();
-        let source = self.reach(peer, Notice::input, source_offset, block)?;
+        let source = self.reach(peer, CallHeader::input, source_offset, block)?;
         self.copy_in(source, target_offset, block)
     }
 
@@ -119,9 +129,9 @@ impl Run<'_> {
         let target = self.request.output.pointer.wrapping_add(target_start);
         // Whole elements, and whole cache lines where there are as many.
         let element = data_type.byte_len();
-        let fair = WINDOW_BYTES / (n + copies.len());
+        let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
-        let source_of = |peer| self.reach(peer, Notice::input, source_start, byte_len).map(<*mut u8>::cast_const);
+        let source_of = |peer| self.reach(peer, CallHeader::input, source_start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(source_of, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
@@ -149,7 +159,7 @@ impl Run<'_> {
         let share = call.block_elements.div_ceil(n).next_multiple_of(LINE) * call.data_type.byte_len();
         let start = (self.host.rank.index() * share).min(call.block_bytes());
         let byte_len = share.min(call.block_bytes() - start);
-        let output_of = |peer| self.reach(peer, Notice::output, start, byte_len).map(<*mut u8>::cast_const);
+        let output_of = |peer| self.reach(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(output_of, |outputs| self.reduce(reduce_op, start, start, byte_len, outputs))
     }
 }

@@ -1,10 +1,10 @@
-//! Small collectives: what a rank gives rides along with its notice, and nobody waits at the end.
+//! Small collectives: what a rank gives rides along with its header, and nobody waits at the end.
 
 use std::mem::MaybeUninit;
 
 use crate::collective::{Call, Collective, ReduceOperation};
-use crate::comm::host::protocol::run::{MAX_STACK_RANKS, Run};
-use crate::comm::host::protocol::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
+use crate::comm::host::protocol::running_call::{MAX_STACK_RANKS, RunningCall};
+use crate::comm::host::protocol::segment::{CallHeader, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -12,12 +12,12 @@ use crate::rank::GroupRank;
 /// What one rank gave, aligned to every element type.
 type Payload = [u64; PAYLOAD_WORDS];
 
-/// Whether what each rank gives fits its notice.
+/// Whether what each rank gives fits its header.
 pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
     call.input_bytes(rank_count) <= PAYLOAD_BYTES
 }
 
-impl Run<'_> {
+impl RunningCall<'_> {
     /// The bytes of this rank's input.
     pub(crate) fn payload(&self, byte_len: usize) -> &[u8] {
         match byte_len {
@@ -27,7 +27,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes from the notices what this rank takes.
+    /// Takes from the headers what this rank takes.
     pub(crate) fn inline(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
@@ -46,14 +46,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a peer gave. Its notice stays as it is until this rank has finished this collective and says so.
+    /// What a peer gave. Its header stays as it is until this rank has finished this collective and says so.
     fn payload_of(&self, peer: GroupRank) -> Payload {
         let mut payload = [0; PAYLOAD_WORDS];
         let given = self.request.signature.call.input_bytes(self.host.segment.len());
-        let words = self.host.segment.slot(peer).notice(self.progress.sequence).into_iter();
+        let words = self.host.segment.slot(peer).call_header(self.progress.sequence).into_iter();
         payload
             .iter_mut()
-            .zip(words.flat_map(|notice: &Notice| notice.payload(given)))
+            .zip(words.flat_map(|header: &CallHeader| header.payload(given)))
             .for_each(|(to, word)| *to = word);
         payload
     }

@@ -7,8 +7,8 @@
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::in_time;
-use crate::comm::host::protocol::run::Run;
-use crate::comm::host::protocol::segment::{Mark, STAGE_BYTES};
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::host::protocol::segment::{Milestone, STAGING_HALF_BYTES};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -23,7 +23,7 @@ struct Piece {
     len: usize,
 }
 
-impl Run<'_> {
+impl RunningCall<'_> {
     /// Moves the elements by way of stages.
     pub(crate) fn staged(&mut self) -> Result<()> {
         let call = self.request.signature.call;
@@ -37,18 +37,18 @@ impl Run<'_> {
         let most = self.piece_bytes(parts);
         if call.reads_input(rank) {
             let keep_going = || self.host.check().and_then(|()| in_time(self.request.deadline));
-            self.host.segment.make_stage(rank, &keep_going)?;
+            self.host.segment.allocate_staging(rank, &keep_going)?;
         }
         for start in (0..block).step_by(most) {
             let piece = Piece { start, len: most.min(block - start) };
             self.before_moving(parts * piece.len)?;
             self.progress.round += 1;
             if call.reads_input(rank) {
-                self.wait_for_all(Mark::Round(self.progress.round - 1))?;
+                self.wait_for_all(Milestone::Round(self.progress.round - 1))?;
                 (0..parts).for_each(|part| self.give(part, part * block, piece));
             }
             self.raise_round();
-            let round = Mark::Round(self.progress.round);
+            let round = Milestone::Round(self.progress.round);
             for peer in self.host.segment.ranks().filter(|peer| self.takes_from(*peer)) {
                 self.wait_for(peer, round)?;
             }
@@ -66,9 +66,9 @@ impl Run<'_> {
             peers.for_each(|peer| self.take(peer, part, peer.index() * block, piece));
         };
         match call.collective {
-            Collective::AllReduce { reduce_op } => self.reduce_stages(reduce_op, 0, piece)?,
-            Collective::Reduce { reduce_op, root } if rank == root => self.reduce_stages(reduce_op, 0, piece)?,
-            Collective::ReduceScatter { reduce_op } => self.reduce_stages(reduce_op, rank.index(), piece)?,
+            Collective::AllReduce { reduce_op } => self.reduce_staging(reduce_op, 0, piece)?,
+            Collective::Reduce { reduce_op, root } if rank == root => self.reduce_staging(reduce_op, 0, piece)?,
+            Collective::ReduceScatter { reduce_op } => self.reduce_staging(reduce_op, rank.index(), piece)?,
             Collective::AllGather => take_all(0),
             Collective::Gather { root } if rank == root => take_all(0),
             Collective::AllToAll => take_all(rank.index()),
@@ -83,14 +83,14 @@ impl Run<'_> {
     fn piece_bytes(&self, parts: usize) -> usize {
         const LINE: usize = 64;
         // A communicator between processes has at most 1024 ranks, far fewer than a half has lines.
-        assert!(parts * LINE <= STAGE_BYTES);
-        STAGE_BYTES / parts / LINE * LINE
+        assert!(parts * LINE <= STAGING_HALF_BYTES);
+        STAGING_HALF_BYTES / parts / LINE * LINE
     }
 
     /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of its stage.
     fn give(&self, part: usize, offset: usize, piece: Piece) {
         let source = self.request.input.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.write_stage(self.host.rank, self.progress.round, |stage| {
+        self.host.segment.write_staging(self.host.rank, self.progress.round, |stage| {
             // SAFETY: the input holds the block by the contract of `run`; the part lies in this rank's half of its stage,
             // which nobody reads in this round before this rank says that it has come to it.
             unsafe { compute::copy(source, stage.wrapping_add(part * piece.len), piece.len) };
@@ -100,7 +100,7 @@ impl Run<'_> {
     /// Copies a part of a peer's stage into this rank's output, into the block that begins at `offset`.
     fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
         let target = self.request.output.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.read_stage(peer, self.progress.round, |stage| {
+        self.host.segment.read_staging(peer, self.progress.round, |stage| {
             // SAFETY: the output holds the block by the contract of `run`; the peer has written its part before it said that
             // it has come to this round, and writes this half again only when this rank has come to the next.
             unsafe { compute::copy(stage.wrapping_add(part * piece.len), target, piece.len) };
@@ -108,12 +108,12 @@ impl Run<'_> {
     }
 
     /// Reduces a part of all stages, in rank order, into this rank's output.
-    fn reduce_stages(&self, reduce_op: ReduceOperation, part: usize, piece: Piece) -> Result<()> {
+    fn reduce_staging(&self, reduce_op: ReduceOperation, part: usize, piece: Piece) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
         let target = self.request.output.pointer.wrapping_add(piece.start);
         let part_of = |peer| {
             let part = part * piece.len;
-            Ok(self.host.segment.read_stage(peer, self.progress.round, |stage| stage.wrapping_add(part)))
+            Ok(self.host.segment.read_staging(peer, self.progress.round, |stage| stage.wrapping_add(part)))
         };
         self.with_addresses(part_of, |sources| {
             // SAFETY: as in `take`, for every source; stages are apart from the output.

@@ -1,23 +1,23 @@
-//! The steps of a collective that are the same whichever way its elements go: room for the notice, the notice, the others'
-//! notices and whether they agree, waiting.
+//! The steps of a collective that are the same whichever way its elements go: room for the header, the header, the others'
+//! headers and whether they agree, waiting.
 
 use std::cell::Cell;
 use std::time::Instant;
 
 use super::report::{self, Report};
-use super::segment::{Body, Mark, Notice, Place, RING};
+use super::segment::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, Milestone};
 use super::waiter::{WaitError, Waiter};
 use crate::collective::Collective;
 use crate::comm::backend::Request;
 use crate::comm::host::transfer::inline;
-use crate::comm::host::{HostBackend, Progress};
+use crate::comm::host::{CallProgress, HostBackend};
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 
 /// One collective on one rank.
-pub(crate) struct Run<'a> {
+pub(crate) struct RunningCall<'a> {
     pub(crate) host: &'a HostBackend,
-    pub(crate) progress: &'a mut Progress,
+    pub(crate) progress: &'a mut CallProgress,
     pub(crate) request: &'a Request<'a>,
     pub(crate) finished: bool,
     /// How many bytes this rank has moved, and how many since it looked at the clock.
@@ -27,7 +27,7 @@ pub(crate) struct Run<'a> {
 /// How many bytes a rank moves between two looks at the clock.
 const LOOK_BYTES: usize = 1 << 20;
 
-impl Drop for Run<'_> {
+impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         if self.finished {
             return;
@@ -35,39 +35,39 @@ impl Drop for Run<'_> {
         // Only a panic comes here without an abort set.
         let host = self.host;
         host.domain().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
-        host.segment.wait_for_windows(host.rank);
+        host.segment.wait_for_accesses(host.rank);
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> RunningCall<'a> {
     pub(crate) fn collective(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.make_room()?;
-        let places = self.notify();
-        self.await_notices(|run, peer| run.takes_from(peer))?;
+        let locations = self.post_header();
+        self.wait_for_headers(|run, peer| run.takes_from(peer))?;
         let call = self.request.signature.call;
         match call.block_elements {
             0 => Ok(()),
             _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
-            _ if self.is_direct(places)? => self.direct(),
+            _ if self.is_direct(locations)? => self.direct(),
             _ => self.staged(),
         }
     }
 
     /// Says what this rank calls, and gives what peers know of its buffers.
-    fn notify(&self) -> [Place; 2] {
-        let Run { host, request, .. } = self;
+    fn post_header(&self) -> [BufferLocation; 2] {
+        let RunningCall { host, request, .. } = self;
         let (call, n) = (request.signature.call, host.segment.len());
         let given = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
-        let mut places = [Place::Own; 2];
+        let mut locations = [BufferLocation::Unreachable; 2];
         let body = if inline::fits(&call, n) {
-            Body::Payload(self.payload(given))
+            CallBody::Payload(self.payload(given))
         } else {
-            places = [self.place_of(request.input.pointer, given, false), self.output_place()];
-            Body::Places { input: places[0], output: places[1] }
+            locations = [self.locate(request.input.pointer, given, false), self.output_location()];
+            CallBody::Locations { input: locations[0], output: locations[1] }
         };
-        host.segment.notify(host.rank, self.progress.sequence, request.signature.to_words(), body);
-        places
+        host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
+        locations
     }
 
     /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
@@ -80,43 +80,43 @@ impl<'a> Run<'a> {
     }
 
     /// Where peers find bytes of this rank.
-    fn place_of(&self, address: *const u8, byte_len: usize, is_written: bool) -> Place {
+    fn locate(&self, address: *const u8, byte_len: usize, is_written: bool) -> BufferLocation {
         match self.host.segment.spans_processes {
-            true => self.host.arena.place_of(address, byte_len, &self.host.lineage, is_written),
-            false => Place::Address(address.expose_provenance()),
+            true => self.host.arena.locate(address, byte_len, &self.host.lineage, is_written),
+            false => BufferLocation::Address(address.expose_provenance()),
         }
     }
 
     /// Where peers find this rank's output, if they write it.
-    fn output_place(&self) -> Place {
+    fn output_location(&self) -> BufferLocation {
         let call = self.request.signature.call;
         match call.collective {
-            Collective::AllReduce { .. } => self.place_of(self.request.output.pointer, call.block_bytes(), true),
-            _ => Place::Own,
+            Collective::AllReduce { .. } => self.locate(self.request.output.pointer, call.block_bytes(), true),
+            _ => BufferLocation::Unreachable,
         }
     }
 
     /// Whether peers reach every buffer that they would touch. Every rank finds the same.
-    fn is_direct(&mut self, [input, output]: [Place; 2]) -> Result<bool> {
+    fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
         let segment = &*self.host.segment;
         if !segment.spans_processes {
             return Ok(true);
         }
         let sequence = self.progress.sequence;
-        let reaches = |peer, place: fn(&Notice) -> Place| {
-            segment.slot(peer).notice(sequence).is_some_and(|notice| place(notice) != Place::Own)
+        let reaches = |peer, place: fn(&CallHeader) -> BufferLocation| {
+            segment.slot(peer).call_header(sequence).is_some_and(|header| place(header) != BufferLocation::Unreachable)
         };
         match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(reaches(root, Notice::input)),
-            Collective::AllReduce { .. } if output == Place::Own => Ok(false),
-            _ if input == Place::Own => Ok(false),
+            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(reaches(root, CallHeader::input)),
+            Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
+            _ if input == BufferLocation::Unreachable => Ok(false),
             collective => {
                 // Those who only give have not waited for each other yet.
-                self.await_notices(|_, _| true)?;
+                self.wait_for_headers(|_, _| true)?;
                 let writes_outputs = matches!(collective, Collective::AllReduce { .. });
-                Ok(segment
-                    .ranks()
-                    .all(|peer| reaches(peer, Notice::input) && (!writes_outputs || reaches(peer, Notice::output))))
+                Ok(segment.ranks().all(|peer| {
+                    reaches(peer, CallHeader::input) && (!writes_outputs || reaches(peer, CallHeader::output))
+                }))
             }
         }
     }
@@ -125,20 +125,20 @@ impl<'a> Run<'a> {
         Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
     }
 
-    /// Waits until there is room for this rank's notice: until every rank has finished the collective whose notice this one
+    /// Waits until there is room for this rank's header: until every rank has finished the collective whose header this one
     /// replaces. Meanwhile it goes on comparing, since others may wait for that.
     fn make_room(&mut self) -> Result<()> {
         let (host, sequence) = (self.host, self.progress.sequence);
         let segment = &*host.segment;
         // Whoever disagreed may have left meanwhile.
         self.catch_up()?;
-        let this = Mark::Noticed(sequence);
-        if segment.lacks_departed(this) {
+        let this = Milestone::Posted(sequence);
+        if segment.has_lost(this) {
             host.domain().check()?;
             return Err(self.report().error(WaitError::PeerLost, this));
         }
         if sequence > self.progress.room {
-            let replaced = sequence - RING;
+            let replaced = sequence - HEADER_RING_LEN;
             let mut slowest = 0;
             let mut agreement = Ok(());
             let (mut waiter, report) = (self.waiter(), self.report());
@@ -149,23 +149,23 @@ impl<'a> Run<'a> {
                     agreement = self.catch_up();
                     slowest >= replaced || agreement.is_err()
                 },
-                || segment.lacks_departed(this),
-                |seconds| report.slow(seconds, Mark::Done(replaced)),
+                || segment.has_lost(this),
+                |seconds| report.slow(seconds, Milestone::Done(replaced)),
             );
             agreement?;
             waited.map_err(|error| {
-                let mark = if matches!(error, WaitError::PeerLost) { this } else { Mark::Done(replaced) };
-                report.error(error, mark)
+                let milestone = if matches!(error, WaitError::PeerLost) { this } else { Milestone::Done(replaced) };
+                report.error(error, milestone)
             })?;
-            self.progress.room = slowest.saturating_add(RING);
+            self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
         }
         self.catch_up()
     }
 
-    /// Compares the notices of earlier collectives as far as everybody's are there, and says how far that is.
+    /// Compares the headers of earlier collectives as far as everybody's are there, and says how far that is.
     fn catch_up(&mut self) -> Result<()> {
         self.compare_until(self.progress.sequence - 1)?;
-        let Progress { agreed, done, .. } = self.progress;
+        let CallProgress { agreed, done, .. } = self.progress;
         if *agreed > *done {
             *done = *agreed;
             self.host.segment.set_done(self.host.rank, *done);
@@ -173,16 +173,16 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits for the notices of some peers, and compares them with this rank's.
-    fn await_notices(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+    /// Waits for the headers of some peers, and compares them with this rank's.
+    fn wait_for_headers(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
         let sequence = self.progress.sequence;
         for peer in self.host.segment.ranks().filter(|peer| wanted(self, *peer)) {
-            self.wait_for(peer, Mark::Noticed(sequence))?;
+            self.wait_for(peer, Milestone::Posted(sequence))?;
         }
         self.compare_until(sequence)
     }
 
-    /// Compares the notices of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
+    /// Compares the headers of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
     /// what is: whoever touches a peer's buffers or stage has compared all of that peer's calls with its own.
     fn compare_until(&mut self, last: u64) -> Result<()> {
         let host = self.host;
@@ -211,17 +211,17 @@ impl<'a> Run<'a> {
         self.host.segment.raise_round(self.host.rank, self.progress.round);
     }
 
-    pub(crate) fn wait_for(&self, peer: GroupRank, mark: Mark) -> Result<()> {
+    pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
         let segment = &*self.host.segment;
-        if segment.has_reached(peer, mark) {
+        if segment.has_reached(peer, milestone) {
             return Ok(());
         }
         let waited = self.waiter().wait_until(
-            || segment.has_reached(peer, mark),
-            || segment.lacks_departed(mark),
-            |seconds| self.report().slow(seconds, mark),
+            || segment.has_reached(peer, milestone),
+            || segment.has_lost(milestone),
+            |seconds| self.report().slow(seconds, milestone),
         );
-        waited.map_err(|error| self.report().error(error, mark))
+        waited.map_err(|error| self.report().error(error, milestone))
     }
 
     /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends
@@ -241,8 +241,8 @@ impl<'a> Run<'a> {
         Err(self.report().late(moved))
     }
 
-    pub(crate) fn wait_for_all(&self, mark: Mark) -> Result<()> {
-        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, mark))
+    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
+        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
     }
 
     /// Makes the list of one address for each rank, in rank order.
