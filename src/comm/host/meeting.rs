@@ -247,7 +247,7 @@ fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<World> {
         let memory = SharedMemory::of_process(extent.byte_len)?;
         return World::between_processes(memory, processes, 0, vec![None], true);
     }
-    let in_time = || super::in_time(guest.deadline);
+    let in_time = || super::memory::check_allocation_deadline(guest.deadline);
     let (memory, file) = SharedMemory::of_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
     let process_namespace = process_namespace();
     for (number, visitor) in visitors.iter().enumerate() {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::shared_memory::{Shareable, SharedMemory};
 use crate::comm::host::protocol::abort_domain::AbortDomain;
-use crate::comm::host::protocol::segment::{BufferLocation, Segment};
+use crate::comm::host::protocol::segment::Segment;
+use crate::comm::host::protocol::slot::BufferLocation;
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
@@ -57,7 +58,7 @@ impl Arena {
     }
 
     /// Takes a new block in, and gives out this rank's part of it.
-    pub(crate) fn adopt(
+    pub(crate) fn add_block(
         self: &Arc<Self>,
         segment: &Segment,
         own: GroupRank,
@@ -218,7 +219,7 @@ mod tests {
             let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, rank..rank + 1));
             let segment = Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
             let arena = Arc::<Arena>::default();
-            let part = arena.adopt(&segment, GroupRank(rank), BLOCK, LEN, open(1));
+            let part = arena.add_block(&segment, GroupRank(rank), BLOCK, LEN, open(1));
             View { segment, arena, part }
         })
     }
@@ -235,13 +236,13 @@ mod tests {
         let (go_on, stopped) = channel::<()>();
         let copying = std::thread::spawn(move || {
             let target = peer.arena.reach(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
-            let result = peer.segment.window(GroupRank(1), || {
-                inside.send(()).expect("the test listens");
-                stopped.recv().expect("the test says when");
-                // SAFETY: the part is as long, and nothing reads this mapping meanwhile.
-                unsafe { target.write_bytes(9, LEN) };
-            });
-            (result, target.addr(), peer)
+            let access = peer.segment.begin_access(GroupRank(1)).expect("no abort yet");
+            inside.send(()).expect("the test listens");
+            stopped.recv().expect("the test says when");
+            // SAFETY: the part is as long, and nothing reads this mapping meanwhile.
+            unsafe { target.write_bytes(9, LEN) };
+            drop(access);
+            (target.addr(), peer)
         });
         entered.recv_timeout(Duration::from_secs(10)).expect("the peer is inside");
         own.segment.domain.abort(ErrorKind::Aborted, Rank(0), "the test");
@@ -249,8 +250,7 @@ mod tests {
         assert!(own.slice().iter().all(|byte| *byte == 1), "the bytes are kept");
         fill(&own, 7);
         go_on.send(()).expect("the peer listens");
-        let (result, target, peer) = copying.join().expect("no panic");
-        result.expect("the window was open before the abort");
+        let (target, peer) = copying.join().expect("no panic");
         assert_ne!(target, own.part.address().as_ptr().addr(), "the views are mappings of their own");
         assert!(own.slice().iter().all(|byte| *byte == 7), "the peer wrote memory that is this rank's own again");
         drop(peer);

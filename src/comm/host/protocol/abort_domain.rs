@@ -127,8 +127,12 @@ impl AbortDomain {
         self.header().abort.state.load(Ordering::Acquire) != ALIVE
     }
 
-    /// Ends all communicators of the domain. The first caller's reason is kept (invariant 16).
+    /// Ends all communicators of the domain. The first caller's reason is kept (invariant 16). In a
+    /// forked process it does nothing (invariant 21).
     pub(crate) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
+        if !self.process.is_current() {
+            return;
+        }
         let record = &self.header().abort;
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
@@ -152,20 +156,22 @@ impl AbortDomain {
         }
     }
 
-    /// The error of every call after an abort.
+    /// Checks that no abort has begun.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.is_aborted() { Err(self.abort_error()) } else { Ok(()) }
+    }
+
+    /// The error of every call after an abort.
+    pub(super) fn abort_error(&self) -> Error {
         let record = &self.header().abort;
         let mut state = record.state.load(Ordering::Acquire);
-        if state == ALIVE {
-            return Ok(());
-        }
         let deadline = Instant::now() + REASON_TIMEOUT;
         while state != ABORTED && Instant::now() < deadline {
             yield_now();
             state = record.state.load(Ordering::Acquire);
         }
         if state != ABORTED {
-            return Err(error!(Aborted, "the communicator was aborted; no reason has been given yet"));
+            return error!(Aborted, "the communicator was aborted; no reason has been given yet");
         }
         // A peer wrote the record: the length may be too large, and the text may be any bytes.
         let len = record.len.load(Ordering::Relaxed) as usize;
@@ -174,10 +180,10 @@ impl AbortDomain {
         let is_control = |c: char| c.is_control() && c != '\n';
         let reason = String::from_utf8_lossy(&bytes).replace(is_control, "\u{fffd}");
         match SHARED_KINDS.get(record.kind.load(Ordering::Relaxed) as usize) {
-            Some(&kind) => Err(Error::new(kind, reason)),
+            Some(&kind) => Error::new(kind, reason),
             None => {
                 let rank = record.rank.load(Ordering::Relaxed);
-                Err(error!(Aborted, "rank {rank} ended the communicator: {reason}"))
+                error!(Aborted, "rank {rank} ended the communicator: {reason}")
             }
         }
     }

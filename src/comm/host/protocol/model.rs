@@ -8,10 +8,20 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::segment::{CallBody, PAYLOAD_BYTES, STAGING_HALF_BYTES};
+use super::abort_domain::AbortDomain;
+use super::segment::{Milestone, STAGING_HALF_BYTES, Segment};
+use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
 use crate::collective::ReduceOperation;
+use crate::collective::{Call, Collective};
+use crate::comm::backend::{Backend, Request};
+use crate::comm::host::HostBackend;
 use crate::comm::host::memory::shared_memory::SharedMemory;
-use crate::comm::host::*;
+use crate::comm::host::world::World;
+use crate::comm::signature::{Purpose, Signature};
+use crate::data_type::DataType;
+use crate::error::{ErrorKind, Result};
+use crate::memory::Address;
+use crate::rank::{GroupRank, Rank};
 use crate::sync::Tracked;
 
 fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
@@ -236,7 +246,9 @@ fn a_window_is_closed_before_memory_is_freed() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                let _ = reader.segment.window(reader.rank, || memory.read(|| ()));
+                if let Ok(_access) = reader.segment.begin_access(reader.rank) {
+                    memory.read(|| ());
+                }
             }
         });
         both[0].abort(ErrorKind::Aborted, "no");

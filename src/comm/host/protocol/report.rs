@@ -1,7 +1,8 @@
-//! What a call says about a wait that failed or takes long: which ranks are missing, what they were
-//! to do, and what they called instead.
+//! The texts of errors and warnings about a call: which ranks are missing, what they had to do, and
+//! what they called instead.
 
-use super::segment::{CallHeader, Milestone};
+use super::segment::Milestone;
+use super::slot::CallHeader;
 use super::waiter::WaitError;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
@@ -20,7 +21,7 @@ pub(crate) struct Report<'a> {
 }
 
 impl HostBackend {
-    /// Whether a peer called the same as this rank; `None` while it has not said.
+    /// Whether a peer made the same call as this rank; `None` while it has posted no header.
     pub(crate) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
         let signature = |rank| self.segment.slot(rank).call_header(sequence).map(CallHeader::signature);
         Some(signature(peer)? == signature(self.rank)?)
@@ -60,8 +61,8 @@ impl Report<'_> {
         self.host.segment.has_reached(peer, Milestone::Posted(sequence))
     }
 
-    /// The ranks that have not come so far. Where some have not arrived at the collective, these
-    /// are the ranks that the others wait for.
+    /// The ranks that have not come so far. If some have not arrived at the collective, only those:
+    /// the others wait for them.
     fn missing(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
         let segment = &*self.host.segment;
         let sequence = if let Milestone::Done(sequence) = milestone { sequence } else { self.sequence };
@@ -69,8 +70,9 @@ impl Report<'_> {
         let milestone = if have_arrived { milestone } else { Milestone::Posted(sequence) };
         let own = self.host.rank;
         segment.ranks().filter(move |peer| {
-            let is_own_end = matches!(milestone, Milestone::Done(_)) && *peer == own;
-            !is_own_end && !segment.has_reached(*peer, milestone)
+            // This rank's own `done` follows from its peers' headers.
+            let is_own_done = matches!(milestone, Milestone::Done(_)) && *peer == own;
+            !is_own_done && !segment.has_reached(*peer, milestone)
         })
     }
 
@@ -78,19 +80,19 @@ impl Report<'_> {
         list_ranks(peers.map(|peer| self.host.segment.member(peer).0))
     }
 
-    /// Whether all ranks have arrived, and some of them move elements.
+    /// Whether all ranks have arrived, so that some are still moving elements.
     fn are_moving(&self, milestone: Milestone) -> bool {
         let mut ranks = self.host.segment.ranks();
         matches!(milestone, Milestone::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
-    /// The error of a wait for peers to come so far.
+    /// The error of a wait for `milestone`.
     pub(crate) fn error(&self, error: WaitError, milestone: Milestone) -> Error {
         let segment = &*self.host.segment;
         let what = self.call();
         match error {
-            WaitError::Aborted(error) => error,
-            // A rank may be missing because another one called something else.
+            WaitError::Aborted(reason) => reason,
+            // A rank may be missing because ranks made different calls.
             _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
                 disagreement(self.host, self.sequence)
             }
@@ -113,7 +115,7 @@ impl Report<'_> {
         }
     }
 
-    /// The error of a rank whose deadline is over while it moves elements itself.
+    /// The error of a rank that is still moving elements at its deadline.
     pub(crate) fn late(&self, moved: usize) -> Error {
         error!(
             DeadlineExceeded,
@@ -123,7 +125,7 @@ impl Report<'_> {
         )
     }
 
-    /// The warning about a wait that takes long.
+    /// The warning about a wait of so many seconds.
     pub(crate) fn slow(&self, seconds: u64, milestone: Milestone) -> String {
         let segment = &*self.host.segment;
         let missing: Vec<GroupRank> = self.missing(milestone).collect();

@@ -1,38 +1,63 @@
-//! The steps of a collective that are the same whichever way its elements go: room for the header, the header, the others'
-//! headers and whether they agree, waiting.
+//! What every collective does whichever way its elements move: it waits for room for its header,
+//! posts the header, waits for its peers' headers and compares them.
 
 use std::cell::Cell;
 use std::time::Instant;
 
 use super::report::{self, Report};
-use super::segment::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, Milestone};
+use super::segment::Milestone;
+use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN};
 use super::waiter::{WaitError, Waiter};
 use crate::collective::Collective;
 use crate::comm::backend::Request;
+use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::inline;
-use crate::comm::host::{CallProgress, HostBackend};
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
+
+/// Up to so many ranks, a collective keeps its lists on the stack.
+pub(crate) const MAX_STACK_RANKS: usize = 64;
+
+/// How many bytes a rank moves before it checks its deadline again.
+const CHECK_BYTES: usize = 1 << 20;
+
+/// How far this rank has come in its communicator.
+pub(crate) struct CallProgress {
+    /// The number of its latest collective; the first one is 1.
+    pub(crate) sequence: u64,
+    /// The number of its latest round (invariant 7).
+    pub(crate) round: u64,
+    /// The collectives up to this one have been found equal on every rank.
+    agreed: u64,
+    /// The collectives up to this one have been published as done (invariant 4).
+    done: u64,
+    /// This rank may post headers up to this collective (invariant 4).
+    room: u64,
+}
+
+impl Default for CallProgress {
+    fn default() -> Self {
+        CallProgress { sequence: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+    }
+}
 
 /// One collective on one rank.
 pub(crate) struct RunningCall<'a> {
     pub(crate) host: &'a HostBackend,
     pub(crate) progress: &'a mut CallProgress,
     pub(crate) request: &'a Request<'a>,
-    pub(crate) finished: bool,
-    /// How many bytes this rank has moved, and how many since it looked at the clock.
-    pub(crate) moved: Cell<(usize, usize)>,
+    is_finished: bool,
+    /// How many bytes this rank has moved, and how many of them since it checked its deadline.
+    moved: Cell<(usize, usize)>,
 }
 
-/// How many bytes a rank moves between two looks at the clock.
-const LOOK_BYTES: usize = 1 << 20;
-
 impl Drop for RunningCall<'_> {
+    /// After an error or a panic, waits until no peer touches this rank's buffers (invariant 9).
     fn drop(&mut self) {
-        if self.finished {
+        if self.is_finished {
             return;
         }
-        // Only a panic comes here without an abort set.
+        // After an error the communicator is aborted already, and keeps the first reason.
         let host = self.host;
         host.domain().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
         host.segment.wait_for_accesses(host.rank);
@@ -40,12 +65,26 @@ impl Drop for RunningCall<'_> {
 }
 
 impl<'a> RunningCall<'a> {
-    pub(crate) fn collective(&mut self) -> Result<()> {
+    /// The next collective of this rank.
+    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+        progress.sequence += 1;
+        RunningCall { host, progress, request, is_finished: false, moved: Cell::default() }
+    }
+
+    /// Runs the collective. After an error the caller aborts the communicator before it drops this.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let result = self.run_phases();
+        self.is_finished = result.is_ok();
+        result
+    }
+
+    fn run_phases(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
-        self.make_room()?;
+        self.wait_for_room()?;
         let locations = self.post_header();
-        self.wait_for_headers(|run, peer| run.takes_from(peer))?;
+        self.wait_for_headers(|call, peer| call.takes_from(peer))?;
         let call = self.request.signature.call;
+        // Every rank finds the same way (invariant 6).
         match call.block_elements {
             0 => Ok(()),
             _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
@@ -54,29 +93,70 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Says what this rank calls, and gives what peers know of its buffers.
+    /// Waits until this rank may post its header: until every peer has finished the collective whose
+    /// header is replaced (invariant 4). Meanwhile it compares headers, since peers may wait for its
+    /// `done`.
+    fn wait_for_room(&mut self) -> Result<()> {
+        let (host, sequence) = (self.host, self.progress.sequence);
+        let segment = &*host.segment;
+        // First, because a peer whose call differed may have left, and the difference is the better
+        // error.
+        self.catch_up()?;
+        let posted = Milestone::Posted(sequence);
+        if segment.has_lost(posted) {
+            host.domain().check()?;
+            return Err(self.report().error(WaitError::PeerLost, posted));
+        }
+        if sequence > self.progress.room {
+            let replaced = sequence - HEADER_RING_LEN;
+            let mut slowest = 0;
+            let mut agreement = Ok(());
+            let (mut waiter, report) = (self.waiter(), self.report());
+            let waited = waiter.wait_until(
+                || {
+                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
+                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
+                    agreement = self.catch_up();
+                    slowest >= replaced || agreement.is_err()
+                },
+                || segment.has_lost(posted),
+                |seconds| report.slow(seconds, Milestone::Done(replaced)),
+            );
+            agreement?;
+            waited.map_err(|error| {
+                let is_peer_lost = matches!(error, WaitError::PeerLost);
+                report.error(error, if is_peer_lost { posted } else { Milestone::Done(replaced) })
+            })?;
+            self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
+        }
+        self.catch_up()
+    }
+
+    /// Compares the headers of earlier collectives, and publishes up to which one all ranks agree.
+    fn catch_up(&mut self) -> Result<()> {
+        self.compare_until(self.progress.sequence - 1)?;
+        let CallProgress { agreed, done, .. } = self.progress;
+        if *agreed > *done {
+            *done = *agreed;
+            self.host.segment.set_done(self.host.rank, *done);
+        }
+        Ok(())
+    }
+
+    /// Posts this rank's header, and returns the locations of its input and output in it.
     fn post_header(&self) -> [BufferLocation; 2] {
         let RunningCall { host, request, .. } = self;
         let (call, n) = (request.signature.call, host.segment.len());
-        let given = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
+        let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
         let body = if inline::fits(&call, n) {
-            CallBody::Payload(self.payload(given))
+            CallBody::Payload(self.payload(input_bytes))
         } else {
-            locations = [self.locate(request.input.pointer, given, false), self.output_location()];
+            locations = [self.locate(request.input.pointer, input_bytes, false), self.output_location()];
             CallBody::Locations { input: locations[0], output: locations[1] }
         };
         host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
         locations
-    }
-
-    /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
-    pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
-        match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
-            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
-            _ => true,
-        }
     }
 
     /// Where peers find bytes of this rank.
@@ -96,94 +176,27 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Whether peers reach every buffer that they would touch. Every rank finds the same.
-    fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
-        let segment = &*self.host.segment;
-        if !segment.spans_processes {
-            return Ok(true);
-        }
-        let sequence = self.progress.sequence;
-        let reaches = |peer, place: fn(&CallHeader) -> BufferLocation| {
-            segment.slot(peer).call_header(sequence).is_some_and(|header| place(header) != BufferLocation::Unreachable)
-        };
+    /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call
+    /// without elements that takes from every peer is a barrier.
+    pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
         match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(reaches(root, CallHeader::input)),
-            Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
-            _ if input == BufferLocation::Unreachable => Ok(false),
-            collective => {
-                // Those who only give have not waited for each other yet.
-                self.wait_for_headers(|_, _| true)?;
-                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
-                Ok(segment.ranks().all(|peer| {
-                    reaches(peer, CallHeader::input) && (!writes_outputs || reaches(peer, CallHeader::output))
-                }))
-            }
+            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
+            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
+            _ => true,
         }
     }
 
-    fn waiter(&self) -> Waiter<'a> {
-        Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
-    }
-
-    /// Waits until there is room for this rank's header: until every rank has finished the collective whose header this one
-    /// replaces. Meanwhile it goes on comparing, since others may wait for that.
-    fn make_room(&mut self) -> Result<()> {
-        let (host, sequence) = (self.host, self.progress.sequence);
-        let segment = &*host.segment;
-        // Whoever disagreed may have left meanwhile.
-        self.catch_up()?;
-        let this = Milestone::Posted(sequence);
-        if segment.has_lost(this) {
-            host.domain().check()?;
-            return Err(self.report().error(WaitError::PeerLost, this));
-        }
-        if sequence > self.progress.room {
-            let replaced = sequence - HEADER_RING_LEN;
-            let mut slowest = 0;
-            let mut agreement = Ok(());
-            let (mut waiter, report) = (self.waiter(), self.report());
-            let waited = waiter.wait_until(
-                || {
-                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
-                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
-                    agreement = self.catch_up();
-                    slowest >= replaced || agreement.is_err()
-                },
-                || segment.has_lost(this),
-                |seconds| report.slow(seconds, Milestone::Done(replaced)),
-            );
-            agreement?;
-            waited.map_err(|error| {
-                let milestone = if matches!(error, WaitError::PeerLost) { this } else { Milestone::Done(replaced) };
-                report.error(error, milestone)
-            })?;
-            self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
-        }
-        self.catch_up()
-    }
-
-    /// Compares the headers of earlier collectives as far as everybody's are there, and says how far that is.
-    fn catch_up(&mut self) -> Result<()> {
-        self.compare_until(self.progress.sequence - 1)?;
-        let CallProgress { agreed, done, .. } = self.progress;
-        if *agreed > *done {
-            *done = *agreed;
-            self.host.segment.set_done(self.host.rank, *done);
-        }
-        Ok(())
-    }
-
-    /// Waits for the headers of some peers, and compares them with this rank's.
-    fn wait_for_headers(&mut self, wanted: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+    /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are
+    /// there (invariant 5).
+    fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
         let sequence = self.progress.sequence;
-        for peer in self.host.segment.ranks().filter(|peer| wanted(self, *peer)) {
+        for peer in self.host.segment.ranks().filter(|peer| is_needed(self, *peer)) {
             self.wait_for(peer, Milestone::Posted(sequence))?;
         }
         self.compare_until(sequence)
     }
 
-    /// Compares the headers of the collectives up to `last`, as far as they are there. What is not there yet hides nothing of
-    /// what is: whoever touches a peer's buffers or stage has compared all of that peer's calls with its own.
+    /// Compares all headers of the collectives up to `last` that are there (invariant 5).
     fn compare_until(&mut self, last: u64) -> Result<()> {
         let host = self.host;
         for sequence in self.progress.agreed + 1..=last {
@@ -202,13 +215,35 @@ impl<'a> RunningCall<'a> {
         Ok(())
     }
 
-    fn report(&self) -> Report<'a> {
-        Report { host: self.host, request: self.request, sequence: self.progress.sequence }
+    /// Whether peers reach every buffer that they would touch (invariant 6).
+    fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
+        let segment = &*self.host.segment;
+        if !segment.spans_processes {
+            return Ok(true);
+        }
+        let sequence = self.progress.sequence;
+        let is_reachable = |peer, location: fn(&CallHeader) -> BufferLocation| {
+            let header = segment.slot(peer).call_header(sequence);
+            header.is_some_and(|header| location(header) != BufferLocation::Unreachable)
+        };
+        match self.request.signature.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(is_reachable(root, CallHeader::input)),
+            Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
+            _ if input == BufferLocation::Unreachable => Ok(false),
+            collective => {
+                // In gather and reduce only the root has waited for all headers.
+                self.wait_for_headers(|_, _| true)?;
+                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
+                Ok(segment.ranks().all(|peer| {
+                    is_reachable(peer, CallHeader::input) && (!writes_outputs || is_reachable(peer, CallHeader::output))
+                }))
+            }
+        }
     }
 
-    /// Begins a round: this rank has written what it gives, and read all that it took before.
-    pub(crate) fn raise_round(&mut self) {
-        self.host.segment.raise_round(self.host.rank, self.progress.round);
+    /// Publishes this rank's round (invariant 7).
+    pub(crate) fn publish_round(&self) {
+        self.host.segment.set_round(self.host.rank, self.progress.round);
     }
 
     pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
@@ -224,28 +259,36 @@ impl<'a> RunningCall<'a> {
         waited.map_err(|error| self.report().error(error, milestone))
     }
 
-    /// Called before this rank moves so many bytes: looks at the clock now and then. The call ends
-    /// if its deadline is over.
+    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
+        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
+    }
+
+    fn waiter(&self) -> Waiter<'a> {
+        Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
+    }
+
+    fn report(&self) -> Report<'a> {
+        Report { host: self.host, request: self.request, sequence: self.progress.sequence }
+    }
+
+    /// Called before this rank moves so many bytes. Checks the deadline once for every
+    /// [`CHECK_BYTES`].
     pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
-        let (moved, since_look) = self.moved.get();
-        if since_look < LOOK_BYTES {
-            self.moved.set((moved + byte_len, since_look + byte_len));
+        let (moved, since_check) = self.moved.get();
+        if since_check < CHECK_BYTES {
+            self.moved.set((moved + byte_len, since_check + byte_len));
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
         if Instant::now() < self.request.deadline {
             return Ok(());
         }
-        // A peer may have ended the communicator meanwhile, and says why.
+        // A peer's reason for an abort is the better error.
         self.host.domain().check()?;
         Err(self.report().late(moved))
     }
 
-    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
-        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
-    }
-
-    /// Makes the list of one address for each rank, in rank order.
+    /// Gives `work` a list with one address for each rank, in rank order.
     pub(crate) fn with_addresses<T>(
         &self,
         address_of: impl Fn(GroupRank) -> Result<*const u8>,
@@ -266,6 +309,3 @@ impl<'a> RunningCall<'a> {
         work(addresses)
     }
 }
-
-/// Up to so many ranks, a collective keeps its lists on the stack.
-pub(crate) const MAX_STACK_RANKS: usize = 64;

@@ -1,4 +1,5 @@
-//! The three ways in which the elements of a collective go from rank to rank.
+//! The three ways in which the elements of a collective move from rank to rank. Every rank finds
+//! the same one (invariant 6).
 
 mod direct;
 pub(super) mod inline;

@@ -1,12 +1,13 @@
-//! Collectives between processes: what others need goes over stages in shared memory.
+//! Collectives between processes that cannot reach each other's buffers: the elements go through
+//! staging memory, which is shared.
 //!
-//! A collective is done in rounds. In each, a rank writes its piece into one half of its stage, says that it has come to this
-//! round, waits for those from whom it takes, and reads their stages. The next round uses the other half. Whoever has come to
-//! round k + 1 has read all of round k; so a half is free again when everybody has come to the round after the one that used
-//! it last. Nobody waits at the end.
+//! A collective has several rounds. In each round a rank copies a piece of what its peers take into
+//! one half of its staging memory, publishes the round, waits for the peers whose elements it takes,
+//! and reads their staging memory. The next round uses the other half. No rank waits at the end,
+//! because a rank touches its own buffers and shared memory only.
 
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::in_time;
+use crate::comm::host::memory::check_allocation_deadline;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGING_HALF_BYTES};
 use crate::compute;
@@ -24,19 +25,19 @@ struct Piece {
 }
 
 impl RunningCall<'_> {
-    /// Moves the elements by way of stages.
+    /// Moves the elements through staging memory.
     pub(crate) fn staged(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let n = self.host.segment.len();
         let (rank, block) = (self.host.rank, call.block_bytes());
-        // A stage holds one piece for everybody, or one for each rank.
+        // A half holds one piece for all peers, or one for each.
         let parts = match call.collective {
             Collective::ReduceScatter { .. } | Collective::AllToAll | Collective::Scatter { .. } => n,
             _ => 1,
         };
         let most = self.piece_bytes(parts);
         if call.reads_input(rank) {
-            let keep_going = || self.host.check().and_then(|()| in_time(self.request.deadline));
+            let keep_going = || self.host.check().and_then(|()| check_allocation_deadline(self.request.deadline));
             self.host.segment.allocate_staging(rank, &keep_going)?;
         }
         for start in (0..block).step_by(most) {
@@ -44,10 +45,11 @@ impl RunningCall<'_> {
             self.before_moving(parts * piece.len)?;
             self.progress.round += 1;
             if call.reads_input(rank) {
+                // Then no peer reads this half any more (invariant 8).
                 self.wait_for_all(Milestone::Round(self.progress.round - 1))?;
-                (0..parts).for_each(|part| self.give(part, part * block, piece));
+                (0..parts).for_each(|part| self.stage(part, part * block, piece));
             }
-            self.raise_round();
+            self.publish_round();
             let round = Milestone::Round(self.progress.round);
             for peer in self.host.segment.ranks().filter(|peer| self.takes_from(*peer)) {
                 self.wait_for(peer, round)?;
@@ -57,7 +59,7 @@ impl RunningCall<'_> {
         Ok(())
     }
 
-    /// Takes what this rank takes in one round.
+    /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: Piece) -> Result<()> {
         let call = self.request.signature.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
@@ -82,41 +84,44 @@ impl RunningCall<'_> {
     /// The most bytes of a piece: whole cache lines, and whole elements with them.
     fn piece_bytes(&self, parts: usize) -> usize {
         const LINE: usize = 64;
-        // A communicator between processes has at most 1024 ranks, far fewer than a half has lines.
+        // At most 1024 ranks, and a half has 4096 lines.
         assert!(parts * LINE <= STAGING_HALF_BYTES);
         STAGING_HALF_BYTES / parts / LINE * LINE
     }
 
-    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of its stage.
-    fn give(&self, part: usize, offset: usize, piece: Piece) {
+    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of its
+    /// staging memory.
+    fn stage(&self, part: usize, offset: usize, piece: Piece) {
         let source = self.request.input.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.write_staging(self.host.rank, self.progress.round, |stage| {
-            // SAFETY: the input holds the block by the contract of `run`; the part lies in this rank's half of its stage,
-            // which nobody reads in this round before this rank says that it has come to it.
-            unsafe { compute::copy(source, stage.wrapping_add(part * piece.len), piece.len) };
+        self.host.segment.write_staging(self.host.rank, self.progress.round, |half| {
+            // SAFETY: the input holds the block by the contract of `Backend::run`. The half holds all
+            // parts, and no peer reads it before this rank publishes the round (invariants 7 and 8).
+            unsafe { compute::copy(source, half.wrapping_add(part * piece.len), piece.len) };
         });
     }
 
-    /// Copies a part of a peer's stage into this rank's output, into the block that begins at `offset`.
+    /// Copies a part of a peer's staging memory into this rank's output, into the block that begins at
+    /// `offset`.
     fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
         let target = self.request.output.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.read_staging(peer, self.progress.round, |stage| {
-            // SAFETY: the output holds the block by the contract of `run`; the peer has written its part before it said that
-            // it has come to this round, and writes this half again only when this rank has come to the next.
-            unsafe { compute::copy(stage.wrapping_add(part * piece.len), target, piece.len) };
+        self.host.segment.read_staging(peer, self.progress.round, |half| {
+            // SAFETY: the output holds the block by the contract of `Backend::run`. The peer wrote the
+            // part before it published the round (invariant 7), and writes this half again only after
+            // this rank has published the next one (invariant 8).
+            unsafe { compute::copy(half.wrapping_add(part * piece.len), target, piece.len) };
         });
     }
 
-    /// Reduces a part of all stages, in rank order, into this rank's output.
+    /// Reduces a part of all ranks' staging memory, in rank order, into this rank's output.
     fn reduce_staging(&self, reduce_op: ReduceOperation, part: usize, piece: Piece) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
         let target = self.request.output.pointer.wrapping_add(piece.start);
         let part_of = |peer| {
             let part = part * piece.len;
-            Ok(self.host.segment.read_staging(peer, self.progress.round, |stage| stage.wrapping_add(part)))
+            Ok(self.host.segment.read_staging(peer, self.progress.round, |half| half.wrapping_add(part)))
         };
         self.with_addresses(part_of, |sources| {
-            // SAFETY: as in `take`, for every source; stages are apart from the output.
+            // SAFETY: as in `take`, for every source. Staging memory does not overlap the output.
             unsafe { compute::reduce(reduce_op, data_type, sources, target, piece.len / data_type.byte_len()) };
             Ok(())
         })
