@@ -7,7 +7,7 @@ use super::memory::arena::Arena;
 use super::memory::broker::{AllocationKey, MemoryBroker};
 use super::memory::check_allocation_deadline;
 use super::memory::free_memory::FreeMemory;
-use super::memory::shared_memory::{Extent, SharedMemory};
+use super::memory::{SharedMemory, SharedMemorySize};
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::running_call::{CallProgress, RunningCall};
@@ -127,7 +127,7 @@ impl HostBackend {
         &self,
         key: AllocationKey,
         users: &[Rank],
-        extent: Extent,
+        size: SharedMemorySize,
         progress: &CallProgress,
         deadline: Instant,
     ) -> Result<(Arc<SharedMemory>, u64)> {
@@ -144,11 +144,11 @@ impl HostBackend {
         };
         if sender == self.segment.member(self.rank) {
             let keep_going = || check_peers().and_then(|()| check_allocation_deadline(deadline));
-            self.broker.share(key, users, extent, &keep_going)?;
+            self.broker.share(key, users, size, &keep_going)?;
         }
         let (memory, id) = self.broker.receive(key, sender, deadline, check_peers)?;
-        if memory.len() != extent.byte_len {
-            bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), extent.byte_len);
+        if memory.len() != size.byte_len {
+            bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), size.byte_len);
         }
         Ok((memory, id))
     }
@@ -168,9 +168,9 @@ impl HostBackend {
         };
         let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
         let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
-        let extent = Segment::extent(0, members.len(), spans_processes);
+        let size = Segment::memory_size(0, members.len(), spans_processes);
         let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color };
-        let (memory, id) = self.shared_memory(key, &members, extent, progress, deadline)?;
+        let (memory, id) = self.shared_memory(key, &members, size, progress, deadline)?;
         let domain = Arc::clone(&self.segment.domain);
         let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
         Ok(self.descendant(segment, GroupRank(rank as u32)))
@@ -190,7 +190,13 @@ impl HostBackend {
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
         let key = AllocationKey { segment: segment.id, sequence: progress.sequence, color: 0 };
-        let (memory, id) = self.shared_memory(key, segment.members(), Extent::whole(block_len), progress, deadline)?;
+        let (memory, id) = self.shared_memory(
+            key,
+            segment.members(),
+            SharedMemorySize::fully_resident(block_len),
+            progress,
+            deadline,
+        )?;
         let part = self.arena.add_block(segment, self.rank, id, byte_len, memory);
         // SAFETY: the part is `byte_len` zeros on pages of its own, mapped as long as it lives
         // (invariant 13). Peers touch them only in collectives in which this rank uses the buffer

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::memory::shared_memory::SharedMemory;
+use super::memory::SharedMemory;
 use super::peer_processes::Process;
 use super::system::{caused_by, make_room_for_processes, overflow_user, process_namespace};
 use super::wire;
@@ -242,13 +242,13 @@ fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<World> {
     };
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
-    let extent = World::extent(guest.world_size, spans_processes);
+    let extent = World::memory_size(guest.world_size, spans_processes);
     if !spans_processes {
-        let memory = SharedMemory::of_process(extent.byte_len)?;
+        let memory = SharedMemory::for_threads(extent.byte_len)?;
         return World::between_processes(memory, processes, 0, vec![None], true);
     }
     let in_time = || super::memory::check_allocation_deadline(guest.deadline);
-    let (memory, file) = SharedMemory::of_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
+    let (memory, file) = SharedMemory::for_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
     let process_namespace = process_namespace();
     for (number, visitor) in visitors.iter().enumerate() {
         let answer = Answer::Welcome {
@@ -589,7 +589,7 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
     let Some(file) = file else {
         bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
     };
-    let expected = World::extent(guest.world_size, true).byte_len;
+    let expected = World::memory_size(guest.world_size, true).byte_len;
     if memory_len != expected as u64 {
         bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
     }

@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
-use super::memory::shared_memory::{Extent, SharedMemory};
+use super::memory::{SharedMemory, SharedMemorySize};
 use crate::comm::builder::MAX_RANKS;
 use crate::error::{Error, Result, error};
 
@@ -23,7 +23,7 @@ pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -
 
 /// Looks whether there are sealed memory files and abstract sockets. Containers may forbid either.
 pub(crate) fn check_system() -> Result<()> {
-    SharedMemory::of_processes(Extent::whole(1), &|| Ok(()))?;
+    SharedMemory::for_processes(SharedMemorySize::fully_resident(1), &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
     let refused = |e| caused_by(error!(System, "there are no abstract Unix sockets to meet on"), "bind", e);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use super::memory::SharedMemory;
 use super::memory::arena::Arena;
-use super::memory::shared_memory::SharedMemory;
 use super::protocol::abort_domain::AbortDomain;
 use super::protocol::segment::Segment;
 use super::protocol::slot::{BufferLocation, CallBody};
@@ -160,7 +160,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
 /// is not to be touched.
 fn ranks_of_processes() -> [HostBackend; 2] {
     let offset = AbortDomain::byte_len(2);
-    let memory = SharedMemory::of_process(Segment::extent(offset, 2, true).byte_len).expect("memory");
+    let memory = SharedMemory::for_threads(Segment::memory_size(offset, 2, true).byte_len).expect("memory");
     let memory = Arc::new(memory);
     let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, 0..1));
     let root = Arc::new(Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
@@ -186,7 +186,7 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         peer.segment.post_header(peer.rank, 1, signature.to_words(), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
         let block = Arena::block_len(4 * LEN, 2).expect("a length");
-        let memory = Arc::new(SharedMemory::of_process(block).expect("memory"));
+        let memory = Arc::new(SharedMemory::for_threads(block).expect("memory"));
         let part = own.arena.add_block(&own.segment, own.rank, 1, 4 * LEN, memory);
         let start = crate::memory::Lease::address(&part).as_ptr();
         let request = Request {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::HostBackend;
 use super::memory::broker::MemoryBroker;
-use super::memory::shared_memory::{Extent, SharedMemory};
+use super::memory::{SharedMemory, SharedMemorySize};
 use super::peer_processes::{PeerProcesses, Process};
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::AbortDomain;
@@ -35,11 +35,11 @@ impl World {
     }
 
     /// How much memory the first communicator of a world needs.
-    pub(crate) fn extent(world_size: u32, spans_processes: bool) -> Extent {
-        Segment::extent(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
+    pub(crate) fn memory_size(world_size: u32, spans_processes: bool) -> SharedMemorySize {
+        Segment::memory_size(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
     }
 
-    /// `memory` has the length of [`extent`](Self::extent), and each of `processes` has mapped it.
+    /// `memory` has the length of [`memory_size`](Self::memory_size), and each of `processes` has mapped it.
     /// `own` is the index of this process. `connections` has an entry for each process: on the hub a
     /// connection to each other one, elsewhere the one to the hub. `pids_are_ours` says whether the
     /// process ids are of this process's PID namespace.

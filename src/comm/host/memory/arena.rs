@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::shared_memory::{Shareable, SharedMemory};
+use super::{Shareable, SharedMemory};
 use crate::comm::host::protocol::abort_domain::AbortDomain;
 use crate::comm::host::protocol::segment::Segment;
 use crate::comm::host::protocol::slot::BufferLocation;
@@ -185,7 +185,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::host::memory::shared_memory::Extent;
+    use crate::comm::host::memory::SharedMemorySize;
     use crate::error::ErrorKind;
 
     const LEN: usize = 10_000;
@@ -208,12 +208,15 @@ mod tests {
     /// The views of two processes, both in this one: each has mappings of its own.
     fn views() -> [View; 2] {
         let offset = AbortDomain::byte_len(2);
-        let extents = [Segment::extent(offset, 2, true), Extent::whole(Arena::block_len(LEN, 2).expect("a length"))];
-        let made = extents.map(|extent| SharedMemory::of_processes(extent, &|| Ok(())).expect("memory"));
+        let sizes = [
+            Segment::memory_size(offset, 2, true),
+            SharedMemorySize::fully_resident(Arena::block_len(LEN, 2).expect("a length")),
+        ];
+        let made = sizes.map(|size| SharedMemory::for_processes(size, &|| Ok(())).expect("memory"));
         [0, 1].map(|rank| {
             let open = |i: usize| {
                 let file = made[i].1.try_clone().expect("a descriptor");
-                Arc::new(SharedMemory::open(file, extents[i].byte_len).expect("memory"))
+                Arc::new(SharedMemory::open(file, sizes[i].byte_len).expect("memory"))
             };
             let memory = open(0);
             let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, rank..rank + 1));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::shared_memory::{Extent, SharedMemory};
+use super::{SharedMemory, SharedMemorySize};
 use crate::comm::host::peer_processes::{HUB, PeerProcesses};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
@@ -68,7 +68,7 @@ impl MemoryBroker {
         &self,
         key: AllocationKey,
         users: &[Rank],
-        extent: Extent,
+        size: SharedMemorySize,
         keep_going: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let own = self.peers.own();
@@ -78,10 +78,10 @@ impl MemoryBroker {
         let destinations = || (0..user_counts.len()).filter(|&p| user_counts[p] > 0 && p != own);
         let spans_processes = destinations().next().is_some();
         let (memory, file) = if spans_processes {
-            let (memory, file) = SharedMemory::of_processes(extent, keep_going)?;
+            let (memory, file) = SharedMemory::for_processes(size, keep_going)?;
             (memory, Some(file))
         } else {
-            (SharedMemory::of_process(extent.byte_len)?, None)
+            (SharedMemory::for_threads(size.byte_len)?, None)
         };
         let id = (own as u64) << ID_BITS | self.next_id.fetch_add(1, Ordering::Relaxed);
         for destination in destinations() {
@@ -90,7 +90,7 @@ impl MemoryBroker {
                 key,
                 id,
                 user_count: user_counts[destination],
-                byte_len: extent.byte_len as u64,
+                byte_len: size.byte_len as u64,
             };
             let Some(file) = &file else { bail!(System, "shared memory has no file") };
             self.peers.send(destination, &message, Some(file.as_fd()))?;
@@ -213,7 +213,8 @@ mod tests {
         }
         // Opening the file finds a length that is not the file's.
         for byte_len in [0, 2, 1 << 63, u64::MAX] {
-            let (_, file) = SharedMemory::of_processes(Extent::whole(1), &|| Ok(())).expect("memory");
+            let (_, file) =
+                SharedMemory::for_processes(SharedMemorySize::fully_resident(1), &|| Ok(())).expect("memory");
             broker.accept(ShareMessage { byte_len, ..good }, Some(file)).expect("it is delivered as an error");
             let soon = Instant::now() + Duration::from_secs(10);
             let error = broker.receive(KEY, Rank(2), soon, || Ok(())).map(|_| ()).expect_err("a wrong length");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-use super::free_memory;
+use super::{SharedMemorySize, free_memory};
 use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
@@ -30,21 +30,6 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
-/// How long shared memory is, and how much of its beginning is allocated at once. The rest is
-/// allocated when it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) byte_len: usize,
-    pub(crate) resident: usize,
-}
-
-impl Extent {
-    /// Memory that is allocated in full.
-    pub(crate) fn whole(byte_len: usize) -> Self {
-        Extent { byte_len, resident: byte_len }
-    }
-}
-
 /// What may lie in shared memory.
 ///
 /// # Safety
@@ -54,7 +39,7 @@ pub(crate) unsafe trait Shareable {}
 
 impl SharedMemory {
     /// Memory for the threads of this process.
-    pub(crate) fn of_process(len: usize) -> Result<Self> {
+    pub(crate) fn for_threads(len: usize) -> Result<Self> {
         // SAFETY: a new mapping, which touches nothing that exists.
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
@@ -64,8 +49,11 @@ impl SharedMemory {
 
     /// Memory that can be handed to other processes, sealed, with the file to hand over. Before
     /// each step of allocating it, `keep_going` is asked whether to.
-    pub(crate) fn of_processes(extent: Extent, keep_going: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
-        let Extent { byte_len, resident } = extent;
+    pub(crate) fn for_processes(
+        size: SharedMemorySize,
+        keep_going: &dyn Fn() -> Result<()>,
+    ) -> Result<(Self, OwnedFd)> {
+        let SharedMemorySize { byte_len, resident } = size;
         free_memory::check(resident)?;
         let refused = |call| move |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), call, e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -234,16 +222,16 @@ mod tests {
 
     #[test]
     fn only_the_beginning_is_allocated_at_once_and_the_rest_when_it_is_wanted() {
-        let extent = Extent { byte_len: 4096 * KIB, resident: 64 * KIB };
-        let (memory, file) = SharedMemory::of_processes(extent, &|| Ok(())).expect("memory");
-        assert_eq!(memory.len(), extent.byte_len);
-        assert_eq!(allocated(&file), extent.resident);
+        let size = SharedMemorySize { byte_len: 4096 * KIB, resident: 64 * KIB };
+        let (memory, file) = SharedMemory::for_processes(size, &|| Ok(())).expect("memory");
+        assert_eq!(memory.len(), size.byte_len);
+        assert_eq!(allocated(&file), size.resident);
         memory.populate(1024 * KIB, 256 * KIB, &|| Ok(())).expect("memory");
-        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
+        assert_eq!(allocated(&file), size.resident + 256 * KIB);
         // A peer sees the same, and allocates nothing by that.
-        let peer = SharedMemory::open(file.try_clone().expect("a descriptor"), extent.byte_len).expect("memory");
-        assert_eq!(peer.len(), extent.byte_len);
-        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
+        let peer = SharedMemory::open(file.try_clone().expect("a descriptor"), size.byte_len).expect("memory");
+        assert_eq!(peer.len(), size.byte_len);
+        assert_eq!(allocated(&file), size.resident + 256 * KIB);
     }
 
     #[test]
@@ -253,7 +241,8 @@ mod tests {
             asked.set(asked.get() + 1);
             if asked.get() > 3 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
         };
-        let stopped = SharedMemory::of_processes(Extent::whole(5 * PIECE_BYTES), &keep_going).map(|_| ());
+        let stopped =
+            SharedMemory::for_processes(SharedMemorySize::fully_resident(5 * PIECE_BYTES), &keep_going).map(|_| ());
         assert_eq!(stopped.expect_err("it stops").to_string(), "the test");
         assert_eq!(asked.get(), 4);
     }
@@ -271,7 +260,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_refused_says_how_much_and_which_call() {
-        let error = SharedMemory::of_processes(Extent { byte_len: usize::MAX, resident: 0 }, &|| Ok(()));
+        let error = SharedMemory::for_processes(SharedMemorySize { byte_len: usize::MAX, resident: 0 }, &|| Ok(()));
         let error = error.map(|_| ()).expect_err("no file is as long");
         let text = format!("no shared memory of {} bytes: ftruncate: Invalid argument (os error 22)", usize::MAX);
         assert_eq!(error.to_string(), text);

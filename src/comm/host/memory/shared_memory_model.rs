@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use super::free_memory;
+use super::{SharedMemorySize, free_memory};
 use crate::error::{Result, bail};
 use crate::util::lock;
 
@@ -13,19 +13,6 @@ pub(crate) struct SharedMemory {
     len: usize,
     values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
-}
-
-/// As in `shared_memory.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) byte_len: usize,
-    pub(crate) resident: usize,
-}
-
-impl Extent {
-    pub(crate) fn whole(byte_len: usize) -> Self {
-        Extent { byte_len, resident: byte_len }
-    }
 }
 
 /// What may lie in shared memory.
@@ -36,12 +23,12 @@ impl Extent {
 pub(crate) unsafe trait Shareable: Default + Send + 'static {}
 
 impl SharedMemory {
-    pub(crate) fn of_process(len: usize) -> Result<Self> {
+    pub(crate) fn for_threads(len: usize) -> Result<Self> {
         Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
     }
 
-    pub(crate) fn of_processes(extent: Extent, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
-        free_memory::check(extent.resident)?;
+    pub(crate) fn for_processes(size: SharedMemorySize, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
+        free_memory::check(size.resident)?;
         bail!(Unsupported, "the model has no other processes")
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::caller_threads::CallerThreads;
-use crate::comm::host::memory::shared_memory::{Shareable, SharedMemory};
+use crate::comm::host::memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, yield_now};
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn an_abort_record_of_any_words_is_an_error_and_no_more() {
         for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
-            let memory = Arc::new(SharedMemory::of_process(AbortDomain::byte_len(2)).expect("memory"));
+            let memory = Arc::new(SharedMemory::for_threads(AbortDomain::byte_len(2)).expect("memory"));
             let domain = AbortDomain::new(memory, 2, 0..2);
             let record = &domain.header().abort;
             record

@@ -15,7 +15,7 @@ use crate::collective::ReduceOperation;
 use crate::collective::{Call, Collective};
 use crate::comm::backend::{Backend, Request};
 use crate::comm::host::HostBackend;
-use crate::comm::host::memory::shared_memory::SharedMemory;
+use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::world::World;
 use crate::comm::signature::{Purpose, Signature};
 use crate::data_type::DataType;
@@ -38,8 +38,8 @@ type Shared = World;
 /// Ranks whose buffers peers reach, or do not.
 fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
     let offset = AbortDomain::byte_len(n);
-    let extent = Segment::extent(offset, n as usize, spans_processes);
-    let memory = SharedMemory::of_process(extent.byte_len).expect("memory");
+    let size = Segment::memory_size(offset, n as usize, spans_processes);
+    let memory = SharedMemory::for_threads(size.byte_len).expect("memory");
     let memory = Arc::new(memory);
     let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), n, 0..n));
     let members = (0..n).map(Rank).collect();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
 use super::slot::{CallBody, Slot};
-use crate::comm::host::memory::shared_memory::{Extent, Shareable, SharedMemory};
+use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering, Tracked};
@@ -58,10 +58,10 @@ pub(crate) enum Milestone {
 impl Segment {
     /// How much memory a segment of so many members needs that begins at an offset. Staging memory
     /// is allocated later, in [`allocate_staging`](Self::allocate_staging).
-    pub(crate) fn extent(offset: usize, members: usize, spans_processes: bool) -> Extent {
+    pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
         let staging = if spans_processes { members * 2 * STAGING_HALF_BYTES } else { 0 };
-        Extent { byte_len: resident.next_multiple_of(rustix::param::page_size()) + staging, resident }
+        SharedMemorySize { byte_len: resident.next_multiple_of(rustix::param::page_size()) + staging, resident }
     }
 
     fn slots_len(members: usize) -> usize {
@@ -85,8 +85,8 @@ impl Segment {
     /// The first segment of a new domain, whose ranks are threads of this process.
     pub(crate) fn in_process(world_size: u32) -> Result<Self> {
         let offset = AbortDomain::byte_len(world_size);
-        let extent = Self::extent(offset, world_size as usize, false);
-        let memory = Arc::new(SharedMemory::of_process(extent.byte_len)?);
+        let size = Self::memory_size(offset, world_size as usize, false);
+        let memory = Arc::new(SharedMemory::for_threads(size.byte_len)?);
         let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, 0..world_size));
         Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
@@ -253,7 +253,7 @@ mod tests {
     fn a_death_counts_in_a_segment_that_is_made_later() {
         let root = segment();
         root.domain.mark_dead(Rank(1));
-        let memory = Arc::new(SharedMemory::of_process(Segment::extent(0, 2, false).byte_len).expect("memory"));
+        let memory = Arc::new(SharedMemory::for_threads(Segment::memory_size(0, 2, false).byte_len).expect("memory"));
         let later = Segment::new(Arc::clone(&root.domain), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
         assert!(later.has_lost(Milestone::Posted(1)) && later.has_died(GroupRank(0)));
         assert!(!later.is_gone(GroupRank(1)));
@@ -273,11 +273,11 @@ mod tests {
     #[test]
     fn communicators_and_groups_take_what_is_written_down() {
         for members in [1, 3, 256] {
-            let group = Segment::extent(0, members, true);
+            let group = Segment::memory_size(0, members, true);
             assert_eq!(group.resident, 128 + 640 * members);
             let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
             assert_eq!(stages, members * (512 << 10));
-            let world = Segment::extent(AbortDomain::byte_len(members as u32), members, true);
+            let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
             assert_eq!(world.resident, 2304 + 768 * members);
         }
     }

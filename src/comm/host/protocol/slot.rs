@@ -1,6 +1,6 @@
 //! What one rank says to its peers: its calls, and how far it has come.
 
-use crate::comm::host::memory::shared_memory::Shareable;
+use crate::comm::host::memory::Shareable;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the
