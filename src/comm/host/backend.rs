@@ -115,14 +115,15 @@ impl HostBackend {
         call.run().map_err(|error| {
             let text = error.to_string();
             let error = request.label(error);
-            // The layer's name is this rank's. An error that every rank gets as it is comes without.
+            // The layer's name is this rank's. An error that every rank gets as it is comes
+            // without.
             let reason = if is_shared(error.kind()) { text } else { error.to_string() };
             self.end_because(error, &reason)
         })
     }
 
-    /// Memory that `users` share. Each of them calls this with the same key; the first one allocates
-    /// it.
+    /// Memory that `users` share. Each of them calls this with the same key; the first one
+    /// allocates it.
     fn shared_memory(
         &self,
         key: AllocationKey,
@@ -294,7 +295,8 @@ impl Backend for HostBackend {
             );
         }
         let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
-        // Other ranks may have their parts and wait for this one, so an error ends the communicator.
+        // Other ranks may have their parts and wait for this one, so an error ends the
+        // communicator.
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
         self.leave_together(progress, Purpose::Allocate, deadline)?;
         Ok(buffer)

@@ -2,8 +2,8 @@
 //!
 //! A call of a rank comes in through [`backend`] and has these phases:
 //!
-//! 1. *Room.* The rank's slot keeps the headers of its latest calls. The rank waits until every peer
-//!    has read the header that the new one replaces.
+//! 1. *Room.* The rank's slot keeps the headers of its latest calls. The rank waits until every
+//!    peer has read the header that the new one replaces.
 //! 2. *Header.* The rank posts a header in its slot: number, signature, and its input if that is
 //!    small, otherwise the locations of its buffers.
 //! 3. *Agreement.* The rank waits for the headers of those peers whose elements it takes, and

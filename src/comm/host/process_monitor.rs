@@ -156,8 +156,8 @@ impl MonitorThread {
         })
     }
 
-    /// Reads one message from each connection that has something to read. A connection ends when its
-    /// process has ended, or has dropped all its handles and has said so.
+    /// Reads one message from each connection that has something to read. A connection ends when
+    /// its process has ended, or has dropped all its handles and has said so.
     fn read_connections(&mut self, ready: &[bool]) {
         let mut ready = ready.iter();
         let mut connections = std::mem::take(&mut self.connections);

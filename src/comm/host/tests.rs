@@ -31,8 +31,7 @@ fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], dea
 
 const SUM: Collective<GroupRank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
 
-/// Rank 0 is there, so that rank 1, whose deadline is over, waits for nothing before it moves
-/// elements.
+/// Rank 0 has arrived, so that rank 1, whose deadline is over, moves elements without a wait.
 #[test]
 fn a_rank_looks_at_the_clock_while_it_moves_elements() {
     const LEN: usize = 8 << 20;
@@ -54,7 +53,7 @@ fn a_rank_looks_at_the_clock_while_it_moves_elements() {
     }
 }
 
-/// What a call moves between two looks at the clock is moved whatever the deadline.
+/// A call that moves no more than one check of the deadline allows succeeds after its deadline.
 #[test]
 fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
     let ranks = in_process(2).expect("ranks");
@@ -72,7 +71,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
     });
 }
 
-/// Rank 0 says what it calls and then stands still.
+/// Rank 0 posts its header and then does nothing.
 #[test]
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let ranks = in_process(2).expect("ranks");
@@ -126,7 +125,8 @@ fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
     });
 }
 
-/// A peer is stopped in the middle of a copy while this rank's collective fails: the call returns only afterwards.
+/// A peer is stopped in the middle of a copy while this rank's collective fails: the call returns
+/// only afterwards.
 #[test]
 fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     let mut ranks = in_process(2).expect("ranks");
@@ -156,8 +156,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     reading.join().expect("no panic");
 }
 
-/// Two ranks of different processes, as far as they know: what is in neither's memory for both
-/// is not to be touched.
+/// Two ranks that take each other for ranks of another process.
 fn ranks_of_processes() -> [HostBackend; 2] {
     let offset = AbortDomain::byte_len(2);
     let memory = SharedMemory::for_threads(Segment::memory_size(offset, 2, true).byte_len).expect("memory");
@@ -168,8 +167,7 @@ fn ranks_of_processes() -> [HostBackend; 2] {
     [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))
 }
 
-/// A peer in another process says that its buffer is at an address, which in this process is
-/// something else.
+/// A peer in another process posts an address, which is other memory in this process.
 #[test]
 fn an_address_that_another_process_gives_is_neither_read_nor_written() {
     const LEN: usize = 1000;
@@ -205,4 +203,45 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         assert!(output.iter().all(|byte| *byte == 0), "the peer's address was read");
         assert_eq!(secret, [3; LEN], "the peer's address was written");
     }
+}
+
+/// The numbers of the list in ARCHITECTURE.md count up from 1, comments cite no other number, and
+/// each invariant is cited.
+#[test]
+fn comments_cite_the_invariants_of_the_list() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let Ok(text) = std::fs::read_to_string(root.join("ARCHITECTURE.md")) else {
+        return; // The packaged library comes without it.
+    };
+    let (_, list) = text.split_once("## Invariants of the shared-memory protocol").expect("the section");
+    let list = list.split_once("\n## ").map_or(list, |(list, _)| list);
+    let numbers: Vec<usize> = list.lines().filter_map(|line| line.split_once(". *")?.0.parse().ok()).collect();
+    assert!(!numbers.is_empty() && numbers.iter().copied().eq(1..=numbers.len()), "{numbers:?}");
+    let mut cited = std::collections::BTreeSet::new();
+    let mut folders = vec![root.join("src/comm/host")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let code = std::fs::read_to_string(path).expect("a source file");
+            // A comment may break a line between the word and the number.
+            let words: Vec<&str> =
+                code.split_whitespace().filter(|word| !matches!(*word, "//" | "///" | "//!")).collect();
+            let word = |word: &str| word.trim_start_matches('(').to_owned();
+            for (i, _) in words.iter().enumerate().filter(|(_, w)| ["invariant", "invariants"].contains(&&*word(w))) {
+                let list = words[i + 1..]
+                    .iter()
+                    .take_while(|word| **word == "and" || word.starts_with(|c: char| c.is_ascii_digit()));
+                for number in
+                    list.filter_map(|word| word.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().ok())
+                {
+                    cited.insert(number);
+                }
+            }
+        }
+    }
+    assert!(cited.iter().copied().eq(numbers), "cited are {cited:?}");
 }

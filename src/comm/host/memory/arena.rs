@@ -1,4 +1,5 @@
-//! Symmetric memory between processes: blocks that every rank of a communicator sees, with a part for each rank.
+//! Symmetric memory between processes: blocks that every rank of a communicator has mapped, with a
+//! part for each rank.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
@@ -14,41 +15,43 @@ use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering};
 use crate::util::lock;
 
-/// The blocks that one rank has, in this communicator, its ancestors and its descendants.
+/// The blocks that one rank has, of a communicator and of all that it was split from or that were
+/// split from it.
 #[derive(Default)]
 pub(crate) struct Arena {
-    blocks: Mutex<Vec<Arc<Block>>>,
+    blocks: Mutex<Vec<Arc<SymmetricBlock>>>,
 }
 
-/// One block, as one rank sees it: a header, then the parts.
-pub(crate) struct Block {
+/// One block, as one rank has it mapped: a page with the header, then the parts.
+pub(crate) struct SymmetricBlock {
     id: u64,
     /// The communicator that allocated it.
     segment: u64,
     members: Box<[Rank]>,
-    /// The length of each part: whole pages.
+    /// The length of each part, in whole pages.
     part_bytes: usize,
     own: GroupRank,
     memory: Arc<SharedMemory>,
     domain: Arc<AbortDomain>,
-    /// Set when this rank's part has been replaced by private memory.
+    /// Set when private memory has replaced this rank's part (invariant 14).
     detached: OnceLock<()>,
-    /// Whether somebody may have a slice of this rank's part while a collective writes it.
+    /// Whether safe code may have a slice of this rank's part while a collective writes it
+    /// (invariant 14).
     is_sliced: AtomicBool,
 }
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-struct Header {
-    /// How many ranks have freed their parts.
+struct BlockHeader {
+    /// How many ranks have freed their parts (invariant 13).
     freed: AtomicU32,
 }
 
-// SAFETY: nothing but atomics.
-unsafe impl Shareable for Header {}
+// SAFETY: invariant 1: the field is an atomic, and zero is a value of it.
+unsafe impl Shareable for BlockHeader {}
 
 impl Arena {
-    /// The length of a block with parts of at least so many bytes.
+    /// The length of a block of `members` parts, each with at least `part_bytes` bytes.
     pub(crate) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
         let len = part_bytes.checked_next_multiple_of(page()).and_then(|part| part.checked_mul(members));
         match len.and_then(|len| len.checked_add(page())).filter(|len| isize::try_from(*len).is_ok()) {
@@ -57,7 +60,7 @@ impl Arena {
         }
     }
 
-    /// Takes a new block in, and gives out this rank's part of it.
+    /// Adds a new block, and returns this rank's part of it.
     pub(crate) fn add_block(
         self: &Arc<Self>,
         segment: &Segment,
@@ -65,8 +68,8 @@ impl Arena {
         id: u64,
         part_bytes: usize,
         memory: Arc<SharedMemory>,
-    ) -> Part {
-        let block = Arc::new(Block {
+    ) -> SymmetricPart {
+        let block = Arc::new(SymmetricBlock {
             id,
             segment: segment.id,
             members: segment.members().into(),
@@ -80,11 +83,11 @@ impl Arena {
         let mut blocks = lock(&self.blocks);
         blocks.retain(|block| !block.is_free());
         blocks.push(Arc::clone(&block));
-        Part { arena: Arc::clone(self), block }
+        SymmetricPart { arena: Arc::clone(self), block }
     }
 
-    /// Where peers find bytes of this rank, to read them or to write them; only those in blocks of the communicators with these
-    /// ids.
+    /// Where peers find bytes of this rank, to write them if `is_written`. They are in a block that
+    /// belongs to one of the communicators in `lineage`, or unreachable.
     pub(crate) fn locate(
         &self,
         address: *const u8,
@@ -104,8 +107,8 @@ impl Arena {
         place.unwrap_or(BufferLocation::Unreachable)
     }
 
-    /// The address, in this process, of bytes in a peer's part of a block.
-    pub(crate) fn reach(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
+    /// The address of bytes in a peer's part of a block (invariant 12).
+    pub(crate) fn address_of(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
         let blocks = lock(&self.blocks);
         let Some(block) = blocks.iter().find(|block| block.id == id) else {
             bail!(System, "rank {peer} names a block of memory that this rank does not have");
@@ -119,8 +122,8 @@ impl Arena {
     }
 }
 
-impl Block {
-    fn header(&self) -> &Header {
+impl SymmetricBlock {
+    fn header(&self) -> &BlockHeader {
         &self.memory.slice(0, 1)[0]
     }
 
@@ -133,28 +136,27 @@ impl Block {
     }
 }
 
-/// One rank's part of a block. When it is dropped its memory goes back to the system; the addresses go when all ranks have
-/// dropped theirs.
-pub(crate) struct Part {
+/// One rank's part of a block. Dropping it frees its pages. The block is unmapped when all ranks
+/// have dropped their parts (invariant 13).
+pub(crate) struct SymmetricPart {
     arena: Arc<Arena>,
-    block: Arc<Block>,
+    block: Arc<SymmetricBlock>,
 }
 
-impl Lease for Part {
-    /// After a failure a peer that was stopped may still touch the block, whenever it goes on. So the part is then replaced by
-    /// private memory with the same bytes, and nobody but the peers sees the block any more. So it is in a process that was
-    /// forked from the rank's, whose copy of the buffer is not to be the rank's.
+impl Lease for SymmetricPart {
+    /// After an abort, and in a forked process, private memory with the same bytes replaces the
+    /// part first (invariant 14).
     fn address(&self) -> NonNull<u8> {
         let block = &self.block;
         let part = block.part(block.own);
         if (block.domain.is_aborted() || !block.domain.process.is_current()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
-                // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
-                // the buffer, of which there is none while this function runs.
+                // SAFETY: the part is mapped (invariant 13). In this process only its owner writes
+                // it, through an exclusive reference to the buffer, which nobody has now.
                 unsafe { SharedMemory::replace_by_copy(part, block.part_bytes) };
             });
         }
-        // SAFETY: an address inside a mapping is not null.
+        // SAFETY: an address inside a mapping is not null (invariant 13).
         unsafe { NonNull::new_unchecked(part) }
     }
 
@@ -163,7 +165,7 @@ impl Lease for Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for SymmetricPart {
     fn drop(&mut self) {
         let block = &self.block;
         if !block.domain.process.is_current() {
@@ -191,11 +193,11 @@ mod tests {
     const LEN: usize = 10_000;
     const BLOCK: u64 = 5;
 
-    /// What one process of two has: its view of the shared memory, and its part of a block.
+    /// What one process of two has: its mapping of the shared memory, and its part of a block.
     struct View {
         segment: Segment,
         arena: Arc<Arena>,
-        part: Part,
+        part: SymmetricPart,
     }
 
     impl View {
@@ -205,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The views of two processes, both in this one: each has mappings of its own.
+    /// The views of two processes. Both are in this one, with mappings of their own.
     fn views() -> [View; 2] {
         let offset = AbortDomain::byte_len(2);
         let sizes = [
@@ -227,8 +229,8 @@ mod tests {
         })
     }
 
-    /// A peer is stopped inside a window, in the middle of a copy; this rank fails, uses its memory
-    /// for something else, and then the peer goes on.
+    /// A peer is stopped in the middle of a copy. This rank fails, uses its memory for something
+    /// else, and then the peer continues.
     #[test]
     fn a_peer_that_goes_on_after_an_abort_writes_the_old_memory_only() {
         let [own, peer] = views();
@@ -238,7 +240,7 @@ mod tests {
         let (inside, entered) = channel();
         let (go_on, stopped) = channel::<()>();
         let copying = std::thread::spawn(move || {
-            let target = peer.arena.reach(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
+            let target = peer.arena.address_of(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
             let access = peer.segment.begin_access(GroupRank(1)).expect("no abort yet");
             inside.send(()).expect("the test listens");
             stopped.recv().expect("the test says when");
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn what_a_peer_says_of_a_block_reaches_only_its_part() {
         let [own, _peer] = views();
-        let reach = |rank, id, offset, len| own.arena.reach(Rank(rank), id, offset, len);
+        let reach = |rank, id, offset, len| own.arena.address_of(Rank(rank), id, offset, len);
         let part = LEN.next_multiple_of(page());
         let [first, second] = [0, 1].map(|rank| reach(rank, BLOCK, 0, part).expect("a part").addr());
         assert_eq!(second - first, part);

@@ -23,9 +23,9 @@ pub(crate) struct AllocationKey {
     pub(crate) color: u32,
 }
 
-/// Hands out the memory of groups and of symmetric blocks. One rank allocates it and shares it; each
-/// of its users receives it. Between processes a message carries its file descriptor, by way of the
-/// hub.
+/// Hands out the memory of groups and of symmetric blocks. One rank allocates it and shares it;
+/// each of its users receives it. Between processes a message carries its file descriptor, by way
+/// of the hub.
 pub(crate) struct MemoryBroker {
     peers: Arc<PeerProcesses>,
     arrived: Mutex<HashMap<AllocationKey, Result<Arrived>>>,
@@ -102,8 +102,8 @@ impl MemoryBroker {
         Ok(())
     }
 
-    /// Waits for memory of which this rank is a user, and returns it with its id. Each user receives
-    /// it once.
+    /// Waits for memory of which this rank is a user, and returns it with its id. Each user
+    /// receives it once.
     pub(crate) fn receive(
         &self,
         key: AllocationKey,

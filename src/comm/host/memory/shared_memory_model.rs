@@ -1,4 +1,5 @@
-//! What the model checker sees instead of `shared_memory.rs`: values that are made, one by one, where real memory is zeroed.
+//! The model checker's stand-in for `shared_memory.rs`. loom's atomics cannot be made from zeros,
+//! so each value is constructed when it is first used.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ pub(crate) struct SharedMemory {
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
 }
 
-/// What may lie in shared memory.
+/// As in `shared_memory.rs`.
 ///
 /// # Safety
 ///
@@ -53,7 +54,7 @@ impl SharedMemory {
         let values =
             values.entry(offset).or_insert_with(|| Box::new((0..count).map(|_| T::default()).collect::<Vec<T>>()));
         let values: *const Vec<T> = values.downcast_ref::<Vec<T>>().expect("one type at an offset");
-        // SAFETY: the vector is never changed, and is dropped with `self`.
+        // SAFETY: the vector is never changed, and lives as long as `self`.
         unsafe { &*values }
     }
 

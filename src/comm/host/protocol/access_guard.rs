@@ -9,8 +9,8 @@ use crate::sync::{AtomicU32, Ordering, fence, yield_now};
 /// The most bytes that a rank touches while it holds one guard.
 pub(crate) const ACCESS_BYTES: usize = 64 << 10;
 
-/// While a rank holds this, it may touch its peers' buffers. It does not wait meanwhile, and touches
-/// at most [`ACCESS_BYTES`], so that a rank that failed waits for a short time only.
+/// While a rank holds this, it may touch its peers' buffers. It does not wait meanwhile, and
+/// touches at most [`ACCESS_BYTES`], so that a rank that failed waits for a short time only.
 pub(crate) struct AccessGuard<'a>(&'a AtomicU32);
 
 impl Drop for AccessGuard<'_> {

@@ -93,9 +93,9 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Waits until this rank may post its header: until every peer has finished the collective whose
-    /// header is replaced (invariant 4). Meanwhile it compares headers, since peers may wait for its
-    /// `done`.
+    /// Waits until this rank may post its header: until every peer has finished the collective
+    /// whose header is replaced (invariant 4). Meanwhile it compares headers, since peers may wait
+    /// for its `done`.
     fn wait_for_room(&mut self) -> Result<()> {
         let (host, sequence) = (self.host, self.progress.sequence);
         let segment = &*host.segment;

@@ -146,7 +146,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Gives `write` the half of its own staging memory that `rank` writes in a round (invariant 8).
+    /// Gives `write` the half of its own staging memory that `rank` writes in a round (invariant
+    /// 8).
     pub(crate) fn write_staging(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
         let half = Self::half(rank, round);
         self.staging_halves[half].write(|| write(self.half_address(half)));
@@ -248,7 +249,7 @@ mod tests {
         assert!(is_lost(|| true, || false));
     }
 
-    /// A process may end before a group that it is in is made, or a group may be made because of it.
+    /// A process may end before a group with its rank is made.
     #[test]
     fn a_death_counts_in_a_segment_that_is_made_later() {
         let root = segment();

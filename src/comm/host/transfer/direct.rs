@@ -1,7 +1,7 @@
-//! Collectives whose ranks reach each other's buffers, in one process or in symmetric memory. A rank
-//! reads what it takes in place. In all_reduce each rank reduces its share of the elements and writes
-//! the result to every output, so that it reads its share of every input once, and writes its share
-//! of every output once.
+//! Collectives whose ranks reach each other's buffers, in one process or in symmetric memory. A
+//! rank reads what it takes in place. In all_reduce each rank reduces its share of the elements and
+//! writes the result to every output, so that it reads its share of every input once, and writes
+//! its share of every output once.
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
@@ -51,7 +51,7 @@ impl RunningCall<'_> {
     }
 
     /// The address of bytes in one of a peer's buffers (invariant 12).
-    fn reach(
+    fn peer_address(
         &self,
         peer: GroupRank,
         buffer: fn(&CallHeader) -> BufferLocation,
@@ -67,7 +67,7 @@ impl RunningCall<'_> {
                 Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset))
             }
             BufferLocation::Block { id, offset: start } => {
-                self.host.arena.reach(segment.member(peer), id, start.saturating_add(offset), byte_len)
+                self.host.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
             }
             BufferLocation::Unreachable => {
                 bail!(System, "rank {} has said nothing of this buffer", segment.member(peer))
@@ -75,7 +75,8 @@ impl RunningCall<'_> {
         }
     }
 
-    /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the other.
+    /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the
+    /// other.
     fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
         let target = self.request.output.pointer.wrapping_add(target_offset);
         if source == target.cast_const() {
@@ -85,9 +86,9 @@ impl RunningCall<'_> {
             let part = ACCESS_BYTES.min(len - done);
             self.before_moving(part)?;
             let _access = self.host.segment.begin_access(self.host.rank)?;
-            // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and stays
-            // valid while this rank has an access (invariants 9, 10 and 13). The output holds them by
-            // the contract of `Backend::run`, whose in-place rules keep the two apart.
+            // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
+            // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
+            // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
             unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) };
         }
         Ok(())
@@ -96,7 +97,7 @@ impl RunningCall<'_> {
     /// Copies a block of one peer's input into this rank's output.
     fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize) -> Result<()> {
         let block = self.request.signature.call.block_bytes();
-        let source = self.reach(peer, CallHeader::input, source_offset, block)?;
+        let source = self.peer_address(peer, CallHeader::input, source_offset, block)?;
         self.copy_in(source, target_offset, block)
     }
 
@@ -111,8 +112,8 @@ impl RunningCall<'_> {
         Ok(())
     }
 
-    /// Reduces a range of bytes of all inputs into this rank's output, in one access after the other.
-    /// Each piece is copied to `copies` while it is in the cache.
+    /// Reduces a range of bytes of all inputs into this rank's output, in one access after the
+    /// other. Each piece is copied to `copies` while it is in the cache.
     fn reduce(
         &self,
         reduce_op: ReduceOperation,
@@ -129,7 +130,8 @@ impl RunningCall<'_> {
         let element = data_type.byte_len();
         let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
-        let source_of = |peer| self.reach(peer, CallHeader::input, source_start, byte_len).map(<*mut u8>::cast_const);
+        let source_of =
+            |peer| self.peer_address(peer, CallHeader::input, source_start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(source_of, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
@@ -139,8 +141,8 @@ impl RunningCall<'_> {
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
                 unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
                 for copy in copies.iter().filter(|copy| **copy != target) {
-                    // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it is
-                    // this rank's share, which no other rank touches.
+                    // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it
+                    // is this rank's share, which no other rank touches.
                     unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
                 }
                 drop(access);
@@ -158,7 +160,7 @@ impl RunningCall<'_> {
         let share = call.block_elements.div_ceil(n).next_multiple_of(LINE) * call.data_type.byte_len();
         let start = (self.host.rank.index() * share).min(call.block_bytes());
         let byte_len = share.min(call.block_bytes() - start);
-        let output_of = |peer| self.reach(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
+        let output_of = |peer| self.peer_address(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(output_of, |outputs| self.reduce(reduce_op, start, start, byte_len, outputs))
     }
 }

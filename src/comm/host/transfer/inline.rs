@@ -92,8 +92,8 @@ impl RunningCall<'_> {
         }
         let block_of = |peer: GroupRank| Ok(payloads[peer.index()].as_ptr().cast::<u8>().wrapping_add(source_offset));
         self.with_addresses(block_of, |sources| {
-            // SAFETY: the loop above wrote every payload, and each holds the block (invariant 5). The
-            // output holds the block by the contract of `Backend::run`.
+            // SAFETY: the loop above wrote every payload, and each holds the block (invariant 5).
+            // The output holds the block by the contract of `Backend::run`.
             unsafe {
                 compute::reduce(reduce_op, call.data_type, sources, self.request.output.pointer, call.block_elements)
             };

@@ -2,9 +2,9 @@
 //! staging memory, which is shared.
 //!
 //! A collective has several rounds. In each round a rank copies a piece of what its peers take into
-//! one half of its staging memory, publishes the round, waits for the peers whose elements it takes,
-//! and reads their staging memory. The next round uses the other half. No rank waits at the end,
-//! because a rank touches its own buffers and shared memory only.
+//! one half of its staging memory, publishes the round, waits for the peers whose elements it
+//! takes, and reads their staging memory. The next round uses the other half. No rank waits at the
+//! end, because a rank touches its own buffers and shared memory only.
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation_deadline;
@@ -89,25 +89,26 @@ impl RunningCall<'_> {
         STAGING_HALF_BYTES / parts / LINE * LINE
     }
 
-    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of its
-    /// staging memory.
+    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of
+    /// its staging memory.
     fn stage(&self, part: usize, offset: usize, piece: Piece) {
         let source = self.request.input.pointer.wrapping_add(offset + piece.start);
         self.host.segment.write_staging(self.host.rank, self.progress.round, |half| {
-            // SAFETY: the input holds the block by the contract of `Backend::run`. The half holds all
-            // parts, and no peer reads it before this rank publishes the round (invariants 7 and 8).
+            // SAFETY: the input holds the block by the contract of `Backend::run`. The half holds
+            // all parts, and no peer reads it before this rank publishes the round (invariants 7
+            // and 8).
             unsafe { compute::copy(source, half.wrapping_add(part * piece.len), piece.len) };
         });
     }
 
-    /// Copies a part of a peer's staging memory into this rank's output, into the block that begins at
-    /// `offset`.
+    /// Copies a part of a peer's staging memory into this rank's output, into the block that begins
+    /// at `offset`.
     fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
         let target = self.request.output.pointer.wrapping_add(offset + piece.start);
         self.host.segment.read_staging(peer, self.progress.round, |half| {
-            // SAFETY: the output holds the block by the contract of `Backend::run`. The peer wrote the
-            // part before it published the round (invariant 7), and writes this half again only after
-            // this rank has published the next one (invariant 8).
+            // SAFETY: the output holds the block by the contract of `Backend::run`. The peer wrote
+            // the part before it published the round (invariant 7), and writes this half again only
+            // after this rank has published the next one (invariant 8).
             unsafe { compute::copy(half.wrapping_add(part * piece.len), target, piece.len) };
         });
     }
