@@ -13,7 +13,7 @@ use super::protocol::segment::Segment;
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 
-/// A new communicator, as its first process-wide handle.
+/// What the ranks of this process have in common, from which their backends are made.
 pub(crate) struct World {
     pub(crate) root: Arc<Segment>,
     pub(crate) broker: Arc<MemoryBroker>,
@@ -28,7 +28,7 @@ impl World {
         Ok(Self::of_one_process(root))
     }
 
-    /// A world of the ranks that `root` has, without other processes.
+    /// The ranks of `root` are all in this process.
     pub(crate) fn of_one_process(root: Arc<Segment>) -> Self {
         let peers = Arc::new(PeerProcesses::none(root.len() as u32));
         World { root, broker: Arc::new(MemoryBroker::new(peers)), monitor: None }

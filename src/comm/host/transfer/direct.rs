@@ -137,7 +137,7 @@ impl RunningCall<'_> {
                 let part = most.min(byte_len - start);
                 self.before_moving(part)?;
                 let result = target.wrapping_add(start);
-                let access = self.host.segment.begin_access(self.host.rank)?;
+                let _access = self.host.segment.begin_access(self.host.rank)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
                 unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
                 for copy in copies.iter().filter(|copy| **copy != target) {
@@ -145,7 +145,6 @@ impl RunningCall<'_> {
                     // is this rank's share, which no other rank touches.
                     unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
                 }
-                drop(access);
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(part));
             }
             Ok(())
