@@ -19,7 +19,7 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 
-/// A call in place on so many bytes.
+/// A call in place on the bytes of `x`.
 fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
     let call = Call { collective, data_type: DataType::Uint8, block_elements: x.len() };
     let buffer = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
