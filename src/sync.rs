@@ -1,6 +1,6 @@
 //! The atomics of the host protocol, sleeping on one, and the locks of the issue order. Under
-//! `--cfg loom` a model checker stands in for them, which tries every order in which threads can
-//! interleave (`comm/host/model.rs`, `issue_order.rs`).
+//! `--cfg loom` they are those of a model checker, which tries every order in which threads can
+//! interleave (`comm/host/protocol/model.rs`, `issue_order.rs`).
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ mod real {
 
     use super::{AtomicU32, Duration, Ordering};
 
-    /// A counter to sleep on.
+    /// A counter of wake-ups to sleep on.
     #[derive(Default)]
     #[repr(transparent)]
     pub(crate) struct Futex(AtomicU32);
@@ -45,27 +45,28 @@ mod real {
             self.0.load(Ordering::Acquire)
         }
 
-        /// Sleeps while the counter is `expected`, until [`ring`](Self::ring), `timeout` or for no reason at all. The caller
-        /// looks again.
-        pub(crate) fn sleep(&self, expected: u32, timeout: Duration) {
+        /// Sleeps while the counter is `expected`, until [`wake_all`](Self::wake_all) or `timeout`.
+        /// It may also return without a reason, so that the caller checks its condition again.
+        pub(crate) fn wait(&self, expected: u32, timeout: Duration) {
             let timeout = Timespec {
                 tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: timeout.subsec_nanos().into(),
             };
-            // Every error (the counter changed, the time is over, a signal came) means: look again.
+            // After every error (the counter changed, the timeout is over, a signal came) the
+            // caller checks its condition.
             let _ = futex::wait(&self.0, futex::Flags::empty(), expected, Some(&timeout));
         }
 
-        /// Counts on, and wakes all who sleep.
-        pub(crate) fn ring(&self) {
+        /// Increments the counter, and wakes all threads that sleep on it.
+        pub(crate) fn wake_all(&self) {
             self.0.fetch_add(1, Ordering::Release);
-            // The counter is a live reference, so there is no error to have.
+            // It cannot fail: the address is a live reference.
             let _ = futex::wake(&self.0, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
-    /// Plain memory that is written by one rank and then read by others. The model checks that nobody reads while somebody
-    /// writes; here there is nothing to it.
+    /// Stands for plain memory that one rank writes and others read later. The model checks that no
+    /// rank reads it while another one writes; here it does nothing.
     #[derive(Default)]
     pub(crate) struct Tracked(());
 
@@ -89,12 +90,12 @@ mod model {
 
     use super::Duration;
 
-    /// As the kernel does it: looking at the counter and falling asleep are one step. Nobody wakes without a ring, so that a
-    /// ring which is forgotten shows as a deadlock.
+    /// Like the kernel's futex it compares the counter and falls asleep in one step. It wakes only
+    /// by [`wake_all`](Self::wake_all), so that the model reports a missing wake-up as a deadlock.
     #[derive(Default)]
     pub(crate) struct Futex {
         counter: Mutex<u32>,
-        rung: Condvar,
+        woken: Condvar,
     }
 
     impl Futex {
@@ -102,23 +103,23 @@ mod model {
             *self.counter.lock().expect("no panic")
         }
 
-        pub(crate) fn sleep(&self, expected: u32, _timeout: Duration) {
+        pub(crate) fn wait(&self, expected: u32, _timeout: Duration) {
             let counter = self.counter.lock().expect("no panic");
             if *counter == expected {
-                drop(self.rung.wait(counter).expect("no panic"));
+                drop(self.woken.wait(counter).expect("no panic"));
             }
         }
 
-        pub(crate) fn ring(&self) {
+        pub(crate) fn wake_all(&self) {
             *self.counter.lock().expect("no panic") += 1;
-            self.rung.notify_all();
+            self.woken.notify_all();
         }
     }
 
     #[derive(Default)]
     pub(crate) struct Tracked(UnsafeCell<()>);
 
-    // SAFETY: there is nothing in the cell; it only lets the checker see who accesses when.
+    // SAFETY: the cell is empty. It only shows the checker who accesses when.
     unsafe impl Sync for Tracked {}
 
     impl Tracked {

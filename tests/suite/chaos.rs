@@ -71,13 +71,13 @@ fn child() {
     let Ok(seed) = std::env::var(SEED) else { return };
     let rank: u32 = std::env::var(RANK).expect("a rank").parse().expect("a number");
     let round = Round::new(seed.parse().expect("a number"));
-    let meeting = Communicator::builder()
+    let ranks = Communicator::builder()
         .job(std::env::var(JOB).expect("a job"))
         .world_size(round.processes)
         .rank(Rank(rank))
         .timeout(round.timeout())
         .meet();
-    let result = meeting.and_then(|mut ranks| program(ranks.remove(0), round));
+    let result = ranks.and_then(|mut ranks| program(ranks.remove(0), round));
     println!("\nended: {result:?}");
 }
 

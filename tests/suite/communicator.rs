@@ -93,7 +93,7 @@ fn ranks_that_disagree_all_get_all_calls_and_nothing_is_written() {
     }
 }
 
-/// Who waits for one rank only compares with that one, whoever else has come.
+/// A rank that waits for one other rank compares with that one, also where others have come.
 #[test]
 fn a_rank_that_takes_from_a_root_compares_with_the_root() {
     let errors = on_ranks(3, |c| {
@@ -114,7 +114,7 @@ fn a_rank_that_takes_from_a_root_compares_with_the_root() {
     }
 }
 
-/// The root may have returned when the others find that they want something else; it is told by its next call.
+/// The root may have returned when the others see the difference. Its next call is the error.
 #[test]
 fn a_root_that_gave_learns_of_a_disagreement_from_its_next_call() {
     let errors = on_ranks(2, |c| {
@@ -128,20 +128,20 @@ fn a_root_that_gave_learns_of_a_disagreement_from_its_next_call() {
     assert_eq!(errors, [ErrorKind::Disagreement; 2]);
 }
 
-/// A rank that is late hides no disagreement that is there to see: else the others would touch each other's buffers while their
-/// ideas of where they are differ.
+/// A late rank does not keep the others from comparing their calls. Otherwise they would touch each
+/// other's buffers in different calls (invariant 5 in ARCHITECTURE.md).
 #[test]
 fn a_late_rank_hides_no_disagreement() {
     let meet = Arc::new(std::sync::Barrier::new(2));
     let errors = on_ranks(3, move |c| {
         if c.rank() == Rank(2) {
-            // It comes when the others know.
+            // It comes when the others have their errors.
             while c.check().is_ok() {
                 std::thread::yield_now();
             }
             return c.check().expect_err("the others disagree");
         }
-        // Both give; the second may see already what the first gave.
+        // Both give. The second one may already see the header of the first.
         let given = c.broadcast(&mut [1u8], c.rank());
         meet.wait();
         given.and_then(|()| c.broadcast(&mut vec![1u8; 1 << 20], Rank(0))).expect_err("each was the root")
@@ -155,7 +155,8 @@ fn a_late_rank_hides_no_disagreement() {
     }
 }
 
-/// Ranks that give run ahead until there is no room; then the one that is late is named, and nobody else.
+/// Ranks that give run ahead until there is no room. Then the error names the late rank, and no
+/// other.
 #[test]
 fn a_giver_that_has_run_ahead_names_who_is_late() {
     let errors = on_ranks(3, |c| {
@@ -173,9 +174,9 @@ fn a_giver_that_has_run_ahead_names_who_is_late() {
     }
 }
 
-/// A disagreement is told even when the other rank has left.
+/// A rank sees a disagreement also after the other rank has left.
 #[test]
-fn whoever_disagreed_and_left_has_disagreed() {
+fn a_rank_that_disagreed_and_left_has_disagreed() {
     let left = Arc::new(std::sync::Barrier::new(2));
     let kinds = on_ranks(2, move |c| {
         let given = c.broadcast(&mut [1u8], c.rank());
@@ -251,7 +252,7 @@ fn a_rank_that_panics_has_left() {
 fn a_deadline_names_who_did_not_come_and_ends_the_communicator_for_all() {
     let errors = on_ranks(3, |c| {
         if c.rank() == Rank(2) {
-            // It comes when the others have given up.
+            // It comes when the others have failed.
             while c.check().is_ok() {
                 std::thread::yield_now();
             }
@@ -404,7 +405,8 @@ fn an_error_of_asynchronous_work_comes_with_its_buffers() {
 
 #[test]
 fn a_rank_in_one_process_may_be_driven_by_several_threads() {
-    // Two communicators of the same ranks, each driven by a thread of its own: no call waits for the wrong one.
+    // Two communicators of the same ranks, each on a thread of its own: no call waits for the other
+    // communicator.
     on_ranks(2, |c| {
         let other = c.split(Some(0), c.rank().0 as i32).expect("a split").expect("a color");
         let thread = std::thread::spawn(move || {
@@ -421,7 +423,7 @@ fn a_rank_in_one_process_may_be_driven_by_several_threads() {
 
 #[test]
 fn an_in_process_communicator_has_a_rank() {
-    assert_eq!(Communicator::in_process(0).expect_err("nobody").kind(), ErrorKind::InvalidArgument);
+    assert_eq!(Communicator::in_process(0).expect_err("no rank").kind(), ErrorKind::InvalidArgument);
     let one = Communicator::in_process(1).expect("one rank").remove(0);
     let mut x = [f32::from_bits(0xffc1_2345)];
     one.all_reduce(&mut x, ReduceOperation::Sum).expect("the identity");
@@ -448,7 +450,7 @@ fn a_rank_that_leaves_is_noticed_by_one_that_waits_for_another() {
     let (sender, told) = std::sync::mpsc::channel();
     let told = Arc::new(std::sync::Mutex::new(told));
     let kinds = on_ranks(3, move |c| match c.rank().0 {
-        // Late: it comes when rank 1 has been told that rank 2 is gone.
+        // It comes when rank 1 has seen that rank 2 is gone.
         0 => {
             told.lock().expect("one rank locks").recv().expect("rank 1 is told");
             Some(c.barrier().expect_err("rank 2 is gone").kind())
@@ -474,7 +476,7 @@ fn threads_of_one_rank_take_turns_within_their_deadlines() {
         }
         let other = c.clone();
         let waiting = std::thread::spawn(move || other.barrier().expect_err("rank 1 does not come").kind());
-        // Whichever of the two has the turn, this one does not wait for ten seconds.
+        // Whichever of the two holds the lock, this one does not wait for ten seconds.
         let kind = c.with_timeout(SHORT).barrier().expect_err("rank 1 does not come").kind();
         c.abort("enough").expect("an end");
         waiting.join().expect("no panic");

@@ -1,5 +1,5 @@
 //! Deaths of processes that only some of the others can see: in groups without rank 0's process, in
-//! other namespaces, where processes cannot be watched.
+//! other namespaces, and where pidfds are forbidden.
 
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -13,7 +13,7 @@ use crate::ranks::{DEADLINE, can_start, wait_all};
 /// Names what a child may not call.
 const FORBIDDEN: &str = "DCL_TEST_FORBIDDEN";
 
-/// How long rank 1 waits for rank 2, unless it is told of its death.
+/// How long rank 1 waits for rank 2, unless it sees its death.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Ranks 1 and 2 make a group. Rank 1 waits in it, and rank 2 ends when it is told to.
@@ -110,7 +110,7 @@ fn three_under(program: &[&str], role: &str, forbidden: &str) -> Vec<Child> {
     children
 }
 
-/// Has rank 2 die, and checks that rank 1 is told before its deadline. Then the others may end.
+/// Lets rank 2 die, and checks that rank 1 sees it before its deadline. Then the others may end.
 fn rank_1_is_told(mut children: Vec<Child>) {
     writeln!(children[2].stdin.as_mut().expect("piped")).expect("it reads");
     let told = wait_for_line(&mut children[1], "told");
@@ -132,7 +132,7 @@ fn a_death_is_told_in_a_group_without_rank_0() {
     rank_1_is_told(three_under(&[], "pair: rank 0 waits", ""));
 }
 
-/// Rank 0's process goes on without a rank, and its connections with it.
+/// Rank 0's process continues without a rank, with its connections.
 #[test]
 fn a_death_is_told_when_rank_0_has_dropped_its_handles() {
     for forbidden in ["", "pidfd_open"] {
@@ -142,8 +142,8 @@ fn a_death_is_told_when_rank_0_has_dropped_its_handles() {
     }
 }
 
-/// Only rank 1's own look at the process of rank 2 tells: rank 0's process has ended, and a child
-/// of rank 2's keeps its connection.
+/// Only rank 1's pidfd of rank 2's process shows the death: rank 0's process has ended, and a child
+/// of rank 2's process keeps its connection.
 #[test]
 fn a_death_is_told_where_a_child_keeps_the_connection_and_rank_0_is_gone() {
     let mut children = three_under(&[], "pair: rank 0 exits, and rank 2 leaves a child", "");

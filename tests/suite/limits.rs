@@ -1,11 +1,12 @@
-//! Memory and descriptors: what ranks take, and what happens where there is not enough.
+//! Memory and descriptors: how much ranks need, and the errors if there is not enough.
 
 use std::path::PathBuf;
 use std::process::Child;
 
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation};
 
-use crate::processes::{Role, command, command_under, guest, meet_all, new_job};
+use crate::bootstrap::{bootstrap_all, rank_builder};
+use crate::processes::{Role, command, command_under, new_job};
 use crate::ranks::{DEADLINE, wait_all};
 
 /// How many files a child may have open beside those it has, and which limit it is: `soft 6`, `hard
@@ -42,9 +43,10 @@ fn children(program: &[&str], name: &str, processes: &[u32]) -> Vec<Child> {
     roles.map(|role| command_under(program, &role).spawn().expect("a child starts")).collect()
 }
 
-/// More than there is is an error on every rank, and the communicator goes on.
+/// To ask for more memory than there is is an error on every rank, and leaves the communicator
+/// alive.
 fn allocate_too_much(communicator: &Communicator) {
-    // Should the library take the memory, the kernel is to kill this process and no other.
+    // If the library takes the memory, the kernel has to kill this process and no other.
     std::fs::write("/proc/self/oom_score_adj", "1000").expect("a process may raise its own");
     let part: i64 = std::env::var(PART).map_or(1 << 46, |part| part.parse().expect("a number"));
     let error = communicator.allocate(DataType::Uint8, [part]).expect_err("no machine has it");
@@ -140,7 +142,7 @@ fn allocated() -> usize {
         .sum()
 }
 
-/// A rank's stage is there when the rank first gives something over it.
+/// A rank's staging memory is allocated when the rank first copies to it.
 fn take_little_memory(communicator: &Communicator) {
     const KIB: usize = 1 << 10;
     let measure = |what: &str, most: usize| {
@@ -190,8 +192,8 @@ fn rank_0_with_few_files(limit: &str, world_size: u32) -> ((bool, String), Vec<S
     let hub = command(&role).env(FILES, limit).spawn().expect("a child starts");
     let ranks: Vec<_> = (1..world_size)
         .map(|rank| {
-            let guest = guest(&job, world_size, rank).timeout(DEADLINE);
-            std::thread::spawn(move || guest.meet().and_then(|ranks| ranks[0].barrier()))
+            let builder = rank_builder(&job, world_size, rank).timeout(DEADLINE);
+            std::thread::spawn(move || builder.meet().and_then(|ranks| ranks[0].barrier()))
         })
         .collect();
     let told = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
@@ -218,10 +220,11 @@ fn rank_0_without_descriptors_names_the_limit_on_every_rank_that_came() {
     assert!(lost.iter().all(|text| text.starts_with("PeerLost: ")), "{lost:?}");
 }
 
-/// One process that meets no other needs no limit raised.
+/// A job of one process raises no limit.
 #[test]
 fn a_process_with_all_ranks_needs_no_descriptors() {
     let job = new_job();
-    let all = meet_all(vec![guest(&job, 3, 0).local_ranks(3)]).remove(0).expect("no other is waited for");
+    let all =
+        bootstrap_all(vec![rank_builder(&job, 3, 0).local_ranks(3)]).remove(0).expect("there is no other process");
     assert_eq!(all.len(), 3);
 }

@@ -1,7 +1,7 @@
-//! Ranks that are processes: the conformance suite, deaths, stops, meetings. `deaths` and `limits`
-//! have roles of their own.
+//! Ranks that are processes: the conformance suite, deaths, stopped processes. `deaths` and
+//! `limits` have roles of their own.
 //!
-//! A child is this very program, told by its environment to run one test, [`child`], and in it one
+//! A child is this same program. Its environment makes it run one test, [`child`], and in it one
 //! role.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
-    Stream, TensorViewMut,
+    Communicator, DataType, Environment, Launcher, Rank, ReduceOperation, Result, Stream, TensorViewMut,
 };
 
+use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
 use crate::ranks::{DEADLINE, wait_all};
 
@@ -113,7 +113,8 @@ fn child() {
             std::panic::resume_unwind(panic);
         }
     }
-    // A thread that ends, with what it holds, may be there for a moment longer; and while one ends, the count may be too low.
+    // A thread that ends keeps what it holds for a moment, and while it ends the count may be too
+    // low.
     let end = Instant::now() + DEADLINE;
     let mut after = kept();
     while after != before && Instant::now() < end {
@@ -123,7 +124,7 @@ fn child() {
     assert_eq!(after, before, "after everything was dropped");
 }
 
-/// What a process has of descriptors, of mappings of shared memory and of threads.
+/// How many descriptors, mappings of shared memory and threads a process has.
 fn kept() -> [usize; 3] {
     let entries = |path: &str| std::fs::read_dir(path).expect("a folder").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
@@ -131,7 +132,7 @@ fn kept() -> [usize; 3] {
     [entries("/proc/self/fd"), mappings, entries("/proc/self/task")]
 }
 
-/// The shared memory that this process has at hand, in KiB.
+/// The resident shared memory of this process, in KiB.
 fn shared_kib() -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("the mappings");
     let mut is_shared = false;
@@ -147,8 +148,8 @@ fn shared_kib() -> u64 {
     sum
 }
 
-/// Symmetric memory is there for all while they have it, whichever of them frees his first, and comes back without an end of the
-/// communicator.
+/// A rank keeps its part of symmetric memory, whichever rank frees its own first. All of it is
+/// freed while the communicator lives.
 fn allocate_and_free(communicator: &Communicator) {
     const LEN: usize = 4 << 20;
     let before = shared_kib();
@@ -168,7 +169,7 @@ fn allocate_and_free(communicator: &Communicator) {
         communicator.barrier().expect("a barrier");
         drop(kept);
         communicator.barrier().expect("a barrier");
-        // What the meeting and its stages need is there; what was allocated is not.
+        // The communicator's own memory is there, and the symmetric memory is not.
         assert!(shared_kib() < before + 2 * 1024, "{} KiB, and {before} before", shared_kib());
     }
     // Memory outlives the communicator.
@@ -177,7 +178,7 @@ fn allocate_and_free(communicator: &Communicator) {
     last.as_mut_slice::<i32>().expect("int32").fill(3);
 }
 
-/// Sums for a while; then rank 1 does something, and the others are told of it.
+/// Sums for a while. Then rank 1 does something, and the others return an error.
 fn sum_then_rank_1(communicator: &Communicator, act: impl FnOnce()) {
     let mut memory = communicator.allocate(DataType::Int32, [100_000]).expect("memory");
     for _ in 0..3 {
@@ -190,11 +191,11 @@ fn sum_then_rank_1(communicator: &Communicator, act: impl FnOnce()) {
     println!("{error:?}");
 }
 
-/// Sums large tensors in symmetric memory until a peer is stopped, frees one, keeps the other and uses it for something else;
-/// nothing may happen to that when the peer goes on.
+/// Sums large tensors in symmetric memory until a peer is stopped, frees one of them, and uses the
+/// other for something else, which the peer may not change when it continues.
 fn lose_a_stopped_peer(communicator: &Communicator) {
     let allocate = |len| communicator.allocate(DataType::Int32, [len]).expect("memory");
-    // Most of the time goes into the one that is kept.
+    // Most of the time goes into the tensor that is kept.
     let (mut freed, mut kept) = (allocate(64 << 10), allocate(4 << 20));
     println!("ready");
     let error = loop {
@@ -210,7 +211,7 @@ fn lose_a_stopped_peer(communicator: &Communicator) {
     kept.as_mut_slice::<i32>().expect("int32").fill(7);
     println!("{error:?}");
     std::io::stdin().read_line(&mut String::new()).expect("a line");
-    assert!(kept.as_slice::<i32>().expect("int32").iter().chain(&other).all(|x| *x == 7), "somebody wrote");
+    assert!(kept.as_slice::<i32>().expect("int32").iter().chain(&other).all(|x| *x == 7), "a peer wrote");
     other.clear();
 }
 
@@ -228,10 +229,10 @@ fn lose_a_stopped_peer_with_a_slice(communicator: &Communicator) {
     slice.fill(7);
     println!("{error:?}");
     std::io::stdin().read_line(&mut String::new()).expect("a line");
-    assert!(slice.iter().all(|x| *x == 7), "somebody wrote");
+    assert!(slice.iter().all(|x| *x == 7), "a peer wrote");
 }
 
-/// Sums until something happens, and says what.
+/// Sums until an error, and prints it.
 fn sum_until_told(communicator: &Communicator) {
     let halves = communicator.split(Some(communicator.rank().0 % 2), 0).expect("a split").expect("a color");
     println!("ready");
@@ -248,7 +249,7 @@ fn sum_until_told(communicator: &Communicator) {
     println!("{:?}", error);
 }
 
-/// Initializes twice, one after the other, and once too often in between.
+/// Initializes two environments in a row, and a third one while the first is alive.
 fn environment() -> Result<()> {
     for round in 0..2 {
         assert!(!Environment::is_initialized());
@@ -342,7 +343,7 @@ fn three(name: &str, job: &str) -> Vec<Child> {
         .collect()
 }
 
-/// Starts three processes of one rank, waits until all say that they are ready, and gives them.
+/// Starts three processes of one rank, and waits until all have said that they are ready.
 fn three_that_are_ready(role: &str) -> Vec<Child> {
     let mut children = three(role, &new_job());
     for child in &mut children {
@@ -351,7 +352,7 @@ fn three_that_are_ready(role: &str) -> Vec<Child> {
     children
 }
 
-/// Reads what a child writes until it has written a line that ends so, and gives it.
+/// Reads a child's output until a line that ends with `end`, and returns that line.
 pub fn wait_for_line(child: &mut Child, end: &str) -> String {
     // The harness writes lines of its own before the child's.
     let stdout = child.stdout.as_mut().expect("piped");
@@ -364,7 +365,7 @@ pub fn wait_for_line(child: &mut Child, end: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Whether the machine has anything with this job's name: a socket, a file.
+/// Checks that the machine has no socket and no file with this job's name.
 fn assert_nothing_left(job: &str) {
     // Names of sockets are hashes of the job's; every socket of ours belongs to a job that runs.
     let names = |path: &str| {
@@ -374,7 +375,7 @@ fn assert_nothing_left(job: &str) {
     for folder in ["/dev/shm", "/tmp", "/run/lock"] {
         assert!(!names(folder).iter().any(|name| name.contains(job)), "{folder} has a file of {job}");
     }
-    let again = meet_all((0..3).map(|rank| guest(job, 3, rank).timeout(DEADLINE)).collect());
+    let again = bootstrap_all((0..3).map(|rank| rank_builder(job, 3, rank).timeout(DEADLINE)).collect());
     assert!(again.iter().all(Result::is_ok), "the name of {job} is taken: {again:?}");
 }
 
@@ -402,7 +403,7 @@ fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_nobody_later() {
+fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_no_rank_later() {
     let mut children = three_that_are_ready("sum with a short deadline");
     signal(&children[1], "STOP");
     let stopped = children.remove(1);
@@ -441,7 +442,8 @@ fn a_process_that_exits_or_panics_is_named_at_once() {
     }
 }
 
-/// Wherever a process is when it is killed, in the meeting or a split or a sum, the others end with a reason.
+/// Whenever a process is killed, in the bootstrap or a split or a sum, the others end with a
+/// reason.
 #[test]
 fn a_process_may_be_killed_at_any_time() {
     for (round, delay) in [0, 2, 5, 8, 12, 16, 20, 30].into_iter().enumerate() {
@@ -451,7 +453,7 @@ fn a_process_may_be_killed_at_any_time() {
         std::thread::sleep(Duration::from_millis(delay));
         children[victim].kill().expect("a child");
         for (rank, (_, text)) in wait_all(children, DEADLINE).into_iter().enumerate() {
-            // Whoever fails is lost to the others in turn.
+            // A rank that fails leaves, and is lost to the others in turn.
             let told = ["died", "left", "did not come"].iter().any(|reason| text.contains(reason));
             assert!(rank == victim || told, "rank {rank}, victim {victim} after {delay} ms: {text}");
         }
@@ -480,7 +482,7 @@ fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
             })
             .collect();
         signal(&stopped, "CONT");
-        // It ends on its own: nobody answers it.
+        // It ends on its own: no process answers it.
         let mut stopped = stopped;
         writeln!(stopped.stdin.take().expect("piped")).expect("it reads");
         let (success, text) = wait_all(vec![stopped], DEADLINE).remove(0);
@@ -491,111 +493,5 @@ fn a_peer_that_is_stopped_in_the_middle_of_a_copy_corrupts_nothing_later() {
         for (success, text) in wait_all(children, DEADLINE) {
             assert!(success, "{text}");
         }
-    }
-}
-
-pub fn guest(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
-    Communicator::builder().job(job).world_size(world_size).rank(Rank(rank)).timeout(Duration::from_millis(400))
-}
-
-/// In these tests several "processes" of a job are threads of this one.
-pub fn meet_all(guests: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> {
-    let threads: Vec<_> = guests.into_iter().map(|guest| std::thread::spawn(move || guest.meet())).collect();
-    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-}
-
-#[test]
-fn a_meeting_says_who_is_missing() {
-    let job = new_job();
-    let errors = meet_all(vec![guest(&job, 3, 0), guest(&job, 3, 2).timeout(DEADLINE)]);
-    for error in errors {
-        let error = error.expect_err("rank 1 does not come");
-        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-        assert_eq!(error.to_string(), format!("job {job:?}: rank 1 of 3 did not come before the deadline"));
-    }
-    let alone = guest(&job, 2, 1).meet().expect_err("nobody is there");
-    assert_eq!(alone.kind(), ErrorKind::DeadlineExceeded);
-    assert_eq!(
-        alone.to_string(),
-        format!(
-            "job {job:?}: rank 0 did not come before the deadline: connect: Connection refused (os error 111). Ranks in \
-             different network namespaces (containers) cannot meet over abstract sockets"
-        )
-    );
-}
-
-#[test]
-fn a_process_that_does_not_fit_ends_the_bootstrap_at_once() {
-    let job = new_job();
-    let hub = || {
-        let guest = guest(&job, 2, 0).timeout(DEADLINE);
-        std::thread::spawn(move || guest.meet().expect_err("a process does not fit"))
-    };
-    let waiting = hub();
-    let wrong = guest(&job, 5, 1).timeout(DEADLINE).meet().expect_err("5 is not 2");
-    assert_eq!(wrong.kind(), ErrorKind::Disagreement);
-    assert_eq!(
-        wrong.to_string(),
-        format!("job {job:?}: rank 0 refuses this process: it expects 5 ranks, and rank 0 expects 2")
-    );
-    let told = waiting.join().expect("no panic");
-    assert_eq!(told.kind(), ErrorKind::Disagreement);
-    assert_eq!(
-        told.to_string(),
-        format!("job {job:?}: a process with rank 1 was refused: it expects 5 ranks, and rank 0 expects 2")
-    );
-    // Of two with rank 0, the first to come is told that there is another one.
-    let errors = [hub(), hub()].map(|hub| hub.join().expect("no panic"));
-    let second = "another rank 0 of this user waits or runs under the same job name: bind: Address already in use";
-    assert!(errors.iter().any(|e| e.to_string().starts_with(&format!("job {job:?}: {second}"))), "{errors:?}");
-    let first = format!("job {job:?}: a process with rank 0 was refused: rank 0 is there already");
-    assert!(errors.iter().any(|e| e.to_string() == first), "{errors:?}");
-}
-
-#[test]
-fn a_process_that_comes_when_all_are_there_is_not_noticed() {
-    let job = new_job();
-    let both = meet_all(vec![guest(&job, 2, 0).timeout(DEADLINE), guest(&job, 2, 1).timeout(DEADLINE)]);
-    let [hub, ranks] = both.try_into().expect("two processes");
-    let (hub, ranks) = (hub.expect("a meeting"), ranks.expect("a meeting"));
-    assert!(guest(&job, 2, 1).meet().is_err());
-    let other = std::thread::spawn(move || ranks[0].barrier());
-    hub[0].barrier().expect("a barrier");
-    other.join().expect("no panic").expect("a barrier");
-}
-
-#[test]
-fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
-    let (a, b) = (new_job(), new_job());
-    for _ in 0..2 {
-        let met = meet_all(vec![guest(&a, 2, 0), guest(&b, 2, 1), guest(&b, 2, 0), guest(&a, 2, 1)]);
-        let ranks: Vec<Communicator> = met.into_iter().flat_map(|r| r.expect("a meeting")).collect();
-        let threads: Vec<_> = ranks
-            .into_iter()
-            .zip([1, 20, 20, 1])
-            .map(|(rank, value)| {
-                std::thread::spawn(move || {
-                    let mut x = [value];
-                    rank.all_reduce(&mut x, ReduceOperation::Sum).map(|()| x[0] == 2 * value)
-                })
-            })
-            .collect();
-        for thread in threads {
-            assert!(thread.join().expect("no panic").expect("a sum"));
-        }
-    }
-}
-
-#[test]
-fn numbers_that_do_not_fit_are_refused_before_anybody_is_waited_for() {
-    let errors = [
-        (Communicator::builder().meet(), "a job has a name"),
-        (guest("x", 0, 0).meet(), "world_size is 0; between processes it is 1 to 1024"),
-        (guest("x", 2, 2).meet(), "a process with 1 ranks from 2 does not fit a world of 2"),
-        (guest("x", 2, 1).local_ranks(2).meet(), "a process with 2 ranks from 1 does not fit a world of 2"),
-    ];
-    for (result, text) in errors {
-        let error = result.expect_err("it does not fit");
-        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, text));
     }
 }

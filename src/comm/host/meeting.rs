@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -16,12 +15,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::family::Family;
-use super::office::{Office, Process};
-use super::segment::Segment;
-use super::shared_memory::{Extent, SharedMemory};
+use super::memory::SharedMemory;
+use super::peer_processes::Process;
 use super::system::{caused_by, make_room_for_processes, overflow_user, process_namespace};
 use super::wire;
+use super::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::rank::Rank;
 use crate::util::slow_warning::SlowWarning;
@@ -171,7 +169,7 @@ fn check_holder(user: u32) -> Result<()> {
 }
 
 /// Meets the other processes of the job. The process of rank 0 is the hub.
-pub(super) fn meet(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
+pub(super) fn meet(guest: &Guest<'_>) -> Result<World> {
     let last = u64::from(guest.first_rank) + u64::from(guest.rank_count);
     if guest.rank_count == 0 || last > u64::from(guest.world_size) {
         bail!(
@@ -201,7 +199,7 @@ struct Visitor {
     process: Process,
 }
 
-fn host(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
+fn host(guest: &Guest<'_>) -> Result<World> {
     let refused = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::AddrInUse => name_is_taken(guest, e),
         _ => caused_by(error!(System, "no socket to meet on"), "bind", e),
@@ -235,7 +233,7 @@ fn name_is_taken(guest: &Guest<'_>, e: std::io::Error) -> Error {
 }
 
 /// Gives the processes that have come the memory.
-fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<(Arc<Segment>, Office)> {
+fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<World> {
     visitors.sort_by_key(|visitor| visitor.process.first_rank);
     let own = Process {
         pid: rustix::process::getpid().as_raw_nonzero().get(),
@@ -244,13 +242,13 @@ fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<(Arc<Segment
     };
     let processes: Vec<Process> = std::iter::once(own).chain(visitors.iter().map(|v| v.process)).collect();
     let spans_processes = processes.len() > 1;
-    let extent = root_extent(guest.world_size, spans_processes);
+    let extent = World::memory_size(guest.world_size, spans_processes);
     if !spans_processes {
-        let memory = SharedMemory::of_process(extent.byte_len)?;
-        return open_office(guest, memory, processes, 0, vec![None], true);
+        let memory = SharedMemory::for_threads(extent.byte_len)?;
+        return World::between_processes(memory, processes, 0, vec![None], true);
     }
-    let in_time = || super::in_time(guest.deadline);
-    let (memory, file) = SharedMemory::of_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
+    let in_time = || super::memory::check_allocation_deadline(guest.deadline);
+    let (memory, file) = SharedMemory::for_processes(extent, &in_time).inspect_err(|e| tell_all(&visitors, e))?;
     let process_namespace = process_namespace();
     for (number, visitor) in visitors.iter().enumerate() {
         let answer = Answer::Welcome {
@@ -264,7 +262,7 @@ fn welcome(guest: &Guest<'_>, mut visitors: Vec<Visitor>) -> Result<(Arc<Segment
             .inspect_err(|e| tell_all(&visitors[number + 1..], e))?;
     }
     let links = std::iter::once(None).chain(visitors.into_iter().map(|visitor| Some(visitor.stream))).collect();
-    open_office(guest, memory, processes, 0, links, true)
+    World::between_processes(memory, processes, 0, links, true)
 }
 
 fn left_early(process: &Process) -> Error {
@@ -278,29 +276,6 @@ fn tell_all(visitors: &[Visitor], error: &Error) {
         // A process that has ended needs no answer.
         let _ = send_answer(&visitor.stream, &answer, None);
     }
-}
-
-fn root_extent(world_size: u32, spans_processes: bool) -> Extent {
-    Segment::extent(Family::byte_len(world_size), world_size as usize, spans_processes)
-}
-
-fn open_office(
-    guest: &Guest<'_>,
-    memory: SharedMemory,
-    processes: Vec<Process>,
-    own: usize,
-    links: Vec<Option<UnixStream>>,
-    numbers_are_ours: bool,
-) -> Result<(Arc<Segment>, Office)> {
-    let memory = Arc::new(memory);
-    let world_size = guest.world_size;
-    let local_ranks = guest.first_rank..guest.first_rank + guest.rank_count;
-    let family = Arc::new(Family::new(Arc::clone(&memory), world_size, local_ranks));
-    let members = (0..world_size).map(Rank).collect();
-    let offset = Family::byte_len(world_size);
-    let root = Arc::new(Segment::new(family, 0, members, memory, offset, processes.len() > 1));
-    let office = Office::between(processes, own, links, numbers_are_ours, &root)?;
-    Ok((root, office))
 }
 
 /// Accepts connections until every rank is there, or one that comes shows that the job cannot
@@ -556,7 +531,7 @@ fn send_answer(stream: &UnixStream, answer: &Answer, memory: Option<&OwnedFd>) -
     wire::send(stream, answer, memory.map(AsFd::as_fd))
 }
 
-fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
+fn visit(guest: &Guest<'_>) -> Result<World> {
     let mut stream = connect(guest, guest.deadline)?;
     loop {
         match say_hello(guest, &stream) {
@@ -568,7 +543,7 @@ fn visit(guest: &Guest<'_>) -> Result<(Arc<Segment>, Office)> {
             Ok(welcomed) => {
                 let Welcomed { memory, processes, own, numbers_are_ours } = welcomed;
                 let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-                return open_office(guest, memory, processes, own, links, numbers_are_ours);
+                return World::between_processes(memory, processes, own, links, numbers_are_ours);
             }
         }
     }
@@ -614,7 +589,7 @@ fn say_hello(guest: &Guest<'_>, mut stream: &UnixStream) -> Result<Welcomed> {
     let Some(file) = file else {
         bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
     };
-    let expected = root_extent(guest.world_size, true).byte_len;
+    let expected = World::memory_size(guest.world_size, true).byte_len;
     if memory_len != expected as u64 {
         bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
     }

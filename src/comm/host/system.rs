@@ -1,4 +1,4 @@
-//! What ranks that are processes need of the system.
+//! What the backend needs of the operating system between processes.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -6,41 +6,41 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 
-use super::shared_memory::{Extent, SharedMemory};
+use super::memory::{SharedMemory, SharedMemorySize};
 use crate::comm::builder::MAX_RANKS;
 use crate::error::{Error, Result, error};
 
 /// The descriptors of a process that are not for other processes: its standard files, the
-/// bootstrap, memory on its way, and a few of the program's own.
+/// bootstrap, shared memory that is being sent, and a few of the program's own.
 const OTHER_DESCRIPTORS: u64 = 16;
 
-/// Adds to an error the system call that failed, and what the system says of it: `no shared memory
-/// of 4096 bytes: fallocate: Cannot allocate memory (os error 12)`.
-pub(super) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
+/// Adds to an error the system call that failed and the system's text: `no shared memory of 4096
+/// bytes: fallocate: Cannot allocate memory (os error 12)`.
+pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
     let cause = cause.into();
     error.followed_by(&format!(": {call}: {cause}")).with_source(cause)
 }
 
-/// Looks whether there are sealed memory files and abstract sockets. Containers may forbid either.
+/// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.
 pub(crate) fn check_system() -> Result<()> {
-    SharedMemory::of_processes(Extent::whole(1), &|| Ok(()))?;
+    SharedMemory::for_processes(SharedMemorySize::fully_resident(1), &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
     let refused = |e| caused_by(error!(System, "there are no abstract Unix sockets to meet on"), "bind", e);
     listener.map(|_| ()).map_err(refused)
 }
 
-/// About how many processes with a rank each there can be, where each may have so many descriptors: rank 0's has a
-/// connection to each other process, and a descriptor to watch it by.
+/// About how many processes of one rank there can be if each may have so many descriptors. Rank 0's
+/// process has a connection and a pidfd for each other process.
 pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
     let others = |descriptors: u64| descriptors.saturating_sub(OTHER_DESCRIPTORS) / 2;
     descriptors.map_or(MAX_RANKS, |descriptors| others(descriptors).min(u64::from(MAX_RANKS) - 1) as u32 + 1)
 }
 
-/// Raises this process's limit of open files, up to the hard one, where it is too low for so many
-/// other processes. Gives how many files it needs.
+/// Raises this process's soft limit of open files if it is too low for so many other processes, at
+/// most to the hard limit. Returns how many files it needs.
 pub(crate) fn make_room_for_processes(others: usize) -> u64 {
-    // Where the folder cannot be read, a guess.
+    // A guess if the folder cannot be read.
     let open = std::fs::read_dir("/proc/self/fd").map_or(OTHER_DESCRIPTORS, |files| files.count() as u64);
     let needed = open + 2 * others as u64 + OTHER_DESCRIPTORS;
     let limit = getrlimit(Resource::Nofile);
@@ -54,15 +54,14 @@ pub(crate) fn make_room_for_processes(others: usize) -> u64 {
     needed
 }
 
-/// Which namespace the numbers of this process's processes are of; `None` where the system does not
-/// tell.
-pub(super) fn process_namespace() -> Option<u64> {
+/// The PID namespace of this process; `None` if the system does not say.
+pub(crate) fn process_namespace() -> Option<u64> {
     rustix::fs::stat("/proc/self/ns/pid").ok().map(|found| found.st_ino)
 }
 
-/// The user that stands for all whom this process's user namespace does not map. Several users may
-/// read as this one.
-pub(super) fn overflow_user() -> u32 {
+/// The user id that the kernel reports for all users that this process's user namespace does not
+/// map.
+pub(crate) fn overflow_user() -> u32 {
     const DEFAULT: u32 = 65534;
     let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)

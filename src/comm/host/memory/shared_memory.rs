@@ -1,4 +1,4 @@
-//! Memory that ranks share: of one process, or of several.
+//! Mapped memory that ranks share, in one process or in several.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -7,65 +7,55 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-use super::free_memory;
-use super::system::caused_by;
+use super::{SharedMemorySize, free_memory};
+use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
-/// How much is allocated in one step. Steps are short, since a signal that interrupts one undoes
-/// it.
+/// How much is allocated in one step. A signal that interrupts a step undoes it, so steps are
+/// short.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// The seals that shared memory must have: its length never changes, so that no access faults. (A seal against writing would
-/// forbid our own mappings.)
+/// The seals that a memory file must have, so that its length never changes and no access faults
+/// (invariant 1). A seal against writing would forbid our own mappings.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Zeroed memory, mapped until it is dropped. It has no name anywhere, so nothing is left of it after a crash.
-pub(super) struct SharedMemory {
+/// Memory that begins as zeros and is mapped until this is dropped. It has no name in a file
+/// system, so nothing is left of it after a crash.
+pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is reached through atomics, and through raw pointers whose users say why they may.
+// SAFETY: safe code reaches it through atomics only (invariant 1). Those who use raw pointers to
+// its bytes say why they may.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
-/// How long shared memory is, and how much of its beginning is allocated at once. The rest is
-/// allocated when it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) byte_len: usize,
-    pub(super) resident: usize,
-}
-
-impl Extent {
-    /// Memory that is allocated in full.
-    pub(super) fn whole(byte_len: usize) -> Self {
-        Extent { byte_len, resident: byte_len }
-    }
-}
-
-/// What may lie in shared memory.
+/// A type that may be placed in shared memory (invariant 1).
 ///
 /// # Safety
 ///
-/// Zeros are a value of the type, and every part of it that anybody writes is an atomic.
-pub(super) unsafe trait Shareable {}
+/// Zeros are a value of the type, and every part of it that a rank writes is an atomic.
+pub(crate) unsafe trait Shareable {}
 
 impl SharedMemory {
-    /// Memory for the threads of this process.
-    pub(super) fn of_process(len: usize) -> Result<Self> {
-        // SAFETY: a new mapping, which touches nothing that exists.
+    /// Memory that the threads of this process share.
+    pub(crate) fn for_threads(len: usize) -> Result<Self> {
+        // SAFETY: a new mapping changes no existing one.
         let base = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
         Self::mapped(base, len)
     }
 
-    /// Memory that can be handed to other processes, sealed, with the file to hand over. Before
-    /// each step of allocating it, `keep_going` is asked whether to.
-    pub(super) fn of_processes(extent: Extent, keep_going: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
-        let Extent { byte_len, resident } = extent;
+    /// Memory that processes share, and the sealed file to send to them. `keep_going` is called
+    /// before each step of the allocation; its error ends it.
+    pub(crate) fn for_processes(
+        size: SharedMemorySize,
+        keep_going: &dyn Fn() -> Result<()>,
+    ) -> Result<(Self, OwnedFd)> {
+        let SharedMemorySize { byte_len, resident } = size;
         free_memory::check(resident)?;
         let refused = |call| move |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), call, e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -79,18 +69,18 @@ impl SharedMemory {
         Ok((Self::map(&file, byte_len)?, file))
     }
 
-    /// Allocates whole pages that have not been used yet.
-    pub(super) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+    /// Allocates whole pages that no rank has used yet.
+    pub(crate) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
         free_memory::check(len)?;
         let start = self.bytes(offset, len);
         let populated = in_pieces(len, keep_going, |from, len| {
             let piece = start.wrapping_add(from);
-            // SAFETY: the pages are this mapping's, and keep their bytes.
+            // SAFETY: the pages are in this mapping (`bytes` has checked it), and keep their bytes.
             match unsafe { rustix::mm::madvise(piece.cast(), len, Advice::LinuxPopulateWrite) } {
-                // Linux before 5.14, or a filter of system calls.
+                // Linux before 5.14, or a filter that forbids the call.
                 Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => {
                     for page in (0..len).step_by(rustix::param::page_size()) {
-                        // SAFETY: the byte is mapped; peers use it after this call.
+                        // SAFETY: the byte is mapped, and peers use it only after this call.
                         let byte = unsafe { AtomicU8::from_ptr(piece.wrapping_add(page)) };
                         byte.fetch_or(0, Ordering::Relaxed);
                     }
@@ -102,8 +92,8 @@ impl SharedMemory {
         populated.map_err(|e| caused_by(error!(System, "no shared memory of {len} bytes"), "madvise", e))
     }
 
-    /// Memory that another process handed over.
-    pub(super) fn open(file: OwnedFd, len: usize) -> Result<Self> {
+    /// Memory whose file another process sent.
+    pub(crate) fn open(file: OwnedFd, len: usize) -> Result<Self> {
         let refused = |call| move |e| caused_by(error!(System, "a peer's shared memory cannot be used"), call, e);
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(refused("fcntl(F_GET_SEALS)"))?;
         let found = rustix::fs::fstat(&file).map_err(refused("fstat"))?.st_size;
@@ -117,7 +107,7 @@ impl SharedMemory {
     }
 
     fn map(file: &OwnedFd, len: usize) -> Result<Self> {
-        // SAFETY: a new mapping, which touches nothing that exists.
+        // SAFETY: a new mapping changes no existing one.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
         };
@@ -133,32 +123,35 @@ impl SharedMemory {
     }
 
     /// The length in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Gives the memory of whole pages back to the system, in every process. They read as zeros afterwards.
-    pub(super) fn give_back(&self, start: *mut u8, len: usize) {
+    /// Frees whole pages, in every process. They read as zeros afterwards.
+    pub(crate) fn give_back(&self, start: *mut u8, len: usize) {
         debug_assert!(
             start.addr() >= self.base.addr().get() && start.addr() + len <= self.base.addr().get() + self.len
         );
-        // SAFETY: the pages are this mapping's, and no reference to plain bytes of it outlives a call. Where it is refused,
-        // because the pages are private by now, they go with the mapping.
+        // SAFETY: the pages are in this mapping. They hold plain bytes, of which no reference
+        // outlives a call. The kernel refuses pages that have become private; they are freed with
+        // the mapping.
         let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxRemove) };
     }
 
-    /// Replaces whole pages of a mapping by private memory with the same bytes, in one step for whoever reads them.
+    /// Replaces whole pages of a mapping by private memory with the same bytes. For a thread that
+    /// reads them this is one step.
     ///
     /// # Safety
     ///
-    /// The pages are mapped, and nobody in this process writes them meanwhile.
+    /// The pages are mapped, and no thread of this process writes them meanwhile.
     ///
     /// # Panics
     ///
-    /// There is no memory.
-    pub(super) unsafe fn replace_by_copy(start: *mut u8, len: usize) {
+    /// If there is no memory.
+    pub(crate) unsafe fn replace_by_copy(start: *mut u8, len: usize) {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, which is filled and then moved over the old pages; the caller says that nobody writes them.
+        // SAFETY: the new mapping is filled and then moved over the old pages, which the caller
+        // says are mapped and not written.
         let moved = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, flags, MapFlags::PRIVATE).and_then(|copy| {
                 copy.cast::<u8>().copy_from_nonoverlapping(start, len);
@@ -170,14 +163,15 @@ impl SharedMemory {
         }
     }
 
-    /// Values at an offset.
+    /// `count` values at an offset.
     ///
     /// # Panics
     ///
-    /// They are not within the memory, or not aligned.
-    pub(super) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
+    /// If they are not within the memory, or not aligned.
+    pub(crate) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {
         assert!(offset.is_multiple_of(align_of::<T>()) && offset + count * size_of::<T>() <= self.len);
-        // SAFETY: just checked, the mapping is aligned to a page, and `T` may lie in shared memory.
+        // SAFETY: the line above checks bounds and alignment, and the mapping begins with a page.
+        // Any bytes that a rank writes there are values of atomics (invariant 1).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
     }
 
@@ -185,15 +179,15 @@ impl SharedMemory {
     ///
     /// # Panics
     ///
-    /// They are not within the memory.
-    pub(super) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+    /// If they are not within the memory.
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset + len <= self.len);
         self.base.as_ptr().wrapping_add(offset)
     }
 }
 
-/// Does `step` for each piece of `len` bytes, given where it starts and its length, again where a
-/// signal interrupted it. Before each time `keep_going` is asked. Gives the first error of either.
+/// Calls `step` with the start and the length of each piece of `len` bytes, again if a signal
+/// interrupted it. `keep_going` is called before each step. Returns the first error of either.
 fn in_pieces(
     len: usize,
     keep_going: &dyn Fn() -> Result<()>,
@@ -214,7 +208,8 @@ fn in_pieces(
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length, and nobody holds a reference that outlives `self`. An error would leak it.
+        // SAFETY: mapped with this length, and no reference outlives `self`. An error would leak
+        // it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -233,17 +228,17 @@ mod tests {
     }
 
     #[test]
-    fn only_the_beginning_is_allocated_at_once_and_the_rest_when_it_is_wanted() {
-        let extent = Extent { byte_len: 4096 * KIB, resident: 64 * KIB };
-        let (memory, file) = SharedMemory::of_processes(extent, &|| Ok(())).expect("memory");
-        assert_eq!(memory.len(), extent.byte_len);
-        assert_eq!(allocated(&file), extent.resident);
+    fn only_the_beginning_is_allocated_at_once_and_the_rest_when_it_is_used() {
+        let size = SharedMemorySize { byte_len: 4096 * KIB, resident: 64 * KIB };
+        let (memory, file) = SharedMemory::for_processes(size, &|| Ok(())).expect("memory");
+        assert_eq!(memory.len(), size.byte_len);
+        assert_eq!(allocated(&file), size.resident);
         memory.populate(1024 * KIB, 256 * KIB, &|| Ok(())).expect("memory");
-        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
-        // A peer sees the same, and allocates nothing by that.
-        let peer = SharedMemory::open(file.try_clone().expect("a descriptor"), extent.byte_len).expect("memory");
-        assert_eq!(peer.len(), extent.byte_len);
-        assert_eq!(allocated(&file), extent.resident + 256 * KIB);
+        assert_eq!(allocated(&file), size.resident + 256 * KIB);
+        // A peer that opens it allocates nothing by that.
+        let peer = SharedMemory::open(file.try_clone().expect("a descriptor"), size.byte_len).expect("memory");
+        assert_eq!(peer.len(), size.byte_len);
+        assert_eq!(allocated(&file), size.resident + 256 * KIB);
     }
 
     #[test]
@@ -253,7 +248,8 @@ mod tests {
             asked.set(asked.get() + 1);
             if asked.get() > 3 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
         };
-        let stopped = SharedMemory::of_processes(Extent::whole(5 * PIECE_BYTES), &keep_going).map(|_| ());
+        let stopped =
+            SharedMemory::for_processes(SharedMemorySize::fully_resident(5 * PIECE_BYTES), &keep_going).map(|_| ());
         assert_eq!(stopped.expect_err("it stops").to_string(), "the test");
         assert_eq!(asked.get(), 4);
     }
@@ -271,7 +267,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_refused_says_how_much_and_which_call() {
-        let error = SharedMemory::of_processes(Extent { byte_len: usize::MAX, resident: 0 }, &|| Ok(()));
+        let error = SharedMemory::for_processes(SharedMemorySize { byte_len: usize::MAX, resident: 0 }, &|| Ok(()));
         let error = error.map(|_| ()).expect_err("no file is as long");
         let text = format!("no shared memory of {} bytes: ftruncate: Invalid argument (os error 22)", usize::MAX);
         assert_eq!(error.to_string(), text);

@@ -1,10 +1,11 @@
-//! What a call says about a wait that failed or takes long: which ranks are missing, what they were
-//! to do, and what they called instead.
+//! The texts of errors and warnings about a call: which ranks are missing, what they had to do, and
+//! what they called instead.
 
-use super::HostBackend;
-use super::family::Trouble;
-use super::segment::{Mark, Notice};
+use super::segment::Milestone;
+use super::slot::CallHeader;
+use super::waiter::WaitError;
 use crate::comm::backend::Request;
+use crate::comm::host::HostBackend;
 use crate::comm::signature::Signature;
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
@@ -12,27 +13,27 @@ use crate::util::text::list_ranks;
 
 /// One call of one rank, as its errors and warnings describe it.
 #[derive(Clone, Copy)]
-pub(super) struct Report<'a> {
-    pub(super) host: &'a HostBackend,
-    pub(super) request: &'a Request<'a>,
+pub(crate) struct Report<'a> {
+    pub(crate) host: &'a HostBackend,
+    pub(crate) request: &'a Request<'a>,
     /// The number of the collective.
-    pub(super) sequence: u64,
+    pub(crate) sequence: u64,
 }
 
 impl HostBackend {
-    /// Whether a peer called the same as this rank; `None` while it has not said.
-    pub(super) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
-        let signature = |rank| self.segment.slot(rank).notice(sequence).map(Notice::signature);
+    /// Whether a peer made the same call as this rank; `None` while it has posted no header.
+    pub(crate) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
+        let signature = |rank| self.segment.slot(rank).call_header(sequence).map(CallHeader::signature);
         Some(signature(peer)? == signature(self.rank)?)
     }
 }
 
 /// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-pub(super) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
+pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
     let segment = &host.segment;
     let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
-        let Some(words) = segment.slot(peer).notice(sequence).map(Notice::signature) else { continue };
+        let Some(words) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
         let member = segment.member(peer).0;
         match calls.iter_mut().find(|(w, _)| *w == words) {
             Some((_, ranks)) => ranks.push(member),
@@ -57,20 +58,21 @@ impl Report<'_> {
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
-        self.host.segment.has_reached(peer, Mark::Noticed(sequence))
+        self.host.segment.has_reached(peer, Milestone::Posted(sequence))
     }
 
-    /// The ranks that have not come so far. Where some have not arrived at the collective, these
-    /// are the ranks that the others wait for.
-    fn missing(&self, mark: Mark) -> impl Iterator<Item = GroupRank> {
+    /// The ranks that have not come so far. If some have not arrived at the collective, only those:
+    /// the others wait for them.
+    fn missing(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
         let segment = &*self.host.segment;
-        let sequence = if let Mark::Done(sequence) = mark { sequence } else { self.sequence };
+        let sequence = if let Milestone::Done(sequence) = milestone { sequence } else { self.sequence };
         let have_arrived = segment.ranks().all(|peer| self.has_arrived(peer, sequence));
-        let mark = if have_arrived { mark } else { Mark::Noticed(sequence) };
+        let milestone = if have_arrived { milestone } else { Milestone::Posted(sequence) };
         let own = self.host.rank;
         segment.ranks().filter(move |peer| {
-            let is_own_end = matches!(mark, Mark::Done(_)) && *peer == own;
-            !is_own_end && !segment.has_reached(*peer, mark)
+            // This rank's own `done` follows from its peers' headers.
+            let is_own_done = matches!(milestone, Milestone::Done(_)) && *peer == own;
+            !is_own_done && !segment.has_reached(*peer, milestone)
         })
     }
 
@@ -78,32 +80,32 @@ impl Report<'_> {
         list_ranks(peers.map(|peer| self.host.segment.member(peer).0))
     }
 
-    /// Whether all ranks have arrived, and some of them move elements.
-    fn are_moving(&self, mark: Mark) -> bool {
+    /// Whether all ranks have arrived, so that some are still moving elements.
+    fn are_moving(&self, milestone: Milestone) -> bool {
         let mut ranks = self.host.segment.ranks();
-        matches!(mark, Mark::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
+        matches!(milestone, Milestone::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
-    /// The error of a wait for peers to come so far.
-    pub(super) fn error(&self, trouble: Trouble, mark: Mark) -> Error {
+    /// The error of a wait for `milestone`.
+    pub(crate) fn error(&self, error: WaitError, milestone: Milestone) -> Error {
         let segment = &*self.host.segment;
         let what = self.call();
-        match trouble {
-            Trouble::Dead(error) => error,
-            // A rank may be missing because another one called something else.
+        match error {
+            WaitError::Aborted(reason) => reason,
+            // A rank may be missing because ranks made different calls.
             _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
                 disagreement(self.host, self.sequence)
             }
-            Trouble::Late => {
-                let late = self.list(self.missing(mark));
-                let problem = match self.are_moving(mark) {
+            WaitError::DeadlineExceeded => {
+                let late = self.list(self.missing(milestone));
+                let problem = match self.are_moving(milestone) {
                     true => "arrived, but did not finish moving the elements",
                     false => "did not arrive",
                 };
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
-            Trouble::Gone => {
-                let gone = || self.missing(mark).filter(|peer| segment.has_departed(*peer));
+            WaitError::PeerLost => {
+                let gone = || self.missing(milestone).filter(|peer| segment.is_gone(*peer));
                 let how = match gone().any(|peer| segment.has_died(peer)) {
                     true => "died",
                     false => "left the communicator",
@@ -113,8 +115,8 @@ impl Report<'_> {
         }
     }
 
-    /// The error of a rank whose deadline is over while it moves elements itself.
-    pub(super) fn late(&self, moved: usize) -> Error {
+    /// The error of a rank that is still moving elements at its deadline.
+    pub(crate) fn late(&self, moved: usize) -> Error {
         error!(
             DeadlineExceeded,
             "{}: this rank did not finish moving the elements before the deadline; it had moved {} MiB",
@@ -123,17 +125,17 @@ impl Report<'_> {
         )
     }
 
-    /// The warning about a wait that takes long.
-    pub(super) fn slow(&self, seconds: u64, mark: Mark) -> String {
+    /// The warning about a wait that has lasted `seconds`.
+    pub(crate) fn slow(&self, seconds: u64, milestone: Milestone) -> String {
         let segment = &*self.host.segment;
-        let missing: Vec<GroupRank> = self.missing(mark).collect();
-        let problem = match self.are_moving(mark) {
+        let missing: Vec<GroupRank> = self.missing(milestone).collect();
+        let problem = match self.are_moving(milestone) {
             true => "still moving elements",
             false => "not there",
         };
         let verb = if missing.len() == 1 { "is" } else { "are" };
         let own = segment.member(self.host.rank);
-        let hint = missing.iter().find_map(|peer| self.host.family().hint_about(segment.member(*peer)));
+        let hint = missing.iter().find_map(|peer| self.host.domain().callers.hint_about(segment.member(*peer)));
         let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
         format!(
             "rank {own}: {label}{} has waited for {seconds} s: {} {verb} {problem}{}",

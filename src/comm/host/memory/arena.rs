@@ -1,54 +1,58 @@
-//! Symmetric memory between processes: blocks that every rank of a communicator sees, with a part for each rank.
+//! Symmetric memory between processes: blocks that every rank of a communicator has mapped, with a
+//! part for each rank.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::family::Family;
-use super::segment::{Place, Segment};
-use super::shared_memory::{Shareable, SharedMemory};
+use super::{Shareable, SharedMemory};
+use crate::comm::host::protocol::abort_domain::AbortDomain;
+use crate::comm::host::protocol::segment::Segment;
+use crate::comm::host::protocol::slot::BufferLocation;
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering};
 use crate::util::lock;
 
-/// The blocks that one rank has, in this communicator, its ancestors and its descendants.
+/// The blocks that one rank has, of a communicator and of all that it was split from or that were
+/// split from it.
 #[derive(Default)]
-pub(super) struct Arena {
-    blocks: Mutex<Vec<Arc<Block>>>,
+pub(crate) struct Arena {
+    blocks: Mutex<Vec<Arc<SymmetricBlock>>>,
 }
 
-/// One block, as one rank sees it: a header, then the parts.
-pub(super) struct Block {
+/// One block, as one rank has it mapped: a page with the header, then the parts.
+pub(crate) struct SymmetricBlock {
     id: u64,
     /// The communicator that allocated it.
     segment: u64,
     members: Box<[Rank]>,
-    /// The length of each part: whole pages.
+    /// The length of each part, in whole pages.
     part_bytes: usize,
     own: GroupRank,
     memory: Arc<SharedMemory>,
-    family: Arc<Family>,
-    /// Set when this rank's part has been replaced by private memory.
+    domain: Arc<AbortDomain>,
+    /// Set when private memory has replaced this rank's part (invariant 14).
     detached: OnceLock<()>,
-    /// Whether somebody may have a slice of this rank's part while a collective writes it.
+    /// Whether safe code may have a slice of this rank's part while a collective writes it
+    /// (invariant 14).
     is_sliced: AtomicBool,
 }
 
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
-struct Header {
-    /// How many ranks have freed their parts.
+struct BlockHeader {
+    /// How many ranks have freed their parts (invariant 13).
     freed: AtomicU32,
 }
 
-// SAFETY: nothing but atomics.
-unsafe impl Shareable for Header {}
+// SAFETY: invariant 1: the field is an atomic, and zero is a value of it.
+unsafe impl Shareable for BlockHeader {}
 
 impl Arena {
-    /// The length of a block with parts of at least so many bytes.
-    pub(super) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
+    /// The length of a block of `members` parts, each with at least `part_bytes` bytes.
+    pub(crate) fn block_len(part_bytes: usize, members: usize) -> Result<usize> {
         let len = part_bytes.checked_next_multiple_of(page()).and_then(|part| part.checked_mul(members));
         match len.and_then(|len| len.checked_add(page())).filter(|len| isize::try_from(*len).is_ok()) {
             Some(len) => Ok(len),
@@ -56,35 +60,41 @@ impl Arena {
         }
     }
 
-    /// Takes a new block in, and gives out this rank's part of it.
-    pub(super) fn adopt(
+    /// Adds a new block, and returns this rank's part of it.
+    pub(crate) fn add_block(
         self: &Arc<Self>,
         segment: &Segment,
         own: GroupRank,
         id: u64,
         part_bytes: usize,
         memory: Arc<SharedMemory>,
-    ) -> Part {
-        let block = Arc::new(Block {
+    ) -> SymmetricPart {
+        let block = Arc::new(SymmetricBlock {
             id,
             segment: segment.id,
             members: segment.members().into(),
             part_bytes: part_bytes.next_multiple_of(page()),
             own,
             memory,
-            family: Arc::clone(&segment.family),
+            domain: Arc::clone(&segment.domain),
             detached: OnceLock::new(),
             is_sliced: AtomicBool::new(false),
         });
         let mut blocks = lock(&self.blocks);
         blocks.retain(|block| !block.is_free());
         blocks.push(Arc::clone(&block));
-        Part { arena: Arc::clone(self), block }
+        SymmetricPart { arena: Arc::clone(self), block }
     }
 
-    /// Where peers find bytes of this rank, to read them or to write them; only those in blocks of the communicators with these
-    /// ids.
-    pub(super) fn place_of(&self, address: *const u8, byte_len: usize, lineage: &[u64], is_written: bool) -> Place {
+    /// Where peers find bytes of this rank, to write them if `is_written`. They are in a block that
+    /// belongs to one of the communicators in `lineage`, or unreachable.
+    pub(crate) fn locate(
+        &self,
+        address: *const u8,
+        byte_len: usize,
+        lineage: &[u64],
+        is_written: bool,
+    ) -> BufferLocation {
         let blocks = lock(&self.blocks);
         let reachable = blocks.iter().filter(|block| {
             lineage.contains(&block.segment) && !(is_written && block.is_sliced.load(Ordering::Relaxed))
@@ -92,13 +102,13 @@ impl Arena {
         let place = reachable.into_iter().find_map(|block| {
             let offset = address.addr().checked_sub(block.part(block.own).addr())?;
             let inside = offset.checked_add(byte_len)? <= block.part_bytes;
-            inside.then_some(Place::Block { id: block.id, offset })
+            inside.then_some(BufferLocation::Block { id: block.id, offset })
         });
-        place.unwrap_or(Place::Own)
+        place.unwrap_or(BufferLocation::Unreachable)
     }
 
-    /// The address, in this process, of bytes in a peer's part of a block.
-    pub(super) fn reach(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
+    /// The address of bytes in a peer's part of a block (invariant 12).
+    pub(crate) fn address_of(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
         let blocks = lock(&self.blocks);
         let Some(block) = blocks.iter().find(|block| block.id == id) else {
             bail!(System, "rank {peer} names a block of memory that this rank does not have");
@@ -112,8 +122,8 @@ impl Arena {
     }
 }
 
-impl Block {
-    fn header(&self) -> &Header {
+impl SymmetricBlock {
+    fn header(&self) -> &BlockHeader {
         &self.memory.slice(0, 1)[0]
     }
 
@@ -126,28 +136,27 @@ impl Block {
     }
 }
 
-/// One rank's part of a block. When it is dropped its memory goes back to the system; the addresses go when all ranks have
-/// dropped theirs.
-pub(super) struct Part {
+/// One rank's part of a block. Dropping it frees its pages. The block is unmapped when all ranks
+/// have dropped their parts (invariant 13).
+pub(crate) struct SymmetricPart {
     arena: Arc<Arena>,
-    block: Arc<Block>,
+    block: Arc<SymmetricBlock>,
 }
 
-impl Lease for Part {
-    /// After a failure a peer that was stopped may still touch the block, whenever it goes on. So the part is then replaced by
-    /// private memory with the same bytes, and nobody but the peers sees the block any more. So it is in a process that was
-    /// forked from the rank's, whose copy of the buffer is not to be the rank's.
+impl Lease for SymmetricPart {
+    /// After an abort, and in a forked process, private memory with the same bytes replaces the
+    /// part first (invariant 14).
     fn address(&self) -> NonNull<u8> {
         let block = &self.block;
         let part = block.part(block.own);
-        if (block.family.is_aborted() || !block.family.process.is_current()) && block.part_bytes > 0 {
+        if (block.domain.is_aborted() || !block.domain.process.is_current()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
-                // SAFETY: the part is mapped as long as the block; its owner writes it only through an exclusive reference to
-                // the buffer, of which there is none while this function runs.
+                // SAFETY: the part is mapped (invariant 13). In this process only its owner writes
+                // it, through an exclusive reference to the buffer, which does not exist now.
                 unsafe { SharedMemory::replace_by_copy(part, block.part_bytes) };
             });
         }
-        // SAFETY: an address inside a mapping is not null.
+        // SAFETY: an address inside a mapping is not null (invariant 13).
         unsafe { NonNull::new_unchecked(part) }
     }
 
@@ -156,10 +165,10 @@ impl Lease for Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for SymmetricPart {
     fn drop(&mut self) {
         let block = &self.block;
-        if !block.family.process.is_current() {
+        if !block.domain.process.is_current() {
             return;
         }
         block.memory.give_back(block.part(block.own), block.part_bytes);
@@ -177,18 +186,18 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::super::shared_memory::Extent;
     use super::*;
+    use crate::comm::host::memory::SharedMemorySize;
     use crate::error::ErrorKind;
 
     const LEN: usize = 10_000;
     const BLOCK: u64 = 5;
 
-    /// What one process of two has: its view of the shared memory, and its part of a block.
+    /// What one process of two has: its mapping of the shared memory, and its part of a block.
     struct View {
         segment: Segment,
         arena: Arc<Arena>,
-        part: Part,
+        part: SymmetricPart,
     }
 
     impl View {
@@ -198,27 +207,30 @@ mod tests {
         }
     }
 
-    /// The views of two processes, both in this one: each has mappings of its own.
+    /// The views of two processes. Both are in this one, with mappings of their own.
     fn views() -> [View; 2] {
-        let offset = Family::byte_len(2);
-        let extents = [Segment::extent(offset, 2, true), Extent::whole(Arena::block_len(LEN, 2).expect("a length"))];
-        let made = extents.map(|extent| SharedMemory::of_processes(extent, &|| Ok(())).expect("memory"));
+        let offset = AbortDomain::byte_len(2);
+        let sizes = [
+            Segment::memory_size(offset, 2, true),
+            SharedMemorySize::fully_resident(Arena::block_len(LEN, 2).expect("a length")),
+        ];
+        let made = sizes.map(|size| SharedMemory::for_processes(size, &|| Ok(())).expect("memory"));
         [0, 1].map(|rank| {
             let open = |i: usize| {
                 let file = made[i].1.try_clone().expect("a descriptor");
-                Arc::new(SharedMemory::open(file, extents[i].byte_len).expect("memory"))
+                Arc::new(SharedMemory::open(file, sizes[i].byte_len).expect("memory"))
             };
             let memory = open(0);
-            let family = Arc::new(Family::new(Arc::clone(&memory), 2, rank..rank + 1));
-            let segment = Segment::new(family, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
+            let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, rank..rank + 1));
+            let segment = Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
             let arena = Arc::<Arena>::default();
-            let part = arena.adopt(&segment, GroupRank(rank), BLOCK, LEN, open(1));
+            let part = arena.add_block(&segment, GroupRank(rank), BLOCK, LEN, open(1));
             View { segment, arena, part }
         })
     }
 
-    /// A peer is stopped inside a window, in the middle of a copy; this rank fails, uses its memory
-    /// for something else, and then the peer goes on.
+    /// A peer is stopped in the middle of a copy. This rank fails, uses its memory for something
+    /// else, and then the peer continues.
     #[test]
     fn a_peer_that_goes_on_after_an_abort_writes_the_old_memory_only() {
         let [own, peer] = views();
@@ -228,23 +240,22 @@ mod tests {
         let (inside, entered) = channel();
         let (go_on, stopped) = channel::<()>();
         let copying = std::thread::spawn(move || {
-            let target = peer.arena.reach(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
-            let result = peer.segment.window(GroupRank(1), || {
-                inside.send(()).expect("the test listens");
-                stopped.recv().expect("the test says when");
-                // SAFETY: the part is as long, and nothing reads this mapping meanwhile.
-                unsafe { target.write_bytes(9, LEN) };
-            });
-            (result, target.addr(), peer)
+            let target = peer.arena.address_of(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
+            let access = peer.segment.begin_access(GroupRank(1)).expect("no abort yet");
+            inside.send(()).expect("the test listens");
+            stopped.recv().expect("the test says when");
+            // SAFETY: the part is as long, and nothing reads this mapping meanwhile.
+            unsafe { target.write_bytes(9, LEN) };
+            drop(access);
+            (target.addr(), peer)
         });
         entered.recv_timeout(Duration::from_secs(10)).expect("the peer is inside");
-        own.segment.family.abort(ErrorKind::Aborted, Rank(0), "the test");
-        own.segment.wait_for_windows(GroupRank(0));
+        own.segment.domain.abort(ErrorKind::Aborted, Rank(0), "the test");
+        own.segment.wait_for_accesses(GroupRank(0));
         assert!(own.slice().iter().all(|byte| *byte == 1), "the bytes are kept");
         fill(&own, 7);
         go_on.send(()).expect("the peer listens");
-        let (result, target, peer) = copying.join().expect("no panic");
-        result.expect("the window was open before the abort");
+        let (target, peer) = copying.join().expect("no panic");
         assert_ne!(target, own.part.address().as_ptr().addr(), "the views are mappings of their own");
         assert!(own.slice().iter().all(|byte| *byte == 7), "the peer wrote memory that is this rank's own again");
         drop(peer);
@@ -253,7 +264,7 @@ mod tests {
     #[test]
     fn what_a_peer_says_of_a_block_reaches_only_its_part() {
         let [own, _peer] = views();
-        let reach = |rank, id, offset, len| own.arena.reach(Rank(rank), id, offset, len);
+        let reach = |rank, id, offset, len| own.arena.address_of(Rank(rank), id, offset, len);
         let part = LEN.next_multiple_of(page());
         let [first, second] = [0, 1].map(|rank| reach(rank, BLOCK, 0, part).expect("a part").addr());
         assert_eq!(second - first, part);

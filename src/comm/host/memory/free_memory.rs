@@ -1,20 +1,20 @@
-//! How much memory this process can still have. The kernel kills a process that goes over its
-//! control group's limit, so what allocates memory looks here first.
+//! How much memory this process can still have. The kernel kills a process that exceeds its control
+//! group's limit, so the library checks before it allocates shared memory.
 
 use std::path::{Path, PathBuf};
 
-use super::system::caused_by;
+use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
-/// Memory that an allocation takes beside its bytes: a part of it for page tables, and a little for
+/// What an allocation needs besides its bytes: a share of them for page tables, and some bytes for
 /// the rest of the program.
 const OVERHEAD_SHARE: u64 = 64;
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
-/// From here on a limit of version 1 is none.
+/// A limit of version 1 from here on means that there is none.
 const UNLIMITED: u64 = 1 << 62;
 
-/// How many bytes there are, and what sets the bound.
+/// How many bytes this process can still have, and what limits it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FreeMemory {
     pub(crate) byte_len: u64,
@@ -25,8 +25,7 @@ pub(crate) struct FreeMemory {
 struct Version {
     limit: &'static str,
     usage: &'static str,
-    /// The lines of `memory.stat` that tell of the file cache. The kernel takes that back before it
-    /// kills.
+    /// The lines of `memory.stat` about the file cache, which the kernel frees before it kills.
     cache: [&'static str; 2],
 }
 
@@ -46,8 +45,8 @@ struct Group {
 }
 
 impl FreeMemory {
-    /// The least of what the machine has and what this process's control groups leave. `None` where
-    /// no file tells.
+    /// The least of the machine's free memory and of what each control group of this process
+    /// leaves. `None` if no file says.
     pub(crate) fn look() -> Option<Self> {
         Self::look_in(Path::new("/"))
     }
@@ -59,18 +58,14 @@ impl FreeMemory {
         machine.into_iter().chain(groups_in(root).iter().filter_map(Group::free)).min_by_key(|free| free.byte_len)
     }
 
-    /// The bytes that one allocation can have.
+    /// How many bytes one allocation may have.
     pub(crate) fn usable(&self) -> u64 {
         self.byte_len.saturating_sub(self.byte_len / OVERHEAD_SHARE).saturating_sub(OVERHEAD_BYTES)
     }
 }
 
-/// Checks that there is memory for so many bytes.
-///
-/// # Errors
-///
-/// There is not; the text has both figures.
-pub(super) fn check(byte_len: usize) -> Result<()> {
+/// Checks that there is memory for `byte_len` bytes. The error has both figures.
+pub(crate) fn check(byte_len: usize) -> Result<()> {
     match FreeMemory::look() {
         Some(free) if byte_len as u64 > free.usable() => bail!(
             System,
@@ -117,11 +112,11 @@ fn groups_in(root: &Path) -> Vec<Group> {
             _ if controllers.split(',').any(|name| name == "memory") => (&VERSION_1, "sys/fs/cgroup/memory"),
             _ => continue,
         };
-        // In a container the path may be the one outside; then only the last folder, the mount
-        // itself, is there.
+        // In a container the path may be that of the machine. Then only the last ancestor exists,
+        // which is the mount itself.
         for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
             let folder = root.join(mount).join(ancestor);
-            // What has no limit says "max", which is no number.
+            // A group without a limit has "max", which does not parse.
             let limit = number_in(&folder.join(version.limit)).filter(|limit| *limit < UNLIMITED);
             groups.extend(limit.map(|limit| Group { folder, limit, version }));
         }
@@ -228,8 +223,8 @@ mod tests {
         assert_eq!(Root::new(&files).free(), Some(51_000));
     }
 
-    /// In a container without a namespace of its own for control groups, the path is the one
-    /// outside.
+    /// In a container without its own namespace for control groups, the path is that of the
+    /// machine.
     #[test]
     fn a_path_that_is_not_there_leaves_the_mount_itself() {
         let files = [

@@ -1,34 +1,35 @@
-//! Small collectives: what a rank gives rides along with its notice, and nobody waits at the end.
+//! Small collectives: each rank's input is the payload of its header, so no rank waits at the end.
 
 use std::mem::MaybeUninit;
 
-use super::run::{MAX_STACK_RANKS, Run};
-use super::segment::{Notice, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::collective::{Call, Collective, ReduceOperation};
+use crate::comm::host::protocol::running_call::{MAX_STACK_RANKS, RunningCall};
+use crate::comm::host::protocol::slot::{CallHeader, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
 
-/// What one rank gave, aligned to every element type.
+/// One rank's input, aligned to every element type.
 type Payload = [u64; PAYLOAD_WORDS];
 
-/// Whether what each rank gives fits its notice.
-pub(super) fn fits(call: &Call, rank_count: usize) -> bool {
+/// Whether each rank's input fits its header.
+pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
     call.input_bytes(rank_count) <= PAYLOAD_BYTES
 }
 
-impl Run<'_> {
+impl RunningCall<'_> {
     /// The bytes of this rank's input.
-    pub(super) fn payload(&self, byte_len: usize) -> &[u8] {
+    pub(crate) fn payload(&self, byte_len: usize) -> &[u8] {
         match byte_len {
             0 => &[],
-            // SAFETY: the input holds these bytes until the call returns, by the contract of `run`.
+            // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
+            // returns.
             _ => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
         }
     }
 
-    /// Takes from the notices what this rank takes.
-    pub(super) fn inline(&mut self) -> Result<()> {
+    /// Moves the elements from the peers' headers.
+    pub(crate) fn inline(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
         let own_block = rank.index() * block;
@@ -46,24 +47,26 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a peer gave. Its notice stays as it is until this rank has finished this collective and says so.
+    /// A peer's input. The header does not change before this rank has finished this collective
+    /// (invariant 4).
     fn payload_of(&self, peer: GroupRank) -> Payload {
         let mut payload = [0; PAYLOAD_WORDS];
-        let given = self.request.signature.call.input_bytes(self.host.segment.len());
-        let words = self.host.segment.slot(peer).notice(self.progress.sequence).into_iter();
+        let input_bytes = self.request.signature.call.input_bytes(self.host.segment.len());
+        let header = self.host.segment.slot(peer).call_header(self.progress.sequence).into_iter();
         payload
             .iter_mut()
-            .zip(words.flat_map(|notice: &Notice| notice.payload(given)))
+            .zip(header.flat_map(|header: &CallHeader| header.payload(input_bytes)))
             .for_each(|(to, word)| *to = word);
         payload
     }
 
-    /// Copies a block of what a peer gave into the output.
+    /// Copies a block of a peer's input into the output.
     fn take_payload(&self, peer: GroupRank, source_offset: usize, target_offset: usize) {
         let payload = self.payload_of(peer);
         let source = payload.as_ptr().cast::<u8>().wrapping_add(source_offset);
         let target = self.request.output.pointer.wrapping_add(target_offset);
-        // SAFETY: the payload holds what a peer gives, and the output the block, by the contract of `run`.
+        // SAFETY: the payload holds a peer's input, with the block in it, because the peer made the
+        // same call (invariant 5). The output holds the block by the contract of `Backend::run`.
         unsafe { compute::copy(source, target, self.request.signature.call.block_bytes()) };
     }
 
@@ -72,7 +75,7 @@ impl Run<'_> {
         self.host.segment.ranks().for_each(|peer| self.take_payload(peer, source_offset, peer.index() * block));
     }
 
-    /// Reduces a block of what all gave, in rank order, into the output.
+    /// Reduces a block of all inputs, in rank order, into the output.
     fn reduce_payloads(&self, reduce_op: ReduceOperation, source_offset: usize) -> Result<()> {
         let call = self.request.signature.call;
         let n = self.host.segment.len();
@@ -89,7 +92,8 @@ impl Run<'_> {
         }
         let block_of = |peer: GroupRank| Ok(payloads[peer.index()].as_ptr().cast::<u8>().wrapping_add(source_offset));
         self.with_addresses(block_of, |sources| {
-            // SAFETY: every payload was written just now and holds the block; the output holds it by the contract of `run`.
+            // SAFETY: the loop above wrote every payload, and each holds the block (invariant 5).
+            // The output holds the block by the contract of `Backend::run`.
             unsafe {
                 compute::reduce(reduce_op, call.data_type, sources, self.request.output.pointer, call.block_elements)
             };

@@ -1,24 +1,24 @@
-//! Collectives where peers reach each other's buffers, in one process or in symmetric memory: a rank reads what it takes where
-//! it is, and in all_reduce writes its share of the result to everybody. An all_reduce so costs each rank one read of its
-//! share of every input and one write of its share of every output.
+//! Collectives whose ranks reach each other's buffers, in one process or in symmetric memory. A
+//! rank reads what it takes in place. In all_reduce each rank reduces its share of the elements and
+//! writes the result to every output, so that it reads its share of every input once, and writes
+//! its share of every output once.
 
-use super::run::Run;
-use super::segment::{Mark, Notice, Place};
 use crate::collective::{Collective, ReduceOperation};
+use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::host::protocol::segment::Milestone;
+use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
 use crate::compute;
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 use crate::sync::{Ordering, fence};
 
-/// The most bytes that are touched inside one access window.
-const WINDOW_BYTES: usize = 64 << 10;
-
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-impl Run<'_> {
+impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
-    pub(super) fn direct(&mut self) -> Result<()> {
+    pub(crate) fn direct(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let rank = self.host.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
@@ -33,15 +33,14 @@ impl Run<'_> {
             Collective::Gather { .. } | Collective::Reduce { .. } => {}
             Collective::ReduceScatter { reduce_op } => self.reduce(reduce_op, own_block, 0, block, &[])?,
         }
-        // A process that was stopped inside its last access window goes on when its peers may have
-        // failed and freed their symmetric memory, which then reads as zeros. They set the abort
-        // word before that, so what was read counts if it is not set yet.
+        // A peer that failed may have freed its symmetric memory while this process was stopped in
+        // its last access (invariant 11).
         fence(Ordering::Acquire);
-        self.host.family().check()?;
+        self.host.domain().check()?;
         self.progress.round += 1;
-        self.raise_round();
-        // Nobody returns while a peer may touch its buffers.
-        let finished = Mark::Round(self.progress.round);
+        self.publish_round();
+        // No rank returns while a peer may touch its buffers (invariant 10).
+        let finished = Milestone::Round(self.progress.round);
         let (by_all, by_one) = match call.collective {
             Collective::Broadcast { root } | Collective::Scatter { root } => (rank == root, None),
             Collective::Gather { root } | Collective::Reduce { root, .. } => (false, Some(root)),
@@ -51,37 +50,46 @@ impl Run<'_> {
         self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
     }
 
-    /// The address of bytes in one of a peer's buffers.
-    fn reach(&self, peer: GroupRank, buffer: fn(&Notice) -> Place, offset: usize, byte_len: usize) -> Result<*mut u8> {
+    /// The address of bytes in one of a peer's buffers (invariant 12).
+    fn peer_address(
+        &self,
+        peer: GroupRank,
+        buffer: fn(&CallHeader) -> BufferLocation,
+        offset: usize,
+        byte_len: usize,
+    ) -> Result<*mut u8> {
         let segment = &*self.host.segment;
-        match segment.slot(peer).notice(self.progress.sequence).map_or(Place::Own, buffer) {
-            // A peer in another process that gives one would have this process touch any memory of
-            // its own.
-            Place::Address(_) if segment.spans_processes => {
+        match segment.slot(peer).call_header(self.progress.sequence).map_or(BufferLocation::Unreachable, buffer) {
+            BufferLocation::Address(_) if segment.spans_processes => {
                 bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
             }
-            Place::Address(address) => Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset)),
-            Place::Block { id, offset: start } => {
-                self.host.arena.reach(segment.member(peer), id, start.saturating_add(offset), byte_len)
+            BufferLocation::Address(address) => {
+                Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset))
             }
-            Place::Own => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
+            BufferLocation::Block { id, offset: start } => {
+                self.host.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
+            }
+            BufferLocation::Unreachable => {
+                bail!(System, "rank {} has said nothing of this buffer", segment.member(peer))
+            }
         }
     }
 
-    /// Copies `len` bytes from a peer's memory into this rank's output, window by window.
+    /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the
+    /// other.
     fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
         let target = self.request.output.pointer.wrapping_add(target_offset);
         if source == target.cast_const() {
             return Ok(());
         }
-        for done in (0..len).step_by(WINDOW_BYTES) {
-            let part = WINDOW_BYTES.min(len - done);
+        for done in (0..len).step_by(ACCESS_BYTES) {
+            let part = ACCESS_BYTES.min(len - done);
             self.before_moving(part)?;
-            self.host.segment.window(self.host.rank, || {
-                // SAFETY: the peer posted a buffer that holds these bytes, and keeps it until its windows are closed; the
-                // output holds them by the contract of `run`; the in-place rules keep the two apart.
-                unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) }
-            })?;
+            let _access = self.host.segment.begin_access(self.host.rank)?;
+            // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
+            // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
+            // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
+            unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) };
         }
         Ok(())
     }
@@ -89,13 +97,13 @@ impl Run<'_> {
     /// Copies a block of one peer's input into this rank's output.
     fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize) -> Result<()> {
         let block = self.request.signature.call.block_bytes();
-        let source = self.reach(peer, Notice::input, source_offset, block)?;
+        let source = self.peer_address(peer, CallHeader::input, source_offset, block)?;
         self.copy_in(source, target_offset, block)
     }
 
     /// Copies a block of every rank's input into the output, in rank order.
     fn fetch_all(&self, source_offset: usize) -> Result<()> {
-        // Each rank begins with its own block, so that not all read the same memory at once.
+        // Each rank begins with its own block, so that the ranks read different memory at first.
         let n = self.host.segment.len();
         for i in 0..n {
             let peer = GroupRank(((self.host.rank.index() + i) % n) as u32);
@@ -104,8 +112,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reduces a range of bytes of all inputs into this rank's output, window by window, and copies it to `copies` while it is
-    /// at hand.
+    /// Reduces a range of bytes of all inputs into this rank's output, in one access after the
+    /// other. Each piece is copied to `copies` while it is in the cache.
     fn reduce(
         &self,
         reduce_op: ReduceOperation,
@@ -117,31 +125,33 @@ impl Run<'_> {
         let data_type = self.request.signature.call.data_type;
         let n = self.host.segment.len();
         let target = self.request.output.pointer.wrapping_add(target_start);
-        // Whole elements, and whole cache lines where there are as many.
+        // An access touches each buffer. Its pieces are whole cache lines, or single elements where
+        // there are too many buffers for a line of each.
         let element = data_type.byte_len();
-        let fair = WINDOW_BYTES / (n + copies.len());
+        let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
-        let source_of = |peer| self.reach(peer, Notice::input, source_start, byte_len).map(<*mut u8>::cast_const);
+        let source_of =
+            |peer| self.peer_address(peer, CallHeader::input, source_start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(source_of, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
                 self.before_moving(part)?;
                 let result = target.wrapping_add(start);
-                self.host.segment.window(self.host.rank, || {
-                    // SAFETY: as in `copy_in`, for every source; in place the target is one of the sources.
-                    unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
-                    for copy in copies.iter().filter(|copy| **copy != target) {
-                        // SAFETY: as in `copy_in`, with the peer's output, of which nobody else touches this range.
-                        unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
-                    }
-                })?;
+                let _access = self.host.segment.begin_access(self.host.rank)?;
+                // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
+                unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
+                for copy in copies.iter().filter(|copy| **copy != target) {
+                    // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it
+                    // is this rank's share, which no other rank touches.
+                    unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
+                }
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(part));
             }
             Ok(())
         })
     }
 
-    /// Each rank reduces its share of the elements, and writes it to every output.
+    /// Reduces this rank's share of the elements, and writes it to every output.
     fn all_reduce(&self, reduce_op: ReduceOperation) -> Result<()> {
         let call = self.request.signature.call;
         let n = self.host.segment.len();
@@ -149,7 +159,7 @@ impl Run<'_> {
         let share = call.block_elements.div_ceil(n).next_multiple_of(LINE) * call.data_type.byte_len();
         let start = (self.host.rank.index() * share).min(call.block_bytes());
         let byte_len = share.min(call.block_bytes() - start);
-        let output_of = |peer| self.reach(peer, Notice::output, start, byte_len).map(<*mut u8>::cast_const);
+        let output_of = |peer| self.peer_address(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
         self.with_addresses(output_of, |outputs| self.reduce(reduce_op, start, start, byte_len, outputs))
     }
 }

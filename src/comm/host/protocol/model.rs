@@ -1,5 +1,6 @@
-//! The protocol under a model checker: every order in which two or three ranks can interleave, up to a number of preemptions.
-//! A ring that is forgotten shows as a deadlock, a half of a stage that is written while it is read as an error.
+//! The protocol under a model checker, which tries every interleaving of two or three ranks, up to
+//! a number of preemptions. It reports a missing wake-up as a deadlock, and a half of staging
+//! memory that is written while it is read as an error.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib model`
 
@@ -8,54 +9,58 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::family::Patience;
-use super::office::Office;
-use super::segment::{Body, PAYLOAD_BYTES, STAGE_BYTES};
-use super::shared_memory::SharedMemory;
-use super::*;
-use crate::collective::ReduceOperation;
+use super::abort_domain::AbortDomain;
+use super::segment::{Milestone, STAGING_HALF_BYTES, Segment};
+use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::comm::backend::{Backend, Request};
+use crate::comm::host::HostBackend;
+use crate::comm::host::memory::SharedMemory;
+use crate::comm::host::world::World;
+use crate::comm::signature::{Purpose, Signature};
+use crate::data_type::DataType;
+use crate::error::{ErrorKind, Result};
+use crate::memory::Address;
+use crate::rank::{GroupRank, Rank};
 use crate::sync::Tracked;
 
 fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
-    // A run of one interleaving has more steps than the checker expects unless told otherwise.
+    // One interleaving has more steps than the checker allows by default.
     builder.max_branches = 3000;
     builder.check(body);
 }
 
-/// What ranks share. The checker does not see what std's `Arc` orders, so that all must be dropped by one thread, after the others.
-type Shared = (Arc<Segment>, Arc<Office>);
-
-/// Ranks whose buffers peers reach, or do not.
-fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Shared) {
-    let offset = Family::byte_len(n);
-    let extent = Segment::extent(offset, n as usize, spans_processes);
-    let memory = SharedMemory::of_process(extent.byte_len).expect("memory");
+/// Ranks that reach each other's buffers, or do not if `spans_processes`. The checker does not see
+/// what std's `Arc` orders, so the test's thread keeps the world until the others have ended.
+fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
+    let offset = AbortDomain::byte_len(n);
+    let size = Segment::memory_size(offset, n as usize, spans_processes);
+    let memory = SharedMemory::for_threads(size.byte_len).expect("memory");
     let memory = Arc::new(memory);
-    let family = Arc::new(Family::new(Arc::clone(&memory), n, 0..n));
+    let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), n, 0..n));
     let members = (0..n).map(Rank).collect();
-    let segment = Arc::new(Segment::new(family, 0, members, memory, offset, spans_processes));
-    // Everything is there before the first thread is.
-    segment.lacks_departed(Mark::Done(0));
-    segment.family.has_deaths();
+    let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
+    // All values have to be constructed before the first thread starts.
+    segment.has_lost(Milestone::Done(0));
+    segment.domain.has_dead();
     segment.slot(ROOT);
-    segment.family.check().expect("alive");
-    segment.family.wake(std::iter::once(Rank(0)));
-    let _ = Patience::new(&segment.family, Rank(0), Instant::now());
-    let office = Arc::new(Office::in_process(&segment));
-    let ranks = segment.ranks().map(|rank| HostBackend::new(Arc::clone(&segment), rank, Arc::clone(&office))).collect();
-    (ranks, (segment, office))
+    segment.domain.check().expect("alive");
+    segment.domain.wake(std::iter::once(Rank(0)));
+    segment.domain.is_dead(Rank(0));
+    let world = World::of_one_process(segment);
+    (world.backends(0..n), world)
 }
 
 /// Runs each rank's part on a thread of its own.
-fn on_ranks((ranks, shared): (Vec<HostBackend>, Shared), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
+fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
     let mut ranks = ranks.into_iter();
     let first = ranks.next().expect("rank 0");
     let others: Vec<_> = ranks.map(|rank| thread::spawn(move || part(&rank))).collect();
     part(&first);
     others.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    drop((first, shared));
+    drop((first, world));
 }
 
 fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
@@ -69,7 +74,7 @@ fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], outp
         deadline: Instant::now() + Duration::from_secs(3600),
         stream: None,
     };
-    // SAFETY: every caller gives buffers of the right lengths.
+    // SAFETY: each test passes buffers of the right lengths.
     unsafe { rank.run(&request) }
 }
 
@@ -97,12 +102,12 @@ fn barriers_of_three_end() {
     explore(1, || on_ranks(ranks(3, false), |rank| barrier(rank).expect("a barrier")));
 }
 
-/// More of them than there are notices, so that one is written again.
+/// One more than the ring has headers, so that one is replaced.
 #[test]
-fn small_collectives_ride_with_their_notices() {
+fn small_inputs_travel_in_headers() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            for round in 1..=RING as u8 + 1 {
+            for round in 1..=HEADER_RING_LEN as u8 + 1 {
                 let mut sum = [0];
                 run(rank, Collective::AllReduce { reduce_op: SUM }, &[round + rank.rank.0 as u8], &mut sum)
                     .expect("a sum");
@@ -112,12 +117,12 @@ fn small_collectives_ride_with_their_notices() {
     });
 }
 
-/// The root runs ahead until there is no room; nobody sees what was given later.
+/// The root runs ahead until there is no room. Its peer reads each broadcast's own element.
 #[test]
 fn a_root_that_runs_ahead_overwrites_nothing() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            for round in 1..=RING as u8 + 2 {
+            for round in 1..=HEADER_RING_LEN as u8 + 2 {
                 let mut output = [0];
                 run(rank, Collective::Broadcast { root: ROOT }, &[round], &mut output).expect("a broadcast");
                 assert_eq!(output, [round]);
@@ -126,10 +131,10 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
     });
 }
 
-/// As many rounds as need each half twice.
+/// Enough rounds to use each half twice.
 #[test]
 fn a_half_is_not_written_before_it_is_read() {
-    const LEN: usize = 3 * STAGE_BYTES + 1;
+    const LEN: usize = 3 * STAGING_HALF_BYTES + 1;
     const _: () = assert!(LEN > PAYLOAD_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
@@ -142,8 +147,8 @@ fn a_half_is_not_written_before_it_is_read() {
 }
 
 #[test]
-fn stages_are_exchanged() {
-    const LEN: usize = STAGE_BYTES + 1;
+fn staging_memory_is_exchanged() {
+    const LEN: usize = STAGING_HALF_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];
@@ -155,7 +160,7 @@ fn stages_are_exchanged() {
 }
 
 #[test]
-fn an_abort_reaches_whoever_waits() {
+fn an_abort_reaches_a_rank_that_waits() {
     explore(3, || {
         on_ranks(ranks(2, false), |rank| {
             if rank.rank == ROOT {
@@ -169,7 +174,7 @@ fn an_abort_reaches_whoever_waits() {
 }
 
 #[test]
-fn a_departure_reaches_whoever_waits() {
+fn a_rank_that_waits_sees_its_peer_leave() {
     explore(3, || {
         let (mut both, _shared) = ranks(2, false);
         let leaving = both.pop().expect("rank 1");
@@ -182,10 +187,10 @@ fn a_departure_reaches_whoever_waits() {
 #[test]
 fn a_death_reaches_a_rank_that_waits() {
     explore(3, || {
-        let (both, (segment, _office)) = ranks(2, false);
+        let (both, World { root: segment, .. }) = ranks(2, false);
         let thread = thread::spawn({
-            let family = Arc::clone(&segment.family);
-            move || family.mark_dead(Rank(1))
+            let domain = Arc::clone(&segment.domain);
+            move || domain.mark_dead(Rank(1))
         });
         let error = barrier(&both[0]).expect_err("rank 1 died");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
@@ -194,29 +199,29 @@ fn a_death_reaches_a_rank_that_waits() {
     });
 }
 
-/// Another rank has departed before, so that every look at the departures goes through all ranks.
+/// Another rank has left before, so that `has_lost` looks at every rank.
 #[test]
-fn a_rank_that_departs_after_it_came_is_missed_by_no_rank() {
+fn a_rank_that_leaves_after_it_came_is_not_lost() {
     for dies in [false, true] {
         explore(3, move || {
-            let (_ranks, (segment, _office)) = ranks(3, false);
-            let call = |segment: &Segment, rank| segment.notify(rank, 1, [0; 2], Body::Payload(&[]));
+            let (_ranks, World { root: segment, .. }) = ranks(3, false);
+            let call = |segment: &Segment, rank| segment.post_header(rank, 1, [0; 2], CallBody::Payload(&[]));
             call(&segment, GroupRank(1));
             segment.leave(GroupRank(1));
             let thread = thread::spawn({
                 let segment = Arc::clone(&segment);
                 move || {
                     call(&segment, GroupRank(2));
-                    if dies { segment.family.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
+                    if dies { segment.domain.mark_dead(Rank(2)) } else { segment.leave(GroupRank(2)) }
                 }
             });
-            assert!(!segment.lacks_departed(Mark::Noticed(1)), "each of them called before it departed");
+            assert!(!segment.has_lost(Milestone::Posted(1)), "each of them called before it was gone");
             thread.join().expect("no panic");
         });
     }
 }
 
-/// Two ranks that only give to each other both return; the next call tells both.
+/// Two ranks that only give to each other both return. Their next calls return the error.
 #[test]
 fn givers_that_disagree_learn_of_it_in_their_next_call() {
     explore(2, || {
@@ -229,9 +234,9 @@ fn givers_that_disagree_learn_of_it_in_their_next_call() {
     });
 }
 
-/// A rank that fails frees its memory only when no peer touches it.
+/// A rank that failed frees its memory when no peer has an access.
 #[test]
-fn a_window_is_closed_before_memory_is_freed() {
+fn an_access_ends_before_memory_is_freed() {
     explore(3, || {
         let (mut both, _shared) = ranks(2, false);
         let memory = Arc::new(Tracked::default());
@@ -239,11 +244,13 @@ fn a_window_is_closed_before_memory_is_freed() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                let _ = reader.segment.window(reader.rank, || memory.read(|| ()));
+                if let Ok(_access) = reader.segment.begin_access(reader.rank) {
+                    memory.read(|| ());
+                }
             }
         });
         both[0].abort(ErrorKind::Aborted, "no");
-        both[0].segment.wait_for_windows(ROOT);
+        both[0].segment.wait_for_accesses(ROOT);
         memory.write(|| ());
         thread.join().expect("no panic");
     });

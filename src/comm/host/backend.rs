@@ -1,0 +1,340 @@
+//! One rank of a host communicator, and the calls of the `Backend` contract on it.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
+
+use super::memory::arena::Arena;
+use super::memory::broker::{AllocationKey, MemoryBroker};
+use super::memory::check_allocation_deadline;
+use super::memory::free_memory::FreeMemory;
+use super::memory::{SharedMemory, SharedMemorySize};
+use super::process_monitor::ProcessMonitor;
+use super::protocol::abort_domain::{AbortDomain, is_shared};
+use super::protocol::running_call::{CallProgress, RunningCall};
+use super::protocol::segment::{Milestone, Segment};
+use super::world::World;
+use crate::collective::{Call, Collective};
+use crate::comm::backend::{Backend, Request};
+use crate::comm::rank_lock;
+use crate::comm::signature::{Purpose, Signature};
+use crate::data_type::DataType;
+use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::memory::{Address, Buffer};
+use crate::rank::{GroupRank, Rank};
+use crate::shape::Shape;
+use crate::stream::Watch;
+use crate::util::text::{count_of, list_ranks};
+
+/// One rank of a host communicator.
+pub(crate) struct HostBackend {
+    pub(super) segment: Arc<Segment>,
+    pub(super) rank: GroupRank,
+    /// Locked during a call, so that the rank makes one call at a time (invariant 2).
+    progress: Mutex<CallProgress>,
+    broker: Arc<MemoryBroker>,
+    /// Kept so that the monitor thread runs as long as this process has a handle.
+    monitor: Option<Arc<ProcessMonitor>>,
+    pub(super) arena: Arc<Arena>,
+    /// The ids of this communicator and of those that it was split from. All members have the
+    /// symmetric memory of these.
+    pub(super) lineage: Box<[u64]>,
+    /// The error of this rank's own that ended the communicator. Every further call returns it.
+    ended: OnceLock<Error>,
+}
+
+impl HostBackend {
+    /// A rank of a world's first communicator.
+    pub(super) fn new(world: &World, rank: GroupRank) -> Self {
+        HostBackend {
+            segment: Arc::clone(&world.root),
+            rank,
+            progress: Mutex::default(),
+            broker: Arc::clone(&world.broker),
+            monitor: world.monitor.clone(),
+            arena: Arc::default(),
+            lineage: [world.root.id].into(),
+            ended: OnceLock::new(),
+        }
+    }
+
+    /// This rank in a communicator that is split from this one.
+    fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
+        HostBackend {
+            rank,
+            progress: Mutex::default(),
+            broker: Arc::clone(&self.broker),
+            monitor: self.monitor.clone(),
+            arena: Arc::clone(&self.arena),
+            lineage: std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect(),
+            segment,
+            ended: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn domain(&self) -> &AbortDomain {
+        &self.segment.domain
+    }
+
+    /// Begins a call: every call passes here once. Another thread of this rank may hold the lock
+    /// until its own deadline.
+    fn enter(&self, deadline: Instant) -> Result<MutexGuard<'_, CallProgress>> {
+        // First, because in a forked child the thread that held the lock does not exist
+        // (invariant 21).
+        self.check_process()?;
+        // A call that is not made would leave the peers waiting, so this ends the communicator.
+        rank_lock::take(&self.progress, deadline).ok_or_else(|| self.end(rank_lock::missed()))
+    }
+
+    /// The error that ended the communicator, if one did.
+    fn check_alive(&self) -> Result<()> {
+        self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
+    }
+
+    /// Ends the communicator because of this rank's own error.
+    fn end(&self, error: Error) -> Error {
+        let reason = error.to_string();
+        self.end_because(error, &reason)
+    }
+
+    /// [`end`](Self::end), with another text for the other ranks.
+    fn end_because(&self, error: Error, reason: &str) -> Error {
+        self.abort(error.kind(), reason);
+        self.ended.get_or_init(|| error.clone());
+        error
+    }
+
+    /// Runs one collective of a call that has entered.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
+        self.check_alive().map_err(|e| request.label(e))?;
+        let mut call = RunningCall::new(self, progress, request);
+        // An error aborts the communicator before `call` is dropped, which waits for the peers.
+        call.run().map_err(|error| {
+            let text = error.to_string();
+            let error = request.label(error);
+            // The layer's name is this rank's. An error that every rank gets as it is comes
+            // without.
+            let reason = if is_shared(error.kind()) { text } else { error.to_string() };
+            self.end_because(error, &reason)
+        })
+    }
+
+    /// Memory that `users` share. Each of them calls this with the same key; the first one
+    /// allocates it.
+    fn shared_memory(
+        &self,
+        key: AllocationKey,
+        users: &[Rank],
+        size: SharedMemorySize,
+        progress: &CallProgress,
+        deadline: Instant,
+    ) -> Result<(Arc<SharedMemory>, u64)> {
+        let sender = users[0];
+        // The call ends with a barrier. A rank that is lost before it would not send the memory.
+        let barrier = Milestone::Posted(progress.sequence + 1);
+        let check_peers = || {
+            self.check_alive()?;
+            if !self.segment.has_lost(barrier) {
+                return Ok(());
+            }
+            let lost = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
+            Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(lost)))
+        };
+        if sender == self.segment.member(self.rank) {
+            let keep_going = || check_peers().and_then(|()| check_allocation_deadline(deadline));
+            self.broker.share(key, users, size, &keep_going)?;
+        }
+        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers)?;
+        if memory.len() != size.byte_len {
+            bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), size.byte_len);
+        }
+        Ok((memory, id))
+    }
+
+    /// The communicator of the ranks with this color. `all` has each rank's color and key.
+    fn split_off(
+        &self,
+        color: u32,
+        all: &[[i64; 2]],
+        progress: &CallProgress,
+        deadline: Instant,
+    ) -> Result<HostBackend> {
+        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
+        members.sort_by_key(|&r| all[r][1]);
+        let Some(rank) = members.iter().position(|&r| r == self.rank.index()) else {
+            bail!(System, "the exchange of colors lost this rank's own");
+        };
+        let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+        let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
+        let size = Segment::memory_size(0, members.len(), spans_processes);
+        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color };
+        let (memory, id) = self.shared_memory(key, &members, size, progress, deadline)?;
+        let domain = Arc::clone(&self.segment.domain);
+        let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
+        Ok(self.descendant(segment, GroupRank(rank as u32)))
+    }
+
+    /// This rank's part of a new block of symmetric memory.
+    fn symmetric_part(
+        &self,
+        byte_len: usize,
+        block_len: usize,
+        progress: &CallProgress,
+        deadline: Instant,
+    ) -> Result<Buffer> {
+        let segment = &*self.segment;
+        if !segment.spans_processes {
+            // Threads of one process reach all memory.
+            return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
+        }
+        let key = AllocationKey { segment: segment.id, sequence: progress.sequence, color: 0 };
+        let (memory, id) = self.shared_memory(
+            key,
+            segment.members(),
+            SharedMemorySize::fully_resident(block_len),
+            progress,
+            deadline,
+        )?;
+        let part = self.arena.add_block(segment, self.rank, id, byte_len, memory);
+        // SAFETY: the part is `byte_len` zeros on pages of its own, mapped as long as it lives
+        // (invariant 13). Peers touch them only in collectives in which this rank uses the buffer
+        // (invariants 10 and 12).
+        unsafe { Buffer::leased(Box::new(part), byte_len) }
+    }
+
+    /// Ends a call in which memory was sent: no rank returns before each one has received its own,
+    /// because the hub may have to forward it.
+    fn leave_together(&self, progress: &mut CallProgress, purpose: Purpose, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run_entered(progress, &Request::barrier(purpose, deadline)) }
+    }
+
+    /// Gathers two words from every rank, in rank order.
+    fn gather_words(
+        &self,
+        progress: &mut CallProgress,
+        purpose: Purpose,
+        words: [i64; 2],
+        deadline: Instant,
+    ) -> Result<Vec<[i64; 2]>> {
+        let mut all = vec![[0i64; 2]; self.segment.len()];
+        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 2 };
+        let request = Request {
+            signature: Signature { purpose, call },
+            label: None,
+            input: Address::host(words.as_ptr().cast()),
+            output: Address::host(all.as_mut_ptr().cast()),
+            deadline,
+            stream: None,
+        };
+        // SAFETY: the input holds two elements, and the output two for each rank. Both are locals.
+        unsafe { self.run_entered(progress, &request)? };
+        Ok(all)
+    }
+}
+
+impl Backend for HostBackend {
+    fn rank(&self) -> Rank {
+        Rank(self.rank.0)
+    }
+
+    fn world_size(&self) -> u32 {
+        self.segment.len() as u32
+    }
+
+    fn origin(&self, rank: Rank) -> Rank {
+        self.segment.member(GroupRank(rank.0))
+    }
+
+    unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
+        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_entered(&mut progress, request) }
+    }
+
+    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        let progress = &mut *self.enter(deadline)?;
+        let mine = [color.map_or(-1, i64::from), i64::from(key)];
+        let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
+        let descendant = match color {
+            Some(color) => self.split_off(color, &all, progress, deadline).map(Some),
+            None => Ok(None),
+        };
+        let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
+        self.leave_together(progress, Purpose::Split, deadline)?;
+        Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
+    }
+
+    fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        let progress = &mut *self.enter(deadline)?;
+        let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
+        let mine = [byte_len as i64, i64::try_from(free).unwrap_or(i64::MAX)];
+        let all = self.gather_words(progress, Purpose::Allocate, mine, deadline)?;
+        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
+            // Every rank has the same list, so every rank returns an error here.
+            bail!(
+                Disagreement,
+                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
+                self.segment.member(GroupRank(other as u32)),
+                all[other][0]
+            );
+        }
+        let block_len = Arena::block_len(byte_len, self.segment.len())?;
+        // The first rank allocates the block. Every rank checks that rank's figure.
+        let free = all[0][1];
+        if u64::try_from(free).is_ok_and(|free| free < block_len as u64) {
+            bail!(
+                System,
+                "allocate: {} of {byte_len} bytes each take {block_len} bytes, and the process of rank {} can have about \
+                 {free} bytes more",
+                count_of(self.segment.len(), "rank"),
+                self.segment.member(GroupRank(0))
+            );
+        }
+        let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
+        // Other ranks may have their parts and wait for this one, so an error ends the
+        // communicator.
+        let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
+        self.leave_together(progress, Purpose::Allocate, deadline)?;
+        Ok(buffer)
+    }
+
+    fn check_peers(&self) -> Result<()> {
+        self.check()?;
+        let segment = &*self.segment;
+        match segment.ranks().find(|peer| segment.has_died(*peer)) {
+            Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.domain().process.check("a communicator")
+    }
+
+    fn abort(&self, kind: ErrorKind, reason: &str) {
+        self.domain().abort(kind, self.segment.member(self.rank), reason);
+    }
+}
+
+impl Watch for HostBackend {
+    fn check(&self) -> Result<()> {
+        self.check_process()?;
+        self.check_alive()
+    }
+
+    fn give_up(&self, error: Error) -> Error {
+        self.end(error)
+    }
+}
+
+impl Drop for HostBackend {
+    fn drop(&mut self) {
+        if self.domain().process.is_current() {
+            self.segment.leave(self.rank);
+        }
+    }
+}

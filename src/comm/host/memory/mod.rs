@@ -1,0 +1,39 @@
+//! The memory that ranks share, and how much of it there can be.
+
+use std::time::Instant;
+
+use crate::error::{Result, bail};
+
+pub(super) mod arena;
+pub(super) mod broker;
+pub(super) mod free_memory;
+#[cfg(not(loom))]
+mod shared_memory;
+#[cfg(loom)]
+#[path = "shared_memory_model.rs"]
+mod shared_memory;
+
+pub(super) use shared_memory::{Shareable, SharedMemory};
+
+/// How long shared memory is, and how much of its beginning is allocated at once. The rest is
+/// allocated when it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedMemorySize {
+    pub(crate) byte_len: usize,
+    pub(crate) resident: usize,
+}
+
+impl SharedMemorySize {
+    /// Memory that is allocated in full.
+    pub(crate) fn fully_resident(byte_len: usize) -> Self {
+        SharedMemorySize { byte_len, resident: byte_len }
+    }
+}
+
+/// Checks that the deadline of a call that allocates shared memory is not over.
+pub(super) fn check_allocation_deadline(deadline: Instant) -> Result<()> {
+    if Instant::now() < deadline {
+        return Ok(());
+    }
+    bail!(DeadlineExceeded, "shared memory was not allocated before the deadline");
+}

@@ -1,0 +1,13 @@
+//! How the ranks of a communicator agree on a call, wait for each other and fail together.
+//! ARCHITECTURE.md lists the invariants, which comments here cite by their numbers.
+
+pub(super) mod abort_domain;
+pub(super) mod access_guard;
+mod caller_threads;
+#[cfg(all(test, loom))]
+mod model;
+pub(super) mod report;
+pub(super) mod running_call;
+pub(super) mod segment;
+pub(super) mod slot;
+mod waiter;

@@ -1,0 +1,311 @@
+//! What every collective does whichever way its elements move: it waits for room for its header,
+//! posts the header, waits for its peers' headers and compares them.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use super::report::{self, Report};
+use super::segment::Milestone;
+use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN};
+use super::waiter::{WaitError, Waiter};
+use crate::collective::Collective;
+use crate::comm::backend::Request;
+use crate::comm::host::HostBackend;
+use crate::comm::host::transfer::inline;
+use crate::error::{ErrorKind, Result};
+use crate::rank::GroupRank;
+
+/// Up to this number of ranks, a collective keeps its lists on the stack.
+pub(crate) const MAX_STACK_RANKS: usize = 64;
+
+/// How many bytes a rank moves before it checks its deadline again.
+const CHECK_BYTES: usize = 1 << 20;
+
+/// How far this rank has come in its communicator.
+pub(crate) struct CallProgress {
+    /// The number of its latest collective; the first one is 1.
+    pub(crate) sequence: u64,
+    /// The number of its latest round (invariant 7).
+    pub(crate) round: u64,
+    /// The collectives up to this one have been found equal on every rank.
+    agreed: u64,
+    /// The collectives up to this one have been published as done (invariant 4).
+    done: u64,
+    /// This rank may post headers up to this collective (invariant 4).
+    room: u64,
+}
+
+impl Default for CallProgress {
+    fn default() -> Self {
+        CallProgress { sequence: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+    }
+}
+
+/// One collective on one rank.
+pub(crate) struct RunningCall<'a> {
+    pub(crate) host: &'a HostBackend,
+    pub(crate) progress: &'a mut CallProgress,
+    pub(crate) request: &'a Request<'a>,
+    is_finished: bool,
+    /// How many bytes this rank has moved, and how many of them since it checked its deadline.
+    moved: Cell<(usize, usize)>,
+}
+
+impl Drop for RunningCall<'_> {
+    /// After an error or a panic, waits until no peer touches this rank's buffers (invariant 9).
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        // After an error the communicator is aborted already, and keeps the first reason.
+        let host = self.host;
+        host.domain().abort(ErrorKind::Aborted, host.segment.member(host.rank), "a panic inside a collective");
+        host.segment.wait_for_accesses(host.rank);
+    }
+}
+
+impl<'a> RunningCall<'a> {
+    /// The next collective of this rank.
+    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+        progress.sequence += 1;
+        RunningCall { host, progress, request, is_finished: false, moved: Cell::default() }
+    }
+
+    /// Runs the collective. After an error the caller aborts the communicator before it drops this.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        let result = self.run_phases();
+        self.is_finished = result.is_ok();
+        result
+    }
+
+    fn run_phases(&mut self) -> Result<()> {
+        self.host.domain().callers.note(self.host.segment.member(self.host.rank));
+        self.wait_for_room()?;
+        let locations = self.post_header();
+        self.wait_for_headers(|call, peer| call.takes_from(peer))?;
+        let call = self.request.signature.call;
+        // Every rank finds the same way (invariant 6).
+        match call.block_elements {
+            0 => Ok(()),
+            _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
+            _ if self.is_direct(locations)? => self.direct(),
+            _ => self.staged(),
+        }
+    }
+
+    /// Waits until this rank may post its header: until every peer has finished the collective
+    /// whose header is replaced (invariant 4). Meanwhile it compares headers, since peers may wait
+    /// for its `done`.
+    fn wait_for_room(&mut self) -> Result<()> {
+        let (host, sequence) = (self.host, self.progress.sequence);
+        let segment = &*host.segment;
+        // First, because a peer whose call differed may have left, and the difference is the better
+        // error.
+        self.catch_up()?;
+        let posted = Milestone::Posted(sequence);
+        if segment.has_lost(posted) {
+            host.domain().check()?;
+            return Err(self.report().error(WaitError::PeerLost, posted));
+        }
+        if sequence > self.progress.room {
+            let replaced = sequence - HEADER_RING_LEN;
+            let mut slowest = 0;
+            let mut agreement = Ok(());
+            let (mut waiter, report) = (self.waiter(), self.report());
+            let waited = waiter.wait_until(
+                || {
+                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
+                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
+                    agreement = self.catch_up();
+                    slowest >= replaced || agreement.is_err()
+                },
+                || segment.has_lost(posted),
+                |seconds| report.slow(seconds, Milestone::Done(replaced)),
+            );
+            agreement?;
+            waited.map_err(|error| {
+                let is_peer_lost = matches!(error, WaitError::PeerLost);
+                report.error(error, if is_peer_lost { posted } else { Milestone::Done(replaced) })
+            })?;
+            self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
+        }
+        self.catch_up()
+    }
+
+    /// Compares the headers of earlier collectives, and publishes up to which one all ranks agree.
+    fn catch_up(&mut self) -> Result<()> {
+        self.compare_until(self.progress.sequence - 1)?;
+        let CallProgress { agreed, done, .. } = self.progress;
+        if *agreed > *done {
+            *done = *agreed;
+            self.host.segment.set_done(self.host.rank, *done);
+        }
+        Ok(())
+    }
+
+    /// Posts this rank's header, and returns the locations of its input and output in it.
+    fn post_header(&self) -> [BufferLocation; 2] {
+        let RunningCall { host, request, .. } = self;
+        let (call, n) = (request.signature.call, host.segment.len());
+        let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
+        let mut locations = [BufferLocation::Unreachable; 2];
+        let body = if inline::fits(&call, n) {
+            CallBody::Payload(self.payload(input_bytes))
+        } else {
+            locations = [self.locate(request.input.pointer, input_bytes, false), self.output_location()];
+            CallBody::Locations { input: locations[0], output: locations[1] }
+        };
+        host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
+        locations
+    }
+
+    /// Where peers find bytes of this rank.
+    fn locate(&self, address: *const u8, byte_len: usize, is_written: bool) -> BufferLocation {
+        match self.host.segment.spans_processes {
+            true => self.host.arena.locate(address, byte_len, &self.host.lineage, is_written),
+            false => BufferLocation::Address(address.expose_provenance()),
+        }
+    }
+
+    /// Where peers find this rank's output, if they write it.
+    fn output_location(&self) -> BufferLocation {
+        let call = self.request.signature.call;
+        match call.collective {
+            Collective::AllReduce { .. } => self.locate(self.request.output.pointer, call.block_bytes(), true),
+            _ => BufferLocation::Unreachable,
+        }
+    }
+
+    /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call
+    /// without elements that takes from every peer is a barrier.
+    pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
+        match self.request.signature.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
+            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
+            _ => true,
+        }
+    }
+
+    /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are
+    /// there (invariant 5).
+    fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+        let sequence = self.progress.sequence;
+        for peer in self.host.segment.ranks().filter(|peer| is_needed(self, *peer)) {
+            self.wait_for(peer, Milestone::Posted(sequence))?;
+        }
+        self.compare_until(sequence)
+    }
+
+    /// Compares all headers of the collectives up to `last` that are there (invariant 5).
+    fn compare_until(&mut self, last: u64) -> Result<()> {
+        let host = self.host;
+        for sequence in self.progress.agreed + 1..=last {
+            let mut is_complete = true;
+            for peer in host.segment.ranks() {
+                match host.agrees(peer, sequence) {
+                    Some(true) => {}
+                    Some(false) => return Err(report::disagreement(host, sequence)),
+                    None => is_complete = false,
+                }
+            }
+            if is_complete && self.progress.agreed + 1 == sequence {
+                self.progress.agreed = sequence;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether peers reach every buffer that they would touch (invariant 6).
+    fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
+        let segment = &*self.host.segment;
+        if !segment.spans_processes {
+            return Ok(true);
+        }
+        let sequence = self.progress.sequence;
+        let is_reachable = |peer, location: fn(&CallHeader) -> BufferLocation| {
+            let header = segment.slot(peer).call_header(sequence);
+            header.is_some_and(|header| location(header) != BufferLocation::Unreachable)
+        };
+        match self.request.signature.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(is_reachable(root, CallHeader::input)),
+            Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
+            _ if input == BufferLocation::Unreachable => Ok(false),
+            collective => {
+                // In gather and reduce only the root has waited for all headers.
+                self.wait_for_headers(|_, _| true)?;
+                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
+                Ok(segment.ranks().all(|peer| {
+                    is_reachable(peer, CallHeader::input) && (!writes_outputs || is_reachable(peer, CallHeader::output))
+                }))
+            }
+        }
+    }
+
+    /// Publishes this rank's round (invariant 7).
+    pub(crate) fn publish_round(&self) {
+        self.host.segment.set_round(self.host.rank, self.progress.round);
+    }
+
+    pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
+        let segment = &*self.host.segment;
+        if segment.has_reached(peer, milestone) {
+            return Ok(());
+        }
+        let waited = self.waiter().wait_until(
+            || segment.has_reached(peer, milestone),
+            || segment.has_lost(milestone),
+            |seconds| self.report().slow(seconds, milestone),
+        );
+        waited.map_err(|error| self.report().error(error, milestone))
+    }
+
+    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
+        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
+    }
+
+    fn waiter(&self) -> Waiter<'a> {
+        Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
+    }
+
+    fn report(&self) -> Report<'a> {
+        Report { host: self.host, request: self.request, sequence: self.progress.sequence }
+    }
+
+    /// Called before this rank moves `byte_len` bytes. Checks the deadline once for every
+    /// [`CHECK_BYTES`].
+    pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
+        let (moved, since_check) = self.moved.get();
+        if since_check < CHECK_BYTES {
+            self.moved.set((moved + byte_len, since_check + byte_len));
+            return Ok(());
+        }
+        self.moved.set((moved + byte_len, byte_len));
+        if Instant::now() < self.request.deadline {
+            return Ok(());
+        }
+        // A peer's reason for an abort is the better error.
+        self.host.domain().check()?;
+        Err(self.report().late(moved))
+    }
+
+    /// Gives `work` a list with one address for each rank, in rank order.
+    pub(crate) fn with_addresses<T>(
+        &self,
+        address_of: impl Fn(GroupRank) -> Result<*const u8>,
+        work: impl FnOnce(&mut [*const u8]) -> Result<T>,
+    ) -> Result<T> {
+        let n = self.host.segment.len();
+        let mut few = [std::ptr::null(); MAX_STACK_RANKS];
+        let mut many;
+        let addresses = if n <= MAX_STACK_RANKS {
+            &mut few[..n]
+        } else {
+            many = vec![std::ptr::null(); n];
+            &mut many[..]
+        };
+        for (peer, address) in self.host.segment.ranks().zip(addresses.iter_mut()) {
+            *address = address_of(peer)?;
+        }
+        work(addresses)
+    }
+}

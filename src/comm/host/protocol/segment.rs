@@ -1,0 +1,285 @@
+//! The memory that the ranks of one communicator share: a slot for each rank, and between processes
+//! staging memory for each rank.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::abort_domain::AbortDomain;
+use super::slot::{CallBody, Slot};
+use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize};
+use crate::error::Result;
+use crate::rank::{GroupRank, Rank};
+use crate::sync::{AtomicU32, Ordering, Tracked};
+
+/// The bytes of a rank's staging memory that one round uses. There are two halves: peers read one
+/// while the rank writes the other (invariant 8).
+pub(crate) const STAGING_HALF_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
+
+/// One communicator: its members, their slots, and if it spans processes their staging memory.
+pub(crate) struct Segment {
+    pub(crate) domain: Arc<AbortDomain>,
+    /// The same in every process, and different for every segment of a domain.
+    pub(crate) id: u64,
+    /// The members by their ranks in the first communicator of the domain.
+    members: Box<[Rank]>,
+    memory: Arc<SharedMemory>,
+    /// Where the segment begins in its memory.
+    offset: usize,
+    /// Whether members live in several processes, so that they cannot reach each other's buffers.
+    pub(crate) spans_processes: bool,
+    /// The halves of staging memory, two for each rank.
+    staging_halves: Box<[Tracked]>,
+    /// For each rank of this process, whether its staging memory is allocated.
+    has_staging: Box<[AtomicBool]>,
+}
+
+/// What a segment begins with. A [`Slot`] for each member follows.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+struct SegmentHeader {
+    /// 1 when a member has left.
+    any_left: AtomicU32,
+}
+
+// SAFETY: invariant 1: the field is an atomic, and zero is a value of it.
+unsafe impl Shareable for SegmentHeader {}
+
+/// How far a rank has to have come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Milestone {
+    /// It has posted its header of this collective.
+    Posted(u64),
+    /// It has come to this round.
+    Round(u64),
+    /// It has finished this collective.
+    Done(u64),
+}
+
+impl Segment {
+    /// How much memory a segment of `members` ranks needs that begins at an offset. Staging memory
+    /// is allocated later, in [`allocate_staging`](Self::allocate_staging).
+    pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
+        let resident = offset + Self::slots_len(members);
+        let staging = if spans_processes { members * 2 * STAGING_HALF_BYTES } else { 0 };
+        SharedMemorySize { byte_len: resident.next_multiple_of(rustix::param::page_size()) + staging, resident }
+    }
+
+    fn slots_len(members: usize) -> usize {
+        size_of::<SegmentHeader>() + members * size_of::<Slot>()
+    }
+
+    /// The segment at an offset of memory that is zeroed there, or that ranks share already.
+    pub(crate) fn new(
+        domain: Arc<AbortDomain>,
+        id: u64,
+        members: Box<[Rank]>,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+        spans_processes: bool,
+    ) -> Self {
+        let staging_halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
+        let has_staging = members.iter().map(|_| AtomicBool::new(false)).collect();
+        Segment { domain, id, members, memory, offset, spans_processes, staging_halves, has_staging }
+    }
+
+    /// The first segment of a new domain, whose ranks are threads of this process.
+    pub(crate) fn in_process(world_size: u32) -> Result<Self> {
+        let offset = AbortDomain::byte_len(world_size);
+        let size = Self::memory_size(offset, world_size as usize, false);
+        let memory = Arc::new(SharedMemory::for_threads(size.byte_len)?);
+        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, 0..world_size));
+        Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
+    }
+
+    fn header(&self) -> &SegmentHeader {
+        &self.memory.slice(self.offset, 1)[0]
+    }
+
+    fn slots(&self) -> &[Slot] {
+        self.memory.slice(self.offset + size_of::<SegmentHeader>(), self.members.len())
+    }
+
+    pub(crate) fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The members' ranks in this communicator.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = GroupRank> + use<> {
+        (0..self.members.len() as u32).map(GroupRank)
+    }
+
+    /// A member's rank in the first communicator of the domain.
+    pub(crate) fn member(&self, rank: GroupRank) -> Rank {
+        self.members[rank.index()]
+    }
+
+    pub(crate) fn slot(&self, rank: GroupRank) -> &Slot {
+        &self.slots()[rank.index()]
+    }
+
+    fn half(rank: GroupRank, round: u64) -> usize {
+        2 * rank.index() + (round % 2) as usize
+    }
+
+    /// Where a half of staging memory begins. The first one begins with a page.
+    fn half_offset(&self, half: usize) -> usize {
+        let slots_end = self.offset + Self::slots_len(self.members.len());
+        slots_end.next_multiple_of(rustix::param::page_size()) + half * STAGING_HALF_BYTES
+    }
+
+    fn half_address(&self, half: usize) -> *mut u8 {
+        self.memory.bytes(self.half_offset(half), STAGING_HALF_BYTES)
+    }
+
+    /// Allocates the staging memory of `rank`, this rank, unless it is allocated already.
+    pub(crate) fn allocate_staging(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        // Only this rank's calls come here, one after the other (invariant 2).
+        let has_staging = &self.has_staging[rank.index()];
+        if !has_staging.load(Ordering::Relaxed) {
+            self.memory.populate(self.half_offset(Self::half(rank, 0)), 2 * STAGING_HALF_BYTES, keep_going)?;
+            has_staging.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Gives `write` the half of its own staging memory that `rank` writes in a round (invariant
+    /// 8).
+    pub(crate) fn write_staging(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
+        let half = Self::half(rank, round);
+        self.staging_halves[half].write(|| write(self.half_address(half)));
+    }
+
+    /// Gives `read` the half of the staging memory of `rank` that peers read in a round
+    /// (invariant 7).
+    pub(crate) fn read_staging<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+        let half = Self::half(rank, round);
+        self.staging_halves[half].read(|| read(self.half_address(half)))
+    }
+
+    /// Posts the header of this rank's call, and wakes its peers.
+    pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
+        self.slot(rank).post_header(sequence, signature, body);
+        self.wake();
+    }
+
+    /// Publishes that this rank has come to a round (invariant 7), and wakes its peers.
+    pub(crate) fn set_round(&self, rank: GroupRank, round: u64) {
+        self.slot(rank).set_round(round);
+        self.wake();
+    }
+
+    /// Publishes how many collectives this rank has finished (invariant 4), and wakes its peers.
+    pub(crate) fn set_done(&self, rank: GroupRank, sequence: u64) {
+        self.slot(rank).set_done(sequence);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        self.domain.wake(self.members.iter().copied());
+    }
+
+    /// Publishes that this rank has left, and wakes its peers.
+    pub(crate) fn leave(&self, rank: GroupRank) {
+        self.slot(rank).set_left();
+        self.header().any_left.store(1, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether a rank has left or died.
+    pub(crate) fn is_gone(&self, rank: GroupRank) -> bool {
+        self.slot(rank).has_left() || self.domain.is_dead(self.member(rank))
+    }
+
+    /// Whether a rank has died before it left (invariant 19).
+    pub(crate) fn has_died(&self, rank: GroupRank) -> bool {
+        self.domain.is_dead(self.member(rank)) && !self.slot(rank).has_left()
+    }
+
+    /// How many collectives a rank has finished. A rank that is gone reads no more headers.
+    pub(crate) fn done(&self, rank: GroupRank) -> u64 {
+        if self.is_gone(rank) { u64::MAX } else { self.slot(rank).done() }
+    }
+
+    /// Whether a rank has come so far. If it has, what it wrote before is visible.
+    pub(crate) fn has_reached(&self, rank: GroupRank, milestone: Milestone) -> bool {
+        match milestone {
+            Milestone::Posted(sequence) => self.slot(rank).call_header(sequence).is_some(),
+            Milestone::Round(round) => self.slot(rank).round() >= round,
+            Milestone::Done(sequence) => self.done(rank) >= sequence,
+        }
+    }
+
+    /// The members that left or died without having come so far.
+    pub(crate) fn lost_before(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
+        self.ranks().filter(move |rank| is_lost(|| self.is_gone(*rank), || self.has_reached(*rank, milestone)))
+    }
+
+    /// Whether a member has left or died without having come so far.
+    pub(crate) fn has_lost(&self, milestone: Milestone) -> bool {
+        let is_any_gone = self.header().any_left.load(Ordering::Acquire) != 0 || self.domain.has_dead();
+        is_any_gone && self.lost_before(milestone).next().is_some()
+    }
+}
+
+/// Whether a rank is gone without having come (invariant 18).
+fn is_lost(is_gone: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
+    is_gone() && !has_come()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment() -> Arc<Segment> {
+        Arc::new(Segment::in_process(2).expect("memory"))
+    }
+
+    /// A rank that comes and leaves before, between or after the two looks is not lost.
+    #[test]
+    fn a_rank_that_comes_and_leaves_meanwhile_is_not_lost() {
+        for moment in 0..4 {
+            let looks = std::cell::Cell::new(0);
+            let has_happened = || looks.replace(looks.get() + 1) >= moment;
+            assert!(!is_lost(has_happened, has_happened), "{moment}");
+        }
+        assert!(is_lost(|| true, || false));
+    }
+
+    /// A process may end before a group with its rank is made.
+    #[test]
+    fn a_death_counts_in_a_segment_that_is_made_later() {
+        let root = segment();
+        root.domain.mark_dead(Rank(1));
+        let memory = Arc::new(SharedMemory::for_threads(Segment::memory_size(0, 2, false).byte_len).expect("memory"));
+        let later = Segment::new(Arc::clone(&root.domain), 1, [Rank(1), Rank(0)].into(), memory, 0, false);
+        assert!(later.has_lost(Milestone::Posted(1)) && later.has_died(GroupRank(0)));
+        assert!(!later.is_gone(GroupRank(1)));
+        assert!(later.lost_before(Milestone::Round(1)).eq([GroupRank(0)]));
+        assert_eq!(later.done(GroupRank(0)), u64::MAX);
+    }
+
+    #[test]
+    fn a_rank_that_left_before_its_process_ended_has_left() {
+        let segment = segment();
+        segment.leave(GroupRank(1));
+        segment.domain.mark_dead(Rank(1));
+        assert!(segment.is_gone(GroupRank(1)) && !segment.has_died(GroupRank(1)));
+    }
+
+    /// The figures of ARCHITECTURE.md's table.
+    #[test]
+    fn communicators_and_groups_take_what_is_written_down() {
+        for members in [1, 3, 256] {
+            let group = Segment::memory_size(0, members, true);
+            assert_eq!(group.resident, 128 + 640 * members);
+            let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
+            assert_eq!(stages, members * (512 << 10));
+            let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
+            assert_eq!(world.resident, 2304 + 768 * members);
+        }
+    }
+}
