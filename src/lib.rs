@@ -69,6 +69,7 @@ mod engine;
 mod environment;
 mod error;
 mod framing;
+mod handshake;
 mod issue_order;
 mod lane;
 mod memory;

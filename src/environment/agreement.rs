@@ -1,11 +1,9 @@
 //! What the ranks say of themselves when they have met, and what follows: the backend, and rank 0's seed.
 
 use std::collections::BTreeMap;
-use std::net::{ToSocketAddrs, UdpSocket};
 
 use serde::{Deserialize, Serialize};
 
-use super::discovery::is_loopback;
 use super::process;
 use crate::comm::{Wanted, nccl};
 use crate::cuda::{Device, nvrtc_version};
@@ -203,16 +201,6 @@ fn obstacle_to_nccl(statements: &[Statement]) -> Option<String> {
     })
 }
 
-/// Whether a host is this machine: its loopback, its own name, or one of its addresses.
-pub(super) fn is_this_machine(host: &str) -> bool {
-    is_loopback(host)
-        || rustix::system::uname().nodename().to_str() == Ok(host)
-        // Only an own address can be bound.
-        || (host.trim_start_matches('[').trim_end_matches(']'), 0)
-            .to_socket_addrs()
-            .is_ok_and(|mut addresses| addresses.any(|address| UdpSocket::bind(address).is_ok()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,13 +293,5 @@ mod tests {
         assert!(
             verdict(&[shared, with_gpu(Wanted::Nccl, "01")]).starts_with("NCCL cannot be used: ranks 0 and 1 are both")
         );
-    }
-
-    #[test]
-    fn this_machine_is_known_by_its_names() {
-        assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
-        assert!(is_this_machine(&Statement::new(Wanted::Host, 0, 0, 0).hostname));
-        // A documentation address, which no machine has.
-        assert!(!is_this_machine("192.0.2.1"));
     }
 }

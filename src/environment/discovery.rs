@@ -23,7 +23,8 @@ use std::num::NonZeroU16;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::{process, rendezvous};
+use super::endpoint::{default_port, is_loopback};
+use super::process;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rank::Rank;
 
@@ -586,7 +587,7 @@ impl<'a> Search<'a> {
                 return (MeetingPoint::Machine, format!("loopback:{port}/{run}{of_launcher}"));
             }
             let job = format!("{host}:{port}/{run}{of_launcher}");
-            let port = rendezvous_port.unwrap_or_else(|| rendezvous::default_port(port));
+            let port = rendezvous_port.unwrap_or_else(|| default_port(port));
             return (MeetingPoint::Address { host: host.clone(), port }, job);
         }
         if is_file && let Some(path) = self.system.variable(names[0]).filter(|path| !path.is_empty()) {
@@ -643,12 +644,6 @@ impl<'a> Search<'a> {
             ));
         }
     }
-}
-
-/// Whether a host's name or address means this machine's loopback.
-pub(super) fn is_loopback(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
-    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod agreement;
 mod discovery;
+mod endpoint;
 mod launch_report;
 mod process;
 mod random;
@@ -17,17 +18,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use agreement::{Agreement, Backend, Statement, agree, is_this_machine};
+use agreement::{Agreement, Backend, Statement, agree};
 pub use discovery::Launcher;
 pub(crate) use discovery::variable_names;
 use discovery::{Discovery, Given, MeetingPoint, ThisSystem};
+use endpoint::{Endpoint, is_this_machine};
 use launch_report::LaunchReport;
 pub use rand_chacha::ChaCha20Rng;
-use rendezvous::{Place, Terms};
+use rendezvous::Rendezvous;
 
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
 use crate::cuda;
 use crate::error::{Result, bail, error};
+use crate::handshake::Participant;
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
 use crate::util::deadline_after;
@@ -331,17 +334,18 @@ impl EnvironmentBuilder {
                 "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it there is \
                  NCCL"
             ),
-            MeetingPoint::Address { host, port } => Place::Tcp { host: host.clone(), port: *port },
-            MeetingPoint::File(path) => Place::File(path.clone()),
+            MeetingPoint::Address { host, port } => Endpoint::Tcp { host: host.clone(), port: *port },
+            MeetingPoint::File(path) => Endpoint::File(path.clone()),
         };
-        let terms = Terms {
+        let participant = Participant {
             job: &job,
             secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
-            rank: discovery.rank.0,
             world_size: discovery.world_size,
+            first_rank: discovery.rank.0,
+            rank_count: 1,
             deadline,
         };
-        let mut meeting = rendezvous::meet(&place, &terms)?;
+        let mut meeting = Rendezvous::join(&place, &participant)?;
         let agreement = agree(&meeting.exchange(&statement, deadline)?)?;
         let host = match agreement.is_one_machine {
             true => Some(self.meet_on_machine(format!("{job} {}", meeting.nonce()), discovery, deadline)?),

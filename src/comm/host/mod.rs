@@ -16,11 +16,11 @@
 //! stage, in shared memory, piece by piece. A rank only ever touches its own buffers and shared memory.
 
 mod arena;
+mod bootstrap;
 mod direct;
 mod family;
 mod free_memory;
 mod inline;
-mod meeting;
 #[cfg(all(test, loom))]
 mod model;
 mod office;
@@ -43,7 +43,6 @@ use std::time::Instant;
 use arena::Arena;
 use family::Family;
 pub(crate) use free_memory::{FreeMemory, available as memory_available, limit as memory_limit};
-pub(crate) use meeting::Guest;
 use office::{Office, Ticket};
 use run::Run;
 use segment::{Mark, RING, Segment};
@@ -56,6 +55,7 @@ use super::signature::{Purpose, Signature};
 use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::handshake::Participant;
 use crate::memory::{Address, Buffer};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
@@ -104,10 +104,10 @@ pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
 }
 
 /// This process's ranks of a communicator between processes.
-pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
-    let (root, office) = meeting::meet(guest)?;
+pub(crate) fn between_processes(participant: &Participant<'_>) -> Result<Vec<HostBackend>> {
+    let (root, office) = bootstrap::connect(participant)?;
     let office = Arc::new(office);
-    let ranks = guest.first_rank..guest.first_rank + guest.rank_count;
+    let ranks = participant.first_rank..participant.first_rank + participant.rank_count;
     Ok(ranks.map(|rank| HostBackend::new(Arc::clone(&root), GroupRank(rank), Arc::clone(&office))).collect())
 }
 

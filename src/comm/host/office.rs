@@ -94,6 +94,9 @@ struct Parcel {
     byte_len: u64,
 }
 
+/// The longest message, in bytes, about memory on its way: six numbers.
+const LONGEST_PARCEL: usize = 64;
+
 /// How many bits of a number of memory are the publisher's own count; above them is its process.
 const ID_BITS: u32 = 40;
 
@@ -362,7 +365,7 @@ impl Shared {
             let (dead, talking) = ready[1..].split_at(pidfds.len());
             for (&index, _) in open.iter().zip(talking).filter(|(_, ready)| **ready) {
                 let Some(stream) = &streams[index] else { continue };
-                match wire::receive(stream) {
+                match wire::receive(stream, LONGEST_PARCEL) {
                     Ok(Some((parcel, file))) => {
                         if let Err(error) = self.accept(parcel, file) {
                             crate::util::log::event!(WARN, "{error}");

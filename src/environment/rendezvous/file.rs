@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
-use super::guest::{Obstacle, Whereabouts};
-use super::protocol::{PROTOCOL, random_text};
+use super::peer::{Candidates, Failure};
 use super::tcp;
 use crate::environment::process::{Life, ProcessIdentity};
 use crate::error::{Error, Result, bail, error};
+use crate::handshake::{PROTOCOL, random_text};
 use crate::util::text::count_of;
 
 /// How many random bytes the nonce is made of.
@@ -194,11 +194,11 @@ impl Drop for Announcement {
 }
 
 /// Reads where rank 0 is. The file may be absent or empty until rank 0 has come, and may be what a crashed job has left.
-pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
+pub(super) fn read(path: &Path) -> Result<Candidates, Failure> {
     let file = match OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Obstacle::Passing("the file was not there".to_owned()));
+            return Err(Failure::Passing("the file was not there".to_owned()));
         }
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(not_regular(path).into()),
         Err(e) => return Err(error!(System, "file {path:?} cannot be read: {e}").with_source(e).into()),
@@ -209,7 +209,7 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
         return Err(not_regular(path).into());
     }
     if metadata.len() == 0 {
-        return Err(Obstacle::Passing("the file was empty".to_owned()));
+        return Err(Failure::Passing("the file was empty".to_owned()));
     }
     let own_user = rustix::process::geteuid().as_raw();
     if metadata.uid() != own_user || metadata.mode() & 0o077 != 0 {
@@ -223,8 +223,8 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
     }
     let mut bytes = Vec::new();
     file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
-    let whereabouts = std::str::from_utf8(&bytes).ok().and_then(parse);
-    whereabouts.map(|(whereabouts, _)| whereabouts).ok_or_else(|| {
+    let candidates = std::str::from_utf8(&bytes).ok().and_then(parse);
+    candidates.map(|(candidates, _)| candidates).ok_or_else(|| {
         error!(
             InvalidArgument,
             "file {path:?} has {} that rank 0 of this version did not write; remove it, or name another file",
@@ -239,7 +239,7 @@ fn not_regular(path: &Path) -> Error {
 }
 
 /// Understands what [`announce`] writes, and nothing else.
-fn parse(text: &str) -> Option<(Whereabouts, Option<ProcessIdentity>)> {
+fn parse(text: &str) -> Option<(Candidates, Option<ProcessIdentity>)> {
     let lines: Vec<&str> = text.split('\n').collect();
     let [PROTOCOL, hosts, nonce, owner, ""] = lines.as_slice() else { return None };
     let host = |text: &str| {
@@ -249,5 +249,5 @@ fn parse(text: &str) -> Option<(Whereabouts, Option<ProcessIdentity>)> {
     let hosts = hosts.split(' ').map(host).collect::<Option<_>>()?;
     let is_nonce = nonce.len() == 2 * NONCE_BYTES && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
     let owner = if *owner == UNKNOWN { None } else { Some(owner.parse().ok()?) };
-    is_nonce.then(|| (Whereabouts { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
+    is_nonce.then(|| (Candidates { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
 }

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::line::Line;
-use crate::environment::discovery::is_loopback;
+use crate::environment::endpoint::{is_loopback, without_brackets};
 use crate::error::{Result, error};
+use crate::handshake::Channel;
 
 /// How long one attempt to find or to reach a host may take.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
 
 /// The addresses of a host. The system may take its time to look up a name, so it is asked on a thread of its own.
 pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
-    let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = without_brackets(host).to_owned();
     if let Ok(ip) = name.parse() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
@@ -90,7 +90,7 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::
 }
 
 /// Connects to an address of a host.
-pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Line> {
+pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Channel> {
     // No time at all would be an error of its own.
     let left = attempt_until(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&address, left)?;
@@ -98,7 +98,7 @@ pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(ErrorKind::ConnectionRefused.into());
     }
-    Line::new(stream)
+    Channel::tcp(stream)
 }
 
 /// When an attempt that begins now has to be over.

@@ -50,10 +50,10 @@ fn relay(mut from: TcpStream, mut to: TcpStream, mut handshake: u32, deed: Optio
 const PARTS: [&[u8]; 2] = [b"the seed", b"what rank 1 says"];
 
 /// A rank's two exchanges. What it gets is what was given, whatever happens on the way.
-fn rank(place: &Place, rank: u32, until: Instant) -> Result<()> {
-    let mut meeting = meet(place, &Terms { deadline: until, ..terms(rank, 2) })?;
+fn rank(endpoint: &Endpoint, rank: u32, until: Instant) -> Result<()> {
+    let mut rendezvous = Rendezvous::join(endpoint, &Participant { deadline: until, ..participant(rank, 2) })?;
     for _ in 0..2 {
-        assert_eq!(meeting.exchange(PARTS[rank as usize], until)?, PARTS);
+        assert_eq!(rendezvous.exchange(PARTS[rank as usize], until)?, PARTS);
     }
     Ok(())
 }
@@ -64,9 +64,9 @@ fn with_deed(deed: Option<(bool, u32, Deed)>, until: Instant) -> [Result<()>; 2]
     let (port, other_port) = (Port::free(), Port::free());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, other_port.number)).expect("the port is this test's");
     scope(|scope| {
-        let host = scope.spawn(|| rank(&port.place, 0, until));
+        let host = scope.spawn(|| rank(&port.endpoint, 0, until));
         let to_rank_0 = port.connect();
-        let peer = scope.spawn(|| rank(&other_port.place, 1, until));
+        let peer = scope.spawn(|| rank(&other_port.endpoint, 1, until));
         let to_peer = listener.accept().expect("the peer comes").0;
         to_peer.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
         let copies = [&to_rank_0, &to_peer].map(|stream| stream.try_clone().expect("a handle"));
@@ -83,7 +83,7 @@ fn with_deed(deed: Option<(bool, u32, Deed)>, until: Instant) -> [Result<()>; 2]
 #[test]
 fn a_relay_that_changes_nothing_is_no_harm() {
     for result in with_deed(None, soon()) {
-        result.expect("a meeting and two exchanges");
+        result.expect("a rendezvous and two exchanges");
     }
 }
 
@@ -104,8 +104,8 @@ fn what_is_changed_on_the_way_ends_the_rendezvous_on_both_ends() {
                 for (rank, result) in results.into_iter().enumerate() {
                     // Rank 0 waits for nothing after its last message. One that repeats the last
                     // but one is read in its place.
-                    let is_in_place_of_last = is_last || deed == Deed::Repeat && at + 2 == count;
-                    if is_from_rank_0 && is_in_place_of_last && rank == 0 {
+                    let is_in_endpoint_of_last = is_last || deed == Deed::Repeat && at + 2 == count;
+                    if is_from_rank_0 && is_in_endpoint_of_last && rank == 0 {
                         continue;
                     }
                     let (kind, message) = error_of(result);
@@ -140,18 +140,4 @@ fn a_message_that_is_left_out_or_sent_back_is_missed() {
             }
         });
     }
-}
-
-/// Each connection and each direction has a key of its own.
-#[test]
-fn keys_are_of_one_connection_and_direction() {
-    let key = Key::new(&terms(0, 2), None).expect("a key");
-    let claim = |first: u8| Claim { world_size: 2, rank: 1, instance: [0; 16], challenge: [first; 32] };
-    let welcome = Answer::Welcome { nonce: "0".repeat(32) };
-    let tag = |own, challenge: u8, claimed: u8| {
-        let session = key.session(own, &[challenge; 32], &claim(claimed), &welcome);
-        session.expect("a session").tag(&[7; 32])
-    };
-    let tags = [tag(Sender::Rank0, 1, 1), tag(Sender::Peer, 1, 1), tag(Sender::Rank0, 2, 1), tag(Sender::Rank0, 1, 2)];
-    assert!(tags.iter().enumerate().all(|(i, tag)| !tags[..i].contains(tag)));
 }
