@@ -33,7 +33,7 @@ pub struct Launch {
 impl Launch {
     pub(super) fn look() -> Self {
         let launcher = Environment::detect_launcher();
-        let (place, problem) = match launcher.map(|_| environment::place()) {
+        let (place, problem) = match launcher.map(|_| environment::rank_and_world_size()) {
             None => (None, None),
             Some(Ok(place)) => (Some(place), None),
             Some(Err(error)) => (None, Some(error.to_string())),

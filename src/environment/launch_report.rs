@@ -21,7 +21,7 @@ use super::discovery::{Discovery, Launcher};
 const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
 
 /// How long to try where more ranks come than the launcher's queue holds.
-const PATIENCE: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a rank says at the end.
@@ -38,7 +38,7 @@ impl LaunchReport {
         if discovery.launcher != Launcher::Torch {
             return LaunchReport(None);
         }
-        match Self::connect(&name, deadline.min(Instant::now() + PATIENCE)) {
+        match Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT)) {
             Ok(connection) => {
                 let report = LaunchReport(Some(connection));
                 report.say(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
