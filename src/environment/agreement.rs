@@ -1,4 +1,5 @@
-//! What the ranks say of themselves when they have met, and what follows: the backend, and rank 0's seed.
+//! What ranks tell each other before there is a communicator, and what they conclude from it: the
+//! backend, and rank 0's seed.
 
 use std::collections::BTreeMap;
 
@@ -10,40 +11,45 @@ use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::util::text::list_ranks;
 
-/// What a rank says of itself.
+/// What a rank tells the others of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankInfo {
     wanted: Wanted,
-    /// What tells machines apart, as far as the host backend cares.
+    /// The running system and the network namespace. The host backend connects ranks that are equal
+    /// in both.
     machine: String,
     hostname: String,
     local_rank: u32,
-    /// The PID namespace. Containers on one machine, each with GPUs of its own, count their local
-    /// ranks apart.
+    /// The PID namespace. Containers on one machine, each with GPUs of its own, have local ranks of
+    /// their own.
     container: u64,
     seed: u64,
-    /// Its GPU, or why it cannot use NCCL.
-    gpu: std::result::Result<Gpu, String>,
+    /// The rank's GPU, or why the rank cannot use NCCL.
+    gpu: std::result::Result<RankGpu, String>,
 }
 
 /// The GPU that a rank would use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Gpu {
-    /// What tells GPUs of a machine apart.
+pub(super) struct RankGpu {
+    /// It is different for each GPU of a machine.
     bus_id: String,
-    /// Whether its NCCL lets several ranks share one.
+    /// Whether NCCL lets several ranks share it.
     is_shareable: bool,
 }
 
-impl Gpu {
-    /// Looks whether NCCL can be used with this GPU.
+impl RankGpu {
+    /// The GPU of this number.
+    ///
+    /// # Errors
+    ///
+    /// There is no such GPU, or NCCL cannot be used.
     fn find(ordinal: u32) -> Result<Self> {
         let device = Device::open(ordinal)?;
-        Ok(Gpu { bus_id: device.bus_id.clone(), is_shareable: nccl::can_share_gpus()? })
+        Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: nccl::can_share_gpus()? })
     }
 }
 
-/// What all ranks come to.
+/// What all ranks conclude.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) backend: AgreedBackend,
@@ -52,7 +58,7 @@ pub(super) struct Agreement {
     pub(super) seed: u64,
 }
 
-/// The backend of an environment.
+/// The backend on which all ranks agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgreedBackend {
     Host,
@@ -60,17 +66,17 @@ pub(super) enum AgreedBackend {
 }
 
 impl RankInfo {
-    /// What this process says, whose GPU would be the one of this number.
+    /// What this process tells the others. `ordinal` is the number of the GPU that it would use.
     pub(super) fn of_this_process(wanted: Wanted, seed: u64, ordinal: u32, local_rank: u32) -> Self {
-        // Abstract sockets are found within one network namespace of one running kernel.
+        // An abstract socket can be reached within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
-            // Nothing of CUDA is touched.
+            // CUDA is not loaded.
             Wanted::Host => Err("it asks for the host backend".to_owned()),
-            Wanted::Nccl => Gpu::find(ordinal).map_err(|error| error.to_string()),
-            // What is chosen without being asked for can do everything.
-            Wanted::Auto => nvrtc_version().and_then(|_| Gpu::find(ordinal)).map_err(|error| error.to_string()),
+            Wanted::Nccl => RankGpu::find(ordinal).map_err(|error| error.to_string()),
+            // NCCL is chosen for the caller only if everything works with it, kernels too.
+            Wanted::Auto => nvrtc_version().and_then(|_| RankGpu::find(ordinal)).map_err(|error| error.to_string()),
         };
         RankInfo {
             wanted,
@@ -89,7 +95,12 @@ impl RankInfo {
     }
 }
 
-/// Lets all ranks come to the same end: a backend and rank 0's seed, or an error with everybody who stands in its way.
+/// Concludes the same on every rank from what all ranks told: a backend and rank 0's seed.
+///
+/// # Errors
+///
+/// - `Disagreement`: ranks ask for different backends.
+/// - `Unsupported`: the backend cannot be used. The error names the ranks and the reasons.
 pub(super) fn agree(infos: &[Vec<u8>]) -> Result<Agreement> {
     let infos: Vec<RankInfo> = infos
         .iter()
@@ -143,9 +154,9 @@ pub(super) fn agree(infos: &[Vec<u8>]) -> Result<Agreement> {
     Ok(agreement(AgreedBackend::Host))
 }
 
-/// Ranks of one machine and container that have the same local rank, by which ranks choose their
-/// GPUs. That is no error by itself: agents of torchrun may share a machine, each with GPUs of its
-/// own. Two ranks on one GPU are found by the GPU.
+/// The warning about ranks of one machine and container that have the same local rank, by which
+/// ranks choose their GPUs. That is not an error: agents of torchrun may share a machine, each with
+/// GPUs of its own. Two ranks on one GPU are found by the GPU.
 fn same_local_ranks(infos: &[RankInfo]) -> Option<String> {
     let mut seen = BTreeMap::new();
     infos.iter().enumerate().find_map(|(rank, info)| {
@@ -159,7 +170,7 @@ fn same_local_ranks(infos: &[RankInfo]) -> Option<String> {
     })
 }
 
-/// The beginning of a sentence that says what else there is.
+/// The beginning of an error about ranks on several machines.
 fn beyond_one_machine(infos: &[RankInfo], elsewhere: &[u32]) -> String {
     let other = elsewhere[0];
     format!(
@@ -206,7 +217,7 @@ fn obstacle_to_nccl(infos: &[RankInfo]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What these ranks come to, each with a local rank of its own.
+    /// What these ranks conclude, each with a local rank of its own.
     fn result_of(infos: &[RankInfo]) -> String {
         let numbered = (0..).zip(infos).map(|(local_rank, of)| RankInfo { local_rank, ..of.clone() });
         result_as_given(&numbered.collect::<Vec<_>>())
@@ -247,7 +258,7 @@ mod tests {
     }
 
     fn with_gpu(wanted: Wanted, bus_id: &str) -> RankInfo {
-        RankInfo { gpu: Ok(Gpu { bus_id: bus_id.to_owned(), is_shareable: false }), ..of(wanted) }
+        RankInfo { gpu: Ok(RankGpu { bus_id: bus_id.to_owned(), is_shareable: false }), ..of(wanted) }
     }
 
     #[test]
@@ -288,7 +299,7 @@ mod tests {
             "NCCL cannot be used: ranks 0 and 1 are both on GPU 01, and NCCL has one rank a GPU; from 2.30 on several share it \
              with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same on one machine without GPUs"
         );
-        let shared = RankInfo { gpu: Ok(Gpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(Wanted::Nccl) };
+        let shared = RankInfo { gpu: Ok(RankGpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(Wanted::Nccl) };
         assert_eq!(result_of(&[shared.clone(), shared.clone()]), "Nccl, 5");
         assert!(
             result_of(&[shared, with_gpu(Wanted::Nccl, "01")])

@@ -109,8 +109,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// Sets the secret of this job's ranks, instead of `DCL_SECRET`, for a rendezvous over a network
-    /// that others use. Any bytes; an empty secret is an error of [`initialize`](Self::initialize).
+    /// Sets the secret of this job's ranks, instead of `DCL_SECRET`, for a rendezvous over a
+    /// network that others use. Any bytes; an empty secret is an error of
+    /// [`initialize`](Self::initialize).
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(Secret(secret.into()));
         self

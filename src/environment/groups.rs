@@ -13,10 +13,10 @@ use crate::util::lock;
 const ALL_RANKS: &str = "default";
 
 /// The named groups of an environment.
-pub(super) struct NamedGroups(Mutex<BTreeMap<String, Group>>);
+pub(super) struct NamedGroups(Mutex<BTreeMap<String, NamedGroup>>);
 
 /// A named group.
-enum Group {
+enum NamedGroup {
     /// A thread is in the collective call that makes it. The name is taken.
     Pending,
     /// The communicator, if this rank is a member.
@@ -26,7 +26,7 @@ enum Group {
 impl NamedGroups {
     /// The group of all ranks, and no other.
     pub(super) fn new(all: Communicator) -> Self {
-        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), Group::Made(Some(all)))])))
+        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), NamedGroup::Made(Some(all)))])))
     }
 
     /// Makes a group of these ranks of `all`. Collective.
@@ -36,16 +36,16 @@ impl NamedGroups {
     /// See [`Environment::new_group`](super::Environment::new_group).
     pub(super) fn make(&self, all: &Communicator, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
         match lock(&self.0).entry(name.to_owned()) {
-            Entry::Vacant(entry) => drop(entry.insert(Group::Pending)),
+            Entry::Vacant(entry) => drop(entry.insert(NamedGroup::Pending)),
             Entry::Occupied(entry) => match entry.get() {
-                Group::Made(_) => bail!(InvalidArgument, "there is a group {name:?} already"),
-                Group::Pending => bail!(InvalidArgument, "another thread is making group {name:?}"),
+                NamedGroup::Made(_) => bail!(InvalidArgument, "there is a group {name:?} already"),
+                NamedGroup::Pending => bail!(InvalidArgument, "another thread is making group {name:?}"),
             },
         }
         let group = all.new_named_group(Some(name), ranks);
         let mut groups = lock(&self.0);
         match &group {
-            Ok(group) => drop(groups.insert(name.to_owned(), Group::Made(group.clone()))),
+            Ok(group) => drop(groups.insert(name.to_owned(), NamedGroup::Made(group.clone()))),
             Err(_) => drop(groups.remove(name)),
         }
         group
@@ -59,8 +59,8 @@ impl NamedGroups {
     pub(super) fn get(&self, name: &str) -> Result<Option<Communicator>> {
         let groups = lock(&self.0);
         let made = groups.iter().filter_map(|(name, group)| match group {
-            Group::Made(group) => Some((name.as_str(), group)),
-            Group::Pending => None,
+            NamedGroup::Made(group) => Some((name.as_str(), group)),
+            NamedGroup::Pending => None,
         });
         let made: BTreeMap<&str, &Option<Communicator>> = made.collect();
         made.get(name).copied().cloned().ok_or_else(|| {
@@ -70,7 +70,7 @@ impl NamedGroups {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use std::thread::scope;
     use std::time::{Duration, Instant};

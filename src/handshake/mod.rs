@@ -26,9 +26,9 @@
 //! | messages after the handshake | plain, since no third process can write into the connection | each has a tag |
 //! | an end before the proof | believed | not believed |
 //!
-//! A tag is an HMAC over the message and its sequence number, under a key that both ends derive from
-//! the handshake for that connection and direction. A message that was altered, repeated, moved, or
-//! follows one that was left out has a wrong tag. Nothing is encrypted.
+//! A tag is an HMAC over the message and its sequence number, under a key that both ends derive
+//! from the handshake for that connection and direction. A message that was altered, repeated,
+//! moved, or follows one that was left out has a wrong tag. Nothing is encrypted.
 
 mod channel;
 mod credentials;

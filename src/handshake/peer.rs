@@ -72,7 +72,8 @@ pub(crate) fn introduce(
     let proof = key.prove(&Statement::Claim(&challenge, &claim))?;
     let job = key.prove_job(&challenge, &claim)?;
     let hello = Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof };
-    // If this fails, reading tells why: rank 0 may have sent its end before it closed the connection.
+    // If this fails, reading tells why: rank 0 may have sent its end before it closed the
+    // connection.
     let _ = channel.send(&[Frame::new(&Message::Step(hello))?], deadline);
     match receive(channel, deadline, slow, text)? {
         Handshake::Answer { answer, proof }

@@ -65,7 +65,7 @@ impl Gathering<'_> {
     ///
     /// Every process that has come is told the error.
     pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
-        let mut state = State {
+        let mut state = GatheringState {
             gathering: self,
             listener,
             members: BTreeMap::new(),
@@ -95,7 +95,7 @@ struct Stranger {
     deadline: Instant,
 }
 
-struct State<'a> {
+struct GatheringState<'a> {
     gathering: &'a Gathering<'a>,
     listener: &'a Listener,
     /// By their first rank.
@@ -110,7 +110,7 @@ struct State<'a> {
     other_jobs: usize,
 }
 
-impl State<'_> {
+impl GatheringState<'_> {
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
         let Participant { world_size, deadline, .. } = *self.gathering.participant;
@@ -155,8 +155,8 @@ impl State<'_> {
         member.has(rank).then_some(*first_rank)
     }
 
-    /// Waits until something happens, but not beyond `latest`. Forgets members that have left, reads
-    /// the hellos of strangers, and accepts one connection.
+    /// Waits until something happens, but not beyond `latest`. Forgets members that have left,
+    /// reads the hellos of strangers, and accepts one connection.
     fn step(&mut self, latest: Instant) -> Result<()> {
         let members = self.members.values().map(|member| &member.channel);
         let channels = members.chain(self.strangers.iter().map(|stranger| &stranger.channel));

@@ -49,8 +49,8 @@ fn messages_have_ends_of_their_own() {
         assert!(is_sent(channel.receive(LONGEST, soon()).expect("the second")));
         let nothing = channel.receive::<()>(1, shortly()).err();
         assert_eq!(nothing.map(|e| e.kind()), Some(ErrorKind::TimedOut));
-        // The other end does not read. Sending ends at its deadline, and a message that went in part
-        // is the last one.
+        // The other end does not read. Sending ends at its deadline, and a message that went in
+        // part is the last one.
         let part = [Frame::new(&Message::Step(vec![0u8; LONGEST])).expect("bytes")];
         let sent = loop {
             if let Err(e) = channel.send(&part, shortly()) {

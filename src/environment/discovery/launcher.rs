@@ -50,6 +50,7 @@ pub(super) struct Variables {
     pub(super) rendezvous_file: Option<&'static str>,
 }
 
+/// All launchers, in the order in which they count.
 pub(super) static LAUNCHERS: [Variables; 5] = [
     Variables {
         launcher: Launcher::Torch,
@@ -130,7 +131,7 @@ impl Search<'_> {
         let of = |launcher| complete.iter().find(|v| v.launcher == launcher).copied();
         if let (Some(pmi), Some(slurm)) = (of(Launcher::Pmi), of(Launcher::Slurm)) {
             let mut local = pmi.local_rank.iter().chain(pmi.local_world_size);
-            if self.agree(pmi, slurm) && !local.any(|name| self.is_set(name)) {
+            if self.give_equal_numbers(pmi, slurm) && !local.any(|name| self.is_set(name)) {
                 complete.retain(|v| v.launcher != Launcher::Pmi);
             }
         }
@@ -139,10 +140,10 @@ impl Search<'_> {
         }
         let mut chosen = *complete.first()?;
         for other in complete.into_iter().skip(1) {
-            match self.inner(chosen, other) {
+            match self.inner_of(chosen, other) {
                 Some(inner) => chosen = inner,
-                // A program may have set the one from the other.
-                None if self.agree(chosen, other) => {}
+                // A program may have set one launcher's variables from the other's.
+                None if self.give_equal_numbers(chosen, other) => {}
                 None => {
                     let sides = [chosen, other].map(|v| {
                         let value = |name| self.system.variable(name).unwrap_or_default();
@@ -162,7 +163,7 @@ impl Search<'_> {
     }
 
     /// Whether two launchers give the same rank and world size.
-    fn agree(&self, one: &Variables, other: &Variables) -> bool {
+    fn give_equal_numbers(&self, one: &Variables, other: &Variables) -> bool {
         let number = |name| self.system.variable(name)?.to_str()?.trim().parse::<u32>().ok();
         let same = |a, b| number(a).is_some() && number(a) == number(b);
         same(one.rank, other.rank) && same(one.world_size, other.world_size)
@@ -170,7 +171,7 @@ impl Search<'_> {
 
     /// Which of two launchers was started by the other: its variables were set later, so an
     /// ancestor does not have them yet.
-    fn inner(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
+    fn inner_of(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
         for ancestor in self.system.ancestors() {
             ancestor.variables.as_ref()?;
             let has = |name: &str| ancestor.variable(name) == self.system.variable(name).as_deref();

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 pub use launcher::Launcher;
 use launcher::{LAUNCHERS, Variables};
-use search::{GIVEN, Search};
+use search::Search;
 use system::System;
 pub(super) use system::ThisSystem;
 
@@ -91,51 +91,21 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
         None => search.launcher(),
     };
     let launcher = variables.map_or(Launcher::Explicit, |v| v.launcher);
-    let mut required = |what: &'static str, value: Option<u32>, name: Option<&'static str>| {
-        if value.is_some() {
-            search.sources.insert(what, GIVEN.to_owned());
-            return value;
-        }
-        match name {
-            Some(name) => search.required(what, name),
-            None => {
-                let names: Vec<&str> =
-                    LAUNCHERS.iter().map(|v| if what == "rank" { v.rank } else { v.world_size }).collect();
-                search.mistakes.push(format!("{what} is not given, and none of {} is set", names.join(", ")));
-                None
-            }
-        }
-    };
-    let rank = required("rank", given.rank, variables.map(|v| v.rank));
-    let world_size = required("world_size", given.world_size, variables.map(|v| v.world_size));
+    let names_of = |name: fn(&Variables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
+    let rank = search.required("rank", given.rank, variables.map(|v| v.rank), &names_of(|v| v.rank));
+    let world_size =
+        search.required("world_size", given.world_size, variables.map(|v| v.world_size), &names_of(|v| v.world_size));
     search.check_one_of("rank", rank, "world_size", world_size);
-    let optional = |search: &mut Search<'_>, what, names: Option<&'static [&'static str]>| {
-        names.into_iter().flatten().find_map(|name| search.optional(what, name))
-    };
-    let local_rank = match given.local_rank {
-        Some(local_rank) => {
-            search.sources.insert("local_rank", GIVEN.to_owned());
-            Some(local_rank)
-        }
-        None => optional(&mut search, "local_rank", variables.map(|v| v.local_rank)),
-    };
+    let local_rank = search.optional("local_rank", given.local_rank, variables.map_or(&[], |v| v.local_rank));
     let (local_world_size, node_count) = match launcher {
         Launcher::Slurm => search.slurm_nodes(world_size),
-        _ => (optional(&mut search, "local_world_size", variables.map(|v| v.local_world_size)), None),
+        _ => (search.optional("local_world_size", None, variables.map_or(&[], |v| v.local_world_size)), None),
     };
-    if local_world_size > world_size && world_size.is_some() {
-        let sides = [("local_world_size", local_world_size), ("world_size", world_size)];
-        let sides = sides.map(|(what, value)| search.said(what, value.unwrap_or(0)));
-        search.mistakes.push(format!("{}: more ranks on this machine than there are", sides.join(", and ")));
-    } else if local_world_size.is_some() {
-        search.check_one_of("local_rank", local_rank, "local_world_size", local_world_size);
-    } else {
-        search.check_one_of("local_rank", local_rank, "world_size", world_size);
-    }
+    search.check_local_numbers(local_rank, local_world_size, world_size);
     let several_machines = match (node_count, world_size.zip(local_world_size)) {
         (Some((name, count)), _) => (count > 1).then(|| format!("{name} is {count}")),
         (None, Some((all, local))) if local < all => {
-            Some(format!("{}, and {}", search.said("local_world_size", local), search.said("world_size", all)))
+            Some(format!("{}, and {}", search.value_of("local_world_size", local), search.value_of("world_size", all)))
         }
         _ => None,
     };
@@ -146,7 +116,7 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
             format!("launcher {launcher}: {}", search.mistakes.join("; ")),
         ));
     }
-    // Without mistakes both are there.
+    // Without mistakes there are both.
     let (rank, world_size) = (rank.unwrap_or(0), world_size.unwrap_or(1));
     let mut derived = |what: &'static str, value: Option<u32>, default: u32| {
         value.unwrap_or_else(|| {

@@ -11,7 +11,7 @@ const STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
 /// One number for all machines, which may be an upper bound.
 const TASKS_PER_NODE: &str = "SLURM_NTASKS_PER_NODE";
 
-/// The variables that are read here.
+/// The variables that only this file reads.
 pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
     NODE_COUNT.into_iter().chain([NODE, STEP_TASKS])
 }
@@ -49,15 +49,16 @@ impl TaskCounts {
         })
     }
 }
+
 impl Search<'_> {
-    /// How many of SLURM's ranks are on this machine, and how many machines there are, with the
-    /// variable that says so.
+    /// The number of SLURM's ranks on this machine, and the number of machines with the variable
+    /// that it comes from.
     pub(super) fn slurm_nodes(&mut self, world_size: Option<u32>) -> (Option<u32>, Option<(&'static str, u64)>) {
         let node_count = NODE_COUNT.into_iter().find(|name| self.is_set(name));
         let node_count = node_count.and_then(|name| Some((name, u64::from(self.number(name)?))));
         let names = [STEP_TASKS, TASKS_PER_NODE];
         let Some(name) = names.into_iter().find(|name| self.is_set(name)) else {
-            // On one machine there are all ranks.
+            // Without these variables, all ranks are on one machine.
             if let Some((name, count)) = node_count.filter(|(_, count)| *count > 1) {
                 let names = names.join(" nor ");
                 self.mistakes
@@ -71,10 +72,9 @@ impl Search<'_> {
             return (None, node_count);
         };
         let node = if self.is_set(NODE) { self.number(NODE) } else { Some(0) };
-        // The other variable has one number for all machines, and may be an upper bound.
         let is_exact = name == STEP_TASKS;
         if let Some(world_size) = world_size.filter(|world_size| is_exact && counts.total() != u64::from(*world_size)) {
-            let (total, said) = (counts.total(), self.said("world_size", world_size));
+            let (total, said) = (counts.total(), self.value_of("world_size", world_size));
             self.mistakes.push(format!("{name} is {text:?}, which is {total} ranks, and {said}"));
         }
         let local = match node {

@@ -19,8 +19,8 @@ pub(in crate::environment) struct Ancestor {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) start_time: u64,
-    /// `NAME=value`, each followed by a zero, as the process was started; `None` where the system
-    /// does not show them.
+    /// The variables with which the process was started: `NAME=value`, each followed by a zero
+    /// byte. `None` if the system does not show them.
     pub(super) variables: Option<Vec<u8>>,
 }
 

@@ -187,7 +187,8 @@ fn everything_missing_or_contradictory_is_told_at_once() {
     assert_eq!(message(&restricted, &variables), "launcher SLURM: SLURM_PROCID is not set; SLURM_NTASKS is not set");
 }
 
-/// Launcher, rank, world size, local rank, local world size, rendezvous point and job; or what is wrong.
+/// Launcher, rank, world size, local rank, local world size, rendezvous point and job; or what is
+/// wrong.
 fn found(system: &FakeSystem) -> String {
     match discover(&CallerValues::default(), system) {
         Err(error) => error.to_string(),

@@ -119,7 +119,8 @@ fn receive_from_all<T>(
             let world_size = channels.len() + 1;
             bail!(DeadlineExceeded, "{} of {world_size} {otherwise} before the deadline", list_ranks(missing));
         }
-        // The ranks whose message has come are watched too, so that rank 0 notices their end at once.
+        // The ranks whose message has come are watched too, so that rank 0 notices their end at
+        // once.
         let mut fds: Vec<PollFd<'_>> = channels.iter().map(|channel| PollFd::new(channel, PollFlags::IN)).collect();
         wait(&mut fds, deadline)
             .map_err(|e| error!(System, "rank 0 cannot wait for the others: {e}").with_source(e))?;

@@ -11,7 +11,8 @@ use crate::error::{Error, Result, bail, error};
 use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::slow_warning::SlowWarning;
 
-/// How long to wait before the second attempt. Each further wait is twice as long as the one before.
+/// How long to wait before the second attempt. Each further wait is twice as long as the one
+/// before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -40,7 +41,8 @@ pub(super) struct Candidates {
     pub(super) file_nonce: Option<String>,
 }
 
-/// Connects to rank 0, and waits until all ranks have come. Gives the connection and rank 0's nonce.
+/// Connects to rank 0, and waits until all ranks have come. Gives the connection and rank 0's
+/// nonce.
 pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, String)> {
     let Participant { first_rank: rank, world_size, deadline, .. } = *participant;
     let mut slow = SlowWarning::new();

@@ -104,8 +104,8 @@ fn another_user_is_sent_away() {
     });
 }
 
-/// A process of this job that contradicts rank 0 ends the bootstrap: for itself, for rank 0, and for
-/// each process that has come.
+/// A process of this job that contradicts rank 0 ends the bootstrap: for itself, for rank 0, and
+/// for each process that has come.
 #[test]
 fn a_contradiction_ends_the_bootstrap_for_all() {
     let cases = [

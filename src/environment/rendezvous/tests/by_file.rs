@@ -1,4 +1,5 @@
-//! The file through which ranks find each other: whose it is, who believes it, and when it is there.
+//! The file through which ranks find each other: whose it is, who believes it, and when it is
+//! there.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
