@@ -53,3 +53,19 @@ impl Drop for OnlyOne {
         *lock(&CURRENT) = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_environment_is_refused_and_the_first_is_named() {
+        let first = OnlyOne::new("serve.py:12".to_owned()).expect("there is none");
+        assert!(OnlyOne::exists());
+        let error = OnlyOne::new("serve.py:13".to_owned()).err().expect("there is one");
+        let text = "the environment was initialized at serve.py:12 and not finalized since; there is one at a time";
+        assert_eq!(error.to_string(), text);
+        drop(first);
+        assert!(!OnlyOne::exists());
+    }
+}

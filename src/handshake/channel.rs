@@ -1,6 +1,7 @@
 //! A connection on which every message has a length, a limit and a deadline, and over TCP, after
 //! the handshake, a tag.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,8 +63,7 @@ impl Channel {
     pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
         let peer = Peer::of(&stream)?;
         if !peer.is_same_user() {
-            let text = format!("a process of another user (uid {}) is at the other end", peer.uid);
-            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+            return Err(io::Error::new(ErrorKind::PermissionDenied, AnotherUser(peer.uid)));
         }
         stream.set_nonblocking(true)?;
         Ok(Channel { socket: stream.into(), is_local: true, inbox: Vec::new(), session: None })
@@ -230,6 +230,23 @@ impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// The error of [`Channel::unix`] if a process of another user is at the other end.
+#[derive(Debug)]
+struct AnotherUser(u32);
+
+impl fmt::Display for AnotherUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a process of another user (uid {}) is at the other end", self.0)
+    }
+}
+
+impl std::error::Error for AnotherUser {}
+
+/// Whether a connection was accepted and is of another user.
+pub(super) fn is_of_another_user(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<AnotherUser>())
 }
 
 /// Where rank 0 accepts connections. It does not block.

@@ -1,13 +1,12 @@
 //! Rank 0's side: one loop over all connections, so that no process holds up another one.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::channel::{Channel, Frame, Listener, wait};
+use super::channel::{Channel, Frame, Listener, is_of_another_user, wait};
 use super::key::{Key, Sender, Statement, random};
 use super::{
     Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
@@ -17,8 +16,9 @@ use crate::util::log;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
 
-/// The most connections whose hello has not come yet; the oldest makes room for a further one. Its
-/// process, if it belongs to the job, connects again.
+/// The most connections whose hello has not come yet. On a Unix socket further ones wait in the
+/// kernel's queue: they are of this user, so they are likely to be peers. Over TCP the oldest makes
+/// room for a further one, so that strangers cannot keep peers out; a peer connects again.
 const MOST_STRANGERS: usize = 64;
 
 /// How long rank 0 goes on without a descriptor for a connection. Those of processes that send no
@@ -160,14 +160,16 @@ impl GatheringState<'_> {
     fn step(&mut self, latest: Instant) -> Result<()> {
         let members = self.members.values().map(|member| &member.channel);
         let channels = members.chain(self.strangers.iter().map(|stranger| &stranger.channel));
-        let all = std::iter::once(self.listener.as_fd()).chain(channels.map(AsFd::as_fd));
-        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let may_accept = !self.listener.is_local() || self.strangers.len() < MOST_STRANGERS;
+        let listener_events = if may_accept { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(self.listener, listener_events)];
+        fds.extend(channels.map(|channel| PollFd::new(channel, PollFlags::IN)));
         let until = self.strangers.front().map_or(latest, |stranger| stranger.deadline);
         wait(&mut fds, until.min(latest)).map_err(failed)?;
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
-        let has_connection = ready.next() == Some(true);
+        let has_connection = ready.next() == Some(true) && may_accept;
         // A member sends nothing until the gathering is complete. So if there is something to read,
         // it has closed the connection.
         self.members.retain(|_, member| {
@@ -192,7 +194,7 @@ impl GatheringState<'_> {
     fn accept(&mut self) -> Result<()> {
         let mut channel = match self.listener.accept() {
             Ok(channel) => channel,
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            Err(e) if is_of_another_user(&e) => {
                 log::event!(WARN, "a connection was refused: {e}");
                 return Ok(());
             }
@@ -329,11 +331,10 @@ impl GatheringState<'_> {
         send_end(self.members.values_mut().map(|member| &mut member.channel), error);
         if self.listener.is_local() {
             send_end(self.strangers.iter_mut().map(|stranger| &mut stranger.channel), error);
-            let foreign = std::io::ErrorKind::PermissionDenied;
             loop {
                 match self.listener.accept() {
                     Ok(mut channel) => send_end([&mut channel], error),
-                    Err(e) if e.kind() == foreign => {}
+                    Err(e) if is_of_another_user(&e) => {}
                     Err(_) => break,
                 }
             }

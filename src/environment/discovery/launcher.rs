@@ -19,7 +19,7 @@ use std::fmt;
 
 use super::search::Search;
 
-/// Who started the ranks.
+/// What started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {

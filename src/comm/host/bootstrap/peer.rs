@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::{LONGEST_START, Start, open, root_extent, socket};
 use crate::comm::host::office::{Office, Process};
 use crate::comm::host::segment::Segment;
@@ -43,14 +45,16 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<(Arc<Segment>, Of
     }
 }
 
-/// Connects as soon as rank 0 listens.
+/// Connects as soon as rank 0 listens, if it does so before `deadline`.
 pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant) -> Result<UnixStream> {
     let Participant { job, first_rank, .. } = *participant;
     let mut slow = SlowWarning::new();
+    // If the listener's queue is full, rank 0 listens.
+    let deadline_for = |e| if e == Errno::AGAIN { participant.deadline } else { deadline };
     loop {
         match socket::connect(job) {
             Ok(stream) => return Ok(stream),
-            Err(_) if Instant::now() < deadline => {
+            Err(e) if Instant::now() < deadline_for(e) => {
                 slow.look(|seconds| {
                     format!(
                         "job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}"
