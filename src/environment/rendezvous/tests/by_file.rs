@@ -1,5 +1,4 @@
-//! The file through which ranks find each other: whose it is, who believes it, and when it is
-//! there.
+//! The file through which ranks find rank 0: its owner, its content, and when it exists.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -14,7 +13,7 @@ fn the_files_nonce_is_part_of_the_key() {
     let folder = Folder::new();
     let (path, endpoint) = folder.endpoint();
     scope(|scope| {
-        let host = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 2)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 2)).map(drop));
         let text = patiently(|| std::fs::read_to_string(&path).ok());
         let nonce = text.lines().nth(2).expect("a nonce");
         let copy = folder.0.join("copy");
@@ -26,7 +25,7 @@ fn the_files_nonce_is_part_of_the_key() {
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
         assert!(message.contains("the rank 0 that answers is one of another job"), "{message}");
         Rendezvous::join(&endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
-        host.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -37,7 +36,7 @@ fn write_privately(path: &Path, text: &str) {
     std::fs::rename(aside, path).expect("an own file");
 }
 
-/// What a crashed job of another machine leaves: nobody listens there.
+/// What a crashed job of another machine leaves: no process listens there.
 fn left_over(port: &Port) -> String {
     left_by(port, "another-boot 1 1 1")
 }
@@ -66,7 +65,7 @@ fn of_two_rank_0s_always_one_goes_on() {
             }
             let (start, failures) = (std::sync::Barrier::new(2), Mutex::new(Vec::new()));
             scope(|scope| {
-                let hosts = [(); 2].map(|()| {
+                let both = [(); 2].map(|()| {
                     scope.spawn(|| {
                         start.wait();
                         if let Err(error) = Rendezvous::join(&endpoint, &participant(0, 2)) {
@@ -76,7 +75,7 @@ fn of_two_rank_0s_always_one_goes_on() {
                 });
                 patiently(|| (!failures.lock().expect("no panic").is_empty()).then_some(()));
                 Rendezvous::join(&endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
-                hosts.into_iter().for_each(|host| host.join().expect("no panic"));
+                both.into_iter().for_each(|rank_0| rank_0.join().expect("no panic"));
             });
             let failures = failures.into_inner().expect("no panic");
             let [(kind, message)] = failures.as_slice() else { panic!("round {round}, {before:?}: {failures:?}") };
@@ -107,25 +106,25 @@ fn the_file_is_private_while_it_is_there_and_gone_afterwards() {
     std::fs::write(&path, "").expect("a file");
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("an own file");
     scope(|scope| {
-        let guest = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 3)).map(drop));
-        let host = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 3)).map(drop));
+        let peer = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 3)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 3)).map(drop));
         patiently(|| path.metadata().is_ok_and(|found| found.len() > 0).then_some(()));
         assert_eq!(path.metadata().expect("a file").permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(&folder.0).expect("a folder").count(), 1, "nothing else is there");
         Rendezvous::join(&endpoint, &participant(2, 3)).map(drop).expect("a rendezvous");
         assert!(folder.is_empty());
-        guest.join().expect("no panic").expect("a rendezvous");
-        host.join().expect("no panic").expect("a rendezvous");
+        peer.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
     let (kind, message) =
         error_of(Rendezvous::join(&endpoint, &Participant { deadline: shortly(), ..participant(0, 2) }));
     assert_eq!(kind, ErrorKind::DeadlineExceeded);
     assert_eq!(message, format!("rank 1 of 2 did not come to the rendezvous of file {path:?} before the deadline"));
-    assert!(folder.is_empty(), "a meeting that fails leaves nothing");
+    assert!(folder.is_empty(), "a rendezvous that fails leaves nothing");
 }
 
 #[test]
-fn rank_0_takes_no_file_that_somebody_may_need() {
+fn rank_0_takes_no_file_that_another_process_may_need() {
     let (port, folder) = (Port::free(), Folder::new());
     let (path, endpoint) = folder.endpoint();
     let own = ProcessIdentity::own().expect("/proc").to_string();
@@ -160,7 +159,7 @@ fn rank_0_takes_no_file_that_somebody_may_need() {
 }
 
 #[test]
-fn guests_believe_only_a_private_regular_file() {
+fn peers_believe_only_a_private_regular_file() {
     let (port, folder) = (Port::free(), Folder::new());
     let (path, endpoint) = folder.endpoint();
     let expect = |part: &str| {
@@ -197,9 +196,9 @@ fn guests_believe_only_a_private_regular_file() {
     expect("has to be a regular file");
 }
 
-/// A guest waits while the file is absent, empty or left over, and says last what it saw.
+/// A peer waits while the file is absent, empty or left over, and says last what it saw.
 #[test]
-fn guests_wait_for_the_file_of_their_meeting() {
+fn peers_wait_for_the_file_of_their_rendezvous() {
     let (port, folder) = (Port::free(), Folder::new());
     let (path, endpoint) = folder.endpoint();
     let last_attempt = || {
@@ -218,11 +217,11 @@ fn guests_wait_for_the_file_of_their_meeting() {
     let reason = last_attempt();
     assert!(reason.starts_with(&format!("127.0.0.1:{}: ", port.number)) && reason.contains("refused"), "{reason}");
     scope(|scope| {
-        let guest = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 2)).map(drop));
+        let peer = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 2)).map(drop));
         sleep(Duration::from_millis(20));
         std::fs::remove_file(&path).expect("an own file");
         Rendezvous::join(&endpoint, &participant(0, 2)).map(drop).expect("a rendezvous");
-        guest.join().expect("no panic").expect("a rendezvous");
+        peer.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -236,7 +235,7 @@ fn rank_0_removes_only_its_own_file() {
     assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), "another job's");
 }
 
-/// What rank 0 writes, its guests understand, and it names this machine's loopback at least.
+/// What rank 0 writes, its peers understand, and it names this machine's loopback at least.
 #[test]
 fn a_file_is_read_as_it_was_written() {
     let folder = Folder::new();

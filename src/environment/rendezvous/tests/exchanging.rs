@@ -30,7 +30,7 @@ fn a_death_ends_the_exchange_for_all() {
             assert_eq!(error_of(rendezvous.exchange(&[], soon())), error, "it stays so");
             Some(error)
         });
-        assert!(begin.elapsed() < Duration::from_secs(8), "nobody waits for the deadline");
+        assert!(begin.elapsed() < Duration::from_secs(8), "no rank waits for the deadline");
         for (kind, message) in results.into_iter().flatten() {
             assert_eq!(kind, ErrorKind::PeerLost);
             assert!(message.starts_with(&format!("rank {dying} was lost: ")), "{message}");
@@ -71,7 +71,7 @@ fn a_member_cannot_make_rank_0_read_more() {
         (without_tag, "a message from rank 1 has a wrong tag: messages were altered, repeated or left out on the way"),
     ] {
         scope(|scope| {
-            let host = scope.spawn(|| {
+            let rank_0 = scope.spawn(|| {
                 let mut rendezvous = Rendezvous::join(&port.endpoint, &participant(0, 2)).expect("a rendezvous");
                 error_of(rendezvous.exchange(&[], soon()))
             });
@@ -79,9 +79,9 @@ fn a_member_cannot_make_rank_0_read_more() {
             assert!(matches!(channel.receive(LONGEST_OF_MEMBER, soon()), Ok(Message::Step(Step::Complete))));
             match bytes.as_slice() {
                 [] => send(&mut channel, Step::Complete),
-                bytes => channel.send_bytes(bytes, soon()).expect("the host listens"),
+                bytes => channel.send_bytes(bytes, soon()).expect("rank 0 listens"),
             }
-            assert_eq!(host.join().expect("no panic"), (ErrorKind::PeerLost, expected.to_owned()));
+            assert_eq!(rank_0.join().expect("no panic"), (ErrorKind::PeerLost, expected.to_owned()));
             let told = channel.receive(LONGEST_OF_MEMBER, soon()).expect("an end");
             assert!(matches!(told, Message::<Step>::End(end) if end.cause == Cause::Failed && end.reason == expected));
         });
@@ -89,7 +89,7 @@ fn a_member_cannot_make_rank_0_read_more() {
 }
 
 #[test]
-fn who_gives_no_part_is_named() {
+fn ranks_that_give_no_part_are_named() {
     let done = Mutex::new(0);
     let results = four_ranks(|rank, mut rendezvous| {
         let result = match rank {

@@ -3,20 +3,20 @@
 use super::*;
 
 #[test]
-fn strangers_hold_nobody_up() {
+fn strangers_do_not_hold_up_peers() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
-        port.connect().write_all(&[0xff; 4096]).expect("the host listens");
+        let rank_0 = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
+        port.connect().write_all(&[0xff; 4096]).expect("rank 0 listens");
         let (garbage, _) = port.greeted();
-        garbage.send_bytes(&[4, 0, 0, 0, 9, 9, 9, 9], soon()).expect("the host listens");
+        garbage.send_bytes(&[4, 0, 0, 0, 9, 9, 9, 9], soon()).expect("rank 0 listens");
         let _silent = port.connect();
         let mut trickle = port.connect();
-        trickle.write_all(&[100, 0, 0, 0, 1]).expect("the host listens");
+        trickle.write_all(&[100, 0, 0, 0, 1]).expect("rank 0 listens");
         drop(port.connect());
-        let (guest, answer) = port.hello(&participant(0, 3), 1);
+        let (peer, answer) = port.hello(&participant(0, 3), 1);
         assert!(matches!(answer, Answer::Welcome { .. }));
-        drop(guest);
+        drop(peer);
         for secret in [Some(&b"another secret"[..]), None] {
             let (kind, message) =
                 error_of(Rendezvous::join(&port.endpoint, &Participant { secret, ..participant(1, 3) }));
@@ -29,7 +29,7 @@ fn strangers_hold_nobody_up() {
         assert!(message.ends_with("the rank 0 that answers is one of another job"), "{message}");
         let crowd = [(); 70].map(|()| port.connect());
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);
-        host.join().expect("no panic");
+        rank_0.join().expect("no panic");
         drop((crowd, trickle));
     });
 }
@@ -38,7 +38,7 @@ fn strangers_hold_nobody_up() {
 fn a_hello_does_not_work_twice() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 2)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 2)).map(drop));
         let key = Key::new(&participant(0, 2), None).expect("a key");
         let claim = Claim {
             world_size: 2,
@@ -57,7 +57,7 @@ fn a_hello_does_not_work_twice() {
             Ok(Message::Step(Handshake::Refusal { same_job: false }))
         ));
         Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
-        host.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -66,12 +66,12 @@ fn a_hello_does_not_work_twice() {
 fn a_trickle_comes_to_an_end() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 2)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 2)).map(drop));
         let mut trickle = port.connect();
-        trickle.write_all(&[255, 0, 0, 0]).expect("the host listens");
+        trickle.write_all(&[255, 0, 0, 0]).expect("rank 0 listens");
         patiently(|| (&trickle).write_all(&[1]).is_err().then_some(()));
         Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
-        host.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -80,8 +80,8 @@ fn a_false_rank_0_is_not_believed() {
     let port = Port::free();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port.number)).expect("the port is this test's");
     scope(|scope| {
-        let false_host = |participant: Participant<'static>| {
-            let (stream, _) = listener.accept().expect("a guest");
+        let false_rank_0 = |participant: Participant<'static>| {
+            let (stream, _) = listener.accept().expect("a peer");
             let mut channel = Channel::tcp(stream).expect("a channel");
             let challenge = random().expect("random numbers");
             send(&mut channel, Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge });
@@ -93,14 +93,14 @@ fn a_false_rank_0_is_not_believed() {
             let proof = key.prove(&Statement::Answer(&challenge, &claim, &answer)).expect("a proof");
             send(&mut channel, Handshake::Answer { answer, proof });
         };
-        let guest = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop));
-        false_host(Participant { secret: Some(&b"another secret"[..]), ..participant(0, 2) });
-        false_host(Participant { job: "another job", ..participant(0, 2) });
-        // Somebody else's service, and one that hangs up.
-        let (mut banner, _) = listener.accept().expect("a guest");
+        let peer = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop));
+        false_rank_0(Participant { secret: Some(&b"another secret"[..]), ..participant(0, 2) });
+        false_rank_0(Participant { job: "another job", ..participant(0, 2) });
+        // Another service, and one that closes the connection.
+        let (mut banner, _) = listener.accept().expect("a peer");
         banner.write_all(b"220 at your service\r\n").expect("a listener");
-        drop(listener.accept().expect("a guest"));
-        let old = listener.accept().expect("a guest").0;
+        drop(listener.accept().expect("a peer"));
+        let old = listener.accept().expect("a peer").0;
         send(
             &mut Channel::tcp(old).expect("a channel"),
             Handshake::Greeting { protocol: "another".to_owned(), challenge: [0; 32] },
@@ -108,7 +108,7 @@ fn a_false_rank_0_is_not_believed() {
         drop((listener, banner));
         // At last the right one.
         Rendezvous::join(&port.endpoint, &participant(0, 2)).map(drop).expect("a rendezvous");
-        guest.join().expect("no panic").expect("a rendezvous");
+        peer.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -119,7 +119,7 @@ fn a_wrong_secret_is_told_at_once_and_counted() {
     let port = Port::free();
     let late = Instant::now() + Duration::from_secs(3);
     scope(|scope| {
-        let host = scope
+        let rank_0 = scope
             .spawn(|| error_of(Rendezvous::join(&port.endpoint, &Participant { deadline: late, ..participant(0, 2) })));
         for secret in [Some(&b"another secret"[..]), None] {
             let (kind, message) =
@@ -131,7 +131,7 @@ fn a_wrong_secret_is_told_at_once_and_counted() {
         let (kind, message) = error_of(Rendezvous::join(&port.endpoint, &other));
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
         assert!(message.contains("the rank 0 that answers is one of another job"), "{message}");
-        let (kind, message) = host.join().expect("no panic");
+        let (kind, message) = rank_0.join().expect("no panic");
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
         let begin = format!(
             "rank 1 of 2 did not come to 127.0.0.1:{} before the deadline; rank 0 refused 2 connections with a wrong secret and ",
@@ -157,7 +157,7 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
     ];
     for (world_size, rank, reason) in cases {
         scope(|scope| {
-            let host = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(0, 3))));
+            let rank_0 = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(0, 3))));
             let (mut member, answer) = port.hello(&participant(0, 3), 2);
             assert!(matches!(answer, Answer::Welcome { .. }));
             let (_channel, answer) = port.hello(&participant(0, world_size), rank);
@@ -166,7 +166,7 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
             assert!(
                 matches!(told, Message::<Step>::End(end) if end.cause == Cause::Disagreement && end.reason == reason)
             );
-            assert_eq!(host.join().expect("no panic"), (ErrorKind::Disagreement, reason.to_owned()));
+            assert_eq!(rank_0.join().expect("no panic"), (ErrorKind::Disagreement, reason.to_owned()));
         });
     }
     // The same with ranks as they are; one of the twins is the first.
@@ -186,7 +186,7 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
 fn one_process_may_come_twice() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
+        let rank_0 = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
         let (mut first, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
         assert!(matches!(answer, Answer::Welcome { .. }));
         let (second, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
@@ -195,7 +195,7 @@ fn one_process_may_come_twice() {
         assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
         drop(second);
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);
-        host.join().expect("no panic");
+        rank_0.join().expect("no panic");
     });
 }
 
@@ -203,14 +203,14 @@ fn one_process_may_come_twice() {
 fn a_member_that_hangs_up_can_come_again() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
+        let rank_0 = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
         for _ in 0..20 {
             let (channel, answer) = port.hello(&participant(0, 3), 1);
             assert!(matches!(answer, Answer::Welcome { .. }));
             drop(channel);
         }
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);
-        host.join().expect("no panic");
+        rank_0.join().expect("no panic");
     });
 }
 

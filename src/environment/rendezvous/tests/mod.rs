@@ -23,7 +23,7 @@ use crate::handshake::{
     Answer, Cause, Challenge, Claim, Handshake, Instance, LONGEST_HELLO, PROTOCOL, Sender, Statement, TAG_BYTES, random,
 };
 
-/// A port that is this test's own: it is bound here too, but nobody listens on it.
+/// A port that is this test's own: it is bound here too, but no process listens on it.
 struct Port {
     endpoint: Endpoint,
     number: u16,
@@ -39,7 +39,7 @@ impl Port {
         Port { endpoint: Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: number }, number, _held: held }
     }
 
-    /// Connects as soon as somebody listens.
+    /// Connects as soon as a process listens.
     fn connect(&self) -> TcpStream {
         let stream = patiently(|| TcpStream::connect((Ipv4Addr::LOCALHOST, self.number)).ok());
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
@@ -168,7 +168,7 @@ fn exchange_some(rendezvous: &mut Rendezvous, rank: u32, world_size: u32) {
     }
 }
 
-/// Lets these ranks meet and exchange; gives the meeting's nonce.
+/// Lets these ranks meet and exchange; gives the rendezvous's nonce.
 fn join_and_exchange(
     endpoint: &Endpoint,
     participant: impl Fn(u32) -> Participant<'static> + Sync,
@@ -199,14 +199,14 @@ fn ranks_meet_at_a_port_and_by_a_file() {
         let ranks: Vec<u32> = (0..world_size).collect();
         let (port, folder) = (Port::free(), Folder::new());
         for endpoint in [&port.endpoint, &folder.endpoint().1] {
-            // Twice: what is left of a meeting is not in the way of the next.
+            // Twice: what is left of a rendezvous is not in the way of the next.
             for _ in 0..2 {
                 nonces.insert(join_and_exchange(endpoint, |rank| participant(rank, world_size), &ranks));
             }
         }
         assert!(folder.is_empty());
     }
-    assert_eq!(nonces.len(), 12, "every meeting has a nonce of its own");
+    assert_eq!(nonces.len(), 12, "every rendezvous has a nonce of its own");
 }
 
 #[test]
@@ -216,16 +216,16 @@ fn a_job_without_secret_meets_too_and_by_name() {
 }
 
 #[test]
-fn who_is_missing_is_named() {
+fn missing_ranks_are_named() {
     let port = Port::free();
     let expected = format!("ranks 1 and 3 of 4 did not come to 127.0.0.1:{} before the deadline", port.number);
     scope(|scope| {
-        let host = scope.spawn(|| {
+        let rank_0 = scope.spawn(|| {
             error_of(Rendezvous::join(&port.endpoint, &Participant { deadline: shortly(), ..participant(0, 4) }))
         });
         // Its own deadline is later; rank 0 tells it.
-        let guest = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(2, 4))));
-        for rank in [host, guest] {
+        let peer = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(2, 4))));
+        for rank in [rank_0, peer] {
             assert_eq!(rank.join().expect("no panic"), (ErrorKind::DeadlineExceeded, expected.clone()));
         }
     });
@@ -237,10 +237,10 @@ fn who_is_missing_is_named() {
 }
 
 #[test]
-fn a_guest_whose_deadline_is_first_says_so() {
+fn a_peer_whose_deadline_is_first_says_so() {
     let port = Port::free();
     scope(|scope| {
-        let host = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 3)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 3)).map(drop));
         let (kind, message) =
             error_of(Rendezvous::join(&port.endpoint, &Participant { deadline: shortly(), ..participant(1, 3) }));
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
@@ -249,7 +249,7 @@ fn a_guest_whose_deadline_is_first_says_so() {
         let again = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(1, 3)).map(drop));
         Rendezvous::join(&port.endpoint, &participant(2, 3)).map(drop).expect("a rendezvous");
         again.join().expect("no panic").expect("a rendezvous");
-        host.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
 }
 
