@@ -69,6 +69,7 @@ mod engine;
 mod environment;
 mod error;
 mod framing;
+mod handshake;
 mod issue_order;
 mod lane;
 mod memory;
@@ -90,7 +91,7 @@ pub use diagnosis::Diagnosis;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
-pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
+pub use environment::{DEFAULT_SEED, Environment, EnvironmentBuilder, Generator, Launcher};
 pub use error::{Error, ErrorKind, Result};
 pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
 pub use network::{
