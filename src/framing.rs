@@ -1,10 +1,11 @@
-//! Bytes that outlive the program, and come back from anywhere. Layout, little endian:
+//! The format of bytes that are stored and read back: plans and serialized layers. Nothing is
+//! trusted when they are read. Layout, little endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | magic |
 //! | 4 | format version |
-//! | 1 + n | the crate version that wrote it: length and text |
+//! | 1 + n | the version of the crate that wrote them: length and text |
 //! | 8 | length of the body |
 //! | 32 | SHA-256 of everything else |
 //! | … | body: a value in [postcard](https://postcard.jamesmunns.com/wire-format) |
@@ -17,17 +18,21 @@ use crate::error::{Result, bail, error};
 
 const CHECKSUM_BYTES: usize = 32;
 
-/// One kind of such bytes.
+/// A kind of stored bytes.
 pub(crate) struct Format {
     pub(crate) magic: [u8; 8],
-    /// Raised whenever the body changes its layout.
+    /// Incremented whenever the layout of the body changes.
     pub(crate) version: u32,
-    /// What errors call them.
+    /// The noun by which errors call them: `plan`.
     pub(crate) noun: &'static str,
 }
 
 impl Format {
-    /// Writes a value.
+    /// Encodes a value, with its header.
+    ///
+    /// # Errors
+    ///
+    /// `System`: the value cannot be encoded.
     pub(crate) fn write(&self, value: &impl Serialize) -> Result<Vec<u8>> {
         let noun = self.noun;
         let body =
@@ -35,7 +40,7 @@ impl Format {
         Ok(self.seal(&body))
     }
 
-    /// Puts a header before a body.
+    /// A body with its header before it.
     pub(crate) fn seal(&self, body: &[u8]) -> Vec<u8> {
         let version = env!("CARGO_PKG_VERSION").as_bytes();
         let mut bytes = Vec::with_capacity(body.len() + 128);
@@ -50,7 +55,11 @@ impl Format {
         bytes
     }
 
-    /// Reads a value. Every byte counts: what is cut or altered is an error.
+    /// Decodes a value. All bytes have to belong to it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn read<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T> {
         let noun = self.noun;
         let (value, left) = postcard::take_from_bytes(self.open(bytes)?)
@@ -61,7 +70,11 @@ impl Format {
         Ok(value)
     }
 
-    /// The body after a header that is whole.
+    /// The body, after its header and checksum have been checked.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let noun = self.noun;
         let mut rest = bytes;

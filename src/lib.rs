@@ -68,6 +68,7 @@ mod environment;
 mod error;
 mod executor;
 mod framing;
+mod handshake;
 mod issue_order;
 mod memory;
 mod network;
@@ -88,7 +89,7 @@ pub use diagnosis::Diagnosis;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, NoRoot, RawCall};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
-pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};
+pub use environment::{DEFAULT_SEED, Environment, EnvironmentBuilder, Generator, Launcher};
 pub use error::{Error, ErrorKind, Result};
 pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
 pub use network::{

@@ -136,7 +136,8 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
             .seed(config.seed)
             .timeout(timeout)
             .verbose(config.verbose != 0)
-            .initialize_at("before".to_owned())?;
+            .called_at("a call of dcl_environment_initialize")
+            .initialize()?;
         place.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
         Ok(())
     })

@@ -71,8 +71,8 @@ fn tell(arguments: &Arguments) -> Result<()> {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             println!("{name:18} {value}{from}");
         }
-        if let Some(meeting) = sources.get("meeting").and_then(Value::as_str) {
-            println!("{:18} {meeting}", "meeting from");
+        if let Some(rendezvous) = sources.get("rendezvous").and_then(Value::as_str) {
+            println!("{:18} {rendezvous}", "rendezvous from");
         }
     }
     environment.finalize()

@@ -253,7 +253,7 @@ fn tensorrt_variables_by_hand() {
         vec![("TRT_MY_RANK", rank.to_string()), ("TRT_WORLD_SIZE", "2".to_owned()), ("TRT_NCCL_ID_FILE", file)]
     });
     let file = std::env::temp_dir().join(unique("dcl-test-id"));
-    assert!(!file.exists(), "the file of the meeting is still there");
+    assert!(!file.exists(), "the file of the rendezvous is still there");
     std::fs::write(&file, [7; 128]).expect("a file");
     let old = [("TRT_MY_RANK", "0"), ("TRT_WORLD_SIZE", "2")];
     let (output, text) = run(timed(demo()).envs(old).env("TRT_NCCL_ID_FILE", &file));
@@ -428,7 +428,7 @@ fn under_torchrun() {
 fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     let (output, text) = run(timed(DISTCOLLECTIVE).args(["env"]));
     assert_eq!(output.status.code(), Some(1));
-    for what in ["rank is not given", "world_size is not given", "there is no meeting point"] {
+    for what in ["rank is not given", "world_size is not given", "there is no rendezvous point"] {
         assert!(text.contains(what), "{text}");
     }
     let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "1")];

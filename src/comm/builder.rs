@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Communicator, DEFAULT_TIMEOUT, host};
 use crate::error::{Result, bail};
+use crate::handshake::Participant;
 use crate::rank::Rank;
 use crate::util::deadline_after;
 use crate::util::settings::timeout_or;
@@ -99,13 +100,14 @@ impl CommunicatorBuilder {
             Some(timeout) => timeout,
             None => timeout_or(DEFAULT_TIMEOUT)?,
         };
-        let backends = host::between_processes(&self.guest(timeout))?;
+        let backends = host::between_processes(&self.participant(timeout))?;
         Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
     }
 
-    fn guest(&self, timeout: Duration) -> host::Guest<'_> {
-        host::Guest {
+    fn participant(&self, timeout: Duration) -> Participant<'_> {
+        Participant {
             job: &self.job,
+            secret: None,
             world_size: self.world_size,
             first_rank: self.first_rank.0,
             rank_count: self.local_ranks,
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_longest_timeout_is_no_shorter_than_the_default() {
-        let deadline = Communicator::builder().guest(Duration::MAX).deadline;
+        let deadline = Communicator::builder().participant(Duration::MAX).deadline;
         assert!(deadline > Instant::now() + 100 * DEFAULT_TIMEOUT);
     }
 }

@@ -17,30 +17,32 @@ pub struct Host {
     pub system: String,
     /// The cores that this process may use.
     pub cores: Finding<usize>,
-    /// The memory that programs can still have, as the kernel estimates it.
+    /// The memory that programs can still get, by the kernel's estimate.
     pub memory_available_bytes: Finding<u64>,
-    /// The memory that this process's control group may have, where it has a limit.
+    /// The memory limit of this process's control group, if there is one.
     pub memory_limit_bytes: Option<u64>,
-    /// The length of `/dev/shm`, where there is one: NCCL lets ranks of one machine share memory there. The host backend
-    /// does not need it.
+    /// The size of `/dev/shm`, if there is one. NCCL shares memory between ranks of one machine
+    /// there; the host backend does not need it.
     pub dev_shm_bytes: Option<u64>,
-    /// How many files a process may have open.
+    /// The number of files that a process may have open.
     pub open_files: OpenFiles,
-    /// How many threads there may be in all processes: the least of the system's limit, the user's and the control group's.
+    /// The number of threads that all processes together may have: the least of the limits of the
+    /// system, the user and the control group.
     pub threads: Option<u64>,
-    /// How many mappings a process may have. Each group and each symmetric buffer between processes is one or a few.
+    /// The number of mappings that a process may have. Each group and each symmetric buffer between
+    /// processes needs one or a few.
     pub mappings: Option<u64>,
-    /// About how many ranks can be processes of their own, or what the system lacks for that.
+    /// About how many ranks can be processes of their own, or what the system lacks for them.
     pub processes: Finding<u32>,
 }
 
-/// How many files a process may have open; `None` is without limit.
+/// The limits of open files of a process; `None` means that there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct OpenFiles {
-    /// The limit that counts.
+    /// The limit in force.
     pub soft: Option<u64>,
-    /// Up to which a user may raise it.
+    /// The limit up to which a user may raise the soft one.
     pub hard: Option<u64>,
 }
 
@@ -73,10 +75,11 @@ fn number_in(path: impl AsRef<Path>) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The least limit of this name of the control group (version 2) that this process is in, and those around it.
+/// The least limit of this name among this process's control group (version 2) and the groups that
+/// contain it.
 fn control_group_limit(name: &str) -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    // What has no limit says "max", which is no number.
+    // A group without a limit says "max", which is not a number.
     Path::new(group).ancestors().filter_map(|group| number_in(Path::new("/sys/fs/cgroup").join(group).join(name))).min()
 }

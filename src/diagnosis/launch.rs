@@ -1,4 +1,4 @@
-//! What the environment says.
+//! What the environment variables say.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,34 @@ use serde::Serialize;
 
 use crate::environment::{self, Environment};
 
-/// Variables beside the launchers' that decide what a job does; so do those whose names begin with
-/// `DCL_` or `NCCL_`.
+/// Variables beside the launchers' that matter to a job. All variables whose names begin with
+/// `DCL_` or `NCCL_` matter too.
 const FURTHER_VARIABLES: [&str; 4] =
     ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
 
-/// The variable whose value nobody else may know.
+/// The variable whose value is not shown.
 const SECRET: &str = "DCL_SECRET";
 
-/// What the environment says of ranks and libraries.
+/// What the environment variables say about ranks and libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Launch {
-    /// The launcher that the variables speak of.
+    /// The launcher whose variables are set.
     pub launcher: Option<&'static str>,
-    /// This process's rank, where a launcher says it.
+    /// This process's rank, if a launcher set it.
     pub rank: Option<u32>,
-    /// The number of ranks, likewise.
+    /// The number of ranks, if a launcher set it.
     pub world_size: Option<u32>,
-    /// What is missing or contradictory in what the launcher says.
+    /// What is missing or contradictory in the launcher's variables.
     pub problem: Option<String>,
-    /// The variables that matter and are set. The value of `DCL_SECRET` is not told.
+    /// The variables that matter and are set. The value of `DCL_SECRET` is not shown.
     pub variables: BTreeMap<String, String>,
 }
 
 impl Launch {
     pub(super) fn look() -> Self {
         let launcher = Environment::detect_launcher();
-        let (place, problem) = match launcher.map(|_| environment::place()) {
+        let (place, problem) = match launcher.map(|_| environment::rank_and_world_size()) {
             None => (None, None),
             Some(Ok(place)) => (Some(place), None),
             Some(Err(error)) => (None, Some(error.to_string())),

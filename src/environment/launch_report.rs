@@ -1,47 +1,45 @@
-//! What a rank tells `distcollective launch`: that it waits for the other ranks, and that it has
-//! met them.
+//! What a rank reports to `distcollective launch`: that it waits for the other ranks, and that all
+//! ranks have met.
 //!
-//! A rank that ends with exit code 0 has not failed. Where others wait for it in their
-//! initialization, only the launcher knows both. It listens on an abstract Unix socket, whose name
-//! is in [`VARIABLE`]. While a rank initializes its environment it has a connection there; it says
-//! who it is, and before it returns whether it has met the others. It never waits for an answer.
+//! A rank that ends with exit code 0 has not failed. If other ranks wait for it in their
+//! initialization, only the launcher knows both. The launcher listens on an abstract Unix socket,
+//! whose name is in [`VARIABLE`]. A rank connects to it while it initializes its environment. It
+//! sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 
 use super::discovery::{Discovery, Launcher};
 
 /// The variable that has the socket's name.
 const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
 
-/// How long to try where more ranks come than the launcher's queue holds.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to try to connect while the launcher's queue is full.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What a rank says at the end.
+/// What a rank sends at the end.
 const MET: &str = "met\n";
 const NOT_MET: &str = "not met\n";
 
-/// The connection to the launcher, if this rank is one of its.
+/// The connection to the launcher, if `distcollective launch` started this rank.
 pub(super) struct LaunchReport(Option<OwnedFd>);
 
 impl LaunchReport {
-    /// Says that this rank waits for the others from now on, until this is dropped.
+    /// Reports that this rank waits for the others, until this is dropped.
     pub(super) fn begin(discovery: &Discovery, deadline: Instant) -> Self {
         let Ok(name) = std::env::var(VARIABLE) else { return LaunchReport(None) };
         if discovery.launcher != Launcher::Torch {
             return LaunchReport(None);
         }
-        match Self::connect(&name, deadline.min(Instant::now() + PATIENCE)) {
+        match Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT)) {
             Ok(connection) => {
                 let report = LaunchReport(Some(connection));
-                report.say(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
+                report.send(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
                 report
             }
             Err(e) => {
@@ -54,9 +52,9 @@ impl LaunchReport {
         }
     }
 
-    /// Says that all ranks have met.
+    /// Reports that all ranks have met.
     pub(super) fn met(self) {
-        self.say(MET);
+        self.send(MET);
     }
 
     fn connect(name: &str, until: Instant) -> io::Result<OwnedFd> {
@@ -77,17 +75,19 @@ impl LaunchReport {
         Ok(socket)
     }
 
-    fn say(&self, text: &str) {
-        // So few bytes fit into the socket at once. If the launcher has ended, the report has no reader.
+    fn send(&self, text: &str) {
+        // The socket has room for so few bytes. If the launcher has ended, the report has no
+        // reader.
         if let Some(connection) = &self.0 {
-            let _ = send(connection, text.as_bytes(), SendFlags::NOSIGNAL);
+            let _ = rustix::net::send(connection, text.as_bytes(), SendFlags::NOSIGNAL);
         }
     }
 }
 
 impl Drop for LaunchReport {
     fn drop(&mut self) {
-        // After the other word this one is not read. A forked process may hold the connection open.
-        self.say(NOT_MET);
+        // After "met" the launcher ignores this. Closing the connection would not be enough: a
+        // forked process may hold it open.
+        self.send(NOT_MET);
     }
 }

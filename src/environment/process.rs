@@ -1,5 +1,5 @@
-//! Processes of this machine, as `/proc` has them: which one wrote a file, and which ones started
-//! this one.
+//! Processes of this machine, as `/proc` describes them: which one wrote a file, and which ones
+//! started this one.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -14,8 +14,8 @@ pub(super) struct Stat {
     pub(super) name: String,
     state: char,
     pub(super) parent: u32,
-    /// In clock ticks since the machine was started. It tells apart processes that had the same
-    /// number.
+    /// In clock ticks since the machine was started. Processes that had the same id, one after the
+    /// other, differ in it.
     pub(super) start_time: u64,
 }
 
@@ -28,7 +28,7 @@ impl Stat {
         Self::parse(&String::from_utf8_lossy(&std::fs::read(path).ok()?))
     }
 
-    /// Understands `7 (a name) S 1 ...`; the name may have any characters.
+    /// Parses `7 (a name) S 1 ...`. The name may have any characters.
     fn parse(text: &str) -> Option<Self> {
         let (begin, rest) = text.rsplit_once(')')?;
         let (_, name) = begin.split_once('(')?;
@@ -37,7 +37,7 @@ impl Stat {
             name: name.to_owned(),
             state: fields.first()?.chars().next()?,
             parent: fields.get(1)?.parse().ok()?,
-            // The 22nd of all fields, of which the first two are the number and the name.
+            // The 22nd of all fields. The first two are the id and the name.
             start_time: fields.get(19)?.parse().ok()?,
         })
     }
@@ -47,12 +47,12 @@ impl Stat {
     }
 }
 
-/// A process of some machine, for other processes to find out whether it still runs.
+/// A process of some machine, by which other processes can find out whether it still runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProcessIdentity {
-    /// The running system: another one after a restart of the machine.
+    /// The id of the running system. It changes when the machine is restarted.
     pub(super) boot: String,
-    /// The namespace in which the number is the process's.
+    /// The PID namespace in which the id is valid.
     pub(super) namespace: u64,
     pub(super) pid: u32,
     pub(super) start_time: u64,
@@ -60,15 +60,15 @@ pub(super) struct ProcessIdentity {
 
 /// Whether a process still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum ProcessState {
     Runs,
     HasEnded,
-    /// It is one of another machine, or of another container.
+    /// The process is on another machine or in another container.
     Unknown,
 }
 
 impl ProcessIdentity {
-    /// This process's.
+    /// This process's; `None` if `/proc` cannot be read.
     pub(super) fn own() -> Option<Self> {
         let pid = std::process::id();
         Some(ProcessIdentity {
@@ -79,20 +79,20 @@ impl ProcessIdentity {
         })
     }
 
-    pub(super) fn life(&self) -> Life {
+    pub(super) fn state(&self) -> ProcessState {
         let is_near = Self::own().is_some_and(|own| own.boot == self.boot && own.namespace == self.namespace);
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw).filter(|_| is_near) else {
-            return Life::Unknown;
+            return ProcessState::Unknown;
         };
         if test_kill_process(pid) == Err(Errno::SRCH) {
-            return Life::HasEnded;
+            return ProcessState::HasEnded;
         }
         match Stat::of(self.pid) {
-            Some(stat) if stat.start_time != self.start_time => Life::HasEnded,
-            // The first thread may have ended before the others.
-            Some(stat) if stat.has_ended() && !self.has_threads() => Life::HasEnded,
-            // The system may hide processes that there are.
-            _ => Life::Runs,
+            Some(stat) if stat.start_time != self.start_time => ProcessState::HasEnded,
+            // The first thread may end before the others.
+            Some(stat) if stat.has_ended() && !self.has_threads() => ProcessState::HasEnded,
+            // The system may hide a process that runs.
+            _ => ProcessState::Runs,
         }
     }
 
@@ -124,8 +124,7 @@ impl FromStr for ProcessIdentity {
     }
 }
 
-/// The processes that started this one, the nearest first: its parent, its parent's parent and so
-/// on.
+/// The ancestors of this process, the nearest first: its parent, its parent's parent and so on.
 pub(super) fn ancestors() -> impl Iterator<Item = (u32, Stat)> {
     let next = |pid: u32| Some((pid, Stat::of(pid).filter(|_| pid > 0)?));
     let parent = Stat::of(std::process::id()).and_then(|own| next(own.parent));
@@ -148,22 +147,22 @@ mod tests {
     fn a_process_that_has_ended_is_known() {
         let own = ProcessIdentity::own().expect("/proc");
         assert_eq!(own.to_string().parse(), Ok(own.clone()));
-        assert_eq!(own.life(), Life::Runs);
-        assert_eq!(ProcessIdentity { start_time: own.start_time + 1, ..own.clone() }.life(), Life::HasEnded);
-        assert_eq!(ProcessIdentity { boot: "another".to_owned(), ..own.clone() }.life(), Life::Unknown);
+        assert_eq!(own.state(), ProcessState::Runs);
+        assert_eq!(ProcessIdentity { start_time: own.start_time + 1, ..own.clone() }.state(), ProcessState::HasEnded);
+        assert_eq!(ProcessIdentity { boot: "another".to_owned(), ..own.clone() }.state(), ProcessState::Unknown);
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
         let start_time = Stat::of(child.id()).expect("a child").start_time;
         let child_identity = ProcessIdentity { pid: child.id(), start_time, ..own };
-        assert_eq!(child_identity.life(), Life::Runs);
+        assert_eq!(child_identity.state(), ProcessState::Runs);
         child.kill().expect("an own child");
-        // Until it is reaped the system still has its number.
+        // Until its parent waits for it, the system keeps its id.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while child_identity.life() == Life::Runs {
+        while child_identity.state() == ProcessState::Runs {
             assert!(std::time::Instant::now() < end, "a killed child runs on");
         }
-        assert_eq!(child_identity.life(), Life::HasEnded);
+        assert_eq!(child_identity.state(), ProcessState::HasEnded);
         child.wait().expect("an own child");
-        assert_eq!(child_identity.life(), Life::HasEnded);
+        assert_eq!(child_identity.state(), ProcessState::HasEnded);
     }
 
     #[test]

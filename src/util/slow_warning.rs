@@ -19,6 +19,11 @@ impl SlowWarning {
         SlowWarning { begin: Instant::now(), after }
     }
 
+    /// For a wait that is never logged.
+    pub(crate) fn never() -> Self {
+        SlowWarning { begin: Instant::now(), after: None }
+    }
+
     /// When the wait has to call [`look`](Self::look) next: at `deadline`, or earlier for the
     /// warning.
     pub(crate) fn next_look(&self, deadline: Instant) -> Instant {

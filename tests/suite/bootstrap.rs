@@ -47,21 +47,16 @@ fn a_process_that_does_not_fit_ends_the_bootstrap_at_once() {
     let waiting = hub();
     let wrong = rank_builder(&job, 5, 1).timeout(DEADLINE).meet().expect_err("5 is not 2");
     assert_eq!(wrong.kind(), ErrorKind::Disagreement);
-    assert_eq!(
-        wrong.to_string(),
-        format!("job {job:?}: rank 0 refuses this process: it expects 5 ranks, and rank 0 expects 2")
-    );
+    let reason = format!("job {job:?}: ranks have to be given the same world size: rank 1 has 5, and rank 0 has 2");
+    assert_eq!(wrong.to_string(), reason);
     let told = waiting.join().expect("no panic");
     assert_eq!(told.kind(), ErrorKind::Disagreement);
-    assert_eq!(
-        told.to_string(),
-        format!("job {job:?}: a process with rank 1 was refused: it expects 5 ranks, and rank 0 expects 2")
-    );
+    assert_eq!(told.to_string(), reason);
     // Of two processes with rank 0, the first one learns that there is another.
     let errors = [hub(), hub()].map(|hub| hub.join().expect("no panic"));
     let second = "another rank 0 of this user waits or runs under the same job name: bind: Address already in use";
     assert!(errors.iter().any(|e| e.to_string().starts_with(&format!("job {job:?}: {second}"))), "{errors:?}");
-    let first = format!("job {job:?}: a process with rank 0 was refused: rank 0 is there already");
+    let first = format!("job {job:?}: two processes say that they are rank 0");
     assert!(errors.iter().any(|e| e.to_string() == first), "{errors:?}");
 }
 

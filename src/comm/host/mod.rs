@@ -21,13 +21,13 @@
 //! | [`protocol`] | slots and headers, waiting, aborts, phases 1 to 3 and 5 |
 //! | [`transfer`] | phase 4 |
 //! | [`memory`] | shared memory, symmetric blocks, and sending both to other processes |
-//! | `meeting`, `wire` | the bootstrap: how processes find each other |
+//! | `bootstrap`, `wire` | how processes find each other, and their messages |
 //! | `world`, `peer_processes`, `process_monitor` | what a process's ranks share; peers' deaths |
 //!
 //! ARCHITECTURE.md lists the invariants of the protocol by the numbers that comments cite.
 
 mod backend;
-mod meeting;
+mod bootstrap;
 mod memory;
 mod peer_processes;
 mod process_monitor;
@@ -40,9 +40,9 @@ mod wire;
 mod world;
 
 use crate::error::Result;
+use crate::handshake::Participant;
 
 pub(crate) use backend::HostBackend;
-pub(crate) use meeting::Guest;
 pub(crate) use memory::free_memory::{available as memory_available, limit as memory_limit};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
 
@@ -52,6 +52,7 @@ pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
 }
 
 /// This process's ranks of a communicator between processes.
-pub(crate) fn between_processes(guest: &Guest<'_>) -> Result<Vec<HostBackend>> {
-    Ok(meeting::meet(guest)?.backends(guest.first_rank..guest.first_rank + guest.rank_count))
+pub(crate) fn between_processes(participant: &Participant<'_>) -> Result<Vec<HostBackend>> {
+    let ranks = participant.first_rank..participant.first_rank + participant.rank_count;
+    Ok(bootstrap::connect(participant)?.backends(ranks))
 }

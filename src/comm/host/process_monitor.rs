@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::memory::broker::MemoryBroker;
+use super::memory::broker::{LONGEST_SHARE_MESSAGE, MemoryBroker};
 use super::peer_processes::{PeerProcesses, hang_up};
 use super::protocol::abort_domain::AbortDomain;
 use super::system::{caused_by, make_room_for_processes};
@@ -174,7 +174,7 @@ impl MonitorThread {
 
     /// Reads one message, and returns whether there was one.
     fn read(&self, stream: &UnixStream) -> bool {
-        match wire::receive(stream) {
+        match wire::receive(stream, LONGEST_SHARE_MESSAGE) {
             Ok(Some((message, file))) => {
                 if let Err(error) = self.broker.accept(message, file) {
                     event!(WARN, "{error}");

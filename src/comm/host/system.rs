@@ -59,14 +59,6 @@ pub(crate) fn process_namespace() -> Option<u64> {
     rustix::fs::stat("/proc/self/ns/pid").ok().map(|found| found.st_ino)
 }
 
-/// The user id that the kernel reports for all users that this process's user namespace does not
-/// map.
-pub(crate) fn overflow_user() -> u32 {
-    const DEFAULT: u32 = 65534;
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,16 +1,20 @@
+use std::ffi::OsString;
+
+use super::rendezvous_point::HYDRA_PROXY;
+use super::system::Ancestor;
 use super::*;
 
 /// A system with these variables and ancestors.
 #[derive(Default)]
-struct Made {
+struct FakeSystem {
     variables: BTreeMap<String, OsString>,
     ancestors: Vec<Ancestor>,
 }
 
-impl Made {
+impl FakeSystem {
     fn new(variables: &[(&str, &str)]) -> Self {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), OsString::from(value)));
-        Made { variables: variables.collect(), ancestors: Vec::new() }
+        FakeSystem { variables: variables.collect(), ancestors: Vec::new() }
     }
 
     /// The same below a process that was started with these variables.
@@ -24,7 +28,7 @@ impl Made {
     }
 }
 
-impl System for Made {
+impl System for FakeSystem {
     fn variable(&self, name: &str) -> Option<OsString> {
         self.variables.get(name).cloned()
     }
@@ -34,11 +38,11 @@ impl System for Made {
     }
 }
 
-fn find(given: &Given, variables: &[(&str, &str)]) -> Result<Discovery> {
-    discover(given, &Made::new(variables).below("sh", None).below(HYDRA_PROXY, None))
+fn find(given: &CallerValues, variables: &[(&str, &str)]) -> Result<Discovery> {
+    discover(given, &FakeSystem::new(variables).below("sh", None).below(HYDRA_PROXY, None))
 }
 
-fn message(given: &Given, variables: &[(&str, &str)]) -> String {
+fn message(given: &CallerValues, variables: &[(&str, &str)]) -> String {
     find(given, variables).expect_err("something is wrong").to_string()
 }
 
@@ -95,23 +99,23 @@ fn every_launcher_is_understood() {
         ),
     ];
     for (variables, launcher, [rank, world_size, local_rank, local_world_size]) in cases {
-        let found = find(&Given::default(), variables).unwrap_or_else(|e| panic!("{launcher}: {e}"));
+        let found = find(&CallerValues::default(), variables).unwrap_or_else(|e| panic!("{launcher}: {e}"));
         assert_eq!(found.launcher, launcher);
         let numbers = (found.rank.0, found.world_size, found.local_rank, found.local_world_size);
         assert_eq!(numbers, (rank, world_size, local_rank, local_world_size), "{launcher}");
-        assert!(found.sources.contains_key("meeting"));
+        assert!(found.sources.contains_key("rendezvous"));
     }
 }
 
 #[test]
-fn explicit_values_come_first_and_need_only_a_meeting_point() {
-    let given = Given { rank: Some(1), world_size: Some(2), ..Given::default() };
+fn explicit_values_come_first_and_need_only_a_rendezvous_point() {
+    let given = CallerValues { rank: Some(1), world_size: Some(2), ..CallerValues::default() };
     let mut variables = MASTER.to_vec();
     variables.extend([("RANK", "7"), ("WORLD_SIZE", "9")]);
     let found = find(&given, &variables).expect("complete");
     assert_eq!((found.launcher, found.rank, found.world_size), (Launcher::Explicit, Rank(1), 2));
     assert_eq!(found.sources["rank"], "given by the caller");
-    assert_eq!(found.sources["meeting"], "MASTER_ADDR, MASTER_PORT");
+    assert_eq!(found.sources["rendezvous"], "MASTER_ADDR, MASTER_PORT");
 }
 
 #[test]
@@ -124,7 +128,7 @@ fn loopback_names_are_one_and_jobs_are_apart() {
             ("MASTER_PORT", "5"),
             ("TORCHELASTIC_RUN_ID", run),
         ];
-        find(&Given::default(), &variables).expect("complete").job
+        find(&CallerValues::default(), &variables).expect("complete").job
     };
     assert_eq!(job("localhost", "a"), job("127.0.0.1", "a"));
     assert_eq!(job("::1", "a"), job("[::1]", "a"));
@@ -133,17 +137,17 @@ fn loopback_names_are_one_and_jobs_are_apart() {
 }
 
 #[test]
-fn each_has_its_meeting_point() {
-    let at = |variables: &[(&str, &str)]| find(&Given::default(), variables).map(|found| found.meeting);
+fn each_has_its_rendezvous_point() {
+    let at = |variables: &[(&str, &str)]| find(&CallerValues::default(), variables).map(|found| found.rendezvous);
     let ranks = [("RANK", "0"), ("WORLD_SIZE", "4")];
     let remote = [ranks.as_slice(), &[("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")]].concat();
-    let node7 = |port| MeetingPoint::Address { host: "node7".to_owned(), port };
+    let node7 = |port| RendezvousPoint::Endpoint(Endpoint::Tcp { host: "node7".to_owned(), port });
     assert_eq!(at(&remote).expect("complete"), node7(29501));
     let settable = [remote.as_slice(), &[("DCL_RENDEZVOUS_PORT", "4000")]].concat();
     assert_eq!(at(&settable).expect("complete"), node7(4000));
-    assert_eq!(at(&[ranks.as_slice(), &MASTER].concat()).expect("complete"), MeetingPoint::Machine);
+    assert_eq!(at(&[ranks.as_slice(), &MASTER].concat()).expect("complete"), RendezvousPoint::Machine);
     let trt = [("TRT_MY_RANK", "1"), ("TRT_WORLD_SIZE", "2"), ("TRT_NCCL_ID_FILE", "/tmp/id")];
-    assert_eq!(at(&trt).expect("complete"), MeetingPoint::File("/tmp/id".into()));
+    assert_eq!(at(&trt).expect("complete"), RendezvousPoint::Endpoint(Endpoint::File("/tmp/id".into())));
     let spread = [
         ("OMPI_COMM_WORLD_RANK", "5"),
         ("OMPI_COMM_WORLD_SIZE", "6"),
@@ -159,12 +163,12 @@ fn each_has_its_meeting_point() {
 
 #[test]
 fn everything_missing_or_contradictory_is_told_at_once() {
-    let none = Given::default();
+    let none = CallerValues::default();
     assert_eq!(
         message(&none, &[]),
         "launcher none (given by the caller): rank is not given, and none of RANK, TRT_MY_RANK, OMPI_COMM_WORLD_RANK, \
          PMI_RANK, SLURM_PROCID is set; world_size is not given, and none of WORLD_SIZE, TRT_WORLD_SIZE, \
-         OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS is set; there is no meeting point: MASTER_ADDR and MASTER_PORT not \
+         OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS is set; there is no rendezvous point: MASTER_ADDR and MASTER_PORT not \
          set"
     );
     assert_eq!(
@@ -174,28 +178,29 @@ fn everything_missing_or_contradictory_is_told_at_once() {
     );
     assert_eq!(
         message(&none, &[("TRT_MY_RANK", "2"), ("TRT_WORLD_SIZE", "2")]),
-        "launcher TensorRT's sample: TRT_MY_RANK is 2, which is not one of 2: TRT_WORLD_SIZE is 2; there is no meeting point: MASTER_ADDR and MASTER_PORT (or \
+        "launcher TensorRT's sample: TRT_MY_RANK is 2, which is not one of 2: TRT_WORLD_SIZE is 2; there is no rendezvous point: MASTER_ADDR and MASTER_PORT (or \
          TRT_NCCL_ID_FILE) not set"
     );
-    let restricted = Given { launcher: Some(Launcher::Slurm), ..Given::default() };
+    let restricted = CallerValues { launcher: Some(Launcher::Slurm), ..CallerValues::default() };
     let mut variables = MASTER.to_vec();
     variables.extend([("RANK", "0"), ("WORLD_SIZE", "1")]);
     assert_eq!(message(&restricted, &variables), "launcher SLURM: SLURM_PROCID is not set; SLURM_NTASKS is not set");
 }
 
-/// Launcher, rank, world size, local rank, local world size, meeting and job; or what is wrong.
-fn found(system: &Made) -> String {
-    match discover(&Given::default(), system) {
+/// Launcher, rank, world size, local rank, local world size, rendezvous point and job; or what is
+/// wrong.
+fn found(system: &FakeSystem) -> String {
+    match discover(&CallerValues::default(), system) {
         Err(error) => error.to_string(),
         Ok(d) => {
             assert_eq!(launcher_of(system), Some(d.launcher));
             let numbers = [d.rank.0, d.world_size, d.local_rank, d.local_world_size];
-            format!("{} {numbers:?} {:?} {}", d.launcher, d.meeting, d.job)
+            format!("{} {numbers:?} {:?} {}", d.launcher, d.rendezvous, d.job)
         }
     }
 }
 
-fn srun<'a>(more: &[(&'a str, &'a str)]) -> Made {
+fn srun<'a>(more: &[(&'a str, &'a str)]) -> FakeSystem {
     let step = [
         ("SLURM_PROCID", "3"),
         ("SLURM_NTASKS", "4"),
@@ -204,7 +209,7 @@ fn srun<'a>(more: &[(&'a str, &'a str)]) -> Made {
         ("SLURM_JOB_ID", "9"),
         ("SLURM_STEP_ID", "0"),
     ];
-    Made::new(&[&step[..], more].concat())
+    FakeSystem::new(&[&step[..], more].concat())
 }
 
 const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_PORT", "1")];
@@ -236,7 +241,7 @@ fn slurm_says_how_ranks_are_spread_over_machines() {
             [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
         assert_eq!(found(&srun(&spread)), several("SLURM_STEP_TASKS_PER_NODE is 2"), "{tasks}");
         let expected = format!(
-            "SLURM [3, 4, 1, {local}] Address {{ host: \"node7\", port: 2 }} node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
+            "SLURM [3, 4, 1, {local}] Endpoint(Tcp {{ host: \"node7\", port: 2 }}) node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
         );
         assert_eq!(found(&srun(&[&spread[..], &at].concat())), expected, "{tasks}");
     }
@@ -268,10 +273,10 @@ fn pmi_from_srun_is_slurm_and_pmi_from_mpirun_is_not() {
     let mpirun = [&pmi[..], &[("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")]].concat();
     let mpirun = srun(&mpirun).below("sh", None).below(HYDRA_PROXY, None);
     assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] Machine hydra_pmi_proxy=101,5");
-    let elsewhere = Made::new(&pmi).below("sh", None).below("another", None);
+    let elsewhere = FakeSystem::new(&pmi).below("sh", None).below("another", None);
     assert_eq!(
         found(&elsewhere),
-        "launcher PMI (MPICH, Intel MPI): there is no meeting point: MASTER_ADDR and MASTER_PORT are not set, no variable of \
+        "launcher PMI (MPICH, Intel MPI): there is no rendezvous point: MASTER_ADDR and MASTER_PORT are not set, no variable of \
          PMI names the job, and no process hydra_pmi_proxy started this one"
     );
 }
@@ -284,15 +289,15 @@ const OPEN_MPI: [(&str, &str); 3] =
 fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
     for stray in [("WORLD_SIZE", "8"), ("RANK", "0"), ("TRT_WORLD_SIZE", "8")] {
         let variables = [&[stray][..], &OPEN_MPI].concat();
-        assert_eq!(found(&Made::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
+        assert_eq!(found(&FakeSystem::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
     }
-    assert_eq!(launcher_of(&Made::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
+    assert_eq!(launcher_of(&FakeSystem::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
 }
 
 #[test]
 fn of_launchers_that_disagree_the_inner_one_counts() {
     let both = [&TORCH[..], &OPEN_MPI].concat();
-    let made = || Made::new(&both);
+    let made = || FakeSystem::new(&both);
     // Shells and mpirun's own processes may lie between.
     let inner_mpirun = made().below("sh", Some(&both)).below("mpirun", Some(&TORCH)).below("launcher", Some(&[]));
     assert_eq!(found(&inner_mpirun), "Open MPI [1, 2, 1, 2] Machine loopback:29500//PMIX_NAMESPACE=77");
@@ -317,7 +322,7 @@ fn of_launchers_that_disagree_the_inner_one_counts() {
     }
     // Those that agree, and an allocation, are no contradiction.
     let equal = [&[("RANK", "1"), ("WORLD_SIZE", "2"), MASTER[0], MASTER[1]][..], &OPEN_MPI].concat();
-    assert!(found(&Made::new(&equal)).starts_with("torchrun [1, 2, 1, 2]"));
+    assert!(found(&FakeSystem::new(&equal)).starts_with("torchrun [1, 2, 1, 2]"));
     assert!(found(&srun(&TORCH)).starts_with("torchrun [0, 1, 0, 1]"));
     assert!(found(&srun(&OPEN_MPI)).starts_with("Open MPI [1, 2, 1, 2]"));
     let torchrun_under_pmi2 = [&TORCH[..], &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]].concat();
@@ -332,7 +337,7 @@ fn local_numbers_fit_the_world() {
         if !size.is_empty() {
             variables.push(("LOCAL_WORLD_SIZE", size));
         }
-        found(&Made::new(&variables))
+        found(&FakeSystem::new(&variables))
     };
     let begin = "launcher torchrun: ";
     assert_eq!(
@@ -347,7 +352,7 @@ fn local_numbers_fit_the_world() {
 fn what_is_not_utf_8_is_no_less_there() {
     use std::os::unix::ffi::OsStringExt;
     let with = |name: &str, variables: &[(&str, &str)]| {
-        let mut system = Made::new(variables);
+        let mut system = FakeSystem::new(variables);
         system.variables.insert(name.to_owned(), OsString::from_vec(b"a\xff".to_vec()));
         system
     };

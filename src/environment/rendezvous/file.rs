@@ -1,9 +1,10 @@
-//! The file by which ranks find rank 0: its addresses, a nonce, which is part of the key, and which
-//! process wrote it. So a process that can read the file gets in, and no other can.
+//! The file by which ranks find rank 0. It has four lines: the protocol's version, rank 0's
+//! addresses, a nonce that is part of the key, and the identity of rank 0's process. Only a process
+//! that can read the file is let in.
 //!
-//! A file has one rank 0. The file gets its name by a link, which fails where the name is taken. An
-//! empty file, and one whose process has ended without removing it, are replaced under a lock on
-//! the old file.
+//! A file has one rank 0. Rank 0 writes the file under another name and then links it to its name,
+//! which fails if there is a file of that name. An empty file, and one whose process has ended
+//! without removing it, are replaced under a lock on the old file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -13,11 +14,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
-use super::guest::{Obstacle, Whereabouts};
-use super::protocol::{PROTOCOL, random_text};
+use super::peer::{Candidates, Failure};
 use super::tcp;
-use crate::environment::process::{Life, ProcessIdentity};
+use crate::environment::process::{ProcessIdentity, ProcessState};
 use crate::error::{Error, Result, bail, error};
+use crate::handshake::{PROTOCOL, random_text};
 use crate::util::text::count_of;
 
 /// How many random bytes the nonce is made of.
@@ -26,21 +27,21 @@ const NONCE_BYTES: usize = 32;
 /// The longest file that is read.
 const LONGEST_FILE: u64 = 4096;
 
-/// The file of a meeting that waits for its ranks. It goes away with this.
+/// Rank 0's file while it waits for the other ranks. Dropping this removes the file.
 pub(super) struct Announcement {
     path: PathBuf,
     identity: Identity,
     nonce: String,
 }
 
-/// Device and number of a file, which tell it from one that somebody else has put in its place.
+/// Device and inode of a file. A file that another process has put in its place has others.
 type Identity = (u64, u64);
 
 fn identity(found: &std::fs::Metadata) -> Identity {
     (found.dev(), found.ino())
 }
 
-/// Checks, on rank 0, that no other meeting waits at the path, nor anything else is there.
+/// Checks, on rank 0, that there is no file at the path but one that can be replaced.
 pub(super) fn check_unused(path: &Path) -> Result<()> {
     match open_old(path, OpenOptions::new().read(true))? {
         Some(old) => check_replaceable(path, &old),
@@ -48,7 +49,8 @@ pub(super) fn check_unused(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes the file for a rank 0 that listens on this port: aside, and then all at once in its place.
+/// Writes the file for a rank 0 that listens on this port. Other processes see the whole file or
+/// none.
 pub(super) fn announce(path: &Path, port: u16) -> Result<Announcement> {
     let nonce = random_text::<NONCE_BYTES>()?;
     let Some(name) = path.file_name() else { bail!(InvalidArgument, "{path:?} does not name a file") };
@@ -59,33 +61,33 @@ pub(super) fn announce(path: &Path, port: u16) -> Result<Announcement> {
     let text = format!("{PROTOCOL}\n{}\n{nonce}\n{own}\n", tcp::own_addresses(port).join(" "));
     let failed = |e| cannot_write(path, e);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).map_err(failed)?;
-    // Other machines shall not see the name before the content.
+    // On a network file system, other machines must not see the name before the content.
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| file.metadata());
     let announced = written.map_err(failed).and_then(|found| place(&file, &aside, path).map(|()| identity(&found)));
-    // It is there no more where it was renamed.
+    // If the file was renamed, this fails.
     let _ = std::fs::remove_file(&aside);
     Ok(Announcement { path: path.to_owned(), identity: announced?, nonce })
 }
 
-/// Stands for a process of which `/proc` says nothing.
+/// Stands for a process whose identity `/proc` does not show.
 const UNKNOWN: &str = "unknown";
 
 fn cannot_write(path: &Path, e: std::io::Error) -> Error {
     error!(System, "file {path:?} cannot be written: {e}").with_source(e)
 }
 
-/// Gives the finished file its name, of which there is one at a time.
+/// Gives the finished file its name, if no other rank 0 has it.
 fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
     loop {
         let Err(e) = std::fs::hard_link(aside, path) else { return Ok(()) };
-        // The server of a network file system may have made the link, and its answer was lost.
+        // The server of a network file system may have made the link and its reply was lost.
         if file.metadata().is_ok_and(|found| found.nlink() > 1) {
             return Ok(());
         }
         let is_taken = match e.kind() {
             std::io::ErrorKind::AlreadyExists => true,
             std::io::ErrorKind::NotFound => return Err(cannot_write(path, e)),
-            // A file system without links. One of the two ways is there everywhere.
+            // The file system has no links. Every file system has one of the two operations.
             _ => match renameat_with(CWD, aside, CWD, path, RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok(()),
                 Err(Errno::EXIST) => true,
@@ -101,8 +103,8 @@ fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
     }
 }
 
-/// Puts the finished file in the place of an empty or abandoned one. The lock on that one keeps another
-/// rank 0 from doing so between the check and the change. False where it has gone by itself.
+/// Replaces an empty or abandoned file by the finished one. The lock on the old file keeps another
+/// rank 0 from replacing it between check and rename. False if the old file is gone.
 fn replace(aside: &Path, path: &Path) -> Result<bool> {
     let Some(old) = open_old(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };
     match flock(&old, FlockOperation::NonBlockingLockExclusive) {
@@ -125,7 +127,7 @@ fn replace(aside: &Path, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Opens what is at the path already, if it is a regular file.
+/// Opens the file that is at the path already; an error if it is not a regular file.
 fn open_old(path: &Path, options: &mut OpenOptions) -> Result<Option<File>> {
     let old = match options.custom_flags(OPEN_FLAGS).open(path) {
         Ok(old) => old,
@@ -157,12 +159,12 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
             "file {path:?} has content that no rank 0 of this version wrote; remove it, or name another file"
         )
     };
-    match owner.as_ref().map(|owner| (owner.life(), owner.pid)) {
-        Some((Life::HasEnded, pid)) => {
+    match owner.as_ref().map(|owner| (owner.state(), owner.pid)) {
+        Some((ProcessState::HasEnded, pid)) => {
             crate::util::log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
             Ok(())
         }
-        Some((Life::Runs, pid)) => bail!(
+        Some((ProcessState::Runs, pid)) => bail!(
             InvalidArgument,
             "file {path:?} has content: the rank 0 of another job, process {pid}, meets there; name another file"
         ),
@@ -174,7 +176,7 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     }
 }
 
-/// Without NONBLOCK, opening a pipe would wait for its other end.
+/// Without O_NONBLOCK, opening a pipe would wait for its other end.
 const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 impl Announcement {
@@ -188,28 +190,29 @@ impl Drop for Announcement {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
             && let Err(e) = std::fs::remove_file(&self.path)
         {
-            crate::util::log::event!(WARN, "file {:?} of the meeting cannot be removed: {e}", self.path);
+            crate::util::log::event!(WARN, "file {:?} of the rendezvous cannot be removed: {e}", self.path);
         }
     }
 }
 
-/// Reads where rank 0 is. The file may be absent or empty until rank 0 has come, and may be what a crashed job has left.
-pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
+/// Reads where rank 0 is. The file may be absent or empty until rank 0 has written it, and may be
+/// one that a crashed job has left.
+pub(super) fn read(path: &Path) -> Result<Candidates, Failure> {
     let file = match OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Obstacle::Passing("the file was not there".to_owned()));
+            return Err(Failure::Passing("the file was not there".to_owned()));
         }
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(not_regular(path).into()),
         Err(e) => return Err(error!(System, "file {path:?} cannot be read: {e}").with_source(e).into()),
     };
-    // From here on a failure may come of rank 0's changing the file, on a network file system.
+    // From here on, on a network file system, a failure may come from rank 0's replacing the file.
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(not_regular(path).into());
     }
     if metadata.len() == 0 {
-        return Err(Obstacle::Passing("the file was empty".to_owned()));
+        return Err(Failure::Passing("the file was empty".to_owned()));
     }
     let own_user = rustix::process::geteuid().as_raw();
     if metadata.uid() != own_user || metadata.mode() & 0o077 != 0 {
@@ -223,8 +226,8 @@ pub(super) fn read(path: &Path) -> Result<Whereabouts, Obstacle> {
     }
     let mut bytes = Vec::new();
     file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
-    let whereabouts = std::str::from_utf8(&bytes).ok().and_then(parse);
-    whereabouts.map(|(whereabouts, _)| whereabouts).ok_or_else(|| {
+    let candidates = std::str::from_utf8(&bytes).ok().and_then(parse);
+    candidates.map(|(candidates, _)| candidates).ok_or_else(|| {
         error!(
             InvalidArgument,
             "file {path:?} has {} that rank 0 of this version did not write; remove it, or name another file",
@@ -238,8 +241,8 @@ fn not_regular(path: &Path) -> Error {
     error!(InvalidArgument, "{path:?} has to be a regular file, or absent until rank 0 has come, and is something else")
 }
 
-/// Understands what [`announce`] writes, and nothing else.
-fn parse(text: &str) -> Option<(Whereabouts, Option<ProcessIdentity>)> {
+/// Parses what [`announce`] writes, and nothing else.
+fn parse(text: &str) -> Option<(Candidates, Option<ProcessIdentity>)> {
     let lines: Vec<&str> = text.split('\n').collect();
     let [PROTOCOL, hosts, nonce, owner, ""] = lines.as_slice() else { return None };
     let host = |text: &str| {
@@ -249,5 +252,5 @@ fn parse(text: &str) -> Option<(Whereabouts, Option<ProcessIdentity>)> {
     let hosts = hosts.split(' ').map(host).collect::<Option<_>>()?;
     let is_nonce = nonce.len() == 2 * NONCE_BYTES && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
     let owner = if *owner == UNKNOWN { None } else { Some(owner.parse().ok()?) };
-    is_nonce.then(|| (Whereabouts { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
+    is_nonce.then(|| (Candidates { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
 }

@@ -5,18 +5,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::line::Line;
-use crate::environment::discovery::is_loopback;
+use crate::environment::endpoint::{is_loopback, without_brackets};
 use crate::error::{Result, error};
+use crate::handshake::Channel;
 
 /// How long one attempt to find or to reach a host may take.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
 const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
 
-/// Listens at the host's own address where it is one of this machine; else, for names of services and for machines behind
-/// others, at every address of this machine of the same family. A name that means this machine's loopback to itself only, as
-/// `/etc/hosts` often has it, counts as such a name.
+/// Listens at the host's address if it is one of this machine. Otherwise (names of services,
+/// address translation) it listens at every address of this machine of the same family. So it does
+/// for a name that only this machine resolves to its loopback, as `/etc/hosts` often has it.
+///
+/// # Errors
+///
+/// The port is in use, or the system allows no listening.
 pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
     let found = resolve(host, port, deadline).unwrap_or_else(|reason| {
         crate::util::log::event!(WARN, "{reason}; rank 0 listens at every address of this machine");
@@ -52,32 +56,34 @@ fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Re
     Err(refusal)
 }
 
-/// The addresses at which others may reach a port of this machine, the likeliest first.
+/// The addresses at which others may reach a port of this machine, the most likely one first.
 pub(super) fn own_addresses(port: u16) -> Vec<String> {
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    // These two are for documentation, so they lie behind the way to everywhere.
+    // These two addresses are reserved for documentation, so the default route leads to them.
     let outgoing = [(ANY[1], "192.0.2.1"), (ANY[0], "2001:db8::1")].map(|(any, far)| outgoing_address(any, far));
     let numbers = outgoing.into_iter().flatten().chain([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     let numbers = numbers.map(|ip| SocketAddr::new(ip, port).to_string());
     numbers.chain([format!("{own_name}:{port}")]).collect()
 }
 
-/// The address from which this machine would send to a far one. Nothing is sent to find out.
+/// The address from which this machine would send to `far`. Nothing is sent: connecting a UDP
+/// socket only chooses its route.
 fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((far, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The addresses of a host. The system may take its time to look up a name, so it is asked on a thread of its own.
+/// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
+/// no deadline.
 pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
-    let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = without_brackets(host).to_owned();
     if let Ok(ip) = name.parse() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
     let (sender, addresses) = channel();
     let asked = std::thread::Builder::new().name("dcl-resolve".to_owned()).spawn(move || {
-        // The asker may have given up.
+        // The caller may have stopped waiting.
         let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
     });
     asked.map_err(|e| format!("no thread to look up {host}: {e}"))?;
@@ -90,15 +96,16 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::
 }
 
 /// Connects to an address of a host.
-pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Line> {
-    // No time at all would be an error of its own.
+pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Channel> {
+    // A timeout of zero would be an error.
     let left = attempt_until(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&address, left)?;
-    // Where nobody listens on a port that the system may give to callers, a caller can be given just that, and reach itself.
+    // If no process listens on a port that the system may give to outgoing connections, a
+    // connection can get that port and reach itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(ErrorKind::ConnectionRefused.into());
     }
-    Line::new(stream)
+    Channel::tcp(stream)
 }
 
 /// When an attempt that begins now has to be over.

@@ -51,6 +51,9 @@ pub(crate) struct ShareMessage {
     byte_len: u64,
 }
 
+/// The longest [`ShareMessage`], in bytes: seven numbers.
+pub(crate) const LONGEST_SHARE_MESSAGE: usize = 64;
+
 /// An id's lower bits count the memory that one process shared; its upper bits are that process.
 const ID_BITS: u32 = 40;
 

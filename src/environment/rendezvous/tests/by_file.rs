@@ -1,4 +1,4 @@
-//! The file through which ranks find each other: whose it is, who believes it, and when it is there.
+//! The file through which ranks find rank 0: its owner, its content, and when it exists.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,18 +11,21 @@ use crate::environment::process::ProcessIdentity;
 #[test]
 fn the_files_nonce_is_part_of_the_key() {
     let folder = Folder::new();
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     scope(|scope| {
-        let host = scope.spawn(|| meet(&place, &terms(0, 2)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 2)).map(drop));
         let text = patiently(|| std::fs::read_to_string(&path).ok());
         let nonce = text.lines().nth(2).expect("a nonce");
         let copy = folder.0.join("copy");
         write_privately(&copy, &text.replace(nonce, &"0".repeat(64)));
-        let (kind, message) = error_of(meet(&Place::File(copy), &Terms { deadline: shortly(), ..terms(1, 2) }));
+        let (kind, message) = error_of(Rendezvous::join(
+            &Endpoint::File(copy),
+            &Participant { deadline: shortly(), ..participant(1, 2) },
+        ));
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
         assert!(message.contains("the rank 0 that answers is one of another job"), "{message}");
-        meet(&place, &terms(1, 2)).map(drop).expect("a meeting");
-        host.join().expect("no panic").expect("a meeting");
+        Rendezvous::join(&endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
 }
 
@@ -33,7 +36,7 @@ fn write_privately(path: &Path, text: &str) {
     std::fs::rename(aside, path).expect("an own file");
 }
 
-/// What a crashed job of another machine leaves: nobody listens there.
+/// What a crashed job of another machine leaves: no process listens there.
 fn left_over(port: &Port) -> String {
     left_by(port, "another-boot 1 1 1")
 }
@@ -54,7 +57,7 @@ fn left_by_the_dead(port: &Port) -> String {
 #[test]
 fn of_two_rank_0s_always_one_goes_on() {
     let (port, folder) = (Port::free(), Folder::new());
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     for round in 0..30 {
         for before in [None, Some(String::new()), Some(left_by_the_dead(&port))] {
             if let Some(text) = &before {
@@ -62,17 +65,17 @@ fn of_two_rank_0s_always_one_goes_on() {
             }
             let (start, failures) = (std::sync::Barrier::new(2), Mutex::new(Vec::new()));
             scope(|scope| {
-                let hosts = [(); 2].map(|()| {
+                let both = [(); 2].map(|()| {
                     scope.spawn(|| {
                         start.wait();
-                        if let Err(error) = meet(&place, &terms(0, 2)) {
+                        if let Err(error) = Rendezvous::join(&endpoint, &participant(0, 2)) {
                             failures.lock().expect("no panic").push((error.kind(), error.to_string()));
                         }
                     })
                 });
                 patiently(|| (!failures.lock().expect("no panic").is_empty()).then_some(()));
-                meet(&place, &terms(1, 2)).map(drop).expect("a meeting");
-                hosts.into_iter().for_each(|host| host.join().expect("no panic"));
+                Rendezvous::join(&endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
+                both.into_iter().for_each(|rank_0| rank_0.join().expect("no panic"));
             });
             let failures = failures.into_inner().expect("no panic");
             let [(kind, message)] = failures.as_slice() else { panic!("round {round}, {before:?}: {failures:?}") };
@@ -88,41 +91,42 @@ fn of_two_rank_0s_always_one_goes_on() {
 #[test]
 fn a_file_of_a_process_that_has_ended_is_replaced() {
     let (port, folder) = (Port::free(), Folder::new());
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     write_privately(&path, &left_by_the_dead(&port));
-    meet(&place, &terms(0, 1)).map(drop).expect("a meeting");
-    meet_and_exchange(&place, |rank| terms(rank, 3), &[0, 1, 2]);
+    Rendezvous::join(&endpoint, &participant(0, 1)).map(drop).expect("a rendezvous");
+    join_and_exchange(&endpoint, |rank| participant(rank, 3), &[0, 1, 2]);
     assert!(folder.is_empty());
 }
 
 #[test]
 fn the_file_is_private_while_it_is_there_and_gone_afterwards() {
     let folder = Folder::new();
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     // As left by touch, open to all.
     std::fs::write(&path, "").expect("a file");
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("an own file");
     scope(|scope| {
-        let guest = scope.spawn(|| meet(&place, &terms(1, 3)).map(drop));
-        let host = scope.spawn(|| meet(&place, &terms(0, 3)).map(drop));
+        let peer = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 3)).map(drop));
+        let rank_0 = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 3)).map(drop));
         patiently(|| path.metadata().is_ok_and(|found| found.len() > 0).then_some(()));
         assert_eq!(path.metadata().expect("a file").permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(&folder.0).expect("a folder").count(), 1, "nothing else is there");
-        meet(&place, &terms(2, 3)).map(drop).expect("a meeting");
+        Rendezvous::join(&endpoint, &participant(2, 3)).map(drop).expect("a rendezvous");
         assert!(folder.is_empty());
-        guest.join().expect("no panic").expect("a meeting");
-        host.join().expect("no panic").expect("a meeting");
+        peer.join().expect("no panic").expect("a rendezvous");
+        rank_0.join().expect("no panic").expect("a rendezvous");
     });
-    let (kind, message) = error_of(meet(&place, &Terms { deadline: shortly(), ..terms(0, 2) }));
+    let (kind, message) =
+        error_of(Rendezvous::join(&endpoint, &Participant { deadline: shortly(), ..participant(0, 2) }));
     assert_eq!(kind, ErrorKind::DeadlineExceeded);
-    assert_eq!(message, format!("rank 1 of 2 did not come to the meeting of file {path:?} before the deadline"));
-    assert!(folder.is_empty(), "a meeting that fails leaves nothing");
+    assert_eq!(message, format!("rank 1 of 2 did not come to the rendezvous of file {path:?} before the deadline"));
+    assert!(folder.is_empty(), "a rendezvous that fails leaves nothing");
 }
 
 #[test]
-fn rank_0_takes_no_file_that_somebody_may_need() {
+fn rank_0_takes_no_file_that_another_process_may_need() {
     let (port, folder) = (Port::free(), Folder::new());
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     let own = ProcessIdentity::own().expect("/proc").to_string();
     for (text, reason) in [
         (left_over(&port), "has content: a rank 0 of another machine or container wrote it"),
@@ -133,7 +137,7 @@ fn rank_0_takes_no_file_that_somebody_may_need() {
         let text = text.as_str();
         write_privately(&path, text);
         for world_size in [1, 2] {
-            let (kind, message) = error_of(meet(&place, &terms(0, world_size)));
+            let (kind, message) = error_of(Rendezvous::join(&endpoint, &participant(0, world_size)));
             assert_eq!(kind, ErrorKind::InvalidArgument);
             assert!(message.contains(&format!("{path:?} {reason}")), "{message}");
         }
@@ -142,31 +146,31 @@ fn rank_0_takes_no_file_that_somebody_may_need() {
     std::fs::remove_file(&path).expect("an own file");
     symlink("/dev/null", &path).expect("a link");
     for path in [&path, &folder.0] {
-        let (kind, message) = error_of(meet(&Place::File(path.clone()), &terms(0, 2)));
+        let (kind, message) = error_of(Rendezvous::join(&Endpoint::File(path.clone()), &participant(0, 2)));
         assert_eq!(kind, ErrorKind::InvalidArgument);
         assert!(message.starts_with(&format!("{path:?} has to be a regular file")), "{message}");
     }
-    let missing = folder.0.join("missing/meeting");
-    let (kind, message) = error_of(meet(&Place::File(missing.clone()), &terms(0, 2)));
+    let missing = folder.0.join("missing/rendezvous");
+    let (kind, message) = error_of(Rendezvous::join(&Endpoint::File(missing.clone()), &participant(0, 2)));
     assert_eq!(kind, ErrorKind::System);
     assert!(message.starts_with(&format!("file {missing:?} cannot be written: ")), "{message}");
-    let (_, message) = error_of(meet(&Place::File(PathBuf::from("/..")), &terms(0, 2)));
+    let (_, message) = error_of(Rendezvous::join(&Endpoint::File(PathBuf::from("/..")), &participant(0, 2)));
     assert!(message.contains("\"/..\""), "{message}");
 }
 
 #[test]
-fn guests_believe_only_a_private_regular_file() {
+fn peers_believe_only_a_private_regular_file() {
     let (port, folder) = (Port::free(), Folder::new());
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     let expect = |part: &str| {
-        let (kind, message) = error_of(meet(&place, &terms(1, 2)));
+        let (kind, message) = error_of(Rendezvous::join(&endpoint, &participant(1, 2)));
         assert_eq!(kind, ErrorKind::InvalidArgument);
         assert!(message.contains(&format!("{path:?}")) && message.contains(part), "{message}");
     };
     let good = left_over(&port);
     let foreign = [
         "\0".repeat(128),
-        good.replace("rendezvous 2", "rendezvous 1"),
+        good.replace("handshake 3", "handshake 2"),
         good.replace("another-boot 1", "another-boot"),
         good.replace("another-boot", "another boot"),
         good.replace("127.0.0.1:", "127.0.0.1 "),
@@ -192,16 +196,18 @@ fn guests_believe_only_a_private_regular_file() {
     expect("has to be a regular file");
 }
 
-/// A guest waits while the file is absent, empty or left over, and says last what it saw.
+/// A peer waits while the file is absent, empty or left over, and says last what it saw.
 #[test]
-fn guests_wait_for_the_file_of_their_meeting() {
+fn peers_wait_for_the_file_of_their_rendezvous() {
     let (port, folder) = (Port::free(), Folder::new());
-    let (path, place) = folder.place();
+    let (path, endpoint) = folder.endpoint();
     let last_attempt = || {
-        let (kind, message) = error_of(meet(&place, &Terms { deadline: shortly(), ..terms(1, 2) }));
+        let (kind, message) =
+            error_of(Rendezvous::join(&endpoint, &Participant { deadline: shortly(), ..participant(1, 2) }));
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
-        let begin =
-            format!("rank 0 was not found at the meeting of file {path:?} before the deadline; at the last attempt: ");
+        let begin = format!(
+            "rank 0 was not found at the rendezvous of file {path:?} before the deadline; at the last attempt: "
+        );
         message.strip_prefix(&begin).map(str::to_owned).unwrap_or_else(|| panic!("{message}"))
     };
     assert_eq!(last_attempt(), "the file was not there");
@@ -211,29 +217,29 @@ fn guests_wait_for_the_file_of_their_meeting() {
     let reason = last_attempt();
     assert!(reason.starts_with(&format!("127.0.0.1:{}: ", port.number)) && reason.contains("refused"), "{reason}");
     scope(|scope| {
-        let guest = scope.spawn(|| meet(&place, &terms(1, 2)).map(drop));
+        let peer = scope.spawn(|| Rendezvous::join(&endpoint, &participant(1, 2)).map(drop));
         sleep(Duration::from_millis(20));
         std::fs::remove_file(&path).expect("an own file");
-        meet(&place, &terms(0, 2)).map(drop).expect("a meeting");
-        guest.join().expect("no panic").expect("a meeting");
+        Rendezvous::join(&endpoint, &participant(0, 2)).map(drop).expect("a rendezvous");
+        peer.join().expect("no panic").expect("a rendezvous");
     });
 }
 
 #[test]
 fn rank_0_removes_only_its_own_file() {
     let folder = Folder::new();
-    let (path, _) = folder.place();
+    let (path, _) = folder.endpoint();
     let announcement = file::announce(&path, 1).expect("a file");
     write_privately(&path, "another job's");
     drop(announcement);
     assert_eq!(std::fs::read_to_string(&path).expect("it is still there"), "another job's");
 }
 
-/// What rank 0 writes, its guests understand, and it names this machine's loopback at least.
+/// What rank 0 writes, its peers understand, and it names this machine's loopback at least.
 #[test]
 fn a_file_is_read_as_it_was_written() {
     let folder = Folder::new();
-    let (path, _) = folder.place();
+    let (path, _) = folder.endpoint();
     let announcement = file::announce(&path, 77).expect("a file");
     let Ok(whereabouts) = file::read(&path) else { panic!("the file is not understood") };
     assert_eq!(whereabouts.file_nonce.as_deref(), Some(announcement.nonce()));

@@ -1,0 +1,67 @@
+//! How the processes of a job on one machine become a communicator. Rank 0's process listens on an
+//! abstract Unix socket whose name comes from the job; nothing is in the file system. After the
+//! [handshake](crate::handshake) it makes the memory of the root segment and sends every process
+//! that memory and the list of all processes.
+
+mod peer;
+mod rank_0;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use super::peer_processes::Process;
+use super::world::World;
+use crate::error::{Error, Result, bail, error};
+use crate::handshake::{Participant, overflow_user, own_user};
+
+/// The longest message, in bytes, that a peer reads from rank 0 after the handshake. A list of 1024
+/// processes has about 10 KiB.
+const LONGEST_START: usize = 1 << 20;
+
+/// Rank 0's message when all ranks have come. The memory comes with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Start {
+    /// All processes, in the order of their ranks.
+    processes: Vec<Process>,
+    /// The receiver's place in that list.
+    own: u32,
+    memory_len: u64,
+    /// The PID namespace in which the process ids are valid, if rank 0 knows it.
+    process_namespace: Option<u64>,
+}
+
+/// Connects this process with the other processes of the job. Collective.
+///
+/// # Errors
+///
+/// - The process's ranks do not fit the world.
+/// - The process's user is the overflow user, and there are other processes.
+/// - Another user, or another rank 0, has the job's socket.
+/// - Processes do not come before the deadline, or contradict rank 0.
+/// - There is no memory or no descriptor.
+pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+    let Participant { job, world_size, first_rank, rank_count, .. } = *participant;
+    if rank_count == 0 || u64::from(first_rank) + u64::from(rank_count) > u64::from(world_size) {
+        bail!(
+            InvalidArgument,
+            "a process with {rank_count} ranks from {first_rank} does not fit a world of {world_size}"
+        );
+    }
+    let about = |e: Error| e.about(|| format!("job {job:?}"));
+    let overflow = overflow_user();
+    if rank_count < world_size && own_user() == overflow {
+        let error = error!(
+            System,
+            "this process's user reads as {overflow}, as does each user that its user namespace does not map; so it cannot \
+             tell its own user's processes from others"
+        );
+        return Err(about(error));
+    }
+    if first_rank == 0 {
+        rank_0::connect(participant).map_err(about)
+    } else {
+        peer::connect(participant).map_err(about)
+    }
+}

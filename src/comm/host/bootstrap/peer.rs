@@ -1,0 +1,178 @@
+//! A process without rank 0: connects to rank 0's process and receives the memory.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::{LONGEST_START, Start, socket};
+use crate::comm::host::memory::SharedMemory;
+use crate::comm::host::peer_processes::Process;
+use crate::comm::host::system::{caused_by, process_namespace};
+use crate::comm::host::wire;
+use crate::comm::host::world::World;
+use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::handshake::{
+    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, Peer, introduce, random,
+};
+use crate::util::slow_warning::SlowWarning;
+
+/// How often a process tries to connect.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What may be the reason if rank 0 does not come.
+const NAMESPACES: &str = ". Ranks in different network namespaces (containers) cannot meet over abstract sockets";
+
+pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+    let instance = random()?;
+    let mut stream = connect_to_rank_0(participant, participant.deadline)?;
+    loop {
+        match receive_start(participant, instance, stream) {
+            // Rank 0 closes the connection of a process that was stopped for a while; the process
+            // connects again. If rank 0's process has ended, that fails.
+            Err(error) if error.kind() == ErrorKind::PeerLost => {
+                stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
+            }
+            Err(error) => return Err(error),
+            Ok(started) => {
+                let Started { memory, processes, own, pids_are_valid, stream } = started;
+                let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
+                return World::between_processes(memory, processes, own, links, pids_are_valid);
+            }
+        }
+    }
+}
+
+/// Connects as soon as rank 0 listens, if it does so before `deadline`.
+pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant) -> Result<UnixStream> {
+    let Participant { job, first_rank, .. } = *participant;
+    let mut slow = SlowWarning::new();
+    // If the listener's queue is full, rank 0 listens.
+    let deadline_for = |e| if e == Errno::AGAIN { participant.deadline } else { deadline };
+    loop {
+        match socket::connect(job) {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() < deadline_for(e) => {
+                slow.look(|seconds| {
+                    format!(
+                        "job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}"
+                    )
+                });
+                std::thread::sleep(CONNECT_INTERVAL);
+            }
+            Err(e) => {
+                let error =
+                    caused_by(error!(DeadlineExceeded, "rank 0 did not come before the deadline"), "connect", e);
+                return Err(error.followed_by(NAMESPACES));
+            }
+        }
+    }
+}
+
+/// What a process knows when all ranks have come.
+pub(super) struct Started {
+    memory: SharedMemory,
+    processes: Vec<Process>,
+    own: usize,
+    /// Whether the process ids are those of this process's namespace.
+    pids_are_valid: bool,
+    /// To rank 0's process.
+    stream: UnixStream,
+}
+
+/// Introduces this process to rank 0, and waits until all ranks have come.
+pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<Started> {
+    let deadline = participant.deadline;
+    let peer = Peer::of(&stream).map_err(|e| caused_by(lost(), "getsockopt(SO_PEERCRED)", e))?;
+    socket::check_listener(peer)?;
+    let mut channel = Channel::unix(stream).map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
+    let mut slow = SlowWarning::new();
+    introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)?;
+    channel
+        .wait_with_warning(deadline, &mut slow, &not_all_have_come(participant))
+        .map_err(|e| caused_by(lost(), "poll", e))?;
+    let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    stream.set_read_timeout(Some(left)).map_err(|e| caused_by(lost(), "setsockopt(SO_RCVTIMEO)", e))?;
+    let received = wire::receive::<Message<Start>>(&stream, LONGEST_START).map_err(|e| not_received("recvmsg", e))?;
+    let Some((message, file)) = received else { return Err(lost()) };
+    let Start { processes, own, memory_len, process_namespace: namespace } = match message {
+        Message::Step(start) => start,
+        Message::End(end) => return Err(ended(end)),
+    };
+    let own = own as usize;
+    let Some(file) = file else {
+        bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
+    };
+    let expected = World::memory_size(participant.world_size, true).byte_len;
+    if memory_len != expected as u64 {
+        bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
+    }
+    check_processes(participant, &processes, own)?;
+    let memory = SharedMemory::open(file, expected)?;
+    let pids_are_valid = namespace.is_some() && namespace == process_namespace();
+    Ok(Started { memory, processes, own, pids_are_valid, stream })
+}
+
+/// The handshake with rank 0's process, whose user has been checked.
+pub(super) fn introduce_to_rank_0(
+    channel: &mut Channel,
+    participant: &Participant<'_>,
+    instance: Instance,
+    deadline: Instant,
+    slow: &mut SlowWarning,
+) -> Result<()> {
+    let introduction = Introduction { participant, key: &Key::new(participant, None)?, instance };
+    let text = not_all_have_come(participant);
+    introduce(channel, &introduction, deadline, slow, &text).map(drop).map_err(|obstacle| match obstacle {
+        Obstacle::Connection(e) => not_received("read", e),
+        Obstacle::Failed(error) => error,
+        Obstacle::Refused(reason) => error!(Disagreement, "{reason}"),
+        Obstacle::Ended(end) => ended(end),
+        Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => error!(
+            Disagreement,
+            "the process that holds the name of this job is of another version, or means another job"
+        ),
+    })
+}
+
+fn not_all_have_come(participant: &Participant<'_>) -> impl Fn(u64) -> String {
+    let Participant { job, first_rank, .. } = *participant;
+    move |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come")
+}
+
+fn lost() -> Error {
+    error!(PeerLost, "rank 0 left during the bootstrap")
+}
+
+fn not_received(call: &str, e: io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
+        }
+        _ => caused_by(lost(), call, e),
+    }
+}
+
+/// The error of a process that rank 0 told that it ends the bootstrap.
+fn ended(end: End) -> Error {
+    match end.cause.kind(ErrorKind::Aborted) {
+        ErrorKind::Aborted => error!(Aborted, "rank 0 ended the bootstrap: {}", end.reason),
+        kind => Error::new(kind, end.reason),
+    }
+}
+
+/// Checks rank 0's list of processes: it has each rank once, in order, and this process at `own`.
+pub(super) fn check_processes(participant: &Participant<'_>, processes: &[Process], own: usize) -> Result<()> {
+    let Participant { world_size, first_rank, rank_count, .. } = *participant;
+    let end = processes.iter().try_fold(0u32, |next, process| {
+        let fits = process.first_rank == next && process.rank_count > 0;
+        next.checked_add(process.rank_count).filter(|_| fits)
+    });
+    let is_own = |process: &Process| (process.first_rank, process.rank_count) == (first_rank, rank_count);
+    if end != Some(world_size) || own == 0 || !processes.get(own).is_some_and(is_own) {
+        bail!(System, "rank 0's list of processes does not have each rank of {world_size} once");
+    }
+    Ok(())
+}

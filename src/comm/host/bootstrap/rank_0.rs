@@ -1,0 +1,122 @@
+//! Rank 0's process: gathers the others and sends them the memory.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use super::{Start, peer, socket};
+use crate::comm::host::memory::SharedMemory;
+use crate::comm::host::memory::check_allocation_deadline;
+use crate::comm::host::peer_processes::Process;
+use crate::comm::host::system::{caused_by, make_room_for_processes, process_namespace};
+use crate::comm::host::wire;
+use crate::comm::host::world::World;
+use crate::error::{Error, Result, error};
+use crate::handshake::{
+    Channel, End, Gathering, HELLO_TIMEOUT, Key, Listener, Member, Message, Participant, Peer, random,
+};
+use crate::util::slow_warning::SlowWarning;
+use crate::util::text::list_ranks;
+
+pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+    let refused = |e: io::Error| match e.kind() {
+        io::ErrorKind::AddrInUse => name_is_taken(participant, e),
+        _ => caused_by(error!(System, "no socket to meet on"), "bind", e),
+    };
+    let listener = socket::listen(participant.job).map_err(refused)?;
+    let failed = |e| caused_by(error!(System, "the socket to meet on failed"), "ioctl(FIONBIO)", e);
+    let listener = Listener::unix(listener).map_err(failed)?;
+    let gathering = Gathering {
+        participant,
+        key: &Key::new(participant, None)?,
+        // The socket's name is enough to tell one bootstrap from another.
+        nonce: "",
+        subject: format!("job {:?}: ", participant.job),
+        destination: String::new(),
+        needed_descriptors: make_room_for_processes((participant.world_size - participant.rank_count) as usize),
+    };
+    let members = gathering.run(&listener)?;
+    // From here on the kernel refuses the connections of processes that come too late.
+    drop(listener);
+    start(participant, members)
+}
+
+/// The error of a rank 0 whose job's name is taken. If the holder is a rank 0 that waits for its
+/// peers, it learns of this one.
+fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
+    let holder = || {
+        let stream = socket::connect(participant.job).map_err(io::Error::from)?;
+        Peer::of(&stream).map(|peer| (stream, peer))
+    };
+    let Ok((stream, peer)) = holder() else {
+        return caused_by(error!(System, "the name under which this job's processes meet is taken"), "bind", e);
+    };
+    if let Err(error) = socket::check_listener(peer) {
+        return error.with_source(e);
+    }
+    // The holder refuses the second rank 0 at once, if it still waits.
+    if let (Ok(mut channel), Ok(instance)) = (Channel::unix(stream), random()) {
+        let deadline = participant.deadline.min(Instant::now() + HELLO_TIMEOUT);
+        let _ = peer::introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut SlowWarning::never());
+    }
+    caused_by(error!(System, "another rank 0 of this user waits or runs under the same job name"), "bind", e)
+}
+
+/// Makes the memory and sends it to the processes that have come.
+fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<World> {
+    let own = Process {
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        first_rank: participant.first_rank,
+        rank_count: participant.rank_count,
+    };
+    let others = members.into_iter().map(process_of).collect::<Result<Vec<_>>>()?;
+    let processes: Vec<Process> = std::iter::once(own).chain(others.iter().map(|(process, _)| *process)).collect();
+    let spans_processes = processes.len() > 1;
+    let size = World::memory_size(participant.world_size, spans_processes);
+    if !spans_processes {
+        let memory = SharedMemory::for_threads(size.byte_len)?;
+        return World::between_processes(memory, processes, 0, vec![None], true);
+    }
+    let keep_going = || check_allocation_deadline(participant.deadline);
+    let (memory, file) = SharedMemory::for_processes(size, &keep_going).inspect_err(|e| send_end(&others, e))?;
+    let process_namespace = process_namespace();
+    for (index, (process, stream)) in others.iter().enumerate() {
+        let start = Message::Step(Start {
+            processes: processes.clone(),
+            own: index as u32 + 1,
+            memory_len: size.byte_len as u64,
+            process_namespace,
+        });
+        wire::send(stream, &start, Some(file.as_fd()))
+            .map_err(|e| caused_by(left_early(process), "sendmsg", e))
+            .inspect_err(|e| send_end(&others[index + 1..], e))?;
+    }
+    let links = std::iter::once(None).chain(others.into_iter().map(|(_, stream)| Some(stream))).collect();
+    World::between_processes(memory, processes, 0, links, true)
+}
+
+/// A process that has come, as the kernel and its claim have it, and the connection to it.
+fn process_of(member: Member) -> Result<(Process, UnixStream)> {
+    let pid = Peer::of(&member.channel).map(|peer| peer.pid);
+    let stream = member.channel.into_unix().and_then(|stream| {
+        stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
+        Ok(stream)
+    });
+    let failed = |e| caused_by(error!(System, "a connection to another process failed"), "setsockopt", e);
+    let pid = pid.map_err(failed)?;
+    let process = Process { pid, first_rank: member.claim.first_rank, rank_count: member.claim.rank_count };
+    Ok((process, stream.map_err(failed)?))
+}
+
+fn left_early(process: &Process) -> Error {
+    error!(PeerLost, "{} left during the bootstrap", list_ranks(process.ranks()))
+}
+
+/// Tells processes that have come why the bootstrap ends.
+fn send_end(others: &[(Process, UnixStream)], error: &Error) {
+    for (_, stream) in others {
+        // A process that has ended needs no message.
+        let _ = wire::send(stream, &Message::<Start>::End(End::from(error)), None);
+    }
+}

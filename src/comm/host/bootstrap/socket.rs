@@ -1,0 +1,42 @@
+//! The abstract Unix socket of a job.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use sha2::{Digest, Sha256};
+
+use crate::error::{Result, bail};
+use crate::handshake::{Peer, own_user};
+
+/// The name of a job's socket: the user, and a hash of the job's text, which may be longer than a
+/// socket's name.
+pub(super) fn name_of(job: &str) -> String {
+    let hash: [u8; 32] = Sha256::digest(job.as_bytes()).into();
+    let hash: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("distcollective-{}-{hash}", own_user())
+}
+
+/// Listens at the job's socket.
+pub(super) fn listen(job: &str) -> std::io::Result<UnixListener> {
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name_of(job))?)
+}
+
+/// Connects to a job's socket, but does not wait for room in the listener's queue: a rank 0 that is
+/// stopped would never make room.
+pub(super) fn connect(job: &str) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name_of(job).as_bytes())?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Checks that the process that listens at the job's socket is of this process's user. A process of
+/// another user may have taken the name.
+pub(super) fn check_listener(peer: Peer) -> Result<()> {
+    match peer.is_same_user() {
+        true => Ok(()),
+        false => bail!(System, "another user (uid {}) holds the name under which this job's processes meet", peer.uid),
+    }
+}

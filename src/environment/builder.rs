@@ -1,0 +1,363 @@
+//! Initializing the environment: finding the other ranks, agreeing on the backend, and making the
+//! communicator.
+
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use super::Environment;
+use super::agreement::{AgreedBackend, Agreement, RankInfo, agree};
+use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, ThisSystem, discover};
+use super::endpoint::{Endpoint, is_this_machine};
+use super::groups::NamedGroups;
+use super::launch_report::LaunchReport;
+use super::only_one::OnlyOne;
+use super::rendezvous::Rendezvous;
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::cuda;
+use crate::error::{Result, bail, error};
+use crate::handshake::Participant;
+use crate::rank::Rank;
+use crate::util::deadline_after;
+use crate::util::settings::timeout_or;
+
+/// The seed of an environment unless it is set: ColossalAI's default seed.
+pub const DEFAULT_SEED: u64 = 1024;
+
+/// Initializes an [`Environment`]. A value that is not given comes from the environment variables;
+/// see [`Environment`].
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use distcollective::Environment;
+///
+/// let environment = Environment::builder()
+///     .rank(0)
+///     .world_size(2)
+///     .host("10.0.0.1")
+///     .port(29500)
+///     .timeout(Duration::from_secs(60))
+///     .initialize()?;
+/// assert_eq!(environment.world_size(), 2);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is initialized until `initialize` is called"]
+pub struct EnvironmentBuilder {
+    given: CallerValues,
+    backend: String,
+    device: Option<u32>,
+    secret: Option<Secret>,
+    seed: u64,
+    timeout: Option<Duration>,
+    verbose: bool,
+    caller: Option<String>,
+}
+
+impl Default for EnvironmentBuilder {
+    fn default() -> Self {
+        EnvironmentBuilder {
+            given: CallerValues::default(),
+            backend: "auto".to_owned(),
+            device: None,
+            secret: None,
+            seed: DEFAULT_SEED,
+            timeout: None,
+            verbose: false,
+            caller: None,
+        }
+    }
+}
+
+impl EnvironmentBuilder {
+    /// Sets this process's rank.
+    pub fn rank(mut self, rank: u32) -> Self {
+        self.given.rank = Some(rank);
+        self
+    }
+
+    /// Sets the number of ranks.
+    pub fn world_size(mut self, world_size: u32) -> Self {
+        self.given.world_size = Some(world_size);
+        self
+    }
+
+    /// Sets this process's number among the ranks of its machine.
+    pub fn local_rank(mut self, local_rank: u32) -> Self {
+        self.given.local_rank = Some(local_rank);
+        self
+    }
+
+    /// Sets the host of rank 0, instead of `MASTER_ADDR`.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.given.host = Some(host.into());
+        self
+    }
+
+    /// Sets the launcher's port on that host, instead of `MASTER_PORT`.
+    pub fn port(mut self, port: u16) -> Self {
+        self.given.port = Some(port);
+        self
+    }
+
+    /// Sets the port of the rendezvous over TCP, instead of `DCL_RENDEZVOUS_PORT` or the port after
+    /// `MASTER_PORT`.
+    pub fn rendezvous_port(mut self, port: u16) -> Self {
+        self.given.rendezvous_port = Some(port);
+        self
+    }
+
+    /// Sets the secret of this job's ranks, instead of `DCL_SECRET`, for a rendezvous over a
+    /// network that others use. Any bytes; an empty secret is an error of
+    /// [`initialize`](Self::initialize).
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.secret = Some(Secret(secret.into()));
+        self
+    }
+
+    /// Sets the number of this rank's GPU among those that the process sees.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// Sets the backend: "nccl", "host" ("gloo" is another name of it) or "auto", the default.
+    pub fn backend(mut self, name: impl Into<String>) -> Self {
+        self.backend = name.into();
+        self
+    }
+
+    /// Sets the seed. Every rank gets rank 0's. [`DEFAULT_SEED`] unless set.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets how long to wait for the other ranks: in all of the initialization together, and later
+    /// in each call. Unless set, `DCL_TIMEOUT`, or 600 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Lets rank 0 print a line when the environment is initialized.
+    pub fn verbose(mut self, verbose: bool) -> Self {
+        self.verbose = verbose;
+        self
+    }
+
+    /// Sets where the program initializes the environment, for the error of a second
+    /// initialization: "the environment was initialized at serve.py:12 and not finalized since".
+    /// Unless set, the source line that calls [`initialize`](Self::initialize); that line says
+    /// nothing if it is in a binding for another language.
+    pub fn called_at(mut self, place: impl Into<String>) -> Self {
+        self.caller = Some(place.into());
+        self
+    }
+
+    /// Restricts the variables to those of one launcher.
+    pub(super) fn launcher(mut self, launcher: Launcher) -> Self {
+        self.given.launcher = Some(launcher);
+        self
+    }
+
+    /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
+    /// Collective between processes.
+    ///
+    /// # Errors
+    ///
+    /// - `NotReady`: this process has an environment.
+    /// - `InvalidArgument`: a value is missing or wrong, or values contradict each other (one error
+    ///   for all of them); there is no backend of that name; the secret is empty; rank 0's port is
+    ///   in use, or its file has content.
+    /// - `Disagreement`: ranks have different world sizes, secrets or backends, or two processes
+    ///   have the same rank.
+    /// - `Unsupported`: the backend cannot be used on every rank.
+    /// - `DeadlineExceeded`: ranks did not come before the deadline.
+    /// - `PeerLost`, `Aborted`: a rank failed or ended.
+    /// - `System`: the system refused a socket, memory or a file.
+    #[track_caller]
+    pub fn initialize(self) -> Result<Environment> {
+        let line = Location::caller();
+        let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
+        let only_one = OnlyOne::new(caller)?;
+        let wanted: Wanted = self.backend.parse()?;
+        let discovery = discover(&self.given, &ThisSystem)?;
+        let timeout = match self.timeout {
+            Some(timeout) => timeout,
+            None => timeout_or(DEFAULT_TIMEOUT)?,
+        };
+        let deadline = deadline_after(timeout);
+        let report = LaunchReport::begin(&discovery, deadline);
+        let connecting = Connecting {
+            job: format!("environment {} of {}", only_one.generation(), discovery.job),
+            ordinal: self.device.unwrap_or_else(|| default_device(discovery.local_rank)),
+            discovery: &discovery,
+            deadline,
+        };
+        let connected = self.connect(wanted, &connecting).map_err(|e| e.on_rank(discovery.rank));
+        let (communicator, Agreement { backend, seed, .. }) = connected?;
+        let communicator = communicator.with_timeout(timeout);
+        report.met();
+        only_one.count();
+        let groups = NamedGroups::new(communicator.clone());
+        let environment = Environment { communicator, backend, discovery, seed, groups, _only_one: only_one };
+        crate::util::log::event!(DEBUG, "{environment:?}");
+        if self.verbose {
+            environment.print_on_master(format_args!("{environment:?}"));
+        }
+        Ok(environment)
+    }
+
+    /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
+    fn connect(&self, wanted: Wanted, connecting: &Connecting<'_>) -> Result<(Communicator, Agreement)> {
+        let Connecting { discovery, deadline, ref job, ordinal } = *connecting;
+        let secret = self.checked_secret()?;
+        let info = RankInfo::of_this_process(wanted, self.seed, ordinal, discovery.local_rank).to_bytes()?;
+        let endpoint = match &discovery.rendezvous {
+            RendezvousPoint::Machine => {
+                let host = connecting.host_communicator(job)?;
+                let exchange = |bytes: &[u8]| host.exchange(Purpose::Initialize, bytes, deadline);
+                let agreement = agree(&exchange(&info)?)?;
+                let communicator = match agreement.backend {
+                    AgreedBackend::Host => host,
+                    AgreedBackend::Nccl => {
+                        let id = share_id(discovery.rank, exchange)?;
+                        connecting.nccl_communicator(&id, Some(host))?
+                    }
+                };
+                return Ok((communicator, agreement));
+            }
+            RendezvousPoint::Endpoint(Endpoint::Tcp { host, .. })
+                if wanted == Wanted::Host && !is_this_machine(host) =>
+            {
+                bail!(
+                    Unsupported,
+                    "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it \
+                     there is NCCL"
+                )
+            }
+            RendezvousPoint::Endpoint(endpoint) => endpoint,
+        };
+        let participant = Participant {
+            job,
+            secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
+            world_size: discovery.world_size,
+            first_rank: discovery.rank.0,
+            rank_count: 1,
+            deadline,
+        };
+        let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
+        let agreement = agree(&rendezvous.exchange(&info, deadline)?)?;
+        let host = match agreement.is_one_machine {
+            true => Some(connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()))?),
+            false => None,
+        };
+        let communicator = match (agreement.backend, host) {
+            (AgreedBackend::Host, Some(host)) => host,
+            (AgreedBackend::Host, None) => bail!(System, "ranks of several machines agreed on the host backend"),
+            (AgreedBackend::Nccl, host) => {
+                let id = share_id(discovery.rank, |bytes| rendezvous.exchange(bytes, deadline))?;
+                connecting.nccl_communicator(&id, host)?
+            }
+        };
+        Ok((communicator, agreement))
+    }
+
+    /// The caller's secret, else that of `DCL_SECRET`, whose bytes need not be UTF-8.
+    fn checked_secret(&self) -> Result<Option<Secret>> {
+        let (secret, name) = match &self.secret {
+            Some(secret) => (Some(secret.clone()), "the secret that the caller gives"),
+            None => (std::env::var_os("DCL_SECRET").map(|secret| Secret(secret.into_vec())), "DCL_SECRET"),
+        };
+        if secret.as_ref().is_some_and(|Secret(secret)| secret.is_empty()) {
+            bail!(InvalidArgument, "{name} is empty; a secret has at least one byte, or is not set at all");
+        }
+        Ok(secret)
+    }
+}
+
+/// Bytes that are not shown in logs.
+#[derive(Clone)]
+struct Secret(Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not shown")
+    }
+}
+
+/// What this process needs to make its communicators.
+struct Connecting<'a> {
+    discovery: &'a Discovery,
+    /// The name that all processes of the job give.
+    job: String,
+    /// The number of this rank's GPU.
+    ordinal: u32,
+    deadline: Instant,
+}
+
+impl Connecting<'_> {
+    /// A host communicator of all ranks, which are on one machine.
+    fn host_communicator(&self, job: &str) -> Result<Communicator> {
+        let Discovery { world_size, rank, .. } = *self.discovery;
+        let builder = Communicator::builder().job(job).world_size(world_size).rank(rank);
+        match builder.timeout(self.left()).meet()?.pop() {
+            Some(communicator) => Ok(communicator),
+            None => bail!(System, "the bootstrap gave no communicator"),
+        }
+    }
+
+    /// An NCCL communicator of all ranks. `host`, if there is one, tells ranks which rank fails.
+    fn nccl_communicator(&self, id: &NcclId, host: Option<Communicator>) -> Result<Communicator> {
+        let Discovery { world_size, rank, .. } = *self.discovery;
+        Communicator::nccl_beside(id, rank, world_size, self.ordinal, host, self.left())
+    }
+
+    /// The time until the deadline.
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// The GPU of a local rank: the one of the same number, or the only one.
+fn default_device(local_rank: u32) -> u32 {
+    match cuda::device_count() {
+        Ok(1) => 0,
+        _ => local_rank,
+    }
+}
+
+/// Brings an id that rank 0 makes to every rank.
+fn share_id(rank: Rank, exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<NcclId> {
+    let id = if rank == Rank(0) { NcclId::new().map(Some) } else { Ok(None) };
+    // If rank 0 fails, it gives no bytes, so that every rank returns an error.
+    let own = id.as_ref().map_or(&[][..], |id| id.as_ref().map_or(&[][..], NcclId::as_bytes));
+    let all = exchange(own)?;
+    id?;
+    NcclId::from_bytes(&all[0]).map_err(|e| error!(System, "rank 0 could not make an id").with_source(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_bytes_and_never_empty() {
+        for builder in [
+            Environment::builder().secret("text"),
+            Environment::builder().secret("text".to_owned()),
+            Environment::builder().secret(b"\xff".to_vec()),
+        ] {
+            assert!(builder.checked_secret().expect("a secret").is_some());
+            assert!(format!("{builder:?}").contains("secret: Some(not shown)"), "{builder:?}");
+        }
+        let error = Environment::builder().secret("").checked_secret().map(|secret| secret.is_some());
+        assert_eq!(
+            error.expect_err("an empty secret").to_string(),
+            "the secret that the caller gives is empty; a secret has at least one byte, or is not set at all"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! The launchers, their variables, and which launcher counts.
+//!
+//! A launcher is complete if both its rank and its world size are set. The first complete one in
+//! the order of [`LAUNCHERS`] counts, or, if none is complete, the first of which one is set, so
+//! that the error names the other one.
+//!
+//! If several are complete:
+//! - PMI's variables beside SLURM's with the same rank and world size, and without the local ones
+//!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
+//! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
+//!   task in which that launcher runs: the other launcher's count.
+//! - Of two others one runs inside the other, and the inner one counts, also if this rank's numbers
+//!   are the same: those of other ranks may differ. The inner launcher's variables were set later:
+//!   some ancestor has the outer launcher's and not the inner one's.
+//! - If no ancestor shows that, launchers that give the same rank and world size agree, and the
+//!   first counts. If they disagree, the error names both.
+
+use std::fmt;
+
+use super::search::Search;
+
+/// What started the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Launcher {
+    /// The caller gave rank and world size.
+    Explicit,
+    /// torchrun, ColossalAI, `distcollective launch`: `RANK`, `WORLD_SIZE`.
+    Torch,
+    /// TensorRT's sample: `TRT_MY_RANK`, `TRT_WORLD_SIZE`, `TRT_NCCL_ID_FILE`.
+    TensorRt,
+    /// Open MPI's mpirun: `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`.
+    OpenMpi,
+    /// MPICH's and Intel MPI's mpirun: `PMI_RANK`, `PMI_SIZE`.
+    Pmi,
+    /// srun: `SLURM_PROCID`, `SLURM_NTASKS`.
+    Slurm,
+}
+
+/// The variables of a launcher.
+pub(super) struct Variables {
+    pub(super) launcher: Launcher,
+    pub(super) rank: &'static str,
+    pub(super) world_size: &'static str,
+    pub(super) local_rank: &'static [&'static str],
+    pub(super) local_world_size: &'static [&'static str],
+    /// The variables that together name the job, if MASTER_ADDR and MASTER_PORT do not.
+    pub(super) job: &'static [&'static str],
+    /// The variable that names a file through which the ranks find rank 0.
+    pub(super) rendezvous_file: Option<&'static str>,
+}
+
+/// All launchers, in the order in which they count.
+pub(super) static LAUNCHERS: [Variables; 5] = [
+    Variables {
+        launcher: Launcher::Torch,
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: &["LOCAL_RANK"],
+        local_world_size: &["LOCAL_WORLD_SIZE"],
+        job: &[],
+        rendezvous_file: None,
+    },
+    Variables {
+        launcher: Launcher::TensorRt,
+        rank: "TRT_MY_RANK",
+        world_size: "TRT_WORLD_SIZE",
+        local_rank: &[],
+        local_world_size: &[],
+        job: &[],
+        rendezvous_file: Some("TRT_NCCL_ID_FILE"),
+    },
+    Variables {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_world_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        job: &["PMIX_NAMESPACE"],
+        rendezvous_file: None,
+    },
+    Variables {
+        launcher: Launcher::Pmi,
+        rank: "PMI_RANK",
+        world_size: "PMI_SIZE",
+        local_rank: &["MPI_LOCALRANKID"],
+        local_world_size: &["MPI_LOCALNRANKS"],
+        job: &[],
+        rendezvous_file: None,
+    },
+    Variables {
+        launcher: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: &["SLURM_LOCALID"],
+        local_world_size: &["SLURM_NTASKS_PER_NODE"],
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        rendezvous_file: None,
+    },
+];
+
+impl Launcher {
+    /// The name that messages use: `torchrun`, `SLURM`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Launcher::Explicit => "none (given by the caller)",
+            Launcher::Torch => "torchrun",
+            Launcher::TensorRt => "TensorRT's sample",
+            Launcher::OpenMpi => "Open MPI",
+            Launcher::Pmi => "PMI (MPICH, Intel MPI)",
+            Launcher::Slurm => "SLURM",
+        }
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Search<'_> {
+    /// The launcher that counts; see the module. If the launchers contradict each other, that is a
+    /// mistake.
+    pub(super) fn launcher(&mut self) -> Option<&'static Variables> {
+        let is_complete = |v: &&Variables| self.is_set(v.rank) && self.is_set(v.world_size);
+        let mut complete: Vec<&'static Variables> = LAUNCHERS.iter().filter(is_complete).collect();
+        if complete.is_empty() {
+            return LAUNCHERS.iter().find(|v| self.is_set(v.rank) || self.is_set(v.world_size));
+        }
+        let of = |launcher| complete.iter().find(|v| v.launcher == launcher).copied();
+        if let (Some(pmi), Some(slurm)) = (of(Launcher::Pmi), of(Launcher::Slurm)) {
+            let mut local = pmi.local_rank.iter().chain(pmi.local_world_size);
+            if self.give_equal_numbers(pmi, slurm) && !local.any(|name| self.is_set(name)) {
+                complete.retain(|v| v.launcher != Launcher::Pmi);
+            }
+        }
+        if complete.len() > 1 {
+            complete.retain(|v| v.launcher != Launcher::Slurm);
+        }
+        let mut chosen = *complete.first()?;
+        for other in complete.into_iter().skip(1) {
+            match self.inner_of(chosen, other) {
+                Some(inner) => chosen = inner,
+                // A program may have set one launcher's variables from the other's.
+                None if self.give_equal_numbers(chosen, other) => {}
+                None => {
+                    let sides = [chosen, other].map(|v| {
+                        let value = |name| self.system.variable(name).unwrap_or_default();
+                        format!("{} is {:?} and {} {:?}", v.rank, value(v.rank), v.world_size, value(v.world_size))
+                    });
+                    self.mistakes.push(format!(
+                        "{}: {} and {} disagree, and no parent process shows which of them runs inside the other; unset \
+                         the variables of the one that does not count",
+                        sides.join(", but "),
+                        chosen.launcher,
+                        other.launcher
+                    ));
+                }
+            }
+        }
+        Some(chosen)
+    }
+
+    /// Whether two launchers give the same rank and world size.
+    fn give_equal_numbers(&self, one: &Variables, other: &Variables) -> bool {
+        let number = |name| self.system.variable(name)?.to_str()?.trim().parse::<u32>().ok();
+        let same = |a, b| number(a).is_some() && number(a) == number(b);
+        same(one.rank, other.rank) && same(one.world_size, other.world_size)
+    }
+
+    /// Which of two launchers was started by the other: its variables were set later, so an
+    /// ancestor does not have them yet.
+    fn inner_of(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
+        for ancestor in self.system.ancestors() {
+            ancestor.variables.as_ref()?;
+            let has = |name: &str| ancestor.variable(name) == self.system.variable(name).as_deref();
+            let [has_one, has_other] = [one, other].map(|v| has(v.rank) && has(v.world_size));
+            match (has_one, has_other) {
+                (true, true) => {}
+                (true, false) => return Some(other),
+                (false, true) => return Some(one),
+                (false, false) => return None,
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,139 @@
+//! What the launcher's variables say: rank, world size, and where the ranks meet.
+//!
+//! Values come from the caller, then from the launcher that counts ([`launcher`]). Local rank and
+//! local world size come from the same launcher, or are derived. Everything that is missing or
+//! contradictory is reported at once.
+
+mod launcher;
+mod rendezvous_point;
+mod search;
+mod slurm;
+mod system;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use launcher::Launcher;
+use launcher::{LAUNCHERS, Variables};
+use search::Search;
+use system::System;
+pub(super) use system::ThisSystem;
+
+use super::endpoint::Endpoint;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
+
+/// The values that the caller gives. The others are looked for in the environment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallerValues {
+    pub(super) rank: Option<u32>,
+    pub(super) world_size: Option<u32>,
+    pub(super) local_rank: Option<u32>,
+    pub(super) host: Option<String>,
+    pub(super) port: Option<u16>,
+    pub(super) rendezvous_port: Option<u16>,
+    /// Only this launcher's variables count.
+    pub(super) launcher: Option<Launcher>,
+}
+
+/// Where the ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RendezvousPoint {
+    /// On this machine, by the job's name.
+    Machine,
+    /// At rank 0's address, which is not MASTER_PORT: torchrun has its store there. Or through a
+    /// file.
+    Endpoint(Endpoint),
+}
+
+/// What this process is, and where the others are.
+#[derive(Clone, Debug)]
+pub(super) struct Discovery {
+    pub(super) launcher: Launcher,
+    pub(super) rank: Rank,
+    pub(super) world_size: u32,
+    pub(super) local_rank: u32,
+    pub(super) local_world_size: u32,
+    pub(super) rendezvous: RendezvousPoint,
+    /// The same text on every rank of the job, and on no other job's.
+    pub(super) job: String,
+    /// Where each value came from.
+    pub(super) sources: BTreeMap<&'static str, String>,
+}
+
+/// Every variable that is read.
+pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
+    let of_launcher = |v: &'static Variables| {
+        let lists = [v.local_rank, v.local_world_size, v.job];
+        [v.rank, v.world_size].into_iter().chain(lists.into_iter().flatten().copied()).chain(v.rendezvous_file)
+    };
+    let of_launchers = LAUNCHERS.iter().flat_map(of_launcher);
+    of_launchers.chain(slurm::variable_names()).chain(rendezvous_point::variable_names())
+}
+
+/// The launcher that counts.
+pub(super) fn launcher_of(system: &dyn System) -> Option<Launcher> {
+    Search::new(system).launcher().map(|v| v.launcher)
+}
+
+/// Finds out which rank this process is, and where the others are.
+///
+/// # Errors
+///
+/// Everything that is missing or contradictory, in one error.
+pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Discovery> {
+    let mut search = Search::new(system);
+    let explicit = given.rank.is_some() && given.world_size.is_some();
+    let variables = match given.launcher {
+        Some(launcher) => LAUNCHERS.iter().find(|v| v.launcher == launcher),
+        None if explicit => None,
+        None => search.launcher(),
+    };
+    let launcher = variables.map_or(Launcher::Explicit, |v| v.launcher);
+    let names_of = |name: fn(&Variables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
+    let rank = search.required("rank", given.rank, variables.map(|v| v.rank), &names_of(|v| v.rank));
+    let world_size =
+        search.required("world_size", given.world_size, variables.map(|v| v.world_size), &names_of(|v| v.world_size));
+    search.check_one_of("rank", rank, "world_size", world_size);
+    let local_rank = search.optional("local_rank", given.local_rank, variables.map_or(&[], |v| v.local_rank));
+    let (local_world_size, node_count) = match launcher {
+        Launcher::Slurm => search.slurm_nodes(world_size),
+        _ => (search.optional("local_world_size", None, variables.map_or(&[], |v| v.local_world_size)), None),
+    };
+    search.check_local_numbers(local_rank, local_world_size, world_size);
+    let several_machines = match (node_count, world_size.zip(local_world_size)) {
+        (Some((name, count)), _) => (count > 1).then(|| format!("{name} is {count}")),
+        (None, Some((all, local))) if local < all => {
+            Some(format!("{}, and {}", search.value_of("local_world_size", local), search.value_of("world_size", all)))
+        }
+        _ => None,
+    };
+    let (rendezvous, job) = search.rendezvous_point(given, variables, several_machines.as_deref());
+    if !search.mistakes.is_empty() {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("launcher {launcher}: {}", search.mistakes.join("; ")),
+        ));
+    }
+    // Without mistakes there are both.
+    let (rank, world_size) = (rank.unwrap_or(0), world_size.unwrap_or(1));
+    let mut derived = |what: &'static str, value: Option<u32>, default: u32| {
+        value.unwrap_or_else(|| {
+            search.sources.insert(what, "derived: all ranks on one machine".to_owned());
+            default
+        })
+    };
+    let local_rank = derived("local_rank", local_rank, rank);
+    let local_world_size = derived("local_world_size", local_world_size, world_size);
+    Ok(Discovery {
+        launcher,
+        rank: Rank(rank),
+        world_size,
+        local_rank,
+        local_world_size,
+        rendezvous,
+        job,
+        sources: search.sources,
+    })
+}

@@ -1,0 +1,134 @@
+//! Where the ranks meet, and the job's name.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+
+use super::launcher::{Launcher, Variables};
+use super::search::{GIVEN, Search};
+use super::{CallerValues, RendezvousPoint};
+use crate::environment::endpoint::{Endpoint, default_port, is_loopback};
+
+const ADDRESS: &str = "MASTER_ADDR";
+const PORT: &str = "MASTER_PORT";
+const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
+
+/// Part of the job's name if they are set, whatever the launcher.
+const RUN: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
+
+/// The process of MPICH and Intel MPI that starts the ranks of one machine. None of their variables
+/// names the job.
+pub(super) const HYDRA_PROXY: &str = "hydra_pmi_proxy";
+
+/// The variables that are read here, whatever the launcher.
+pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
+    [ADDRESS, PORT, RENDEZVOUS_PORT].into_iter().chain(RUN)
+}
+
+impl Search<'_> {
+    /// The rendezvous point, and a text that is the same on every rank of the job and on no other
+    /// job's. `several_machines` says why the ranks are on several machines, if they are.
+    pub(super) fn rendezvous_point(
+        &mut self,
+        given: &CallerValues,
+        variables: Option<&Variables>,
+        several_machines: Option<&str>,
+    ) -> (RendezvousPoint, String) {
+        let host = given.host.clone().or_else(|| self.text(ADDRESS).filter(|text| !text.is_empty()));
+        // torchrun's restarts of one job do not meet each other.
+        let run = self.texts(&RUN).join("/");
+        let file = variables.and_then(|v| v.rendezvous_file);
+        let name = self.job_name(variables, several_machines.is_some());
+        let port = self.port(given.port, PORT);
+        let rendezvous_port = self.port(given.rendezvous_port, RENDEZVOUS_PORT);
+        if let (Some(host), Some(port)) = (&host, port) {
+            let source = if given.host.is_some() { GIVEN } else { "MASTER_ADDR, MASTER_PORT" };
+            self.sources.insert("rendezvous", source.to_owned());
+            // Two jobs of one launcher may have inherited the same address.
+            let of_launcher = name.map_or(String::new(), |(name, _)| format!("/{name}"));
+            if is_loopback(host) {
+                let is_slurm = variables.is_some_and(|v| v.launcher == Launcher::Slurm);
+                if let Some(reason) = several_machines.filter(|_| is_slurm) {
+                    self.mistakes.push(format!(
+                        "{ADDRESS} is {host}, which every machine has for itself, and the ranks are on several \
+                         machines ({reason})"
+                    ));
+                }
+                return (RendezvousPoint::Machine, format!("loopback:{port}/{run}{of_launcher}"));
+            }
+            let job = format!("{host}:{port}/{run}{of_launcher}");
+            let port = rendezvous_port.unwrap_or_else(|| default_port(port));
+            return (RendezvousPoint::Endpoint(Endpoint::Tcp { host: host.clone(), port }), job);
+        }
+        if let Some(variable) = file
+            && let Some(path) = self.system.variable(variable).filter(|path| !path.is_empty())
+        {
+            self.sources.insert("rendezvous", variable.to_owned());
+            return (RendezvousPoint::Endpoint(Endpoint::File(PathBuf::from(path))), variable.to_owned());
+        }
+        if let Some((name, source)) = name {
+            self.sources.insert("rendezvous", source);
+            self.require_one_machine(several_machines);
+            return (RendezvousPoint::Machine, name);
+        }
+        if variables.is_some_and(|v| v.launcher == Launcher::Pmi) && several_machines.is_none() {
+            self.mistakes.push(format!(
+                "there is no rendezvous point: {ADDRESS} and {PORT} are not set, no variable of PMI names the \
+                 job, and no process {HYDRA_PROXY} started this one"
+            ));
+        } else if several_machines.is_some() && host.is_none() && port.is_none() {
+            self.require_one_machine(several_machines);
+        } else {
+            let missing: Vec<&str> = [(ADDRESS, host.is_none()), (PORT, port.is_none())]
+                .iter()
+                .filter(|(_, missing)| *missing)
+                .map(|(name, _)| *name)
+                .collect();
+            let names: Vec<&str> = variables.iter().flat_map(|v| v.job).copied().chain(file).collect();
+            let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
+            self.mistakes.push(format!("there is no rendezvous point: {}{instead} not set", missing.join(" and ")));
+        }
+        (RendezvousPoint::Machine, String::new())
+    }
+
+    /// The launcher's own name of the job, and its source.
+    fn job_name(&mut self, variables: Option<&Variables>, several_machines: bool) -> Option<(String, String)> {
+        let variables = variables?;
+        let names = variables.job;
+        let parts = self.texts(names);
+        if !names.is_empty() && parts.len() == names.len() {
+            return Some((format!("{}={}", names.join(","), parts.join(",")), names.join(", ")));
+        }
+        if variables.launcher != Launcher::Pmi || several_machines {
+            return None;
+        }
+        // Each machine has one of them.
+        let proxy = self.system.ancestors().into_iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
+        let name = format!("{HYDRA_PROXY}={},{}", proxy.pid, proxy.start_time);
+        Some((name, format!("the process {HYDRA_PROXY} that started the ranks")))
+    }
+
+    /// A port of the caller's or of a variable. One that is wrong is a mistake, but not missing.
+    fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
+        let text = self.text(name).filter(|text| !text.is_empty());
+        given.or_else(|| {
+            let text = text?;
+            match text.trim().parse::<NonZeroU16>() {
+                Ok(port) => Some(port.get()),
+                Err(_) => {
+                    self.mistakes.push(format!("{name} is {text:?}, which is not a port"));
+                    Some(0)
+                }
+            }
+        })
+    }
+
+    /// The launcher's own name of the job is known on one machine only.
+    fn require_one_machine(&mut self, several_machines: Option<&str>) {
+        if let Some(reason) = several_machines {
+            self.mistakes.push(format!(
+                "the ranks are on several machines ({reason}), which meet at MASTER_ADDR and MASTER_PORT only; they are not \
+                 set"
+            ));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Reading variables, with a list of all mistakes.
+
+use std::collections::BTreeMap;
+
+use super::system::System;
+
+/// The source of a value that is not a variable's.
+pub(super) const GIVEN: &str = "given by the caller";
+
+/// What has been found so far.
+pub(super) struct Search<'a> {
+    pub(super) system: &'a dyn System,
+    pub(super) mistakes: Vec<String>,
+    /// Where each value came from.
+    pub(super) sources: BTreeMap<&'static str, String>,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(system: &'a dyn System) -> Self {
+        Search { system, mistakes: Vec::new(), sources: BTreeMap::new() }
+    }
+
+    /// Whether a variable is set.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.system.variable(name).is_some()
+    }
+
+    /// A variable's text. If it is not UTF-8, that is a mistake, and the variable counts as set.
+    pub(super) fn text(&mut self, name: &str) -> Option<String> {
+        let value = self.system.variable(name)?;
+        Some(value.into_string().unwrap_or_else(|value| {
+            self.mistakes.push(format!("{name} is {value:?}, which is not UTF-8"));
+            value.to_string_lossy().into_owned()
+        }))
+    }
+
+    /// The values of those variables that are set and not empty.
+    pub(super) fn texts(&mut self, names: &[&str]) -> Vec<String> {
+        names.iter().filter_map(|name| self.text(name).filter(|text| !text.is_empty())).collect()
+    }
+
+    /// A variable's number. If it is none, that is a mistake.
+    pub(super) fn number(&mut self, name: &str) -> Option<u32> {
+        let text = self.system.variable(name)?;
+        let number = text.to_str().and_then(|text| text.trim().parse().ok());
+        if number.is_none() {
+            self.mistakes.push(format!("{name} is {text:?}, which is not a number"));
+        }
+        number
+    }
+
+    /// A number that has to be there: the caller's, else that of the launcher's variable. `all` are
+    /// the variables of all launchers, for the mistake if no launcher counts.
+    pub(super) fn required(
+        &mut self,
+        what: &'static str,
+        given: Option<u32>,
+        variable: Option<&'static str>,
+        all: &[&'static str],
+    ) -> Option<u32> {
+        let mistake = match (given, variable) {
+            (Some(_), _) => return self.optional(what, given, &[]),
+            (None, Some(name)) if self.is_set(name) => return self.optional(what, None, &[name]),
+            (None, Some(name)) => format!("{name} is not set"),
+            (None, None) => format!("{what} is not given, and none of {} is set", all.join(", ")),
+        };
+        self.mistakes.push(mistake);
+        None
+    }
+
+    /// A number that need not be there: the caller's, else that of the first variable that is set.
+    pub(super) fn optional(
+        &mut self,
+        what: &'static str,
+        given: Option<u32>,
+        variables: &[&'static str],
+    ) -> Option<u32> {
+        if given.is_some() {
+            self.sources.insert(what, GIVEN.to_owned());
+            return given;
+        }
+        let (name, number) = variables.iter().find_map(|name| Some((*name, self.number(name)?)))?;
+        self.sources.insert(what, name.to_owned());
+        Some(number)
+    }
+
+    /// A value with its variable, as mistakes write it: `WORLD_SIZE is 2`.
+    pub(super) fn value_of(&self, what: &str, value: u32) -> String {
+        let source = self.sources.get(what).map_or(what, |source| if source == GIVEN { what } else { source.as_str() });
+        format!("{source} is {value}")
+    }
+
+    /// Checks that a rank is below the number of ranks.
+    pub(super) fn check_one_of(&mut self, what: &str, rank: Option<u32>, of: &str, count: Option<u32>) {
+        if let (Some(rank), Some(count)) = (rank, count)
+            && rank >= count
+        {
+            let mistake =
+                format!("{}, which is not one of {count}: {}", self.value_of(what, rank), self.value_of(of, count));
+            self.mistakes.push(mistake);
+        }
+    }
+    /// Checks that the numbers on this machine fit the world.
+    pub(super) fn check_local_numbers(
+        &mut self,
+        local_rank: Option<u32>,
+        local_world_size: Option<u32>,
+        world_size: Option<u32>,
+    ) {
+        match (local_world_size, world_size) {
+            (Some(local), Some(all)) if local > all => {
+                let sides = [self.value_of("local_world_size", local), self.value_of("world_size", all)];
+                self.mistakes.push(format!("{}: more ranks on this machine than there are", sides.join(", and ")));
+            }
+            (Some(_), _) => self.check_one_of("local_rank", local_rank, "local_world_size", local_world_size),
+            (None, _) => self.check_one_of("local_rank", local_rank, "world_size", world_size),
+        }
+    }
+}

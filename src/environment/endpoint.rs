@@ -1,0 +1,71 @@
+//! Where rank 0 listens, and which hosts are this machine.
+
+use std::fmt;
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::path::PathBuf;
+
+/// Where the processes of a job find rank 0, if not on this machine by the job's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    /// Rank 0 listens at this host and port.
+    Tcp { host: String, port: u16 },
+    /// Rank 0 listens at every address of its machine, on a port that the system chooses, and
+    /// writes into this file where. The file has to be absent or empty before, or left by a process
+    /// of this machine that has ended; it is gone afterwards. All ranks have to be the same user.
+    /// One file is for one job: rank 0 of a second one fails while it is there.
+    File(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Endpoint::File(path) => write!(f, "the rendezvous of file {path:?}"),
+        }
+    }
+}
+
+/// The rendezvous's port where none is set: the one after MASTER_PORT, or before it where there is
+/// none after. MASTER_PORT itself belongs to the launcher: torchrun's store listens there.
+pub(super) fn default_port(master_port: u16) -> u16 {
+    master_port.checked_add(1).unwrap_or(u16::MAX - 1)
+}
+
+/// A host without the brackets that an IPv6 address may have.
+pub(super) fn without_brackets(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Whether a host's name or address means this machine's loopback.
+pub(super) fn is_loopback(host: &str) -> bool {
+    let address = without_brackets(host).parse::<IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether a host is this machine: its loopback, its own name, or one of its addresses.
+pub(super) fn is_this_machine(host: &str) -> bool {
+    is_loopback(host)
+        || rustix::system::uname().nodename().to_str() == Ok(host)
+        // The system binds a socket only to an address of this machine.
+        || (without_brackets(host), 0)
+            .to_socket_addrs()
+            .is_ok_and(|mut addresses| addresses.any(|address| UdpSocket::bind(address).is_ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_beside_the_launchers() {
+        assert_eq!([29500, 0, 65534, 65535].map(default_port), [29501, 1, 65535, 65534]);
+    }
+
+    #[test]
+    fn this_machine_is_known_by_its_names() {
+        assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
+        assert!(is_this_machine(&rustix::system::uname().nodename().to_string_lossy()));
+        // A documentation address, which no machine has.
+        assert!(!is_this_machine("192.0.2.1"));
+    }
+}

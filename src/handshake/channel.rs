@@ -1,0 +1,305 @@
+//! A connection on which every message has a length, a limit and a deadline, and over TCP, after
+//! the handshake, a tag.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Message;
+use super::credentials::Peer;
+use super::frame::{LENGTH_BYTES, body_len, decode, encode_frame};
+use super::key::{Digest, Session, TAG_BYTES, digest};
+use crate::error::Result;
+use crate::util::slow_warning::SlowWarning;
+
+/// One end of a connection. It blocks only in [`wait`].
+pub(crate) struct Channel {
+    /// Non-blocking.
+    socket: OwnedFd,
+    is_local: bool,
+    /// The bytes that have come of the next message, its length first.
+    inbox: Vec<u8>,
+    /// The keys of the tags, over TCP after the handshake.
+    session: Option<Box<Session>>,
+}
+
+/// A message that is ready to be sent, on one connection or on several.
+pub(crate) struct Frame {
+    /// The length, then the message.
+    bytes: Vec<u8>,
+    digest: Digest,
+}
+
+impl Frame {
+    /// Encodes a message.
+    pub(crate) fn new<T: Serialize>(message: &Message<T>) -> Result<Self> {
+        let bytes = encode_frame(message)?;
+        let digest = digest(&bytes[LENGTH_BYTES..]);
+        Ok(Frame { bytes, digest })
+    }
+}
+
+impl Channel {
+    /// A connection over a network. Nothing is known of the other end.
+    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Channel { socket: stream.into(), is_local: false, inbox: Vec::new(), session: None })
+    }
+
+    /// A connection over a Unix socket.
+    ///
+    /// # Errors
+    ///
+    /// The other end is a process of another user.
+    pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
+        let peer = Peer::of(&stream)?;
+        if !peer.is_same_user() {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, AnotherUser(peer.uid)));
+        }
+        stream.set_nonblocking(true)?;
+        Ok(Channel { socket: stream.into(), is_local: true, inbox: Vec::new(), session: None })
+    }
+
+    /// Whether the kernel vouches for the other end: it is a process of this user, and no third
+    /// process can write into the connection.
+    pub(crate) fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// The Unix socket of a local channel, blocking again. Bytes that came of a message whose end
+    /// did not come are lost.
+    pub(crate) fn into_unix(self) -> io::Result<UnixStream> {
+        let stream = UnixStream::from(self.socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+
+    /// From now on every message has a tag, in both directions; on a local channel it needs none.
+    pub(crate) fn begin_session(&mut self, session: Session) {
+        if !self.is_local {
+            self.session = Some(Box::new(session));
+        }
+    }
+
+    /// Sends messages. After an error nothing can be sent any more, since a message may have gone
+    /// in part.
+    pub(crate) fn send(&mut self, frames: &[Frame], deadline: Instant) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for frame in frames {
+            bytes.extend_from_slice(&frame.bytes);
+            if let Some(session) = &mut self.session {
+                bytes.extend(session.tag(&frame.digest));
+            }
+        }
+        self.send_bytes(&bytes, deadline)
+    }
+
+    /// Sends bytes as they are.
+    pub(crate) fn send_bytes(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        let sent = self.send_all(bytes, deadline);
+        if sent.is_err() {
+            // This fails if the connection has ended already.
+            let _ = shutdown(&self.socket, Shutdown::Write);
+        }
+        sent
+    }
+
+    fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match send(&self.socket, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
+                Err(_) if Instant::now() >= deadline => return Err(late()),
+                Err(_) => wait(&mut [PollFd::new(self, PollFlags::OUT)], deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next message.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, longest: usize, deadline: Instant) -> io::Result<Message<T>> {
+        loop {
+            if let Some(message) = self.try_receive(longest)? {
+                return Ok(message);
+            }
+            if Instant::now() >= deadline {
+                return Err(late());
+            }
+            wait(&mut [PollFd::new(self, PollFlags::IN)], deadline)?;
+        }
+    }
+
+    /// [`receive`](Self::receive), with a warning in the log if that takes long. `text` gets the
+    /// seconds that the wait has lasted.
+    pub(crate) fn receive_with_warning<T: DeserializeOwned>(
+        &mut self,
+        longest: usize,
+        deadline: Instant,
+        slow: &mut SlowWarning,
+        text: &dyn Fn(u64) -> String,
+    ) -> io::Result<Message<T>> {
+        loop {
+            match self.receive(longest, slow.next_look(deadline)) {
+                Err(e) if e.kind() == ErrorKind::TimedOut && Instant::now() < deadline => slow.look(text),
+                received => return received,
+            }
+        }
+    }
+
+    /// Waits until something has come, the other end has closed, or the deadline is over, with a
+    /// warning in the log if that takes long.
+    pub(crate) fn wait_with_warning(
+        &self,
+        deadline: Instant,
+        slow: &mut SlowWarning,
+        text: &dyn Fn(u64) -> String,
+    ) -> io::Result<()> {
+        while !self.is_readable()? && Instant::now() < deadline {
+            wait(&mut [PollFd::new(self, PollFlags::IN)], slow.next_look(deadline))?;
+            slow.look(text);
+        }
+        Ok(())
+    }
+
+    /// The next message, if all of it has come.
+    pub(crate) fn try_receive<T: DeserializeOwned>(&mut self, longest: usize) -> io::Result<Option<Message<T>>> {
+        loop {
+            let (have, needed) = (self.inbox.len(), self.needed_bytes(longest)?);
+            if have == needed {
+                return self.take_message().map(Some);
+            }
+            self.inbox.resize(needed, 0);
+            let read = rustix::io::read(&self.socket, &mut self.inbox[have..]).map_err(io::Error::from);
+            self.inbox.truncate(have + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the connection was closed")),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() != ErrorKind::Interrupted => return Err(e),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    /// The message whose bytes have all come, if its tag is right.
+    fn take_message<T: DeserializeOwned>(&mut self) -> io::Result<Message<T>> {
+        let bytes = std::mem::take(&mut self.inbox);
+        let mut message = &bytes[LENGTH_BYTES..];
+        if let Some(session) = &mut self.session {
+            let (body, tag) = message.split_at(message.len() - TAG_BYTES);
+            if !session.accepts(&digest(body), tag) {
+                return Err(io::Error::new(ErrorKind::InvalidData, "a message came with a wrong tag"));
+            }
+            message = body;
+        }
+        decode(message)
+    }
+
+    /// How many bytes to read: first those of the length, and once these have come those of the
+    /// message and its tag too.
+    fn needed_bytes(&self, longest: usize) -> io::Result<usize> {
+        let Some(length) = self.inbox.first_chunk() else { return Ok(LENGTH_BYTES) };
+        let tag = if self.session.is_some() { TAG_BYTES } else { 0 };
+        Ok(LENGTH_BYTES + body_len(*length, longest)? + tag)
+    }
+
+    /// Whether something has come, or the other end has closed.
+    pub(crate) fn is_readable(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        wait(&mut fds, Instant::now())?;
+        Ok(!fds[0].revents().is_empty())
+    }
+
+    /// Ends the connection, even if a forked process has a copy of it.
+    pub(crate) fn shut_down(&self) {
+        // This fails if the connection has ended already.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The error of [`Channel::unix`] if a process of another user is at the other end.
+#[derive(Debug)]
+struct AnotherUser(u32);
+
+impl fmt::Display for AnotherUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a process of another user (uid {}) is at the other end", self.0)
+    }
+}
+
+impl std::error::Error for AnotherUser {}
+
+/// Whether a connection was accepted and is of another user.
+pub(super) fn is_of_another_user(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<AnotherUser>())
+}
+
+/// Where rank 0 accepts connections. It does not block.
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    pub(crate) fn tcp(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Tcp(listener))
+    }
+
+    pub(crate) fn unix(listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Unix(listener))
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self, Listener::Unix(_))
+    }
+
+    /// The next connection; see [`Channel::tcp`] and [`Channel::unix`].
+    pub(super) fn accept(&self) -> io::Result<Channel> {
+        match self {
+            Listener::Tcp(listener) => Channel::tcp(listener.accept()?.0),
+            Listener::Unix(listener) => Channel::unix(listener.accept()?.0),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Sleeps until one of the connections is ready or the deadline has come. It may return early, so
+/// the caller checks again.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout =
+        Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+    match poll(fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "nothing came before the deadline")
+}

@@ -1,0 +1,105 @@
+//! The side of a process that connects to rank 0's.
+
+use std::io;
+use std::time::Instant;
+
+use super::channel::{Channel, Frame};
+use super::key::{Key, Sender, Statement, random};
+use super::{Answer, Claim, End, Handshake, Instance, LONGEST_ANSWER, Message, PROTOCOL, Participant};
+use crate::error::Error;
+use crate::util::slow_warning::SlowWarning;
+
+/// Why rank 0 did not welcome a process.
+pub(crate) enum Obstacle {
+    /// The connection failed, or a message came that is not one of the protocol.
+    Connection(io::Error),
+    /// The other end does not speak this version of the protocol.
+    OtherProtocol,
+    /// The other end is rank 0 of another job. Nothing proves that.
+    OtherJob,
+    /// Rank 0 is of the same job and has another secret. Nothing proves that.
+    WrongSecret,
+    /// The other end does not know the job.
+    NoProof,
+    /// Rank 0 has proved that it is rank 0, and refuses this process.
+    Refused(String),
+    /// Rank 0 ends the bootstrap. Only a local channel yields this.
+    Ended(End),
+    /// This process itself failed.
+    Failed(Error),
+}
+
+impl From<io::Error> for Obstacle {
+    fn from(error: io::Error) -> Self {
+        Obstacle::Connection(error)
+    }
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Obstacle::Failed(error)
+    }
+}
+
+/// What a process says in every handshake until rank 0 welcomes it.
+pub(crate) struct Introduction<'a> {
+    pub(crate) participant: &'a Participant<'a>,
+    pub(crate) key: &'a Key,
+    /// Made once in a process for all of its attempts.
+    pub(crate) instance: Instance,
+}
+
+/// Introduces this process to rank 0. Gives the nonce of rank 0's welcome; see [`Answer::Welcome`].
+/// A wait that takes long is logged with `text`, which gets the seconds that it has lasted.
+///
+/// # Errors
+///
+/// Rank 0 did not welcome this process; see [`Obstacle`].
+pub(crate) fn introduce(
+    channel: &mut Channel,
+    introduction: &Introduction<'_>,
+    deadline: Instant,
+    slow: &mut SlowWarning,
+    text: &dyn Fn(u64) -> String,
+) -> Result<String, Obstacle> {
+    let Introduction { participant, key, instance } = *introduction;
+    let challenge = match receive(channel, deadline, slow, text)? {
+        Handshake::Greeting { protocol, challenge } if protocol == PROTOCOL => challenge,
+        _ => return Err(Obstacle::OtherProtocol),
+    };
+    let Participant { world_size, first_rank, rank_count, .. } = *participant;
+    let claim = Claim { world_size, first_rank, rank_count, instance, challenge: random()? };
+    let proof = key.prove(&Statement::Claim(&challenge, &claim))?;
+    let job = key.prove_job(&challenge, &claim)?;
+    let hello = Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof };
+    // If this fails, reading tells why: rank 0 may have sent its end before it closed the
+    // connection.
+    let _ = channel.send(&[Frame::new(&Message::Step(hello))?], deadline);
+    match receive(channel, deadline, slow, text)? {
+        Handshake::Answer { answer, proof }
+            if key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof)? =>
+        {
+            channel.begin_session(key.session(Sender::Peer, &challenge, &claim, &answer)?);
+            match answer {
+                Answer::Welcome { nonce } => Ok(nonce),
+                Answer::Refused { reason } => Err(Obstacle::Refused(reason)),
+            }
+        }
+        Handshake::Refusal { same_job: true } => Err(Obstacle::WrongSecret),
+        Handshake::Refusal { same_job: false } => Err(Obstacle::OtherJob),
+        _ => Err(Obstacle::NoProof),
+    }
+}
+
+fn receive(
+    channel: &mut Channel,
+    deadline: Instant,
+    slow: &mut SlowWarning,
+    text: &dyn Fn(u64) -> String,
+) -> Result<Handshake, Obstacle> {
+    match channel.receive_with_warning(LONGEST_ANSWER, deadline, slow, text)? {
+        Message::Step(message) => Ok(message),
+        Message::End(end) if channel.is_local() => Err(Obstacle::Ended(end)),
+        Message::End(_) => Err(Obstacle::NoProof),
+    }
+}

@@ -1,0 +1,357 @@
+//! Rank 0's side: one loop over all connections, so that no process holds up another one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Resource, getrlimit};
+
+use super::channel::{Channel, Frame, Listener, is_of_another_user, wait};
+use super::key::{Key, Sender, Statement, random};
+use super::{
+    Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
+};
+use crate::error::{Error, Result, bail, error};
+use crate::util::log;
+use crate::util::slow_warning::SlowWarning;
+use crate::util::text::{count_of, list_ranks};
+
+/// The most connections whose hello has not come yet. On a Unix socket further ones wait in the
+/// kernel's queue: they are of this user, so they are likely to be peers. Over TCP the oldest makes
+/// room for a further one, so that strangers cannot keep peers out; a peer connects again.
+const MOST_STRANGERS: usize = 64;
+
+/// How long rank 0 goes on without a descriptor for a connection. Those of processes that send no
+/// hello become free within this time.
+const DESCRIPTOR_TIMEOUT: Duration = HELLO_TIMEOUT.saturating_add(Duration::from_secs(1));
+
+/// How long to wait before a failed accept is tried again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
+
+/// What rank 0 needs to gather the other ranks.
+pub(crate) struct Gathering<'a> {
+    pub(crate) participant: &'a Participant<'a>,
+    pub(crate) key: &'a Key,
+    /// See [`Answer::Welcome`].
+    pub(crate) nonce: &'a str,
+    /// What warnings begin with: `job "a": `, or nothing.
+    pub(crate) subject: String,
+    /// Where the ranks come, in errors and warnings: ` to 10.0.0.1:29501`, or nothing.
+    pub(crate) destination: String,
+    /// How many descriptors this process needs for a world of this size.
+    pub(crate) needed_descriptors: u64,
+}
+
+/// A process that has come and been welcomed.
+pub(crate) struct Member {
+    pub(crate) channel: Channel,
+    pub(crate) claim: Claim,
+}
+
+impl Member {
+    fn has(&self, rank: u32) -> bool {
+        self.claim.ranks().is_some_and(|ranks| ranks.contains(&rank))
+    }
+}
+
+impl Gathering<'_> {
+    /// Waits until all other ranks have come. Gives their processes, ordered by rank.
+    ///
+    /// # Errors
+    ///
+    /// - Ranks did not come before the deadline.
+    /// - A process of the job contradicts rank 0.
+    /// - There is no descriptor left for a connection.
+    ///
+    /// Every process that has come is told the error.
+    pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
+        let mut state = GatheringState {
+            gathering: self,
+            listener,
+            members: BTreeMap::new(),
+            strangers: VecDeque::new(),
+            starved_since: None,
+            wrong_secrets: 0,
+            other_jobs: 0,
+        };
+        match state.run() {
+            Ok(()) => Ok(state.members.into_values().collect()),
+            Err(error) => {
+                state.end(&error);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn failed(e: std::io::Error) -> Error {
+    error!(System, "rank 0 cannot wait for the others: {e}").with_source(e)
+}
+
+/// A connection whose hello has not come yet.
+struct Stranger {
+    channel: Channel,
+    challenge: Challenge,
+    deadline: Instant,
+}
+
+struct GatheringState<'a> {
+    gathering: &'a Gathering<'a>,
+    listener: &'a Listener,
+    /// By their first rank.
+    members: BTreeMap<u32, Member>,
+    /// The oldest first.
+    strangers: VecDeque<Stranger>,
+    /// Since when there has been no descriptor for a connection.
+    starved_since: Option<Instant>,
+    /// How many connections were refused because their secret was wrong.
+    wrong_secrets: usize,
+    /// How many connections were refused because they were for another job.
+    other_jobs: usize,
+}
+
+impl GatheringState<'_> {
+    fn run(&mut self) -> Result<()> {
+        let Gathering { subject, destination, .. } = self.gathering;
+        let Participant { world_size, deadline, .. } = *self.gathering.participant;
+        let mut slow = SlowWarning::new();
+        while !self.is_complete() {
+            if Instant::now() >= deadline {
+                bail!(
+                    DeadlineExceeded,
+                    "{} of {world_size} did not come{destination} before the deadline{}",
+                    list_ranks(self.missing()),
+                    self.refusals()
+                );
+            }
+            slow.look(|seconds| {
+                let (missing, refusals) = (self.missing(), self.refusals());
+                let verb = if missing.len() == 1 { "has" } else { "have" };
+                let missing = list_ranks(missing);
+                format!("{subject}rank 0 has waited for {seconds} s: {missing} {verb} not come{destination}{refusals}")
+            });
+            self.step(slow.next_look(deadline))?;
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        let others: u64 = self.members.values().map(|member| u64::from(member.claim.rank_count)).sum();
+        let Participant { world_size, rank_count, .. } = *self.gathering.participant;
+        u64::from(rank_count) + others == u64::from(world_size)
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        (0..self.gathering.participant.world_size).filter(|&rank| !self.is_present(rank)).collect()
+    }
+
+    fn is_present(&self, rank: u32) -> bool {
+        rank < self.gathering.participant.rank_count || self.member_of(rank).is_some()
+    }
+
+    /// The first rank of the member that has a rank.
+    fn member_of(&self, rank: u32) -> Option<u32> {
+        let (first_rank, member) = self.members.range(..=rank).next_back()?;
+        member.has(rank).then_some(*first_rank)
+    }
+
+    /// Waits until something happens, but not beyond `latest`. Forgets members that have left,
+    /// reads the hellos of strangers, and accepts one connection.
+    fn step(&mut self, latest: Instant) -> Result<()> {
+        let members = self.members.values().map(|member| &member.channel);
+        let channels = members.chain(self.strangers.iter().map(|stranger| &stranger.channel));
+        let may_accept = !self.listener.is_local() || self.strangers.len() < MOST_STRANGERS;
+        let listener_events = if may_accept { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(self.listener, listener_events)];
+        fds.extend(channels.map(|channel| PollFd::new(channel, PollFlags::IN)));
+        let until = self.strangers.front().map_or(latest, |stranger| stranger.deadline);
+        wait(&mut fds, until.min(latest)).map_err(failed)?;
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let mut ready = ready.into_iter();
+        let has_connection = ready.next() == Some(true) && may_accept;
+        // A member sends nothing until the gathering is complete. So if there is something to read,
+        // it has closed the connection.
+        self.members.retain(|_, member| {
+            let has_left = ready.next() == Some(true);
+            if has_left {
+                warn_of_leaving(&member.claim);
+            }
+            !has_left
+        });
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            match stranger.channel.try_receive(LONGEST_HELLO) {
+                Ok(Some(message)) => self.admit(stranger, message)?,
+                Ok(None) if Instant::now() < stranger.deadline => self.strangers.push_back(stranger),
+                Ok(None) => log::event!(WARN, "a process connected and sent no hello in time"),
+                Err(e) => log::event!(WARN, "a process connected and sent no hello: {e}"),
+            }
+        }
+        if has_connection { self.accept() } else { Ok(()) }
+    }
+
+    /// Accepts one connection and greets it.
+    fn accept(&mut self) -> Result<()> {
+        let mut channel = match self.listener.accept() {
+            Ok(channel) => channel,
+            Err(e) if is_of_another_user(&e) => {
+                log::event!(WARN, "a connection was refused: {e}");
+                return Ok(());
+            }
+            Err(e) => {
+                // The peer has left, or this process has no descriptor for it.
+                let is_starved = matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                let since = self.starved_since.filter(|_| is_starved).unwrap_or_else(Instant::now);
+                self.starved_since = is_starved.then_some(since);
+                if since.elapsed() >= DESCRIPTOR_TIMEOUT {
+                    return Err(self.starved(e));
+                }
+                std::thread::sleep(ACCEPT_PAUSE);
+                return Ok(());
+            }
+        };
+        self.starved_since = None;
+        let challenge = random()?;
+        let now = Instant::now();
+        let greeting = Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge };
+        if channel.send(&[Frame::new(&Message::Step(greeting))?], now).is_ok() {
+            if self.strangers.len() == MOST_STRANGERS {
+                self.strangers.pop_front();
+            }
+            self.strangers.push_back(Stranger { channel, challenge, deadline: now + HELLO_TIMEOUT });
+        }
+        Ok(())
+    }
+
+    fn starved(&self, e: std::io::Error) -> Error {
+        let limit = getrlimit(Resource::Nofile);
+        let number = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+        error!(
+            System,
+            "rank 0's process has no file descriptor left for the processes that come: RLIMIT_NOFILE is {} (hard limit {}), \
+             and a world of {} needs about {} there (see `ulimit -n`): accept: {e}",
+            number(limit.current),
+            number(limit.maximum),
+            count_of(self.gathering.participant.world_size as usize, "rank"),
+            self.gathering.needed_descriptors
+        )
+        .with_source(e)
+    }
+
+    /// What a deadline error says of refused connections: one of them may be a missing rank.
+    fn refusals(&self) -> String {
+        let refused = [(self.wrong_secrets, "with a wrong secret"), (self.other_jobs, "for another job")];
+        let refused = refused.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> =
+            refused.map(|(count, what)| format!("{} {what}", count_of(*count, "connection"))).collect();
+        if parts.is_empty() { String::new() } else { format!("; rank 0 refused {}", parts.join(" and ")) }
+    }
+
+    /// Makes a stranger a member, or refuses it.
+    ///
+    /// # Errors
+    ///
+    /// The peer knows the key and contradicts rank 0.
+    fn admit(&mut self, stranger: Stranger, message: Message<Handshake>) -> Result<()> {
+        let Gathering { key, nonce, .. } = *self.gathering;
+        let Stranger { mut channel, challenge, .. } = stranger;
+        let Message::Step(Handshake::Hello { protocol, claim, job, proof }) = message else {
+            log::event!(WARN, "a connection was refused: it sent a message out of turn");
+            return Ok(());
+        };
+        // A process that has ended does not stand in the way of the one that was started in its
+        // place, whichever hello is read first.
+        if channel.is_readable().map_err(failed)? {
+            return Ok(());
+        }
+        if protocol != PROTOCOL || !key.accepts(&Statement::Claim(&challenge, &claim), &proof)? {
+            let same_job = protocol == PROTOCOL && key.prove_job(&challenge, &claim)? == job;
+            let (count, reason) = match same_job {
+                true => (&mut self.wrong_secrets, "a wrong secret"),
+                false => (&mut self.other_jobs, "another job"),
+            };
+            *count += 1;
+            log::event!(WARN, "a connection was refused: {reason}");
+            return reply(&mut channel, Handshake::Refusal { same_job });
+        }
+        let objection = self.objection(&claim)?;
+        let answer = match &objection {
+            None => Answer::Welcome { nonce: (*nonce).to_owned() },
+            Some(reason) => Answer::Refused { reason: reason.clone() },
+        };
+        let proof = key.prove(&Statement::Answer(&challenge, &claim, &answer))?;
+        let session = key.session(Sender::Rank0, &challenge, &claim, &answer)?;
+        reply(&mut channel, Handshake::Answer { answer, proof })?;
+        if let Some(reason) = objection {
+            bail!(Disagreement, "{reason}");
+        }
+        channel.begin_session(session);
+        self.members.insert(claim.first_rank, Member { channel, claim });
+        Ok(())
+    }
+
+    /// Why a process of the job cannot take part.
+    fn objection(&mut self, claim: &Claim) -> Result<Option<String>> {
+        let Claim { world_size, first_rank, .. } = *claim;
+        let expected = self.gathering.participant.world_size;
+        if world_size != expected {
+            return Ok(Some(format!(
+                "ranks have to be given the same world size: rank {first_rank} has {world_size}, and rank 0 has {expected}"
+            )));
+        }
+        let Some(ranks) = claim.ranks() else {
+            let last = u64::from(first_rank) + u64::from(claim.rank_count.saturating_sub(1));
+            return Ok(Some(format!("rank {last} is not one of {world_size}")));
+        };
+        for rank in ranks {
+            let Some(first_rank) = self.member_of(rank) else {
+                if self.is_present(rank) {
+                    return Ok(Some(two_processes(rank)));
+                }
+                continue;
+            };
+            // The member may have left just now. Or it comes again, and the end of its first
+            // connection was lost on the way.
+            let member = &self.members[&first_rank];
+            let is_replaced =
+                member.claim.instance == claim.instance || member.channel.is_readable().map_err(failed)?;
+            if !is_replaced {
+                return Ok(Some(two_processes(rank)));
+            }
+            warn_of_leaving(&member.claim);
+            self.members.remove(&first_rank);
+        }
+        Ok(None)
+    }
+
+    /// Tells the processes that have come why the gathering ends. On a Unix socket those are also
+    /// the ones whose hello has not come and those whose connections have not been accepted. Over
+    /// TCP rank 0 could prove nothing to these.
+    fn end(&mut self, error: &Error) {
+        send_end(self.members.values_mut().map(|member| &mut member.channel), error);
+        if self.listener.is_local() {
+            send_end(self.strangers.iter_mut().map(|stranger| &mut stranger.channel), error);
+            loop {
+                match self.listener.accept() {
+                    Ok(mut channel) => send_end([&mut channel], error),
+                    Err(e) if is_of_another_user(&e) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+}
+
+fn two_processes(rank: u32) -> String {
+    format!("two processes say that they are rank {rank}")
+}
+
+fn warn_of_leaving(claim: &Claim) {
+    log::event!(WARN, "{} left before all ranks had come", list_ranks(claim.ranks().into_iter().flatten()));
+}
+
+/// Replies to a hello. A peer that does not take the reply has left, which the next step sees.
+fn reply(channel: &mut Channel, message: Handshake) -> Result<()> {
+    let _ = channel.send(&[Frame::new(&Message::Step(message))?], Instant::now());
+    Ok(())
+}
