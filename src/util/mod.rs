@@ -1,5 +1,6 @@
 //! What every module may use: it knows nothing of collectives.
 
+pub(crate) mod descriptors;
 pub(crate) mod fork;
 pub(crate) mod log;
 pub(crate) mod settings;

@@ -47,7 +47,7 @@ use office::{Office, Ticket};
 use run::Run;
 use segment::{Mark, RING, Segment};
 use shared_memory::{Extent, SharedMemory};
-pub(crate) use system::{check_system, make_room_for_processes, most_processes};
+pub(crate) use system::{check_system, most_processes};
 
 use super::backend::{Backend, Request};
 use super::rank_lock;

@@ -10,7 +10,7 @@ use super::{Start, open, peer, root_extent, socket};
 use crate::comm::host::office::{Office, Process};
 use crate::comm::host::segment::Segment;
 use crate::comm::host::shared_memory::SharedMemory;
-use crate::comm::host::system::{caused_by, make_room_for_processes, process_namespace};
+use crate::comm::host::system::{caused_by, process_namespace};
 use crate::comm::host::{in_time, wire};
 use crate::error::{Error, Result, error};
 use crate::handshake::{
@@ -34,7 +34,6 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<(Arc<Segment>, Of
         nonce: "",
         subject: format!("job {:?}: ", participant.job),
         destination: String::new(),
-        needed_descriptors: make_room_for_processes((participant.world_size - participant.rank_count) as usize),
     };
     let members = gathering.run(&listener)?;
     // From here on the kernel refuses the connections of processes that come too late.
