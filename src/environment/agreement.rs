@@ -58,6 +58,67 @@ pub(super) struct Agreement {
     pub(super) seed: u64,
 }
 
+impl Agreement {
+    /// Concludes the same on every rank from what all ranks told: a backend and rank 0's seed.
+    ///
+    /// # Errors
+    ///
+    /// - `Disagreement`: ranks ask for different backends.
+    /// - `Unsupported`: the backend cannot be used. The error names the ranks and the reasons.
+    pub(super) fn of_ranks(infos: &[Vec<u8>]) -> Result<Self> {
+        let infos: Vec<RankInfo> = infos
+            .iter()
+            .enumerate()
+            .map(|(rank, bytes)| {
+                let damaged = |e| error!(System, "what rank {rank} says of itself cannot be read").with_source(e);
+                postcard::from_bytes(bytes).map_err(damaged)
+            })
+            .collect::<Result<_>>()?;
+        let ranks_that = |condition: &dyn Fn(&RankInfo) -> bool| {
+            let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
+            ranks.map(|rank| rank as u32).collect::<Vec<_>>()
+        };
+        let sides: Vec<String> = [Wanted::Nccl, Wanted::Host, Wanted::Auto]
+            .into_iter()
+            .map(|wanted| (wanted, ranks_that(&|info| info.wanted == wanted)))
+            .filter(|(_, ranks)| !ranks.is_empty())
+            .map(|(wanted, ranks)| {
+                let verb = if ranks.len() == 1 { "asks" } else { "ask" };
+                format!("{} {verb} for {:?}", list_ranks(ranks), wanted.name())
+            })
+            .collect();
+        if sides.len() > 1 {
+            bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
+        }
+        if let Some(warning) = same_local_ranks(&infos) {
+            crate::util::log::event!(WARN, "{warning}");
+        }
+        let first = &infos[0];
+        let elsewhere = ranks_that(&|info| info.machine != first.machine);
+        let is_one_machine = elsewhere.is_empty();
+        let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
+        let obstacle = obstacle_to_nccl(&infos);
+        match (first.wanted, obstacle) {
+            (Wanted::Nccl | Wanted::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
+            (Wanted::Nccl, Some(obstacle)) => bail!(
+                Unsupported,
+                "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
+            ),
+            (Wanted::Auto, Some(obstacle)) if !is_one_machine => {
+                bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(&infos, &elsewhere))
+            }
+            (Wanted::Host, _) if !is_one_machine => {
+                bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&infos, &elsewhere))
+            }
+            (Wanted::Auto, Some(obstacle)) => {
+                crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
+            }
+            (Wanted::Host, _) => {}
+        }
+        Ok(agreement(AgreedBackend::Host))
+    }
+}
+
 /// The backend on which all ranks agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgreedBackend {
@@ -93,65 +154,6 @@ impl RankInfo {
         postcard::to_stdvec(self)
             .map_err(|e| error!(System, "what this rank says of itself cannot be encoded").with_source(e))
     }
-}
-
-/// Concludes the same on every rank from what all ranks told: a backend and rank 0's seed.
-///
-/// # Errors
-///
-/// - `Disagreement`: ranks ask for different backends.
-/// - `Unsupported`: the backend cannot be used. The error names the ranks and the reasons.
-pub(super) fn agree(infos: &[Vec<u8>]) -> Result<Agreement> {
-    let infos: Vec<RankInfo> = infos
-        .iter()
-        .enumerate()
-        .map(|(rank, bytes)| {
-            let damaged = |e| error!(System, "what rank {rank} says of itself cannot be read").with_source(e);
-            postcard::from_bytes(bytes).map_err(damaged)
-        })
-        .collect::<Result<_>>()?;
-    let ranks_that = |condition: &dyn Fn(&RankInfo) -> bool| {
-        let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
-        ranks.map(|rank| rank as u32).collect::<Vec<_>>()
-    };
-    let sides: Vec<String> = [Wanted::Nccl, Wanted::Host, Wanted::Auto]
-        .into_iter()
-        .map(|wanted| (wanted, ranks_that(&|info| info.wanted == wanted)))
-        .filter(|(_, ranks)| !ranks.is_empty())
-        .map(|(wanted, ranks)| {
-            let verb = if ranks.len() == 1 { "asks" } else { "ask" };
-            format!("{} {verb} for {:?}", list_ranks(ranks), wanted.name())
-        })
-        .collect();
-    if sides.len() > 1 {
-        bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
-    }
-    if let Some(warning) = same_local_ranks(&infos) {
-        crate::util::log::event!(WARN, "{warning}");
-    }
-    let first = &infos[0];
-    let elsewhere = ranks_that(&|info| info.machine != first.machine);
-    let is_one_machine = elsewhere.is_empty();
-    let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
-    let obstacle = obstacle_to_nccl(&infos);
-    match (first.wanted, obstacle) {
-        (Wanted::Nccl | Wanted::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
-        (Wanted::Nccl, Some(obstacle)) => bail!(
-            Unsupported,
-            "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
-        ),
-        (Wanted::Auto, Some(obstacle)) if !is_one_machine => {
-            bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(&infos, &elsewhere))
-        }
-        (Wanted::Host, _) if !is_one_machine => {
-            bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&infos, &elsewhere))
-        }
-        (Wanted::Auto, Some(obstacle)) => {
-            crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
-        }
-        (Wanted::Host, _) => {}
-    }
-    Ok(agreement(AgreedBackend::Host))
 }
 
 /// The warning about ranks of one machine and container that have the same local rank, by which
@@ -225,7 +227,7 @@ mod tests {
 
     fn result_as_given(infos: &[RankInfo]) -> String {
         let bytes: Vec<_> = infos.iter().map(|info| info.to_bytes().expect("bytes")).collect();
-        agree(&bytes)
+        Agreement::of_ranks(&bytes)
             .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
     }
 

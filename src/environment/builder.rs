@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use super::Environment;
-use super::agreement::{AgreedBackend, Agreement, RankInfo, agree};
+use super::agreement::{AgreedBackend, Agreement, RankInfo};
 use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, ThisSystem, discover};
 use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
@@ -220,7 +220,7 @@ impl EnvironmentBuilder {
             RendezvousPoint::Machine => {
                 let host = connecting.host_communicator(job)?;
                 let exchange = |bytes: &[u8]| host.exchange(Purpose::Initialize, bytes, deadline);
-                let agreement = agree(&exchange(&info)?)?;
+                let agreement = Agreement::of_ranks(&exchange(&info)?)?;
                 let communicator = match agreement.backend {
                     AgreedBackend::Host => host,
                     AgreedBackend::Nccl => {
@@ -250,7 +250,7 @@ impl EnvironmentBuilder {
             deadline,
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
-        let agreement = agree(&rendezvous.exchange(&info, deadline)?)?;
+        let agreement = Agreement::of_ranks(&rendezvous.exchange(&info, deadline)?)?;
         let host = match agreement.is_one_machine {
             true => Some(connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()))?),
             false => None,

@@ -12,6 +12,7 @@ use super::{
     Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
 };
 use crate::error::{Error, Result, bail, error};
+use crate::util::descriptors::make_room_for_processes;
 use crate::util::log;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
@@ -38,8 +39,6 @@ pub(crate) struct Gathering<'a> {
     pub(crate) subject: String,
     /// Where the ranks come, in errors and warnings: ` to 10.0.0.1:29501`, or nothing.
     pub(crate) destination: String,
-    /// How many descriptors this process needs for a world of this size.
-    pub(crate) needed_descriptors: u64,
 }
 
 /// A process that has come and been welcomed.
@@ -65,8 +64,10 @@ impl Gathering<'_> {
     ///
     /// Every process that has come is told the error.
     pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
+        let others = self.participant.world_size - self.participant.rank_count;
         let mut state = GatheringState {
             gathering: self,
+            needed_descriptors: make_room_for_processes(others as usize),
             listener,
             members: BTreeMap::new(),
             strangers: VecDeque::new(),
@@ -104,6 +105,8 @@ struct GatheringState<'a> {
     strangers: VecDeque<Stranger>,
     /// Since when there has been no descriptor for a connection.
     starved_since: Option<Instant>,
+    /// How many descriptors this process needs for a world of this size.
+    needed_descriptors: u64,
     /// How many connections were refused because their secret was wrong.
     wrong_secrets: usize,
     /// How many connections were refused because they were for another job.
@@ -233,7 +236,7 @@ impl GatheringState<'_> {
             number(limit.current),
             number(limit.maximum),
             count_of(self.gathering.participant.world_size as usize, "rank"),
-            self.gathering.needed_descriptors
+            self.needed_descriptors
         )
         .with_source(e)
     }

@@ -1,5 +1,6 @@
 //! Functions that every module may use. They know nothing of collectives.
 
+pub(crate) mod descriptors;
 pub(crate) mod fork;
 pub(crate) mod log;
 pub(crate) mod settings;

@@ -44,7 +44,7 @@ use crate::handshake::Participant;
 
 pub(crate) use backend::HostBackend;
 pub(crate) use memory::free_memory::{available as memory_available, limit as memory_limit};
-pub(crate) use system::{check_system, make_room_for_processes, most_processes};
+pub(crate) use system::{check_system, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process.
 pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {

@@ -12,10 +12,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::memory::broker::{LONGEST_SHARE_MESSAGE, MemoryBroker};
 use super::peer_processes::{PeerProcesses, hang_up};
 use super::protocol::abort_domain::AbortDomain;
-use super::system::{caused_by, make_room_for_processes};
+use super::system::caused_by;
 use super::wire;
 use crate::error::{ErrorKind, Result, error};
 use crate::rank::Rank;
+use crate::util::descriptors::make_room_for_processes;
 use crate::util::log::event;
 
 /// How long one message to or from another process may take.

@@ -4,15 +4,12 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
+use rustix::process::getpid;
 
 use super::memory::{SharedMemory, SharedMemorySize};
 use crate::comm::builder::MAX_RANKS;
 use crate::error::{Error, Result, error};
-
-/// The descriptors of a process that are not for other processes: its standard files, the
-/// bootstrap, shared memory that is being sent, and a few of the program's own.
-const OTHER_DESCRIPTORS: u64 = 16;
+use crate::util::descriptors::OTHER_DESCRIPTORS;
 
 /// Adds to an error the system call that failed and the system's text: `no shared memory of 4096
 /// bytes: fallocate: Cannot allocate memory (os error 12)`.
@@ -37,25 +34,9 @@ pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
     descriptors.map_or(MAX_RANKS, |descriptors| others(descriptors).min(u64::from(MAX_RANKS) - 1) as u32 + 1)
 }
 
-/// Raises this process's soft limit of open files if it is too low for so many other processes, at
-/// most to the hard limit. Returns how many files it needs.
-pub(crate) fn make_room_for_processes(others: usize) -> u64 {
-    // A guess if the folder cannot be read.
-    let open = std::fs::read_dir("/proc/self/fd").map_or(OTHER_DESCRIPTORS, |files| files.count() as u64);
-    let needed = open + 2 * others as u64 + OTHER_DESCRIPTORS;
-    let limit = getrlimit(Resource::Nofile);
-    let raised = limit.maximum.map_or(needed, |hard| hard.min(needed));
-    if limit.current.is_some_and(|soft| soft < raised) {
-        let raised = Rlimit { current: Some(raised), maximum: limit.maximum };
-        if let Err(e) = setrlimit(Resource::Nofile, raised) {
-            crate::util::log::event!(WARN, "the limit of open files cannot be raised: setrlimit: {e}");
-        }
-    }
-    needed
-}
-
-/// The PID namespace of this process; `None` if the system does not say.
-pub(crate) fn process_namespace() -> Option<u64> {
+/// Which namespace the numbers of this process's processes are of; `None` where the system does not
+/// tell.
+pub(super) fn process_namespace() -> Option<u64> {
     rustix::fs::stat("/proc/self/ns/pid").ok().map(|found| found.st_ino)
 }
 

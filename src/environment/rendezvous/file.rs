@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 
-use super::peer::{Candidates, Failure};
+use super::candidates::{Candidates, Failure};
 use super::tcp;
 use crate::environment::process::{ProcessIdentity, ProcessState};
 use crate::error::{Error, Result, bail, error};

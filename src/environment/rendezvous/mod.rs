@@ -12,6 +12,7 @@
 //! network that is not trusted needs a secret (`DCL_SECRET`), and a long random one: an attacker
 //! who listens there can try guesses offline.
 
+mod candidates;
 mod exchange;
 mod file;
 mod peer;
@@ -25,7 +26,6 @@ use std::time::Instant;
 use exchange::{LONGEST_PART, Step};
 
 use super::endpoint::Endpoint;
-use crate::comm::host::make_room_for_processes;
 use crate::error::{Error, Result, bail, error};
 use crate::handshake::{
     Channel, End, Frame, Gathering, Key, Listener, Member, Message, Participant, random_text, send_end,
@@ -135,7 +135,6 @@ impl Rendezvous {
 
 /// Rank 0's part of [`Rendezvous::join`]. A world of one opens no socket.
 fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str) -> Result<Vec<Channel>> {
-    let needed_descriptors = || make_room_for_processes(participant.world_size as usize);
     let gather = |listener: TcpListener, file_nonce| {
         let listener =
             Listener::tcp(listener).map_err(|e| error!(System, "rank 0 cannot listen: {e}").with_source(e))?;
@@ -145,7 +144,6 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
             nonce,
             subject: String::new(),
             destination: format!(" to {endpoint}"),
-            needed_descriptors: needed_descriptors(),
         };
         gathering.run(&listener)
     };

@@ -4,10 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use super::candidates::{Candidates, Failure};
 use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
 use super::{file, tcp};
 use crate::environment::endpoint::Endpoint;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Result, bail, error};
 use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::slow_warning::SlowWarning;
 
@@ -15,31 +16,6 @@ use crate::util::slow_warning::SlowWarning;
 /// before.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-
-/// Why an attempt did not lead to rank 0.
-pub(super) enum Failure {
-    /// Another attempt may succeed.
-    Passing(String),
-    Final(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Failure::Final(error)
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Failure::Passing(error.to_string())
-    }
-}
-
-/// Hosts, each with a port, of which one is rank 0's, and the nonce of the file that named them.
-pub(super) struct Candidates {
-    pub(super) hosts: Vec<(String, u16)>,
-    pub(super) file_nonce: Option<String>,
-}
 
 /// Connects to rank 0, and waits until all ranks have come. Gives the connection and rank 0's
 /// nonce.

@@ -9,7 +9,7 @@ use super::{Start, peer, socket};
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::memory::check_allocation_deadline;
 use crate::comm::host::peer_processes::Process;
-use crate::comm::host::system::{caused_by, make_room_for_processes, process_namespace};
+use crate::comm::host::system::{caused_by, process_namespace};
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, Result, error};
@@ -34,7 +34,6 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
         nonce: "",
         subject: format!("job {:?}: ", participant.job),
         destination: String::new(),
-        needed_descriptors: make_room_for_processes((participant.world_size - participant.rank_count) as usize),
     };
     let members = gathering.run(&listener)?;
     // From here on the kernel refuses the connections of processes that come too late.
