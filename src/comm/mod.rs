@@ -1,19 +1,20 @@
 //! The communicator: the ranks that do collectives together.
 
 mod backend;
+mod backend_kind;
 mod builder;
 mod eager;
 pub(crate) mod host;
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;
-mod wanted;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
 pub use eager::{Operands, RawCollective};
 
@@ -34,7 +35,6 @@ pub use nccl::NcclId;
 pub(crate) use nccl::{Group, NcclBackend};
 pub(crate) use signature::Purpose;
 pub(crate) use signature::Signature;
-pub(crate) use wanted::Wanted;
 
 /// One rank's end of a set of ranks that do collectives together.
 ///
@@ -129,40 +129,40 @@ impl Communicator {
         CommunicatorBuilder::default()
     }
 
-    /// The ranks of a new communicator that are threads of this process, on a backend by name: "host" ("gloo" is another name of it),
-    /// "nccl", or "auto", which is NCCL where there are NCCL, NVRTC and a GPU for each rank, and else the host.
+    /// The ranks of a new communicator that are threads of this process, on this backend.
     ///
     /// # Errors
     ///
-    /// A name of no backend; as [`in_process`](Self::in_process) and [`nccl_in_process`](Self::nccl_in_process).
-    pub fn in_process_on(backend: &str, world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
+    /// As [`in_process`](Self::in_process) and [`nccl_in_process`](Self::nccl_in_process).
+    pub fn in_process_on(backend: BackendKind, world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
         let on_host = || {
             let communicators = Self::in_process(world_size)?;
             Ok(communicators.into_iter().map(|communicator| communicator.with_timeout(timeout)).collect())
         };
-        match backend.parse()? {
-            Wanted::Host => on_host(),
-            Wanted::Nccl => Self::nccl_in_process(world_size, timeout),
-            Wanted::Auto if nccl::check_all(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
-            Wanted::Auto => on_host(),
+        match backend {
+            BackendKind::Host => on_host(),
+            BackendKind::Nccl => Self::nccl_in_process(world_size, timeout),
+            BackendKind::Auto if nccl::check_all(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
+            BackendKind::Auto => on_host(),
         }
     }
 
-    /// Whether so many ranks of this machine can be on a backend, by name; see [`in_process_on`](Self::in_process_on).
+    /// Whether so many ranks of this process can be on a backend; see
+    /// [`in_process_on`](Self::in_process_on).
     ///
     /// # Errors
     ///
     /// What stands in the way.
-    pub fn check_backend(backend: &str, world_size: u32) -> Result<()> {
-        match backend.parse()? {
-            Wanted::Host | Wanted::Auto => Ok(()),
-            Wanted::Nccl => nccl::check_gpus(world_size).map(|_| ()),
+    pub fn check_backend(backend: BackendKind, world_size: u32) -> Result<()> {
+        match backend {
+            BackendKind::Host | BackendKind::Auto => Ok(()),
+            BackendKind::Nccl => nccl::check_gpus(world_size).map(|_| ()),
         }
     }
 
-    /// The name of the backend: "host" or "nccl".
-    pub fn backend(&self) -> &'static str {
-        if self.as_nccl().is_some() { "nccl" } else { "host" }
+    /// The backend; never [`BackendKind::Auto`].
+    pub fn backend(&self) -> BackendKind {
+        if self.as_nccl().is_some() { BackendKind::Nccl } else { BackendKind::Host }
     }
 
     /// The ranks of a new communicator on GPUs that are threads of this process: rank `r` has GPU `r`. (Where NCCL lets ranks share a

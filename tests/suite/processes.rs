@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation, Result,
-    Stream, TensorViewMut,
+    BackendKind, Communicator, CommunicatorBuilder, DataType, Environment, ErrorKind, Launcher, Rank, ReduceOperation,
+    Result, Stream, TensorViewMut,
 };
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
@@ -252,7 +252,8 @@ fn sum_until_told(communicator: &Communicator) {
 fn environment() -> Result<()> {
     for round in 0..2 {
         assert!(!Environment::is_initialized());
-        let environment = Environment::builder().timeout(DEADLINE).seed(5 + round).backend("gloo").initialize()?;
+        let environment =
+            Environment::builder().timeout(DEADLINE).seed(5 + round).backend("gloo".parse()?).initialize()?;
         assert!(Environment::is_initialized());
         let again = Environment::from_env().expect_err("one at a time").to_string();
         assert!(again.contains("was initialized at tests/suite/processes.rs:"), "{again}");
@@ -299,7 +300,7 @@ fn an_environment_can_follow_another() {
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(success, "{text}");
     }
-    let error = Environment::builder().rank(0).world_size(1).backend("mps").initialize().expect_err("no such backend");
+    let error = "mps".parse::<BackendKind>().expect_err("no such backend");
     assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"");
 }
 
