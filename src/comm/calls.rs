@@ -4,8 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Communicator, Purpose, Request, Signature};
+use super::backend::{CallGroup, Request, SharedGraph};
+use super::{Communicator, Purpose, Signature};
 use crate::collective::{Call, check_buffers};
+use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
@@ -28,7 +30,7 @@ impl Communicator {
         deadline: Instant,
         call: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.backend.check_process()?;
+        self.check_process()?;
         let ticket = self.order.issue_here(extent);
         let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
         let turn = ticket.wait(deadline, || self.backend.check(), label);
@@ -45,31 +47,69 @@ impl Communicator {
         Arc::clone(&self.backend) as Arc<dyn Watch>
     }
 
-    /// Runs a call whose rules of types and shapes have been checked, in this rank's
-    /// [turn](Self::in_turn). Memory, alignment and overlap are checked here.
+    /// Runs a call whose types and lengths fit, in this rank's [turn](Self::in_turn). Checks
+    /// addresses, alignment, overlap and memory.
     ///
     /// # Safety
     ///
-    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that
-    /// the call says, and used by nobody else.
+    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
+    /// are valid for the lengths that the call says, and used by nobody else.
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        self.check_request(request)?;
+        let checked = self.check_buffers(&request.signature.call, request.input, request.output);
+        checked.map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.backend.run(request) }
+        unsafe { self.run_checked(request) }
     }
 
-    /// Checks memory, alignment and overlap of the buffers.
-    pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        let call = &request.signature.call;
-        let (rank, world_size) = (GroupRank(self.rank().0), self.world_size() as usize);
-        self.check_spaces(request, rank)
-            .and_then(|()| check_buffers(call, rank, world_size, request.input.addr(), request.output.addr()))
-            .map_err(|e| request.label(e))
+    /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers).
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run); and the buffers have passed that check.
+    pub(crate) unsafe fn run_checked(&self, request: &Request<'_>) -> Result<()> {
+        // A work's task comes here on its stream, and not by `in_turn`.
+        self.check_process().and_then(|()| self.check_spaces(request)).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise, and the rules just checked.
+        unsafe { self.backend.run(&request.with_used_sides(self.group_rank())) }
+    }
+
+    /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
+    pub(crate) fn check_buffers(&self, call: &Call, input: Address, output: Address) -> Result<()> {
+        check_buffers(call, self.group_rank(), self.world_size() as usize, input.addr(), output.addr())
+    }
+
+    /// Adds a call to a group of calls, which [can be grouped](Self::can_group). Checks what
+    /// [`run`](Self::run) checks.
+    pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: &Request<'a>) -> Result<()> {
+        self.check_process()
+            .and_then(|()| self.check_spaces(request))
+            .and_then(|()| self.check_buffers(&request.signature.call, request.input, request.output))
+            .map_err(|e| request.label(e))?;
+        group.push(&*self.backend, request.with_used_sides(self.group_rank()))
+    }
+
+    /// Runs a group of calls, of this communicator and others with the same origin.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), for each call.
+    pub(crate) unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
+        // SAFETY: the caller's promise, and the rules that `add_to_group` has checked.
+        unsafe { self.backend.run_group(group) }
+    }
+
+    /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of calls.
+    pub(crate) fn can_group(&self, call: &Call, rank_count: usize) -> bool {
+        self.backend.can_group(call, rank_count)
+    }
+
+    fn group_rank(&self) -> GroupRank {
+        GroupRank(self.rank().0)
     }
 
     /// Checks that the buffers are in memory that the backend reaches.
-    fn check_spaces(&self, request: &Request<'_>, rank: GroupRank) -> Result<()> {
-        let call = &request.signature.call;
+    fn check_spaces(&self, request: &Request<'_>) -> Result<()> {
+        let (call, rank) = (&request.signature.call, self.group_rank());
         let own = self.space();
         match (request.stream.map(|stream| stream.device().ordinal()), own) {
             (Some(_), MemorySpace::Host) => {
@@ -100,10 +140,63 @@ impl Communicator {
         Ok(())
     }
 
-    /// Memory for the operands of an engine's collectives. Collective, in this rank's
-    /// [turn](Self::in_turn).
+    /// The CUDA stream on which layers run where the caller gives none; `None` if they run on the
+    /// caller's thread.
+    pub(crate) fn default_stream(&self) -> Option<&Arc<CudaStream>> {
+        self.backend.default_stream()
+    }
+
+    /// Whether layers of several ranks can run on this rank's device.
+    pub(crate) fn check_device(&self) -> Result<()> {
+        self.backend.check_device()
+    }
+
+    /// Makes what calls up to the size of this one need, on this stream or on the default stream.
+    pub(crate) fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
+        self.backend.reserve(call, stream, deadline)
+    }
+
+    /// Has a recorded run destroyed before the communicator ends.
+    pub(crate) fn track_graph(&self, graph: &SharedGraph) {
+        self.backend.track_graph(graph);
+    }
+
+    /// The error that ended the communicator, without this rank's name: for waits, which ask often.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.backend.check()
+    }
+
+    /// Waits for what was enqueued on a stream. An error ends the communicator.
+    pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
+        stream.synchronize(deadline, || self.check_alive()).map_err(|error| {
+            let error = self.backend.give_up(error);
+            self.backend.drain(Some(stream));
+            error
+        })
+    }
+
+    /// After an error: waits until nothing on this stream, or on the default stream, uses the
+    /// caller's memory any more.
+    pub(crate) fn drain(&self, stream: Option<&Arc<CudaStream>>) {
+        self.backend.drain(stream);
+    }
+
+    /// Memory for the operands of an engine's collectives. The ranks have agreed on the length.
+    /// Collective, in this rank's [turn](Self::in_turn).
     pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         self.backend.allocate_region(byte_len, for_graphs, deadline)
+    }
+
+    /// Gives every rank the words of every rank. Collective, in this rank's [turn](Self::in_turn).
+    pub(super) fn gather_words<const N: usize>(
+        &self,
+        purpose: Purpose,
+        words: [i64; N],
+        deadline: Instant,
+    ) -> Result<Vec<[i64; N]>> {
+        let mut all = vec![[0; N]; self.world_size() as usize];
+        self.gather_all(purpose, &words, all.as_flattened_mut(), deadline)?;
+        Ok(all)
     }
 
     /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);

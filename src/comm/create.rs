@@ -126,6 +126,7 @@ impl Communicator {
         sidecar: Option<Communicator>,
         timeout: Duration,
     ) -> Result<Self> {
+        let sidecar = sidecar.map(|sidecar| sidecar.backend);
         let backend = nccl::meet(id, rank, world_size, ordinal, sidecar, deadline_after(timeout));
         Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
     }

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::{Communicator, Purpose};
+use super::split::{SplitGroup, color_and_key};
+use super::{Backend, Communicator, Purpose};
 use crate::error::{Result, bail, error};
 use crate::issue_order::Extent;
 use crate::rank::Rank;
@@ -17,9 +18,18 @@ impl Communicator {
     /// See the contract of [`Communicator`].
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         let deadline = self.deadline();
-        let backend =
-            self.in_turn(Extent::Communicator, &"split", deadline, || self.backend.split(color, key, deadline));
-        Ok(backend.map_err(|e| e.on_rank(self.origin_rank()))?.map(|backend| self.descendant(backend)))
+        let split = || self.split_by_color(color, key, deadline);
+        let split = self.in_turn(Extent::Communicator, &"split", deadline, split);
+        let backend = split.map_err(|e| e.on_rank(self.origin_rank()))?.map(|(_, backend)| backend);
+        Ok(backend.map(|backend| self.descendant(backend)))
+    }
+
+    /// Finds the ranks with the same color, and makes their backend.
+    fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
+        let all = self.gather_words(Purpose::Split, color_and_key(color, key), deadline)?;
+        let group = SplitGroup::of(self.rank(), &all);
+        let backend = self.backend.split(group.as_ref(), deadline)?;
+        Ok(group.zip(backend))
     }
 
     /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank of this communicator
@@ -80,17 +90,19 @@ impl Communicator {
     pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
         let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
         let (Some(group), Some(place)) = (group, place) else {
-            self.backend.split(None, 0, deadline)?;
+            self.split_by_color(None, 0, deadline)?;
             return Ok(None);
         };
         // The first member's number is a color that no other group has.
-        let backend = self.backend.split(group.first().map(|rank| rank.0), place as i32, deadline)?;
-        let members = backend.iter().flat_map(|b| (0..b.world_size()).map(|rank| b.origin(Rank(rank))));
-        if !members.eq(group.iter().map(|rank| self.origin(*rank))) {
+        let split = self.split_by_color(group.first().map(|rank| rank.0), place as i32, deadline)?;
+        if split.as_ref().is_none_or(|(split, _)| *split.members != *group) {
             let error = error!(Disagreement, "ranks that split at the same time wanted different groups");
             self.abort_with(&error);
             return Err(error);
         }
-        Ok(backend.map(|backend| self.descendant(backend)))
+        Ok(split.map(|(_, backend)| self.descendant(backend)))
     }
 }
+
+/// The ranks of a new communicator, and this rank's backend of it.
+type SplitBackend = (SplitGroup, Box<dyn Backend>);

@@ -11,26 +11,28 @@ pub(crate) mod host;
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;
+mod split;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
 pub use eager::{Operands, RawCollective};
 
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace};
 use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::util::deadline_after;
+use crate::util::fork::ProcessGuard;
 pub(crate) use crate::util::settings::DEFAULT_TIMEOUT;
-pub(crate) use backend::{Backend, MAX_GROUPED_CALLS, Request};
+pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub use nccl::NcclId;
-pub(crate) use nccl::{Group, NcclBackend};
 pub(crate) use signature::{Purpose, Signature};
 
 /// One rank's end of a set of ranks that do collectives together.
@@ -83,22 +85,23 @@ pub struct Communicator {
     backend: Arc<dyn Backend>,
     order: Arc<IssueOrder>,
     timeout: Duration,
+    process: ProcessGuard,
 }
 
 impl Communicator {
     /// The backend; never [`BackendKind::Auto`].
     pub fn backend(&self) -> BackendKind {
-        if self.as_nccl().is_some() { BackendKind::Nccl } else { BackendKind::Host }
+        self.backend.kind()
     }
 
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
-        Communicator { backend, order: IssueOrder::new(), timeout }
+        Communicator { backend, order: IssueOrder::new(), timeout, process: ProcessGuard::current() }
     }
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
-        Communicator { backend: Arc::from(backend), order: self.order.descendant(), timeout: self.timeout }
+        Communicator { backend: Arc::from(backend), order: self.order.descendant(), ..self.clone() }
     }
 
     /// This rank's number, from 0.
@@ -142,7 +145,7 @@ impl Communicator {
     ///
     /// The error that ended it.
     pub fn check(&self) -> Result<()> {
-        self.backend.check().map_err(|e| e.on_rank(self.origin_rank()))
+        self.check_process().and_then(|()| self.backend.check()).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on
@@ -152,7 +155,7 @@ impl Communicator {
     ///
     /// This process was forked from the rank's; then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        self.backend.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
+        self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
         Ok(())
     }
@@ -163,7 +166,7 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
-        self.agree(Purpose::Barrier)
+        self.run_barrier(Purpose::Barrier)
     }
 
     /// Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and
@@ -173,16 +176,15 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.agree(Purpose::Finalize)
+        self.run_barrier(Purpose::Finalize)
     }
 
-    fn agree(&self, purpose: Purpose) -> Result<()> {
+    fn run_barrier(&self, purpose: Purpose) -> Result<()> {
         let deadline = self.deadline();
         let request = Request::barrier(purpose, deadline);
         // SAFETY: without elements no buffer is used.
-        let agree = || unsafe { self.backend.run(&request) };
-        self.in_turn(Extent::Communicator, &request.signature, deadline, agree)
-            .map_err(|e| e.on_rank(self.origin_rank()))
+        let run = || unsafe { self.run(&request) };
+        self.in_turn(Extent::Communicator, &request.signature, deadline, run).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between; on GPUs in memory of
@@ -196,7 +198,11 @@ impl Communicator {
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let deadline = self.deadline();
-        let allocate = || self.backend.allocate(shape.byte_len(data_type), deadline);
+        let allocate = || {
+            let byte_len = shape.byte_len(data_type);
+            self.agree_on_length(byte_len, deadline)?;
+            self.backend.allocate(byte_len, deadline)
+        };
         let buffer = self.in_turn(Extent::Communicator, &"allocate", deadline, allocate);
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
@@ -206,14 +212,23 @@ impl Communicator {
         self.backend.space()
     }
 
-    /// The NCCL backend, where the communicator is on GPUs.
-    pub(crate) fn as_nccl(&self) -> Option<&NcclBackend> {
-        self.backend.as_nccl()
+    /// Compares the length that each rank wants to allocate. Collective, in this rank's
+    /// [turn](Self::in_turn).
+    fn agree_on_length(&self, byte_len: usize, deadline: Instant) -> Result<()> {
+        let all = self.gather_words(Purpose::Allocate, [byte_len as i64], deadline)?;
+        // Every rank sees the same list. If two lengths differ, every rank returns an error.
+        let Some(other) = all.iter().position(|[other]| *other != byte_len as i64) else { return Ok(()) };
+        bail!(
+            Disagreement,
+            "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
+            self.origin(Rank(other as u32)),
+            all[other][0]
+        );
     }
 
-    /// [`check`](Self::check), and whether a peer has died, which else is found out by who waits for it.
-    fn check_peers(&self) -> Result<()> {
-        self.backend.check_peers()
+    /// That this process is not a fork of the one that made the communicator.
+    fn check_process(&self) -> Result<()> {
+        self.process.check("a communicator")
     }
 
     /// Ends the communicator because of this rank's own error.

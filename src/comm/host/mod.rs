@@ -50,9 +50,11 @@ use segment::{Mark, RING, Segment};
 use shared_memory::{Extent, SharedMemory};
 pub(crate) use system::{check_system, make_room_for_processes, most_processes};
 
+use super::BackendKind;
 use super::backend::{Backend, Request};
 use super::rank_lock;
 use super::signature::{Purpose, Signature};
+use super::split::SplitGroup;
 use crate::collective::{Call, Collective};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -131,6 +133,11 @@ impl HostBackend {
         &self.segment.family
     }
 
+    /// Whether this is the process that the rank is in, and not one that was forked from it.
+    fn check_process(&self) -> Result<()> {
+        self.family().process.check("a communicator")
+    }
+
     /// Takes this rank's turn. Another thread of the rank may be inside a call until that call's own deadline.
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
         // In a child the thread that had the turn at the fork is not there.
@@ -204,27 +211,16 @@ impl HostBackend {
         Ok((memory, id))
     }
 
-    /// The communicator of those who gave this color.
-    fn descendant_of_color(
-        &self,
-        color: u32,
-        all: &[[i64; 2]],
-        progress: &Progress,
-        deadline: Instant,
-    ) -> Result<HostBackend> {
-        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
-        members.sort_by_key(|&r| all[r][1]);
-        let Some(place) = members.iter().position(|&r| r == self.rank.index()) else {
-            bail!(System, "the exchange of colors lost this rank's own");
-        };
-        let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+    /// The communicator of a group's members.
+    fn descendant_of(&self, group: &SplitGroup, progress: &Progress, deadline: Instant) -> Result<HostBackend> {
+        let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
         let spans_processes = !members.iter().all(|rank| self.family().is_local(*rank));
         let extent = Segment::extent(0, members.len(), spans_processes);
-        let ticket = Ticket { segment: self.segment.id, sequence: progress.sequence, color };
+        let ticket = Ticket { segment: self.segment.id, sequence: progress.sequence, color: group.id() };
         let (memory, id) = self.common_memory(ticket, &members, extent, progress, deadline)?;
         let family = Arc::clone(&self.segment.family);
         let segment = Arc::new(Segment::new(family, id, members, memory, 0, spans_processes));
-        Ok(self.descendant(segment, GroupRank(place as u32)))
+        Ok(self.descendant(segment, group.rank))
     }
 
     /// This rank's part of new memory that every rank reaches.
@@ -256,31 +252,35 @@ impl HostBackend {
         unsafe { self.run_in_turn(progress, &Request::barrier(purpose, deadline)) }
     }
 
-    /// Gathers one word pair from every rank, in rank order.
-    fn gather_words(
+    /// Gathers one number from every rank, in rank order.
+    fn gather_numbers(
         &self,
         progress: &mut Progress,
         purpose: Purpose,
-        words: [i64; 2],
+        number: i64,
         deadline: Instant,
-    ) -> Result<Vec<[i64; 2]>> {
-        let mut all = vec![[0i64; 2]; self.segment.len()];
-        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 2 };
+    ) -> Result<Vec<i64>> {
+        let mut all = vec![0i64; self.segment.len()];
+        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 1 };
         let request = Request {
             signature: Signature { purpose, call },
             label: None,
-            input: Address::host(words.as_ptr().cast()),
+            input: Address::host((&raw const number).cast()),
             output: Address::host(all.as_mut_ptr().cast()),
             deadline,
             stream: None,
         };
-        // SAFETY: the input holds two elements, and the output two for each rank; both are local and apart.
+        // SAFETY: the input holds one element, and the output one for each rank; both are local and apart.
         unsafe { self.run_in_turn(progress, &request)? };
         Ok(all)
     }
 }
 
 impl Backend for HostBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Host
+    }
+
     fn rank(&self) -> Rank {
         Rank(self.rank.0)
     }
@@ -299,15 +299,10 @@ impl Backend for HostBackend {
         unsafe { self.run_in_turn(&mut progress, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         // One turn for all steps: no call of another thread comes between them.
         let progress = &mut *self.turn(deadline)?;
-        let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
-        let descendant = match color {
-            Some(color) => self.descendant_of_color(color, &all, progress, deadline).map(Some),
-            None => Ok(None),
-        };
+        let descendant = group.map(|group| self.descendant_of(group, progress, deadline)).transpose();
         let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
         self.leave_together(progress, Purpose::Split, deadline)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
@@ -316,20 +311,11 @@ impl Backend for HostBackend {
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         let progress = &mut *self.turn(deadline)?;
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
-        let mine = [byte_len as i64, i64::try_from(free).unwrap_or(i64::MAX)];
-        let all = self.gather_words(progress, Purpose::Allocate, mine, deadline)?;
-        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
-            // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
-            bail!(
-                Disagreement,
-                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
-                self.segment.member(GroupRank(other as u32)),
-                all[other][0]
-            );
-        }
+        let free = i64::try_from(free).unwrap_or(i64::MAX);
+        let all = self.gather_numbers(progress, Purpose::Allocate, free, deadline)?;
         let block_len = Arena::block_len(byte_len, self.segment.len())?;
         // The first rank allocates the memory. What it can have is in the same list on every rank.
-        let free = all[0][1];
+        let free = all[0];
         if u64::try_from(free).is_ok_and(|free| free < block_len as u64) {
             bail!(
                 System,
@@ -353,10 +339,6 @@ impl Backend for HostBackend {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
         }
-    }
-
-    fn check_process(&self) -> Result<()> {
-        self.family().process.check("a communicator")
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

@@ -20,7 +20,6 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
-pub(crate) use group::Group;
 use handle::Handle;
 pub use id::NcclId;
 pub(crate) use library::library;
@@ -29,12 +28,12 @@ use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
 
-use super::Communicator;
-use super::backend::{Backend, Request};
-use super::rank_lock;
+use super::backend::{Backend, CallGroup, Request, SharedGraph};
 use super::signature::{Purpose, Signature};
+use super::split::SplitGroup;
+use super::{BackendKind, host, rank_lock};
 use crate::collective::{Call, Collective, ReduceOperation};
-use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
+use crate::cuda::{CudaStream, Device, DeviceMemory, Transfer, device_count, nvrtc_version};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
@@ -91,17 +90,17 @@ struct Family {
     ended: OnceLock<Error>,
     handles: Mutex<Vec<Weak<Handle>>>,
     /// What was recorded of their collectives: NCCL does not let go of a communicator before its graphs are gone.
-    graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
+    graphs: Mutex<Vec<Weak<Mutex<Option<crate::cuda::Graph>>>>>,
     /// A communicator of the same ranks on the host, where they are on one machine: NCCL tells nobody that a rank has failed or
     /// died; it does, at once.
-    sidecar: Option<Communicator>,
+    sidecar: Option<Arc<dyn Backend>>,
     /// Whether the first communicator is our own, and not borrowed.
     is_ours: bool,
     process: ProcessGuard,
 }
 
 impl Family {
-    fn new(sidecar: Option<Communicator>, is_ours: bool) -> Self {
+    fn new(sidecar: Option<Arc<dyn Backend>>, is_ours: bool) -> Self {
         Family {
             ended: OnceLock::new(),
             handles: Mutex::default(),
@@ -112,13 +111,7 @@ impl Family {
         }
     }
 
-    /// Whether this is the process that the rank is in.
-    fn check_process(&self) -> Result<()> {
-        self.process.check("a communicator")
-    }
-
     fn check(&self) -> Result<()> {
-        self.check_process()?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
@@ -139,7 +132,7 @@ impl Family {
     /// Ends all communicators, because of this error or an earlier one.
     fn end(&self, error: Error) {
         if let Some(sidecar) = &self.sidecar {
-            sidecar.abort_with(&error);
+            sidecar.abort(error.kind(), &error.to_string());
         }
         // A process that was forked from the rank's has nothing of NCCL's or of the GPU to let go of.
         if self.ended.set(error).is_err() || !self.process.is_current() {
@@ -201,12 +194,12 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclB
     let id = NcclId::new()?;
     // All ranks meet at the same time, each on a thread; the communicators can then go anywhere.
     std::thread::scope(|scope| {
-        let meet = |(rank, sidecar): (u32, Communicator)| {
+        let meet = |(rank, sidecar): (u32, host::HostBackend)| {
             let id = &id;
-            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(sidecar), deadline);
+            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(Arc::new(sidecar)), deadline);
             std::thread::Builder::new().spawn_scoped(scope, meet)
         };
-        let threads: Vec<_> = (0..world_size).zip(Communicator::in_process(world_size)?).map(meet).collect();
+        let threads: Vec<_> = (0..world_size).zip(host::in_process(world_size)?).map(meet).collect();
         let joined = threads.into_iter().map(|thread| {
             let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
             thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
@@ -221,7 +214,7 @@ pub(crate) fn meet(
     rank: Rank,
     world_size: u32,
     ordinal: u32,
-    sidecar: Option<Communicator>,
+    sidecar: Option<Arc<dyn Backend>>,
     deadline: Instant,
 ) -> Result<NcclBackend> {
     if rank.0 >= world_size {
@@ -229,10 +222,11 @@ pub(crate) fn meet(
     }
     let library = library()?;
     let device = Device::open(ordinal)?;
-    let alive = || sidecar.as_ref().map_or(Ok(()), Communicator::check_peers);
+    let alive = || sidecar.as_ref().map_or(Ok(()), |sidecar| sidecar.check_peers());
     let handle = Handle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
     // The others need not wait for this rank.
-    let handle = handle.inspect_err(|error| sidecar.iter().for_each(|sidecar| sidecar.abort_with(error)))?;
+    let handle = handle
+        .inspect_err(|error| sidecar.iter().for_each(|sidecar| sidecar.abort(error.kind(), &error.to_string())))?;
     NcclBackend::begin(handle, sidecar, deadline)
 }
 
@@ -252,7 +246,7 @@ pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Res
 
 impl NcclBackend {
     /// The first communicator of a family: its ranks tell each other what they can do.
-    fn begin(handle: Handle, sidecar: Option<Communicator>, deadline: Instant) -> Result<Self> {
+    fn begin(handle: Handle, sidecar: Option<Arc<dyn Backend>>, deadline: Instant) -> Result<Self> {
         let (features, is_ours) = (Features::of(&handle), handle.is_own);
         let [_, world_size] = handle.place()?;
         let origins = (0..world_size).map(Rank).collect();
@@ -286,54 +280,7 @@ impl NcclBackend {
         &self.handle.device
     }
 
-    /// The stream for calls that are done when they return.
-    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-
-    /// Whether layers of several ranks may run on this GPU.
-    pub(crate) fn check_device(&self) -> Result<()> {
-        if runs_layers(self.device()) {
-            return Ok(());
-        }
-        let ((major, minor), (oldest_major, oldest_minor)) = (self.device().capability, OLDEST_CAPABILITY);
-        bail!(
-            Unsupported,
-            "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
-            self.device()
-        )
-    }
-
-    /// Makes everything that a call on a stream needs, so that enqueueing it allocates and compiles nothing.
-    pub(crate) fn reserve(&self, call: &Call, stream: &CudaStream, deadline: Instant) -> Result<()> {
-        let route = Route::of(call, self.origins.len(), &self.features);
-        self.device().prepare(route.kernels(call).into_iter().flatten())?;
-        let bytes = route.scratch_bytes(call, self.origins.len());
-        self.turn(deadline)?.scratch.reserve(self.device(), bytes, stream)
-    }
-
-    /// Has a graph of collectives destroyed before the communicators are.
-    pub(crate) fn add_graph(&self, graph: &Arc<Mutex<Option<Graph>>>) {
-        let mut graphs = lock(&self.family.graphs);
-        graphs.retain(|graph| graph.strong_count() > 0);
-        graphs.push(Arc::downgrade(graph));
-    }
-
-    /// Waits for what has been enqueued on a stream, with an eye on the communicator. An error ends it.
-    pub(crate) fn wait(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
-        stream.synchronize(deadline, || self.check()).map_err(|error| self.give_up_on(stream, error))
-    }
-
-    /// Gives up, and waits until what was aborted on a stream has come to its end; only then is memory the caller's again.
-    pub(crate) fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
-        let error = self.give_up(error);
-        drain(stream);
-        error
-    }
-
     fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
-        // In a child the thread that had the turn at the fork is not there.
-        self.family.check_process()?;
         // A rank that leaves a collective out lets its peers wait for nothing.
         rank_lock::take(&self.progress, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
     }
@@ -368,7 +315,12 @@ impl NcclBackend {
             // Peers may have come to this collective already: nothing else can follow it.
             match request.stream {
                 Some(_) => self.give_up(error),
-                None => self.give_up_on(&self.stream, error),
+                None => {
+                    let error = self.give_up(error);
+                    // Until what was aborted has ended, it may use the caller's memory.
+                    drain(&self.stream);
+                    error
+                }
             }
         })
     }
@@ -478,6 +430,10 @@ impl Watch for NcclBackend {
 }
 
 impl Backend for NcclBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nccl
+    }
+
     fn rank(&self) -> Rank {
         Rank(self.rank.0)
     }
@@ -494,8 +450,27 @@ impl Backend for NcclBackend {
         MemorySpace::Cuda(self.device().ordinal())
     }
 
-    fn as_nccl(&self) -> Option<&NcclBackend> {
-        Some(self)
+    fn default_stream(&self) -> Option<&Arc<CudaStream>> {
+        Some(&self.stream)
+    }
+
+    fn check_device(&self) -> Result<()> {
+        if runs_layers(self.device()) {
+            return Ok(());
+        }
+        let ((major, minor), (oldest_major, oldest_minor)) = (self.device().capability, OLDEST_CAPABILITY);
+        bail!(
+            Unsupported,
+            "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
+            self.device()
+        )
+    }
+
+    fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
+        let route = Route::of(call, self.origins.len(), &self.features);
+        self.device().prepare(route.kernels(call).into_iter().flatten())?;
+        let bytes = route.scratch_bytes(call, self.origins.len());
+        self.turn(deadline)?.scratch.reserve(self.device(), bytes, stream.unwrap_or(&self.stream))
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
@@ -504,27 +479,41 @@ impl Backend for NcclBackend {
         unsafe { self.run_in_turn(&mut progress, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let all = self.gather(&mine, Purpose::Split, deadline)?;
-        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == mine[0]).collect();
-        members.sort_by_key(|&rank| all[rank][1]);
-        // NCCL's colors and keys are signed: a group's first rank stands for its color, and a rank's place for its key.
-        let own = members.iter().position(|&rank| rank == self.rank.index()).unwrap_or_default();
-        let group = color.map(|_| members.iter().copied().min().unwrap_or_default() as u32);
+    fn can_group(&self, call: &Call, rank_count: usize) -> bool {
+        // NCCL takes no group of blocking and other communicators, and a borrowed one may block.
+        let is_ours = self.family.is_ours;
+        is_ours && call.block_elements > 0 && Route::of(call, rank_count, &self.features) == Route::Direct
+    }
+
+    unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { group::run(group) }
+    }
+
+    fn track_graph(&self, graph: &SharedGraph) {
+        let mut graphs = lock(&self.family.graphs);
+        graphs.retain(|graph| graph.strong_count() > 0);
+        graphs.push(Arc::downgrade(graph));
+    }
+
+    fn drain(&self, stream: Option<&Arc<CudaStream>>) {
+        drain(stream.unwrap_or(&self.stream));
+    }
+
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        // NCCL's colors and keys are signed, and ours are not: the group's own numbers stand for them.
+        let (color, key) = (group.map(SplitGroup::id), group.map_or(0, |group| group.rank.0));
         let alive = || self.family.check();
         let handle = {
             let _turn = self.turn(deadline)?;
-            let handle = self.handle.split(group, own as u32, deadline, &alive);
+            let handle = self.handle.split(color, key, deadline, &alive);
             handle.map_err(|error| self.give_up(error.about(|| "split".to_owned())))?
         };
-        if color.is_none() {
-            return Ok(None);
-        }
+        let Some(group) = group else { return Ok(None) };
         let Some(handle) = handle else {
             return Err(self.give_up(error!(System, "ncclCommSplit gave no communicator")));
         };
-        let origins = members.iter().map(|&rank| self.origins[rank]).collect();
+        let origins = group.members.iter().map(|&rank| self.origin(rank)).collect();
         let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.family));
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
     }
@@ -532,38 +521,17 @@ impl Backend for NcclBackend {
     /// It is no window: NCCL takes other ways with windows, which all ranks have to take, and a buffer of the caller's may meet another
     /// kind of buffer on another rank.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        self.allocate_alike(byte_len, false, deadline)
+        self.symmetric_buffer(byte_len, false, deadline)
     }
 
     fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         let Features { has_windows, has_graph_windows, .. } = self.features;
         let can = if for_graphs { has_graph_windows } else { has_windows };
         // A window is deregistered when nothing uses it any more. By then whoever lent a communicator may have destroyed it.
-        self.allocate_alike(byte_len, can && self.handle.is_own, deadline)
-    }
-
-    fn check_process(&self) -> Result<()> {
-        self.family.check_process()
+        self.symmetric_buffer(byte_len, can && self.handle.is_own, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
         self.family.end(Error::new(kind, reason));
-    }
-}
-
-impl NcclBackend {
-    /// Memory of the same length on every rank.
-    fn allocate_alike(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
-        let all = self.gather(&[byte_len as i64], Purpose::Allocate, deadline)?;
-        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
-            // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
-            bail!(
-                Disagreement,
-                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
-                self.origins[other],
-                all[other][0]
-            );
-        }
-        self.symmetric_buffer(byte_len, as_window, deadline)
     }
 }
