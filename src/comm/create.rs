@@ -123,11 +123,11 @@ impl Communicator {
         rank: Rank,
         world_size: u32,
         ordinal: u32,
-        sidecar: Option<Communicator>,
+        control: Option<Communicator>,
         timeout: Duration,
     ) -> Result<Self> {
-        let sidecar = sidecar.map(|sidecar| sidecar.backend);
-        let backend = nccl::meet(id, rank, world_size, ordinal, sidecar, deadline_after(timeout));
+        let control = control.map(|control| control.backend);
+        let backend = nccl::meet(id, rank, world_size, ordinal, control, deadline_after(timeout));
         Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
     }
 

@@ -16,7 +16,7 @@ pub(super) struct Recording {
     shapes: Option<Arc<Shapes>>,
     /// Each tensor's address, and what tells its memory from other memory there.
     memory: Vec<(usize, u64)>,
-    /// The family of communicators may take it, before it ends.
+    /// Shared with the communicator, which destroys it before it ends.
     graph: SharedGraph,
     /// Where runs are recorded: nobody else's work comes between on this one.
     stream: Option<Arc<CudaStream>>,

@@ -142,7 +142,7 @@ impl NcclBackend {
                     }
                     Ok(())
                 }
-                Route::Truth => {
+                Route::Bool => {
                     let reduce_op = match call.collective.reduce_op() {
                         Some(ReduceOperation::Prod | ReduceOperation::Min) => ReduceOperation::Min,
                         _ => ReduceOperation::Max,
@@ -213,7 +213,7 @@ impl NcclBackend {
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
-        self.handle.call(name_of(collective), deadline, &|| self.family.check(), |raw| {
+        self.handle.call(name_of(collective), deadline, &|| self.domain.check(), |raw| {
             // SAFETY: the caller's promise.
             unsafe { self.call_raw(collective, elements, sides, raw, stream) }
         })

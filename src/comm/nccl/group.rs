@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use super::super::backend::{CallGroup, GroupedCall, MAX_GROUPED_CALLS};
 use super::NcclBackend;
 use super::bindings::*;
-use super::handle::Handle;
+use super::handle::NcclHandle;
 use super::library::function;
 use crate::error::{Result, bail};
 use crate::stream::Watch;
@@ -17,7 +17,7 @@ use crate::stream::Watch;
 ///
 /// As [`Backend::run_group`](super::super::backend::Backend::run_group), for each call.
 pub(super) unsafe fn run(group: &CallGroup<'_>) -> Result<()> {
-    backends(group).try_for_each(|backend| backend.family.check())?;
+    backends(group).try_for_each(|backend| backend.domain.check())?;
     // SAFETY: the caller's promise.
     unsafe { launch(group) }.map_err(|error| {
         let error = error.about(|| format!("a group of {} collectives", group.len()));
@@ -51,7 +51,7 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
     let mut last = 0;
     for place in &mut held {
         // Each once, and in one order, so that two threads with groups do not wait for each other.
-        let address = |handle: &Arc<Handle>| Arc::as_ptr(handle).addr();
+        let address = |handle: &Arc<NcclHandle>| Arc::as_ptr(handle).addr();
         let handles = backends(group).map(|backend| &backend.handle);
         let Some(next) = handles.filter(|handle| address(handle) > last).min_by_key(|handle| address(handle)) else {
             break;
@@ -82,7 +82,7 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
     // What NCCL still does, it does for each communicator by itself.
     group.calls().try_for_each(|call| {
         let Some(backend) = backend_of(call) else { return Ok(()) };
-        let alive = || backend.family.check();
+        let alive = || backend.domain.check();
         backend.handle.settle("ncclGroupEnd", result, call.request.deadline, &alive)
     })
 }
