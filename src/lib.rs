@@ -83,7 +83,7 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
+pub use comm::{BackendKind, Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;

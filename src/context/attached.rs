@@ -10,8 +10,8 @@ use super::regions::Regions;
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclBackend, Purpose, rank_lock};
-use crate::cuda::{CudaStream, Kernel, Transposition};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose, rank_lock};
+use crate::cuda::{CudaStream, Device, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
 use crate::engine::{EngineInner, IoMode};
@@ -67,13 +67,13 @@ impl Attached {
         // What can fail on this rank alone comes first, so that the other ranks learn of it.
         let regions = in_schedule()
             .try_for_each(|layer| Roles::check(communicator, layer))
-            .and_then(|()| communicator.as_nccl().map_or(Ok(()), |nccl| prepare(&engine, nccl)))
+            .and_then(|()| communicator.default_stream().map_or(Ok(()), |stream| prepare(&engine, stream.device())))
             .and_then(|()| Regions::new(&engine, communicator.space()));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let own_bytes = engine.memory.communicator_bytes;
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
-        if communicator.as_nccl().is_some() {
+        if communicator.default_stream().is_some() {
             // Ranks have to record and replay together.
             let all = communicator.exchange(Purpose::SetCommunicator, &[u8::from(options.cuda_graph)], deadline)?;
             if all.iter().any(|other| *other != all[0]) {
@@ -101,24 +101,21 @@ impl Attached {
             runner: Mutex::default(),
         };
         attached.used = engine.io.iter().map(|io| attached.is_used(io.tensor)).collect();
-        if let Some(nccl) = communicator.as_nccl() {
-            attached.reserve(nccl.stream(), deadline).inspect_err(|error| communicator.abort_with(error))?;
-        }
+        attached.reserve(None, deadline).inspect_err(|error| communicator.abort_with(error))?;
         crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(attached)
     }
 
-    /// Makes what the largest calls need on a stream of a GPU, so that enqueueing them there allocates nothing.
-    pub(super) fn reserve(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
+    /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
+    pub(super) fn reserve(&self, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         for &id in &analysis.schedule {
             let Some(resolved) = &analysis.collectives[id.index()] else { continue };
             let Role::Member(communicator) = self.role(id) else { continue };
-            let Some(nccl) = communicator.as_nccl() else { continue };
             let input = network.layers[id.index()].inputs[0].index();
             let elements = analysis.shapes.iter().map(|shapes| shapes[input].element_count()).max().unwrap_or(0);
             let call = Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize);
-            nccl.reserve(&call, stream, deadline)?;
+            communicator.reserve(&call, stream, deadline)?;
         }
         Ok(())
     }
@@ -337,7 +334,7 @@ impl Drop for RegionsGuard<'_> {
 }
 
 /// Looks whether every layer can run on a GPU, and compiles the kernels for those that move and cast.
-fn prepare(engine: &EngineInner, nccl: &NcclBackend) -> Result<()> {
+fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
     for layer in &network.layers {
@@ -357,5 +354,5 @@ fn prepare(engine: &EngineInner, nccl: &NcclBackend) -> Result<()> {
             _ => {}
         }
     }
-    nccl.device().prepare(kernels)
+    device.prepare(kernels)
 }

@@ -8,7 +8,7 @@ use super::attached::Attached;
 use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
-use crate::comm::{Communicator, Group, Purpose, Request, Signature};
+use crate::comm::{CallGroup, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
@@ -16,7 +16,6 @@ use crate::error::{ErrorKind, Result, bail, error};
 use crate::lane::Lane;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::stream::drain;
 use crate::util::panic_message;
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
@@ -73,9 +72,13 @@ pub(super) unsafe fn run(
     let regions = &mut *attached.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        match attached.communicator.as_ref().and_then(Communicator::as_nccl) {
+        let on_gpu = attached
+            .communicator
+            .as_ref()
+            .and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+        match on_gpu {
             None => Run::new(attached, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
-            Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, deadline, stream),
+            Some((communicator, own)) => gpu::run(attached, communicator, regions, shapes, io, deadline, own, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
@@ -88,9 +91,9 @@ pub(super) unsafe fn run(
     regions.recording.clear();
     if let Some(communicator) = &attached.communicator {
         communicator.abort_with(&error);
-        if let Some(nccl) = communicator.as_nccl().filter(|_| !is_capturing) {
+        if !is_capturing {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
-            drain(stream.unwrap_or(nccl.stream()));
+            communicator.drain(stream);
         }
     }
     Err(error)
@@ -147,35 +150,35 @@ impl<'a> Run<'a> {
             let layers = &analysis.schedule[step.clone()];
             // SAFETY: the caller's promise; the layers before these have written what they read.
             unsafe {
-                match self.lane {
-                    Lane::Cuda(stream) if layers.len() > 1 && self.may_group(layers) => self.group(layers, stream)?,
-                    _ => layers.iter().try_for_each(|&layer| self.layer(layer))?,
+                match layers.len() > 1 && self.may_group(layers) {
+                    true => self.group(layers)?,
+                    false => layers.iter().try_for_each(|&layer| self.layer(layer))?,
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether collectives that do not depend on each other can be given to NCCL together. Every rank finds the same, also one that
-    /// takes part in some of them only: a communicator's calls in a group are one, and wait for the others' as one.
+    /// Whether the backend takes these layers as one group of calls. Every rank finds the same, also
+    /// one that takes part in some of them only, because a backend may wait for a group as a whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
-        let Some(nccl) = self.attached.communicator.as_ref().and_then(Communicator::as_nccl) else { return false };
+        let Some(communicator) = &self.attached.communicator else { return false };
         let collectives = &self.attached.engine.analysis.collectives;
         layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
-            (Some(resolved), Some(call)) => nccl.is_direct(call, resolved.nb_rank as usize),
+            (Some(resolved), Some(call)) => communicator.can_group(call, resolved.nb_rank as usize),
             _ => false,
         })
     }
 
-    /// Enqueues collectives that do not depend on each other.
+    /// Runs collectives that do not depend on each other as one group.
     ///
     /// # Safety
     ///
     /// As [`layers`](Self::layers).
-    unsafe fn group(&self, layers: &[LayerId], stream: &Arc<CudaStream>) -> Result<()> {
+    unsafe fn group(&self, layers: &[LayerId]) -> Result<()> {
         let engine = &*self.attached.engine;
-        let deadline = self.deadline;
-        let mut group = Group::default();
+        let mut group = CallGroup::default();
+        let mut first = None;
         for id in layers {
             let (Role::Member(communicator), Some(call)) = (self.attached.role(*id), self.shapes.calls[id.index()])
             else {
@@ -187,14 +190,15 @@ impl<'a> Run<'a> {
                 label: engine.analysis.collectives[id.index()].as_ref().map(|resolved| resolved.subject.as_str()),
                 input: self.located(layer.inputs[0]),
                 output: self.located(layer.outputs[0]),
-                deadline,
-                stream: Some(stream),
+                deadline: self.deadline,
+                stream: self.lane.stream(),
             };
-            group.add(communicator, &request)?;
+            communicator.add_to_group(&mut group, &request)?;
+            first.get_or_insert(communicator);
         }
         // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.
         unsafe {
-            group.enqueue(stream, deadline)?;
+            first.map_or(Ok(()), |communicator| communicator.run_group(&group))?;
             layers.iter().try_for_each(|&id| self.finish(id))
         }
     }

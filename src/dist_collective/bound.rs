@@ -131,10 +131,7 @@ impl<'a> Roles<'a> {
             }
             None => Ok(()),
         };
-        let result = result.and_then(|()| match communicator.as_nccl() {
-            Some(nccl) if layer.nb_rank > 1 => nccl.check_device(),
-            _ => Ok(()),
-        });
+        let result = result.and_then(|()| if layer.nb_rank > 1 { communicator.check_device() } else { Ok(()) });
         result.map_err(|e| e.about(|| layer.subject.clone()))
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::is_loopback;
 use super::process;
-use crate::comm::{Wanted, nccl};
+use crate::comm::{BackendKind as Wanted, nccl};
 use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::util::text::list_ranks;

@@ -25,7 +25,7 @@ use launch_report::LaunchReport;
 pub use rand_chacha::ChaCha20Rng;
 use rendezvous::{Place, Terms};
 
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, Purpose};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::memory::MemorySpace;
@@ -116,7 +116,7 @@ pub struct Environment {
 #[must_use = "nothing is initialized until `initialize` is called"]
 pub struct EnvironmentBuilder {
     given: Given,
-    backend: String,
+    backend: BackendKind,
     device: Option<u32>,
     secret: Option<Secret>,
     seed: u64,
@@ -170,7 +170,7 @@ impl Default for EnvironmentBuilder {
     fn default() -> Self {
         EnvironmentBuilder {
             given: Given::default(),
-            backend: "auto".to_owned(),
+            backend: BackendKind::Auto,
             device: None,
             secret: None,
             seed: DEFAULT_SEED,
@@ -230,9 +230,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// The backend: "nccl", "host" ("gloo" is another name of it) or "auto", the default.
-    pub fn backend(mut self, name: impl Into<String>) -> Self {
-        self.backend = name.into();
+    /// The backend; [`BackendKind::Auto`] unless set.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = backend;
         self
     }
 
@@ -270,7 +270,6 @@ impl EnvironmentBuilder {
     /// [`initialize`](Self::initialize), at a place that errors of a second one name.
     pub(crate) fn initialize_at(self, place: String) -> Result<Environment> {
         let only = OnlyOne::take(place)?;
-        let wanted: Wanted = self.backend.parse()?;
         let discovery = discovery::discover(&self.given, &ThisSystem)?;
         // Ranks meet as often as each other; a new environment never meets what is left of the one before.
         let generation = GENERATION.load(Ordering::Relaxed);
@@ -280,7 +279,7 @@ impl EnvironmentBuilder {
         };
         let deadline = deadline_after(timeout);
         let report = LaunchReport::begin(&discovery, deadline);
-        let met = self.meet(wanted, &discovery, generation, deadline).map_err(|e| e.on_rank(discovery.rank));
+        let met = self.meet(self.backend, &discovery, generation, deadline).map_err(|e| e.on_rank(discovery.rank));
         let (communicator, Agreement { backend, seed, .. }) = met?;
         let communicator = communicator.with_timeout(timeout);
         report.met();
@@ -303,7 +302,7 @@ impl EnvironmentBuilder {
     /// Meets the other ranks, finds what backend all of them want and can have, and makes the communicator.
     fn meet(
         &self,
-        wanted: Wanted,
+        wanted: BackendKind,
         discovery: &Discovery,
         generation: u64,
         deadline: Instant,
@@ -326,7 +325,7 @@ impl EnvironmentBuilder {
                 };
                 return Ok((communicator, agreement));
             }
-            MeetingPoint::Address { host, .. } if wanted == Wanted::Host && !is_this_machine(host) => bail!(
+            MeetingPoint::Address { host, .. } if wanted == BackendKind::Host && !is_this_machine(host) => bail!(
                 Unsupported,
                 "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it there is \
                  NCCL"
@@ -509,11 +508,11 @@ impl Environment {
         self.discovery.launcher
     }
 
-    /// The backend: "host" or "nccl".
-    pub fn backend(&self) -> &'static str {
+    /// The backend; never [`BackendKind::Auto`].
+    pub fn backend(&self) -> BackendKind {
         match self.backend {
-            Backend::Host => "host",
-            Backend::Nccl => "nccl",
+            Backend::Host => BackendKind::Host,
+            Backend::Nccl => BackendKind::Nccl,
         }
     }
 
