@@ -1,4 +1,4 @@
-//! What a rank says of a collective before anything moves, so that ranks which disagree find out.
+//! What ranks compare of a collective before anything moves, so that different calls are an error.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::rank::GroupRank;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Purpose {
-    /// A collective of the user's or of a layer.
+    /// A collective of the user or of a layer.
     Collective = 0,
     /// A barrier.
     Barrier = 1,
@@ -22,7 +22,7 @@ pub(crate) enum Purpose {
     SetCommunicator = 4,
     /// `finalize`.
     Finalize = 5,
-    /// What ranks say of themselves when an environment is initialized.
+    /// The exchange of the ranks' properties when an environment is initialized.
     Initialize = 6,
     /// The comparison of lists in `new_group`.
     NewGroup = 7,
@@ -41,7 +41,7 @@ impl Purpose {
     ];
 }
 
-/// A call and what it is for. Two ranks agree when theirs are equal.
+/// A call and its purpose. Two ranks agree if theirs are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) purpose: Purpose,

@@ -22,7 +22,7 @@
 //! | [`transfer`] | phase 4 |
 //! | [`memory`] | shared memory, symmetric blocks, and sending both to other processes |
 //! | `meeting`, `wire` | the bootstrap: how processes find each other |
-//! | `world`, `peer_processes`, `process_monitor` | what a process's ranks share; the death of others |
+//! | `world`, `peer_processes`, `process_monitor` | what a process's ranks share; peers' deaths |
 //!
 //! ARCHITECTURE.md lists the invariants of the protocol by the numbers that comments cite.
 

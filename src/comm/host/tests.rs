@@ -16,10 +16,10 @@ use crate::comm::backend::{Backend, Request};
 use crate::comm::signature::{Purpose, Signature};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
-use crate::memory::{Address, MemorySpace};
+use crate::memory::{Address, Lease, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 
-/// A call in place on so many bytes.
+/// A call in place on the bytes of `x`.
 fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
     let call = Call { collective, data_type: DataType::Uint8, block_elements: x.len() };
     let buffer = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
@@ -186,7 +186,7 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         let block = Arena::block_len(4 * LEN, 2).expect("a length");
         let memory = Arc::new(SharedMemory::for_threads(block).expect("memory"));
         let part = own.arena.add_block(&own.segment, own.rank, 1, 4 * LEN, memory);
-        let start = crate::memory::Lease::address(&part).as_ptr();
+        let start = part.address().as_ptr();
         let request = Request {
             signature,
             label: None,
@@ -202,6 +202,33 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         let output = unsafe { std::slice::from_raw_parts(start.wrapping_add(LEN), 2 * LEN) };
         assert!(output.iter().all(|byte| *byte == 0), "the peer's address was read");
         assert_eq!(secret, [3; LEN], "the peer's address was written");
+    }
+}
+
+/// Rank 0's buffer is in symmetric memory and rank 1's is not. Only a broadcast from rank 0 is direct.
+#[test]
+fn ranks_with_buffers_of_different_kinds_choose_the_same_transfer() {
+    const LEN: usize = 4096;
+    let [zero, one] = [GroupRank(0), GroupRank(1)];
+    for (collective, expected) in
+        [(SUM, 3), (Collective::Broadcast { root: zero }, 1), (Collective::Broadcast { root: one }, 2)]
+    {
+        let ranks = ranks_of_processes();
+        let block = Arena::block_len(LEN, 2).expect("a length");
+        let block = Arc::new(SharedMemory::for_threads(block).expect("memory"));
+        let parts = [0, 1]
+            .map(|r: usize| ranks[r].arena.add_block(&ranks[r].segment, ranks[r].rank, 1, LEN, Arc::clone(&block)));
+        // SAFETY: the part is as long, and the ranks touch it only in the call that borrows it.
+        let symmetric = unsafe { std::slice::from_raw_parts_mut(parts[0].address().as_ptr(), LEN) };
+        let mut private = vec![2u8; LEN];
+        symmetric.fill(1);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(|| call(&ranks[1], collective, &mut private, deadline));
+            call(&ranks[0], collective, symmetric, deadline).expect("rank 0 is done");
+            peer.join().expect("no panic").expect("rank 1 is done");
+        });
+        assert!(symmetric.iter().chain(&private).all(|byte| *byte == expected), "{collective:?}");
     }
 }
 

@@ -152,7 +152,7 @@ impl Lease for SymmetricPart {
         if (block.domain.is_aborted() || !block.domain.process.is_current()) && block.part_bytes > 0 {
             block.detached.get_or_init(|| {
                 // SAFETY: the part is mapped (invariant 13). In this process only its owner writes
-                // it, through an exclusive reference to the buffer, which nobody has now.
+                // it, through an exclusive reference to the buffer, which does not exist now.
                 unsafe { SharedMemory::replace_by_copy(part, block.part_bytes) };
             });
         }

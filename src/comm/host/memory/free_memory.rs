@@ -64,7 +64,7 @@ impl FreeMemory {
     }
 }
 
-/// Checks that there is memory for so many bytes. The error has both figures.
+/// Checks that there is memory for `byte_len` bytes. The error has both figures.
 pub(crate) fn check(byte_len: usize) -> Result<()> {
     match FreeMemory::look() {
         Some(free) if byte_len as u64 > free.usable() => bail!(

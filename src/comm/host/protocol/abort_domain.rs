@@ -86,7 +86,7 @@ pub(crate) fn is_shared(kind: ErrorKind) -> bool {
 }
 
 impl AbortDomain {
-    /// How many bytes the domain of so many ranks takes, at the beginning of its memory.
+    /// How many bytes the domain of `world_size` ranks takes, at the beginning of its memory.
     pub(crate) fn byte_len(world_size: u32) -> usize {
         size_of::<DomainHeader>() + world_size as usize * size_of::<WakeFlag>()
     }

@@ -1,6 +1,6 @@
-//! The protocol under a model checker, which tries every interleaving of two or three ranks, up to a
-//! number of preemptions. It reports a missing wake-up as a deadlock, and a half of staging memory
-//! that is written while it is read as an error.
+//! The protocol under a model checker, which tries every interleaving of two or three ranks, up to
+//! a number of preemptions. It reports a missing wake-up as a deadlock, and a half of staging
+//! memory that is written while it is read as an error.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib model`
 
@@ -74,7 +74,7 @@ fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], outp
         deadline: Instant::now() + Duration::from_secs(3600),
         stream: None,
     };
-    // SAFETY: every caller gives buffers of the right lengths.
+    // SAFETY: each test passes buffers of the right lengths.
     unsafe { rank.run(&request) }
 }
 
@@ -131,7 +131,7 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
     });
 }
 
-/// So many rounds that each half is used twice.
+/// Enough rounds to use each half twice.
 #[test]
 fn a_half_is_not_written_before_it_is_read() {
     const LEN: usize = 3 * STAGING_HALF_BYTES + 1;
@@ -221,7 +221,7 @@ fn a_rank_that_leaves_after_it_came_is_not_lost() {
     }
 }
 
-/// Two ranks that only give to each other both return. Their next call is the error.
+/// Two ranks that only give to each other both return. Their next calls return the error.
 #[test]
 fn givers_that_disagree_learn_of_it_in_their_next_call() {
     explore(2, || {

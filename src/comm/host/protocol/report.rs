@@ -125,7 +125,7 @@ impl Report<'_> {
         )
     }
 
-    /// The warning about a wait of so many seconds.
+    /// The warning about a wait that has lasted `seconds`.
     pub(crate) fn slow(&self, seconds: u64, milestone: Milestone) -> String {
         let segment = &*self.host.segment;
         let missing: Vec<GroupRank> = self.missing(milestone).collect();

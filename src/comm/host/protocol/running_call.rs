@@ -15,7 +15,7 @@ use crate::comm::host::transfer::inline;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 
-/// Up to so many ranks, a collective keeps its lists on the stack.
+/// Up to this number of ranks, a collective keeps its lists on the stack.
 pub(crate) const MAX_STACK_RANKS: usize = 64;
 
 /// How many bytes a rank moves before it checks its deadline again.
@@ -271,7 +271,7 @@ impl<'a> RunningCall<'a> {
         Report { host: self.host, request: self.request, sequence: self.progress.sequence }
     }
 
-    /// Called before this rank moves so many bytes. Checks the deadline once for every
+    /// Called before this rank moves `byte_len` bytes. Checks the deadline once for every
     /// [`CHECK_BYTES`].
     pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
         let (moved, since_check) = self.moved.get();

@@ -56,7 +56,7 @@ pub(crate) enum Milestone {
 }
 
 impl Segment {
-    /// How much memory a segment of so many members needs that begins at an offset. Staging memory
+    /// How much memory a segment of `members` ranks needs that begins at an offset. Staging memory
     /// is allocated later, in [`allocate_staging`](Self::allocate_staging).
     pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
@@ -166,13 +166,13 @@ impl Segment {
         self.wake();
     }
 
-    /// Says that this rank has come to a round (invariant 7), and wakes its peers.
+    /// Publishes that this rank has come to a round (invariant 7), and wakes its peers.
     pub(crate) fn set_round(&self, rank: GroupRank, round: u64) {
         self.slot(rank).set_round(round);
         self.wake();
     }
 
-    /// Says how many collectives this rank has finished (invariant 4), and wakes its peers.
+    /// Publishes how many collectives this rank has finished (invariant 4), and wakes its peers.
     pub(crate) fn set_done(&self, rank: GroupRank, sequence: u64) {
         self.slot(rank).set_done(sequence);
         self.wake();
@@ -182,7 +182,7 @@ impl Segment {
         self.domain.wake(self.members.iter().copied());
     }
 
-    /// Says that this rank has left, and wakes its peers.
+    /// Publishes that this rank has left, and wakes its peers.
     pub(crate) fn leave(&self, rank: GroupRank) {
         self.slot(rank).set_left();
         self.header().any_left.store(1, Ordering::Release);

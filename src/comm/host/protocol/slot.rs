@@ -1,4 +1,4 @@
-//! What one rank says to its peers: its calls, and how far it has come.
+//! What one rank publishes for its peers: its calls, and how far it has come.
 
 use crate::comm::host::memory::Shareable;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -54,9 +54,9 @@ pub(crate) enum BufferLocation {
 }
 
 impl BufferLocation {
-    /// What the first word says of an address, which no block has as its id.
+    /// The first word of an address. No block has this id.
     const ADDRESS: u64 = 0;
-    /// The first word of an unreachable buffer. The memory broker gives no such id.
+    /// The first word of an unreachable buffer. No block has this id.
     const UNREACHABLE: u64 = u64::MAX;
 
     fn to_words(self) -> [u64; 2] {
