@@ -53,6 +53,8 @@ compile_error!("distcollective supports Linux only");
 #[cfg(target_endian = "big")]
 compile_error!("distcollective supports little-endian processors only");
 
+#[cfg(test)]
+mod backend_contract;
 mod builder;
 #[cfg(target_pointer_width = "64")]
 mod capi;
