@@ -53,6 +53,8 @@ compile_error!("distcollective supports Linux only");
 #[cfg(target_endian = "big")]
 compile_error!("distcollective supports little-endian processors only");
 
+#[cfg(test)]
+mod backend_contract;
 mod builder;
 #[cfg(target_pointer_width = "64")]
 mod capi;
@@ -87,7 +89,7 @@ pub use comm::{BackendKind, Communicator, CommunicatorBuilder, NcclId, Operands,
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;
-pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
+pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, LayerTask, Unrooted};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};

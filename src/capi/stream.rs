@@ -9,7 +9,7 @@ use super::context::RunWork;
 use super::handle::{Guarded, Handle, Object};
 use super::status::{Fault, Result, Status, call};
 use crate::comm::RawCollective;
-use crate::dist_collective::RawCall;
+use crate::dist_collective::LayerTask;
 use crate::stream::{Stream, Work};
 use crate::util::lock;
 
@@ -50,7 +50,7 @@ impl Object for CWork {
 /// Work of any kind.
 pub(super) enum AnyWork {
     Run(RunWork),
-    Layer(Work<RawCall>),
+    Layer(Work<LayerTask>),
     Collective(Work<RawCollective>),
 }
 

@@ -78,13 +78,10 @@ impl Communicator {
         check_buffers(call, self.group_rank(), self.world_size() as usize, input.addr(), output.addr())
     }
 
-    /// Adds a call to a group of calls, which [can be grouped](Self::can_group). Checks what
-    /// [`run`](Self::run) checks.
+    /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
+    /// buffers that have passed [`check_buffers`](Self::check_buffers).
     pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: &Request<'a>) -> Result<()> {
-        self.check_process()
-            .and_then(|()| self.check_spaces(request))
-            .and_then(|()| self.check_buffers(&request.signature.call, request.input, request.output))
-            .map_err(|e| request.label(e))?;
+        self.check_process().and_then(|()| self.check_spaces(request)).map_err(|e| request.label(e))?;
         group.push(&*self.backend, request.with_used_sides(self.group_rank()))
     }
 
@@ -92,9 +89,9 @@ impl Communicator {
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run), for each call.
+    /// As [`run_checked`](Self::run_checked), for each call.
     pub(crate) unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
-        // SAFETY: the caller's promise, and the rules that `add_to_group` has checked.
+        // SAFETY: the caller's promise, and what `add_to_group` has checked.
         unsafe { self.backend.run_group(group) }
     }
 

@@ -8,6 +8,8 @@ mod create;
 mod eager;
 mod groups;
 pub(crate) mod host;
+#[cfg(test)]
+pub(crate) mod loopback;
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;

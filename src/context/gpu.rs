@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attached::Attached;
+use super::communicator_binding::CommunicatorBinding;
 use super::regions::Regions;
-use super::run::{Addresses, Run, RunIo};
+use super::run::{Addresses, EngineRun, RunIo};
 use super::shapes::Shapes;
 use crate::comm::Communicator;
 use crate::cuda::CudaStream;
@@ -19,7 +19,7 @@ use crate::memory::{MemorySpace, RawTensor};
 ///
 /// As [`run`](super::run::run).
 pub(super) unsafe fn run(
-    attached: &Attached,
+    binding: &CommunicatorBinding,
     communicator: &Communicator,
     regions: &mut Regions,
     shapes: &Arc<Shapes>,
@@ -33,13 +33,13 @@ pub(super) unsafe fn run(
     let device = stream.device();
     let is_capturing = stream.is_capturing()?;
     regions.follow(stream, is_capturing)?;
-    locate(attached, regions, io)?;
+    locate(binding, regions, io)?;
     // What the caller bound in host memory, and this rank uses.
     let on_host = |mode: IoMode| {
         let tensors = io.tensors.iter().enumerate();
         tensors.filter_map(move |(index, raw)| {
             let raw = raw.as_ref().filter(|raw| raw.space == MemorySpace::Host && raw.byte_len > 0)?;
-            (attached.engine.io[index].mode == mode && attached.used[index]).then_some((index, raw))
+            (binding.engine.io[index].mode == mode && binding.used[index]).then_some((index, raw))
         })
     };
     let mirror = |located: &RunIo, index: usize| located.tensors[index].map_or(std::ptr::null_mut(), |raw| raw.address);
@@ -53,10 +53,10 @@ pub(super) unsafe fn run(
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
-        unsafe { Run::new(attached, shapes, located, deadline, Lane::Cuda(stream), addresses).layers() }
+        unsafe { EngineRun::new(binding, shapes, located, deadline, Lane::Cuda(stream), addresses).layers() }
     };
-    if attached.options.cuda_graph && !is_capturing {
-        let prepare = |stream: &Arc<CudaStream>| attached.reserve(Some(stream), deadline);
+    if binding.options.cuda_graph && !is_capturing {
+        let prepare = |stream: &Arc<CudaStream>| binding.reserve(Some(stream), deadline);
         // SAFETY: the caller's promise.
         unsafe { recording.run(communicator, (shapes, located), stream, prepare, layers)? };
     } else {
@@ -71,11 +71,11 @@ pub(super) unsafe fn run(
 }
 
 /// Finds where each tensor is on the GPU: where the caller bound it, or in a mirror.
-fn locate(attached: &Attached, regions: &mut Regions, io: &RunIo) -> Result<()> {
-    let space = attached.space();
+fn locate(binding: &CommunicatorBinding, regions: &mut Regions, io: &RunIo) -> Result<()> {
+    let space = binding.space();
     for (index, raw) in io.tensors.iter().enumerate() {
         let located = match *raw {
-            Some(raw) if raw.space == MemorySpace::Host && attached.used[index] => {
+            Some(raw) if raw.space == MemorySpace::Host && binding.used[index] => {
                 Some(RawTensor { address: regions.mirror(index, space, raw.byte_len)?, space, ..raw })
             }
             // What is not used is not there.

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attached::Attached;
+use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
@@ -60,25 +60,25 @@ impl RunIo {
 ///
 /// # Safety
 ///
-/// [`Attached::check`] has found these shapes and tensors right. Until this returns, or what it enqueues is done, the tensors are
+/// [`CommunicatorBinding::check`] has found these shapes and tensors right. Until this returns, or what it enqueues is done, the tensors are
 /// initialized memory that, as far as this rank uses it, nobody else writes, and for outputs, nobody else reads.
 pub(super) unsafe fn run(
-    attached: &Attached,
+    binding: &CommunicatorBinding,
     shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
-    let regions = &mut *attached.lock_regions(deadline)?;
+    let regions = &mut *binding.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        let on_gpu = attached
-            .communicator
-            .as_ref()
-            .and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+        let on_gpu =
+            binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
         match on_gpu {
-            None => Run::new(attached, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers(),
-            Some((communicator, own)) => gpu::run(attached, communicator, regions, shapes, io, deadline, own, stream),
+            None => {
+                EngineRun::new(binding, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers()
+            }
+            Some((communicator, own)) => gpu::run(binding, communicator, regions, shapes, io, deadline, own, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
@@ -89,7 +89,7 @@ pub(super) unsafe fn run(
     }
     // What was recorded goes before the communicator.
     regions.recording.clear();
-    if let Some(communicator) = &attached.communicator {
+    if let Some(communicator) = &binding.communicator {
         communicator.abort_with(&error);
         if !is_capturing {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
@@ -100,8 +100,8 @@ pub(super) unsafe fn run(
 }
 
 /// One run, and where its tensors are.
-pub(super) struct Run<'a> {
-    attached: &'a Attached,
+pub(super) struct EngineRun<'a> {
+    binding: &'a CommunicatorBinding,
     shapes: &'a Shapes,
     io: &'a RunIo,
     deadline: Instant,
@@ -127,16 +127,16 @@ impl<'a> Addresses<'a> {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> EngineRun<'a> {
     pub(super) fn new(
-        attached: &'a Attached,
+        binding: &'a CommunicatorBinding,
         shapes: &'a Shapes,
         io: &'a RunIo,
         deadline: Instant,
         lane: Lane<'a>,
         addresses: Addresses<'a>,
     ) -> Self {
-        Run { attached, shapes, io, deadline, lane, space: attached.space(), addresses }
+        EngineRun { binding, shapes, io, deadline, lane, space: binding.space(), addresses }
     }
 
     /// Does the layers in the order of the schedule.
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
     ///
     /// As [`run`]; tensors are in the lane's memory.
     pub(super) unsafe fn layers(&self) -> Result<()> {
-        let analysis = &self.attached.engine.analysis;
+        let analysis = &self.binding.engine.analysis;
         for step in &analysis.steps {
             let layers = &analysis.schedule[step.clone()];
             // SAFETY: the caller's promise; the layers before these have written what they read.
@@ -162,8 +162,8 @@ impl<'a> Run<'a> {
     /// Whether the backend takes these layers as one group of calls. Every rank finds the same, also
     /// one that takes part in some of them only, because a backend may wait for a group as a whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
-        let Some(communicator) = &self.attached.communicator else { return false };
-        let collectives = &self.attached.engine.analysis.collectives;
+        let Some(communicator) = &self.binding.communicator else { return false };
+        let collectives = &self.binding.engine.analysis.collectives;
         layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
             (Some(resolved), Some(call)) => communicator.can_group(call, resolved.nb_rank as usize),
             _ => false,
@@ -176,11 +176,11 @@ impl<'a> Run<'a> {
     ///
     /// As [`layers`](Self::layers).
     unsafe fn group(&self, layers: &[LayerId]) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let mut group = CallGroup::default();
         let mut first = None;
         for id in layers {
-            let (Role::Member(communicator), Some(call)) = (self.attached.role(*id), self.shapes.calls[id.index()])
+            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.shapes.calls[id.index()])
             else {
                 continue;
             };
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
 
     /// Where a tensor is; null for one of the caller's that is not bound, and so not used.
     fn address(&self, tensor: TensorId) -> *mut u8 {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let bound = |index: usize| self.io.tensors[index].as_ref().map_or(std::ptr::null_mut(), |raw| raw.address);
         match &engine.memory.locations[tensor.index()] {
             Location::Input(number) => bound(*number),
@@ -233,7 +233,7 @@ impl<'a> Run<'a> {
     }
 
     fn raw(&self, tensor: TensorId) -> RawTensor {
-        let data_type = self.attached.engine.analysis.types[tensor.index()];
+        let data_type = self.binding.engine.analysis.types[tensor.index()];
         let shape = self.shapes.all[tensor.index()];
         let Address { pointer, space } = self.located(tensor);
         RawTensor {
@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
     ///
     /// As [`run`]; the layer's inputs are written.
     unsafe fn layer(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let layer = &engine.network.layers[id.index()];
         match &layer.body {
             LayerBody::Constant(_) => {}
@@ -297,12 +297,12 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Run::layer`]; the layer is done.
+    /// As [`EngineRun::layer`]; the layer is done.
     unsafe fn finish(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let layer = &engine.network.layers[id.index()];
         let call = self.shapes.calls[id.index()].as_ref();
-        let written = call.is_none_or(|call| self.attached.role(id).writes_output(call));
+        let written = call.is_none_or(|call| self.binding.role(id).writes_output(call));
         for &tensor in &layer.outputs {
             match &engine.memory.locations[tensor.index()] {
                 Location::Region(place) if !written => {
@@ -325,17 +325,18 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Run::layer`].
+    /// As [`EngineRun::layer`].
     unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], &self.shapes.calls[id.index()])
         else {
             return Ok(());
         };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
-        // SAFETY: the call was made for the shapes of these tensors.
-        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline, self.lane) }
+        // SAFETY: the call was made for the shapes of these tensors, which `CommunicatorBinding::check`
+        // has found right, or which lie in places of the memory plan.
+        unsafe { self.binding.role(id).run(call, &resolved.subject, sides, self.deadline, self.lane) }
     }
 
     /// # Safety

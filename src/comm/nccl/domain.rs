@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::super::backend::{Backend, SharedGraph};
 use super::handle::NcclHandle;
-use crate::cuda::Graph;
+use crate::cuda::{Graph, helper};
 use crate::error::{Error, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
@@ -82,6 +82,15 @@ impl NcclDomain {
                 aborting.map_or_else(|_| handle.abort(), drop);
             }
         });
+    }
+
+    /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators, and
+    /// stay behind if an abort hangs. Memory that a communicator may still use is freed by the
+    /// device's thread for deferred release, which waits for the GPU first.
+    pub(super) fn abandon(&self, error: Error) {
+        for handle in self.begin_end(error) {
+            helper::detach("ncclCommAbort", move || handle.abort());
+        }
     }
 
     /// Ends the domain on the other ranks and on this one, except for the communicators returned,

@@ -215,7 +215,7 @@ impl Drop for NcclBackend {
     /// Where another rank has ended the domain, its communicators are aborted here too: finalizing would wait for that rank.
     fn drop(&mut self) {
         if let Err(error) = self.domain.check() {
-            self.domain.end(error);
+            self.domain.abandon(error);
         }
     }
 }
