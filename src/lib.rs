@@ -53,6 +53,8 @@ compile_error!("distcollective supports Linux only");
 #[cfg(target_endian = "big")]
 compile_error!("distcollective supports little-endian processors only");
 
+#[cfg(test)]
+mod backend_contract;
 mod builder;
 mod collective;
 mod comm;
@@ -82,11 +84,11 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
 };
-pub use comm::{Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
+pub use comm::{BackendKind, Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;
-pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, NoRoot, RawCall};
+pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, LayerTask, NoRoot};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{DEFAULT_SEED, Environment, EnvironmentBuilder, Generator, Launcher};

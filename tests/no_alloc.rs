@@ -175,5 +175,5 @@ fn a_steady_state_enqueue_allocates_nothing() {
         }
         return;
     };
-    allocates_nothing(Communicator::in_process_on(&backend, RANKS, TIMEOUT).expect("ranks"));
+    allocates_nothing(Communicator::in_process_on(backend.parse().expect("a backend"), RANKS, TIMEOUT).expect("ranks"));
 }

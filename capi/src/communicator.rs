@@ -40,7 +40,7 @@ extern "C" fn dcl_communicator_new_in_process(
         let (backend, world_size) = (backend.optional("backend")?, positive("world_size", world_size)?);
         let places = communicators.place("communicators")?;
         let timeout = timeout_or_default(timeout_ms)?;
-        hand_over(Communicator::in_process_on(backend.unwrap_or("auto"), world_size, timeout)?, places);
+        hand_over(Communicator::in_process_on(backend.unwrap_or("auto").parse()?, world_size, timeout)?, places);
         Ok(())
     })
 }
@@ -186,7 +186,7 @@ extern "C" fn dcl_communicator_get_backend(
     capacity: usize,
     length: Out<usize>,
 ) -> Status {
-    call(|| TextOut { buffer, capacity, length }.write(communicator.get()?.communicator.backend()))
+    call(|| TextOut { buffer, capacity, length }.write(communicator.get()?.communicator.backend().name()))
 }
 
 #[unsafe(no_mangle)]

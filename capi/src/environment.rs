@@ -129,7 +129,7 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
             builder = builder.secret(secret);
         }
         if let Some(backend) = config.backend.optional("backend")? {
-            builder = builder.backend(backend);
+            builder = builder.backend(backend.parse()?);
         }
         let timeout = timeout_or_default(config.timeout_ms)?;
         let environment = builder

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use dcl::{RawCall, RawCollective, Stream, Work};
+use dcl::{LayerTask, RawCollective, Stream, Work};
 
 use super::arguments::{Out, Room, unsigned};
 use super::context::RunWork;
@@ -48,7 +48,7 @@ impl Object for CWork {
 /// Work of any kind.
 pub(super) enum AnyWork {
     Run(RunWork),
-    Layer(Work<RawCall>),
+    Layer(Work<LayerTask>),
     Collective(Work<RawCollective>),
 }
 

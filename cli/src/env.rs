@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use distcollective::{Environment, MemorySpace, Result};
+use distcollective::{BackendKind, Environment, MemorySpace, Result};
 use serde_json::{Map, Value, json};
 
 /// Initializes the environment as any program would, and tells what was found, and where each value came from.
@@ -18,7 +18,7 @@ pub struct Arguments {
     timeout: Option<u64>,
     /// The backend: host, gloo (another name of it), nccl, auto
     #[arg(long, default_value = "auto")]
-    backend: String,
+    backend: BackendKind,
     /// Rank 0's seed
     #[arg(long, default_value_t = distcollective::DEFAULT_SEED)]
     seed: u64,
@@ -46,7 +46,7 @@ fn tell(arguments: &Arguments) -> Result<()> {
     let environment = Environment::builder()
         .timeout(crate::timeout(arguments.timeout)?)
         .seed(arguments.seed)
-        .backend(&arguments.backend)
+        .backend(arguments.backend)
         .initialize()?;
     let sources: Map<String, Value> =
         environment.sources().map(|(what, from)| (what.to_owned(), Value::from(from))).collect();
@@ -56,7 +56,7 @@ fn tell(arguments: &Arguments) -> Result<()> {
         "local_rank": environment.local_rank(),
         "local_world_size": environment.local_world_size(),
         "launcher": environment.launcher().name(),
-        "backend": environment.backend(),
+        "backend": environment.backend().name(),
         "device": device(&environment),
         "seed": environment.seed(),
         "first_common_draw": environment.first_draws().0,

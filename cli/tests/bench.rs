@@ -179,8 +179,7 @@ fn the_help_says_what_the_columns_mean() {
 #[test]
 fn what_is_wrong_is_one_line() {
     for (arguments, says) in [
-        (&["--backend", "mpi"][..], "\"mpi\" is not a backend"),
-        (&["--op", "reduce", "--root", "2"], "root 2 is not one of 2 ranks"),
+        (&["--op", "reduce", "--root", "2"][..], "root 2 is not one of 2 ranks"),
         (&["--op", "reduce", "--root", "2", "--processes"], "root 2 is not one of 2 ranks"),
         (&["--dtype", "bool", "--reduce-op", "avg"], "bool has no average"),
         (&["--min-bytes", "9", "--max-bytes", "8"], "no size from 9 to 8 bytes has a float32 for each of 2 ranks"),
@@ -193,6 +192,7 @@ fn what_is_wrong_is_one_line() {
     }
     for (arguments, says) in [
         (["--op", "mean"], "\"mean\" is not a collective operation"),
+        (["--backend", "mpi"], "\"mpi\" is not a backend"),
         (["--min-bytes", "0"], "it is zero"),
         (["--max-bytes", "3X"], "X is not a unit; they are K, M and G"),
         (["--max-bytes", "-1"], "unexpected argument '-1'"),

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, F8E4M3,
-    F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16, timeout_or,
+    BackendKind, Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind,
+    F8E4M3, F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16, timeout_or,
 };
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.
@@ -45,7 +45,7 @@ struct Arguments {
     root: u32,
     /// The backend: nccl, with a GPU for each rank; host (gloo is another name of it); auto, which is NCCL where it can be
     #[arg(long, default_value = "auto")]
-    backend: String,
+    backend: BackendKind,
 }
 
 /// How long a rank waits for the others, unless `DCL_TIMEOUT` says otherwise.
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
     };
     let launcher = Environment::detect_launcher();
     if launcher.is_none()
-        && let Err(error) = Communicator::check_backend(&arguments.backend, arguments.ranks)
+        && let Err(error) = Communicator::check_backend(arguments.backend, arguments.ranks)
     {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
@@ -126,7 +126,7 @@ fn start_processes(ranks: u32) -> ExitCode {
 
 /// Started by a launcher, this process is one rank of the job.
 fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
-    let builder = Environment::builder().backend(&arguments.backend);
+    let builder = Environment::builder().backend(arguments.backend);
     let environment = builder.timeout(timeout_or(TIMEOUT)?).initialize()?;
     arguments.ranks = environment.world_size();
     let mut rows = Vec::new();
@@ -145,7 +145,7 @@ fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) ->
     }
     environment.communicator().barrier()?;
     if environment.is_master() {
-        print_summary(arguments, "processes", environment.backend(), &rows);
+        print_summary(arguments, "processes", environment.backend().name(), &rows);
     }
     environment.finalize()?;
     Ok(rows)
@@ -199,8 +199,8 @@ fn in_threads(arguments: &Arguments, operations: &[CollectiveOperation]) -> Resu
     let mut backend = "none";
     let mut rows = Vec::new();
     for &operation in operations {
-        let communicators = Communicator::in_process_on(&arguments.backend, arguments.ranks, timeout_or(TIMEOUT)?)?;
-        backend = communicators[0].backend();
+        let communicators = Communicator::in_process_on(arguments.backend, arguments.ranks, timeout_or(TIMEOUT)?)?;
+        backend = communicators[0].backend().name();
         rows.push(demonstrate(arguments, operation, communicators));
     }
     let threads = if arguments.ranks == 1 { "thread" } else { "threads" };

@@ -1,82 +1,150 @@
 //! What a backend does for a communicator.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::nccl::NcclBackend;
+use super::backend_kind::BackendKind;
 use super::signature::{Purpose, Signature};
+use super::split::SplitGroup;
 use crate::collective::{Call, Collective, ReduceOperation};
-use crate::cuda::CudaStream;
+use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, error};
 use crate::memory::{Address, Buffer, MemorySpace};
-use crate::rank::Rank;
+use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 
-/// The most calls that a backend is given as one group, and so the most collectives of one step of a plan.
+/// The most calls that a backend gets as one group, and so the most collectives of one step of a
+/// plan.
 pub(crate) const MAX_GROUPED_CALLS: usize = 8;
 
-/// One rank's end of a communicator. Everything that comes here has passed the rules; a backend moves and reduces.
+/// A recorded run of a context; `None` before it is recorded, and after its communicator ended.
+pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
+
+/// One rank of a communicator.
 ///
-/// Calls that take a deadline are collective: every rank makes the same ones in the same order. The
-/// communicator makes one of them at a time (see `issue_order`). They return by the deadline.
-/// After an error the backend is dead: each further call returns that error at once, and no peer touches this rank's memory.
-pub(crate) trait Backend: Watch {
+/// # What the caller guarantees
+///
+/// The [`Communicator`](super::Communicator) is the only caller, and a backend does not check again:
+/// - Arguments have passed the rules of types, shapes, memory, alignment and overlap.
+/// - The calls of one rank come one at a time, in the issue order. Only a callback that the backend
+///   itself makes can call it meanwhile.
+/// - The process is the one that made the communicator, and not a fork of it, except for
+///   [`Watch::check`], [`Watch::give_up`] and the drop, which in a fork must not touch what the
+///   ranks share.
+///
+/// # What a backend guarantees
+///
+/// - Methods with a deadline return by it. Those that say "collective" are called by every rank, in
+///   the same order.
+/// - After an error of a collective method the backend is dead: each further call returns that error
+///   at once, [`Watch::check`] too, and no peer touches this rank's memory. The same holds for
+///   everything that was split from the same origin.
+/// - An error of [`Watch::check`] is cheap to find: waits ask for it often.
+/// - Dropping it waits for no peer, no GPU and no library.
+///
+/// Methods with a body are optional: the body is right for a backend whose calls run on the
+/// caller's thread, on memory of the host.
+pub(crate) trait Backend: Watch + Any {
+    /// Which backend it is. Only messages and the caller's own questions use it.
+    fn kind(&self) -> BackendKind;
+
     /// This rank's number.
     fn rank(&self) -> Rank;
 
     /// The number of ranks.
     fn world_size(&self) -> u32;
 
-    /// A rank's number in the communicator from which this one, perhaps over several steps, was split. Errors speak of these
-    /// numbers, so that a rank has one name everywhere.
+    /// The number that a rank of this communicator has in the one from which it was split, over all
+    /// steps. Errors name ranks by these numbers, so that a rank has one name everywhere.
     fn origin(&self, rank: Rank) -> Rank;
 
-    /// The memory that buffers are in by default, and have to be in where a call does not wait.
+    /// The memory that [`allocate`](Self::allocate) gives and raw addresses are in. A call that is
+    /// done when it returns may have buffers in host memory too.
     fn space(&self) -> MemorySpace {
         MemorySpace::Host
     }
 
-    /// The NCCL backend, where it is that.
-    fn as_nccl(&self) -> Option<&NcclBackend> {
+    /// The CUDA stream of calls that have none, for a backend whose buffers are on a GPU. The layers
+    /// of a context then run on that GPU.
+    fn default_stream(&self) -> Option<&Arc<CudaStream>> {
         None
     }
 
-    /// Runs one collective over all ranks of this communicator, whose numbers are the group ranks of the call; with a CUDA stream
-    /// it is only enqueued.
+    /// Whether layers of several ranks can run on this rank's device.
+    fn check_device(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes what [`run`](Self::run) needs for calls up to the size of this one, on this stream or on
+    /// the default stream, so that they allocate and compile nothing.
+    fn reserve(&self, _call: &Call, _stream: Option<&Arc<CudaStream>>, _deadline: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    /// Runs one collective. It is done when this returns, or with a CUDA stream enqueued there.
+    /// Collective.
+    ///
+    /// A side that this rank does not use is null. So are both sides of a call without elements; one
+    /// whose [`Purpose`] is not `Collective` still waits until every rank has come.
     ///
     /// # Safety
     ///
-    /// Until it returns, or what is enqueued is done, the buffers that the call uses on this rank are valid for the lengths that the call says,
-    /// aligned, disjoint but for the in-place rules, and used by nobody else.
+    /// Until the call is done, the buffers that it uses on this rank are valid for the lengths that
+    /// it says, aligned, disjoint except for the in-place rules, and used by nobody else.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
-    /// Makes a communicator of the ranks that give the same color, in the order of their keys and then of their ranks; a
-    /// rank without a color gets none.
-    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>>;
+    /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this
+    /// communicator. The answer is the same on every rank, also on those outside the group that the
+    /// call is for.
+    fn can_group(&self, _call: &Call, _rank_count: usize) -> bool {
+        false
+    }
 
-    /// Memory of `byte_len` zeros that the communicator owns, as a tensor of bytes. Every rank asks for the same length.
+    /// Runs independent collectives together. Each is for a communicator of the group: this one, or
+    /// one with the same origin, and so of the same backend. Collective for each of them.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), for each call.
+    unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        group.calls().try_for_each(|call| unsafe { call.backend.run(&call.request) })
+    }
+
+    /// Has a graph of collectives of this communicator destroyed before the communicator ends.
+    fn track_graph(&self, _graph: &SharedGraph) {}
+
+    /// After an error: waits, for a bounded time, until nothing that was enqueued on this stream, or
+    /// on the default stream, uses the caller's memory any more.
+    fn drain(&self, _stream: Option<&Arc<CudaStream>>) {}
+
+    /// Makes a communicator of a group's members, in the group's order. Ranks without a group take
+    /// part and get none. Collective.
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>>;
+
+    /// Memory of `byte_len` zeros that all ranks reach as well as they can, as a tensor of bytes.
+    /// Ranks have agreed on the length. Collective.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;
 
-    /// [`allocate`](Self::allocate) for the operands of an engine's collectives, which lie at the same places on every rank; perhaps
-    /// for collectives in CUDA graphs.
+    /// [`allocate`](Self::allocate) for the operands of an engine's collectives, which every rank
+    /// has at the same offsets. `for_graphs` says that CUDA graphs will use it.
     fn allocate_region(&self, byte_len: usize, _for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         self.allocate(byte_len, deadline)
     }
 
-    /// The error of a dead communicator, or of one with a dead peer.
+    /// [`Watch::check`], and whether a peer has died, which otherwise the ranks that wait for it find.
     fn check_peers(&self) -> Result<()> {
         self.check()
     }
 
-    /// Whether this is the process that the rank is in, and not one that was forked from it.
-    fn check_process(&self) -> Result<()>;
-
-    /// Makes every rank's call, now and later, return an error with this reason. Not collective.
+    /// Makes every rank's calls, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
 }
 
 /// One rank's part in one collective.
+#[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) signature: Signature,
     /// What errors are about: `layer "grad_sync" (all_reduce)`.
@@ -103,11 +171,56 @@ impl Request<'_> {
         }
     }
 
+    /// The same with null for each side that the rank does not use.
+    pub(super) fn with_used_sides(mut self, rank: GroupRank) -> Self {
+        let call = &self.signature.call;
+        let has_elements = call.block_elements > 0;
+        if !(has_elements && call.reads_input(rank)) {
+            self.input.pointer = std::ptr::null_mut();
+        }
+        if !(has_elements && call.writes_output(rank)) {
+            self.output.pointer = std::ptr::null_mut();
+        }
+        self
+    }
+
     /// Says in an error which layer it is about.
     pub(crate) fn label(&self, error: Error) -> Error {
         match self.label {
             Some(label) => error.about(|| label.to_owned()),
             None => error,
         }
+    }
+}
+
+/// Collectives that do not depend on each other, on one stream.
+#[derive(Default)]
+pub(crate) struct CallGroup<'a> {
+    calls: [Option<GroupedCall<'a>>; MAX_GROUPED_CALLS],
+    len: usize,
+}
+
+/// A call of a group, and the communicator that it is for.
+pub(super) struct GroupedCall<'a> {
+    pub(super) backend: &'a dyn Backend,
+    pub(super) request: Request<'a>,
+}
+
+impl<'a> CallGroup<'a> {
+    pub(super) fn push(&mut self, backend: &'a dyn Backend, request: Request<'a>) -> Result<()> {
+        let Some(place) = self.calls.get_mut(self.len) else {
+            return Err(error!(System, "a group has at most {MAX_GROUPED_CALLS} collectives"));
+        };
+        *place = Some(GroupedCall { backend, request });
+        self.len += 1;
+        Ok(())
+    }
+
+    pub(super) fn calls(&self) -> impl Iterator<Item = &GroupedCall<'a>> {
+        self.calls.iter().flatten()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 }

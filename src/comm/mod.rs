@@ -1,40 +1,41 @@
 //! The communicator: the ranks that do collectives together.
 
 mod backend;
+mod backend_kind;
 mod builder;
+mod calls;
+mod create;
 mod eager;
+mod groups;
 pub(crate) mod host;
+#[cfg(test)]
+pub(crate) mod loopback;
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;
-mod wanted;
+mod split;
 
-use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backend::Backend;
+pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
 pub use eager::{Operands, RawCollective};
 
-use crate::collective::{Call, check_buffers};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
-use crate::memory::{Address, Buffer, MemorySpace};
-use crate::rank::{GroupRank, Rank};
+use crate::memory::{Buffer, MemorySpace};
+use crate::rank::Rank;
 use crate::shape::Dims;
-use crate::stream::Watch;
 use crate::util::deadline_after;
+use crate::util::fork::ProcessGuard;
 pub(crate) use crate::util::settings::DEFAULT_TIMEOUT;
-use crate::util::settings::timeout_or;
-use crate::util::text::count_of;
-pub(crate) use backend::{Backend, MAX_GROUPED_CALLS, Request};
+pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub use nccl::NcclId;
-pub(crate) use nccl::{Group, NcclBackend};
-pub(crate) use signature::Purpose;
-pub(crate) use signature::Signature;
-pub(crate) use wanted::Wanted;
+pub(crate) use signature::{Purpose, Signature};
 
 /// One rank's end of a set of ranks that do collectives together.
 ///
@@ -86,185 +87,23 @@ pub struct Communicator {
     backend: Arc<dyn Backend>,
     order: Arc<IssueOrder>,
     timeout: Duration,
+    process: ProcessGuard,
 }
 
 impl Communicator {
-    /// The ranks of a new communicator that are threads of this process: element `r` is rank `r`, to be moved to its thread.
-    ///
-    /// ```
-    /// use distcollective::{Communicator, ReduceOperation};
-    ///
-    /// let threads: Vec<_> = Communicator::in_process(3)?
-    ///     .into_iter()
-    ///     .map(|communicator| {
-    ///         std::thread::spawn(move || {
-    ///             let mut x = [communicator.rank().0 as f32, 1.0];
-    ///             communicator.all_reduce(&mut x, ReduceOperation::Sum).map(|()| x)
-    ///         })
-    ///     })
-    ///     .collect();
-    /// for thread in threads {
-    ///     assert_eq!(thread.join().unwrap()?, [3.0, 3.0]);
-    /// }
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// A communicator of no rank, or of more than 1024.
-    pub fn in_process(world_size: u32) -> Result<Vec<Self>> {
-        if world_size == 0 {
-            bail!(InvalidArgument, "a communicator has at least one rank");
-        }
-        if world_size > builder::MAX_RANKS {
-            bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {}", builder::MAX_RANKS);
-        }
-        let timeout = timeout_or(DEFAULT_TIMEOUT)?;
-        let backends = host::in_process(world_size)?;
-        Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
-    }
-
-    /// A communicator between processes of this machine; see [`CommunicatorBuilder`].
-    pub fn builder() -> CommunicatorBuilder {
-        CommunicatorBuilder::default()
-    }
-
-    /// The ranks of a new communicator that are threads of this process, on a backend by name: "host" ("gloo" is another name of it),
-    /// "nccl", or "auto", which is NCCL where there are NCCL, NVRTC and a GPU for each rank, and else the host.
-    ///
-    /// # Errors
-    ///
-    /// A name of no backend; as [`in_process`](Self::in_process) and [`nccl_in_process`](Self::nccl_in_process).
-    pub fn in_process_on(backend: &str, world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
-        let on_host = || {
-            let communicators = Self::in_process(world_size)?;
-            Ok(communicators.into_iter().map(|communicator| communicator.with_timeout(timeout)).collect())
-        };
-        match backend.parse()? {
-            Wanted::Host => on_host(),
-            Wanted::Nccl => Self::nccl_in_process(world_size, timeout),
-            Wanted::Auto if nccl::check_all(world_size).is_ok() => Self::nccl_in_process(world_size, timeout),
-            Wanted::Auto => on_host(),
-        }
-    }
-
-    /// Whether so many ranks of this machine can be on a backend, by name; see [`in_process_on`](Self::in_process_on).
-    ///
-    /// # Errors
-    ///
-    /// What stands in the way.
-    pub fn check_backend(backend: &str, world_size: u32) -> Result<()> {
-        match backend.parse()? {
-            Wanted::Host | Wanted::Auto => Ok(()),
-            Wanted::Nccl => nccl::check_gpus(world_size).map(|_| ()),
-        }
-    }
-
-    /// The name of the backend: "host" or "nccl".
-    pub fn backend(&self) -> &'static str {
-        if self.as_nccl().is_some() { "nccl" } else { "host" }
-    }
-
-    /// The ranks of a new communicator on GPUs that are threads of this process: rank `r` has GPU `r`. (Where NCCL lets ranks share a
-    /// GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`, there may be more ranks than GPUs.)
-    ///
-    /// # Errors
-    ///
-    /// As [`nccl`](Self::nccl); not enough GPUs.
-    pub fn nccl_in_process(world_size: u32, timeout: Duration) -> Result<Vec<Self>> {
-        if world_size == 0 {
-            bail!(InvalidArgument, "a communicator has at least one rank");
-        }
-        let backends = nccl::in_process(world_size, deadline_after(timeout))?;
-        Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
-    }
-
-    /// A communicator on GPUs: meets the other ranks that have the same id, each with the GPU of this number among those that its
-    /// process sees. Ranks may be processes, of several machines, or threads. Collective.
-    ///
-    /// [`Environment`](crate::Environment) does the same with what the launcher says.
-    ///
-    /// ```no_run
-    /// use distcollective::{Communicator, DEFAULT_TIMEOUT, NcclId, Rank, ReduceOperation};
-    ///
-    /// let id = NcclId::new()?; // and bring it to the other ranks
-    /// let communicator = Communicator::nccl(&id, Rank(0), 8, 0, DEFAULT_TIMEOUT)?;
-    /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// No NCCL from 2.19 on, no CUDA, no such GPU; ranks that do not come before the deadline; what NCCL says.
-    pub fn nccl(id: &NcclId, rank: Rank, world_size: u32, ordinal: u32, timeout: Duration) -> Result<Self> {
-        Self::nccl_beside(id, rank, world_size, ordinal, None, timeout)
-    }
-
-    /// [`nccl`](Self::nccl) beside a communicator of the same ranks on the host, which tells them who fails.
-    pub(crate) fn nccl_beside(
-        id: &NcclId,
-        rank: Rank,
-        world_size: u32,
-        ordinal: u32,
-        sidecar: Option<Communicator>,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let backend = nccl::meet(id, rank, world_size, ordinal, sidecar, deadline_after(timeout));
-        Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
-    }
-
-    /// A communicator on the caller's `ncclComm_t`, as TensorRT's `setCommunicator` takes it. It is never aborted or destroyed here;
-    /// what is split from it is our own. Collective: ranks tell each other what their NCCL and GPU can do.
-    ///
-    /// # Safety
-    ///
-    /// It is a communicator of the NCCL that `libnccl.so.2` is in this process. Until all clones of this, and everything made with
-    /// them, are gone, it is not destroyed, and nobody else uses it during a call.
-    ///
-    /// # Errors
-    ///
-    /// As [`nccl`](Self::nccl); a null pointer.
-    pub unsafe fn from_raw_nccl(communicator: *mut c_void, timeout: Duration) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };
-        Ok(Self::new(Arc::new(backend), timeout))
+    /// The backend; never [`BackendKind::Auto`].
+    pub fn backend(&self) -> BackendKind {
+        self.backend.kind()
     }
 
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
-        Communicator { backend, order: IssueOrder::new(), timeout }
+        Communicator { backend, order: IssueOrder::new(), timeout, process: ProcessGuard::current() }
     }
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
-        Communicator { backend: Arc::from(backend), order: self.order.descendant(), timeout: self.timeout }
-    }
-
-    /// Where calls of this communicator take their place.
-    pub(crate) fn order(&self, extent: Extent) -> (Arc<IssueOrder>, Extent) {
-        (Arc::clone(&self.order), extent)
-    }
-
-    /// Makes a call on this thread when the calls that this rank made before have ended. `call` is
-    /// one collective or several, which no other call of the rank comes between; `what` is its
-    /// name.
-    pub(crate) fn in_turn<T>(
-        &self,
-        extent: Extent,
-        what: &dyn fmt::Display,
-        deadline: Instant,
-        call: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        self.backend.check_process()?;
-        let ticket = self.order.issue_here(extent);
-        let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
-        let turn = ticket.wait(deadline, || self.backend.check(), label);
-        turn.map_err(|error| match self.backend.check() {
-            // A rank that leaves a collective out would let its peers wait for nothing.
-            Ok(()) => self.backend.give_up(error),
-            Err(_) => error,
-        })?;
-        ticket.run(call)
+        Communicator { backend: Arc::from(backend), order: self.order.descendant(), ..self.clone() }
     }
 
     /// This rank's number, from 0.
@@ -308,7 +147,7 @@ impl Communicator {
     ///
     /// The error that ended it.
     pub fn check(&self) -> Result<()> {
-        self.backend.check().map_err(|e| e.on_rank(self.origin_rank()))
+        self.check_process().and_then(|()| self.backend.check()).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on
@@ -318,7 +157,7 @@ impl Communicator {
     ///
     /// This process was forked from the rank's; then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
-        self.backend.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
+        self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
         Ok(())
     }
@@ -329,7 +168,7 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
-        self.agree(Purpose::Barrier)
+        self.run_barrier(Purpose::Barrier)
     }
 
     /// Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and
@@ -339,101 +178,15 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.agree(Purpose::Finalize)
+        self.run_barrier(Purpose::Finalize)
     }
 
-    fn agree(&self, purpose: Purpose) -> Result<()> {
+    fn run_barrier(&self, purpose: Purpose) -> Result<()> {
         let deadline = self.deadline();
         let request = Request::barrier(purpose, deadline);
         // SAFETY: without elements no buffer is used.
-        let agree = || unsafe { self.backend.run(&request) };
-        self.in_turn(Extent::Communicator, &request.signature, deadline, agree)
-            .map_err(|e| e.on_rank(self.origin_rank()))
-    }
-
-    /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
-    /// and `ncclCommSplit` do; a rank without a color takes part in the call and gets none. Collective.
-    ///
-    /// # Errors
-    ///
-    /// See the contract of [`Communicator`].
-    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
-        let deadline = self.deadline();
-        let backend =
-            self.in_turn(Extent::Communicator, &"split", deadline, || self.backend.split(color, key, deadline));
-        Ok(backend.map_err(|e| e.on_rank(self.origin_rank()))?.map(|backend| self.descendant(backend)))
-    }
-
-    /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank of this communicator
-    /// gives the same list; one that is not in it gets none. Collective.
-    ///
-    /// # Errors
-    ///
-    /// A rank that is named twice or is not in this communicator; and see the contract of [`Communicator`].
-    pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        self.new_named_group(None, ranks)
-    }
-
-    /// [`new_group`](Self::new_group), where ranks compare a name too.
-    pub(crate) fn new_named_group(&self, name: Option<&str>, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        for (i, rank) in ranks.iter().enumerate() {
-            if rank.0 >= self.world_size() {
-                let ranks = count_of(self.world_size() as usize, "rank");
-                bail!(InvalidArgument, "rank {rank} is not in a communicator of {ranks}");
-            }
-            if ranks[..i].contains(rank) {
-                bail!(InvalidArgument, "rank {rank} occurs twice");
-            }
-        }
-        let deadline = self.deadline();
-        let group =
-            self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
-        group.map_err(|e| e.on_rank(self.origin_rank()))
-    }
-
-    fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
-        let own: (Option<String>, Vec<u32>) = (name.map(str::to_owned), ranks.iter().map(|rank| rank.0).collect());
-        let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
-        let all = self.exchange(Purpose::NewGroup, &bytes, deadline)?;
-        if let Some(other) = all.iter().position(|other| *other != bytes) {
-            // Every rank has the same lists, and at least two differ, so every rank returns an error.
-            let others = postcard::from_bytes::<(Option<String>, Vec<u32>)>(&all[other]).unwrap_or_default();
-            let are_named = own.0.is_some() || others.0.is_some();
-            let describe = |(name, ranks): &(Option<String>, Vec<u32>)| match name {
-                Some(name) => format!("{name:?} {ranks:?}"),
-                None if are_named => format!("{ranks:?} without a name"),
-                None => format!("{ranks:?}"),
-            };
-            bail!(
-                Disagreement,
-                "new_group wants the same {} on every rank: this rank gives {}, rank {} gives {}",
-                if are_named { "name and ranks" } else { "ranks" },
-                describe(&own),
-                self.origin(Rank(other as u32)),
-                describe(&others)
-            );
-        }
-        self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)
-    }
-
-    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make
-    /// those of theirs at the same time. That it has exactly the group's members is checked:
-    /// buffers are as long as the group says. Collective, in this rank's [turn](Self::in_turn).
-    pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
-        let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
-        let (Some(group), Some(place)) = (group, place) else {
-            self.backend.split(None, 0, deadline)?;
-            return Ok(None);
-        };
-        // The first member's number is a color that no other group has.
-        let backend = self.backend.split(group.first().map(|rank| rank.0), place as i32, deadline)?;
-        let members = backend.iter().flat_map(|b| (0..b.world_size()).map(|rank| b.origin(Rank(rank))));
-        if !members.eq(group.iter().map(|rank| self.origin(*rank))) {
-            let error = error!(Disagreement, "ranks that split at the same time wanted different groups");
-            self.abort_with(&error);
-            return Err(error);
-        }
-        Ok(backend.map(|backend| self.descendant(backend)))
+        let run = || unsafe { self.run(&request) };
+        self.in_turn(Extent::Communicator, &request.signature, deadline, run).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between; on GPUs in memory of
@@ -447,15 +200,13 @@ impl Communicator {
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let deadline = self.deadline();
-        let allocate = || self.backend.allocate(shape.byte_len(data_type), deadline);
+        let allocate = || {
+            let byte_len = shape.byte_len(data_type);
+            self.agree_on_length(byte_len, deadline)?;
+            self.backend.allocate(byte_len, deadline)
+        };
         let buffer = self.in_turn(Extent::Communicator, &"allocate", deadline, allocate);
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
-    }
-
-    /// Memory for the operands of an engine's collectives. Collective, in this rank's
-    /// [turn](Self::in_turn).
-    pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
-        self.backend.allocate_region(byte_len, for_graphs, deadline)
     }
 
     /// The memory that the communicator's buffers are in, and raw addresses are taken to be in.
@@ -463,121 +214,23 @@ impl Communicator {
         self.backend.space()
     }
 
-    /// The NCCL backend, where the communicator is on GPUs.
-    pub(crate) fn as_nccl(&self) -> Option<&NcclBackend> {
-        self.backend.as_nccl()
+    /// Compares the length that each rank wants to allocate. Collective, in this rank's
+    /// [turn](Self::in_turn).
+    fn agree_on_length(&self, byte_len: usize, deadline: Instant) -> Result<()> {
+        let all = self.gather_words(Purpose::Allocate, [byte_len as i64], deadline)?;
+        // Every rank sees the same list. If two lengths differ, every rank returns an error.
+        let Some(other) = all.iter().position(|[other]| *other != byte_len as i64) else { return Ok(()) };
+        bail!(
+            Disagreement,
+            "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
+            self.origin(Rank(other as u32)),
+            all[other][0]
+        );
     }
 
-    /// Who finds out that what is enqueued will not be done.
-    pub(crate) fn watch(&self) -> Arc<dyn Watch> {
-        Arc::clone(&self.backend) as Arc<dyn Watch>
-    }
-
-    /// Runs a call whose rules of types and shapes have been checked, in this rank's
-    /// [turn](Self::in_turn). Memory, alignment and overlap are checked here.
-    ///
-    /// # Safety
-    ///
-    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that
-    /// the call says, and used by nobody else.
-    pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        self.check_request(request)?;
-        // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.backend.run(request) }
-    }
-
-    /// Checks memory, alignment and overlap of the buffers.
-    pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        let call = &request.signature.call;
-        let (rank, world_size) = (GroupRank(self.rank().0), self.world_size() as usize);
-        self.check_spaces(request, rank)
-            .and_then(|()| check_buffers(call, rank, world_size, request.input.addr(), request.output.addr()))
-            .map_err(|e| request.label(e))
-    }
-
-    /// Checks that the buffers are in memory that the backend reaches.
-    fn check_spaces(&self, request: &Request<'_>, rank: GroupRank) -> Result<()> {
-        let call = &request.signature.call;
-        let own = self.space();
-        match (request.stream.map(|stream| stream.device().ordinal()), own) {
-            (Some(_), MemorySpace::Host) => {
-                bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")
-            }
-            (Some(stream), own) if own != MemorySpace::Cuda(stream) => {
-                bail!(InvalidArgument, "the stream is one of GPU {stream}, and the communicator on {own}")
-            }
-            _ => {}
-        }
-        let uses =
-            [("input", request.input, call.reads_input(rank)), ("output", request.output, call.writes_output(rank))];
-        for (name, address, used) in uses {
-            if !used || address.space == own || call.block_elements == 0 {
-                continue;
-            }
-            match address.space {
-                // It is copied to the GPU and back.
-                MemorySpace::Host if request.stream.is_none() => {}
-                MemorySpace::Host => bail!(
-                    InvalidBuffer,
-                    "the {name} is in host memory; what is enqueued on a CUDA stream has its tensors in {own}, such as \
-                     `Communicator::allocate` gives"
-                ),
-                other => bail!(InvalidBuffer, "the {name} is in {other}, and the communicator on {own}"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);
-    /// the lengths may differ.
-    pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let n = self.world_size() as usize;
-        let mut lens = vec![0i64; n];
-        self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
-        // Peers wrote these. A length that memory cannot have would end this process.
-        const LONGEST: i64 = 64 << 20;
-        if let Some(rank) = lens.iter().position(|len| !(0..=LONGEST).contains(len)) {
-            let rank_name = self.origin(Rank(rank as u32));
-            bail!(System, "rank {rank_name} would exchange {} bytes; the most are {LONGEST}", lens[rank]);
-        }
-        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
-        let mut padded = bytes.to_vec();
-        padded.resize(longest, 0);
-        let mut all = vec![0u8; longest * n];
-        self.gather_all(purpose, &padded, &mut all, deadline)?;
-        if longest == 0 {
-            return Ok(vec![Vec::new(); n]);
-        }
-        Ok(all.chunks(longest).zip(lens).map(|(chunk, len)| chunk[..len as usize].to_vec()).collect())
-    }
-
-    fn gather_all<T: crate::Element>(
-        &self,
-        purpose: Purpose,
-        input: &[T],
-        output: &mut [T],
-        deadline: Instant,
-    ) -> Result<()> {
-        let collective = crate::collective::Collective::AllGather;
-        let call = Call { collective, data_type: T::DATA_TYPE, block_elements: input.len() };
-        if output.len() != input.len() * self.world_size() as usize {
-            return Err(error!(System, "an exchange with a wrong length"));
-        }
-        let request = Request {
-            signature: Signature { purpose, call },
-            label: None,
-            input: Address::host(input.as_ptr().cast()),
-            output: Address::host(output.as_mut_ptr().cast()),
-            deadline,
-            stream: None,
-        };
-        // SAFETY: both slices are as long as the call says, and borrowed during it.
-        unsafe { self.run(&request) }
-    }
-
-    /// [`check`](Self::check), and whether a peer has died, which else is found out by who waits for it.
-    fn check_peers(&self) -> Result<()> {
-        self.backend.check_peers()
+    /// That this process is not a fork of the one that made the communicator.
+    fn check_process(&self) -> Result<()> {
+        self.process.check("a communicator")
     }
 
     /// Ends the communicator because of this rank's own error.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::attached::Attached;
+use super::communicator_binding::CommunicatorBinding;
 use super::run::{RunIo, run};
 use super::shapes::Shapes;
 use crate::cuda::{CudaStream, Event};
@@ -26,7 +26,7 @@ struct Inner {
     /// The buffers, in the order of the engine's inputs and outputs.
     bound: Vec<Option<Bound>>,
     io: RunIo,
-    job: Option<Job>,
+    run: Option<PendingRun>,
     /// The place on a worker stream, kept from run to run.
     cell: Option<Arc<TaskCell<Bindings>>>,
 }
@@ -47,8 +47,8 @@ unsafe impl Send for Bindings {}
 unsafe impl Sync for Bindings {}
 
 /// What a run needs beside the bindings.
-struct Job {
-    attached: Arc<Attached>,
+struct PendingRun {
+    binding: Arc<CommunicatorBinding>,
     shapes: Arc<Shapes>,
     deadline: Instant,
 }
@@ -78,7 +78,7 @@ impl Bindings {
     pub(super) fn new(engine: Arc<EngineInner>) -> Self {
         let bound = engine.io.iter().map(|_| None).collect();
         let io = RunIo::for_engine(&engine);
-        Bindings { inner: Box::new(Inner { engine, bound, io, job: None, cell: None }) }
+        Bindings { inner: Box::new(Inner { engine, bound, io, run: None, cell: None }) }
     }
 
     fn index(&self, name: &str, mode: IoMode) -> Result<usize> {
@@ -183,18 +183,18 @@ impl Bindings {
     pub(super) fn enqueue(
         mut self,
         engine: &Arc<EngineInner>,
-        attached: &Arc<Attached>,
+        binding: &Arc<CommunicatorBinding>,
         shapes: &Arc<Shapes>,
         timeout: Option<Duration>,
         stream: &Stream,
     ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
-        let filled = self.fill(engine, shapes, attached.space());
-        let checked = filled.and_then(|()| attached.check(shapes, &self.inner.io, stream));
+        let filled = self.fill(engine, shapes, binding.space());
+        let checked = filled.and_then(|()| binding.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
-            return Err(EnqueueError::new(attached.on_rank(error), self));
+            return Err(EnqueueError::new(binding.on_rank(error), self));
         }
-        let (attached, shapes, deadline) = (Arc::clone(attached), Arc::clone(shapes), attached.deadline(timeout));
-        self.inner.job = Some(Job { attached, shapes, deadline });
+        let (binding, shapes, deadline) = (Arc::clone(binding), Arc::clone(shapes), binding.deadline(timeout));
+        self.inner.run = Some(PendingRun { binding, shapes, deadline });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, cell))
     }
@@ -233,39 +233,39 @@ impl Bindings {
 
 impl Task for Bindings {
     fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        let communicator = self.inner.job.as_ref()?.attached.communicator.as_ref()?;
+        let communicator = self.inner.run.as_ref()?.binding.communicator.as_ref()?;
         Some(communicator.order(Extent::WithGroups))
     }
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        // What is enqueued needs the job until it is done.
-        let Some(Job { attached, shapes, deadline }) = &self.inner.job else { return Ok(()) };
+        // What is enqueued needs the run until it is done.
+        let Some(PendingRun { binding, shapes, deadline }) = &self.inner.run else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
-        let result = unsafe { run(attached, shapes, &self.inner.io, *deadline, stream) };
-        result.map_err(|e: Error| attached.on_rank(e))
+        let result = unsafe { run(binding, shapes, &self.inner.io, *deadline, stream) };
+        result.map_err(|e: Error| binding.on_rank(e))
     }
 
     fn launched(&self, event: &Event, stream: &CudaStream) {
-        if let Some(job) = &self.inner.job {
-            lock(&job.attached.regions).set_last(stream, event);
+        if let Some(run) = &self.inner.run {
+            lock(&run.binding.regions).set_last(stream, event);
         }
     }
 
     fn label(&self, error: Error) -> Error {
-        match &self.inner.job {
-            Some(job) => job.attached.on_rank(error),
+        match &self.inner.run {
+            Some(run) => run.binding.on_rank(error),
             None => error,
         }
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        let Job { attached, deadline, .. } = self.inner.job.as_ref()?;
-        Some((attached.communicator.as_ref()?.watch(), *deadline))
+        let PendingRun { binding, deadline, .. } = self.inner.run.as_ref()?;
+        Some((binding.communicator.as_ref()?.watch(), *deadline))
     }
 
     /// The communicator and the memory of this run are nobody's that only keeps the bindings.
     fn finish(&mut self) {
-        self.inner.job = None;
+        self.inner.run = None;
     }
 
     fn keep_cell(&mut self, cell: Arc<TaskCell<Self>>) {

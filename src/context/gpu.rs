@@ -4,77 +4,78 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attached::Attached;
+use super::communicator_binding::CommunicatorBinding;
 use super::regions::Regions;
-use super::run::{Addresses, Run, RunIo};
+use super::run::{Addresses, EngineRun, RunIo};
 use super::shapes::Shapes;
-use crate::comm::NcclBackend;
+use crate::comm::Communicator;
 use crate::cuda::CudaStream;
 use crate::engine::IoMode;
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::memory::{MemorySpace, RawTensor};
-use crate::stream::Watch;
 
 /// # Safety
 ///
 /// As [`run`](super::run::run).
 pub(super) unsafe fn run(
-    attached: &Attached,
-    nccl: &NcclBackend,
+    binding: &CommunicatorBinding,
+    communicator: &Communicator,
     regions: &mut Regions,
     shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
+    default_stream: &Arc<CudaStream>,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
     let is_done_here = stream.is_none();
-    let stream = stream.unwrap_or(nccl.stream());
+    let stream = stream.unwrap_or(default_stream);
+    let device = stream.device();
     let is_capturing = stream.is_capturing()?;
     regions.follow(stream, is_capturing)?;
-    locate(attached, nccl, regions, io)?;
+    locate(binding, regions, io)?;
     // What the caller bound in host memory, and this rank uses.
     let on_host = |mode: IoMode| {
         let tensors = io.tensors.iter().enumerate();
         tensors.filter_map(move |(index, raw)| {
             let raw = raw.as_ref().filter(|raw| raw.space == MemorySpace::Host && raw.byte_len > 0)?;
-            (attached.engine.io[index].mode == mode && attached.used[index]).then_some((index, raw))
+            (binding.engine.io[index].mode == mode && binding.used[index]).then_some((index, raw))
         })
     };
     let mirror = |located: &RunIo, index: usize| located.tensors[index].map_or(std::ptr::null_mut(), |raw| raw.address);
-    let alive = &mut || nccl.check();
+    let alive = &mut || communicator.check_alive();
     for (index, raw) in on_host(IoMode::Input) {
         let to = mirror(&regions.located, index);
         // SAFETY: the caller's promise; the mirror is as long.
-        unsafe { regions.transfer(nccl.device())?.upload(raw.address, to, raw.byte_len, stream, deadline, alive)? };
+        unsafe { regions.transfer(device)?.upload(raw.address, to, raw.byte_len, stream, deadline, alive)? };
     }
     let Regions { recording, memory, located, .. } = regions;
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
-        unsafe { Run::new(attached, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
+        unsafe { EngineRun::new(binding, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
     };
-    if attached.options.cuda_graph && !is_capturing {
-        let prepare = |stream: &CudaStream| attached.reserve(stream, deadline);
+    if binding.options.cuda_graph && !is_capturing {
+        let prepare = |stream: &Arc<CudaStream>| binding.reserve(Some(stream), deadline);
         // SAFETY: the caller's promise.
-        unsafe { recording.run(nccl, (shapes, located), stream, prepare, layers)? };
+        unsafe { recording.run(communicator, (shapes, located), stream, prepare, layers)? };
     } else {
         layers(stream)?;
     }
     for (index, raw) in on_host(IoMode::Output) {
         let from = mirror(&regions.located, index);
         // SAFETY: the caller's promise; the mirror is as long.
-        unsafe { regions.transfer(nccl.device())?.download(from, raw.address, raw.byte_len, stream, deadline, alive)? };
+        unsafe { regions.transfer(device)?.download(from, raw.address, raw.byte_len, stream, deadline, alive)? };
     }
-    if is_done_here { nccl.wait(stream, deadline) } else { Ok(()) }
+    if is_done_here { communicator.synchronize(stream, deadline) } else { Ok(()) }
 }
 
 /// Finds where each tensor is on the GPU: where the caller bound it, or in a mirror.
-fn locate(attached: &Attached, nccl: &NcclBackend, regions: &mut Regions, io: &RunIo) -> Result<()> {
-    let space = MemorySpace::Cuda(nccl.device().ordinal());
+fn locate(binding: &CommunicatorBinding, regions: &mut Regions, io: &RunIo) -> Result<()> {
+    let space = binding.space();
     for (index, raw) in io.tensors.iter().enumerate() {
         let located = match *raw {
-            Some(raw) if raw.space == MemorySpace::Host && attached.used[index] => {
+            Some(raw) if raw.space == MemorySpace::Host && binding.used[index] => {
                 Some(RawTensor { address: regions.mirror(index, space, raw.byte_len)?, space, ..raw })
             }
             // What is not used is not there.

@@ -1,7 +1,8 @@
 //! The execution context: shapes, a communicator, and running an engine on bound tensors.
 
-mod attached;
 mod bindings;
+mod checks;
+mod communicator_binding;
 mod gpu;
 mod regions;
 mod replay;
@@ -12,8 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use attached::Attached;
 pub use bindings::{Bindings, InputBuffer};
+use communicator_binding::CommunicatorBinding;
 use run::{RunIo, run};
 use shapes::Shapes;
 
@@ -36,7 +37,7 @@ use crate::stream::{EnqueueError, Stream, Work};
 /// Leaking or dropping a context while work is under way is sound: the work keeps what it needs.
 pub struct ExecutionContext {
     engine: Arc<EngineInner>,
-    attached: Arc<Attached>,
+    binding: Arc<CommunicatorBinding>,
     shapes: Arc<Shapes>,
     timeout: Option<Duration>,
     options: ContextOptions,
@@ -64,10 +65,10 @@ impl ContextOptions {
 
 impl ExecutionContext {
     pub(crate) fn new(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
-        let attached = Arc::new(Attached::without_communicator(Arc::clone(&engine), options)?);
+        let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine), options)?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
         let scratch = RunIo::for_engine(&engine);
-        Ok(ExecutionContext { engine, attached, shapes, timeout: None, options, scratch })
+        Ok(ExecutionContext { engine, binding, shapes, timeout: None, options, scratch })
     }
 
     /// The inputs, then the outputs.
@@ -95,15 +96,15 @@ impl ExecutionContext {
     /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
         let deadline = communicator.deadline();
-        let attach = || Attached::to(Arc::clone(&self.engine), communicator, self.options, deadline);
-        let attached = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, attach);
-        self.attached = Arc::new(attached.map_err(|e| e.on_rank(communicator.origin_rank()))?);
+        let bind = || CommunicatorBinding::to(Arc::clone(&self.engine), communicator, self.options, deadline);
+        let binding = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, bind);
+        self.binding = Arc::new(binding.map_err(|e| e.on_rank(communicator.origin_rank()))?);
         Ok(())
     }
 
     /// The communicator that is set.
     pub fn communicator(&self) -> Option<&Communicator> {
-        self.attached.communicator.as_ref()
+        self.binding.communicator.as_ref()
     }
 
     /// The time that a run may take, from the moment at which it is issued; without one, the
@@ -206,18 +207,18 @@ impl ExecutionContext {
         // A call before may have panicked in one of its iterators.
         self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
-            let attached = &self.attached;
-            attached.check(&self.shapes, &self.scratch, &Stream::inline())?;
-            let deadline = attached.deadline(self.timeout);
+            let binding = &self.binding;
+            binding.check(&self.shapes, &self.scratch, &Stream::inline())?;
+            let deadline = binding.deadline(self.timeout);
             // SAFETY: just checked, and the views borrow their memory until this function returns.
-            let run = || unsafe { run(attached, &self.shapes, &self.scratch, deadline, None) };
-            match &attached.communicator {
+            let run = || unsafe { run(binding, &self.shapes, &self.scratch, deadline, None) };
+            match &binding.communicator {
                 Some(communicator) => communicator.in_turn(Extent::WithGroups, &"execute", deadline, run),
                 None => run(),
             }
         });
         self.scratch.clear();
-        result.map_err(|e| self.attached.on_rank(e))
+        result.map_err(|e| self.binding.on_rank(e))
     }
 
     fn bind_views<'i, 'o>(
@@ -247,13 +248,13 @@ impl ExecutionContext {
     /// As [`execute`](Self::execute), with the bindings: what is found before anything moves from here, everything else from
     /// [`Work::wait`].
     pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
-        bindings.enqueue(&self.engine, &self.attached, &self.shapes, self.timeout, stream)
+        bindings.enqueue(&self.engine, &self.binding, &self.shapes, self.timeout, stream)
     }
 }
 
 impl fmt::Debug for ExecutionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.attached.communicator)
+        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.binding.communicator)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Runs that are recorded into a CUDA graph and then replayed.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::run::RunIo;
 use super::shapes::Shapes;
-use crate::comm::NcclBackend;
-use crate::cuda::{Capture, CudaStream, Graph};
+use crate::comm::{Communicator, SharedGraph};
+use crate::cuda::{Capture, CudaStream};
 use crate::error::Result;
 use crate::util::lock;
 
@@ -16,8 +16,8 @@ pub(super) struct Recording {
     shapes: Option<Arc<Shapes>>,
     /// Each tensor's address, and what tells its memory from other memory there.
     memory: Vec<(usize, u64)>,
-    /// The family of communicators may take it, before it ends.
-    graph: Arc<Mutex<Option<Graph>>>,
+    /// Shared with the communicator, which destroys it before it ends.
+    graph: SharedGraph,
     /// Where runs are recorded: nobody else's work comes between on this one.
     stream: Option<Arc<CudaStream>>,
 }
@@ -51,10 +51,10 @@ impl Recording {
     /// `layers` enqueues it on the stream it is given, on memory that is good until it is done; `prepare` makes what it needs there.
     pub(super) unsafe fn run(
         &mut self,
-        nccl: &NcclBackend,
+        communicator: &Communicator,
         (shapes, io): (&Arc<Shapes>, &RunIo),
         stream: &Arc<CudaStream>,
-        prepare: impl FnOnce(&CudaStream) -> Result<()>,
+        prepare: impl FnOnce(&Arc<CudaStream>) -> Result<()>,
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
         if !self.is_again(shapes, io) {
@@ -67,8 +67,8 @@ impl Recording {
                 let own = match &self.stream {
                     Some(own) => own,
                     None => {
-                        nccl.add_graph(&self.graph);
-                        self.stream.insert(Arc::new(CudaStream::new(nccl.device())?))
+                        communicator.track_graph(&self.graph);
+                        self.stream.insert(Arc::new(CudaStream::new(stream.device())?))
                     }
                 };
                 prepare(own)?;

@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attached::Attached;
+use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
-use crate::comm::{Communicator, Group, Purpose, Request, Signature};
+use crate::comm::{CallGroup, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
@@ -60,23 +60,24 @@ impl RunIo {
 ///
 /// # Safety
 ///
-/// [`Attached::check`] has found these shapes and tensors right. Until this returns, or what it enqueues is done, the tensors are
+/// [`CommunicatorBinding::check`] has found these shapes and tensors right. Until this returns, or what it enqueues is done, the tensors are
 /// initialized memory that, as far as this rank uses it, nobody else writes, and for outputs, nobody else reads.
 pub(super) unsafe fn run(
-    attached: &Attached,
+    binding: &CommunicatorBinding,
     shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
-    let regions = &mut *attached.lock_regions(deadline)?;
+    let regions = &mut *binding.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        match attached.communicator.as_ref().and_then(Communicator::as_nccl) {
-            None => {
-                Run::new(attached, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory)).layers()
-            }
-            Some(nccl) => gpu::run(attached, nccl, regions, shapes, io, deadline, stream),
+        let on_gpu =
+            binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+        match on_gpu {
+            None => EngineRun::new(binding, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory))
+                .layers(),
+            Some((communicator, own)) => gpu::run(binding, communicator, regions, shapes, io, deadline, own, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
@@ -87,19 +88,19 @@ pub(super) unsafe fn run(
     }
     // What was recorded goes before the communicator.
     regions.recording.clear();
-    if let Some(communicator) = &attached.communicator {
+    if let Some(communicator) = &binding.communicator {
         communicator.abort_with(&error);
-        if let Some(nccl) = communicator.as_nccl().filter(|_| !is_capturing) {
+        if !is_capturing {
             // Parts of the run may be under way; only when they are not is memory the caller's again.
-            stream.unwrap_or(nccl.stream()).drain();
+            communicator.drain(stream);
         }
     }
     Err(error)
 }
 
 /// One run, and where its tensors are.
-pub(super) struct Run<'a> {
-    attached: &'a Attached,
+pub(super) struct EngineRun<'a> {
+    binding: &'a CommunicatorBinding,
     shapes: &'a Shapes,
     io: &'a RunIo,
     deadline: Instant,
@@ -125,16 +126,16 @@ impl<'a> Addresses<'a> {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> EngineRun<'a> {
     pub(super) fn new(
-        attached: &'a Attached,
+        binding: &'a CommunicatorBinding,
         shapes: &'a Shapes,
         io: &'a RunIo,
         deadline: Instant,
         executor: Executor<'a>,
         addresses: Addresses<'a>,
     ) -> Self {
-        Run { attached, shapes, io, deadline, executor, space: attached.space(), addresses }
+        EngineRun { binding, shapes, io, deadline, executor, space: binding.space(), addresses }
     }
 
     /// Does the layers in the order of the schedule.
@@ -143,44 +144,42 @@ impl<'a> Run<'a> {
     ///
     /// As [`run`]; tensors are in the executor's memory.
     pub(super) unsafe fn layers(&self) -> Result<()> {
-        let analysis = &self.attached.engine.analysis;
+        let analysis = &self.binding.engine.analysis;
         for step in &analysis.steps {
             let layers = &analysis.schedule[step.clone()];
             // SAFETY: the caller's promise; the layers before these have written what they read.
             unsafe {
-                match self.executor {
-                    Executor::Cuda(stream) if layers.len() > 1 && self.may_group(layers) => {
-                        self.group(layers, stream)?
-                    }
-                    _ => layers.iter().try_for_each(|&layer| self.layer(layer))?,
+                match layers.len() > 1 && self.may_group(layers) {
+                    true => self.group(layers)?,
+                    false => layers.iter().try_for_each(|&layer| self.layer(layer))?,
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether collectives that do not depend on each other can be given to NCCL together. Every rank finds the same, also one that
-    /// takes part in some of them only: a communicator's calls in a group are one, and wait for the others' as one.
+    /// Whether the backend takes these layers as one group of calls. Every rank finds the same, also
+    /// one that takes part in some of them only, because a backend may wait for a group as a whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
-        let Some(nccl) = self.attached.communicator.as_ref().and_then(Communicator::as_nccl) else { return false };
-        let collectives = &self.attached.engine.analysis.collectives;
+        let Some(communicator) = &self.binding.communicator else { return false };
+        let collectives = &self.binding.engine.analysis.collectives;
         layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
-            (Some(resolved), Some(call)) => nccl.is_direct(call, resolved.nb_rank as usize),
+            (Some(resolved), Some(call)) => communicator.can_group(call, resolved.nb_rank as usize),
             _ => false,
         })
     }
 
-    /// Enqueues collectives that do not depend on each other.
+    /// Runs collectives that do not depend on each other as one group.
     ///
     /// # Safety
     ///
     /// As [`layers`](Self::layers).
-    unsafe fn group(&self, layers: &[LayerId], stream: &Arc<CudaStream>) -> Result<()> {
-        let engine = &*self.attached.engine;
-        let deadline = self.deadline;
-        let mut group = Group::default();
+    unsafe fn group(&self, layers: &[LayerId]) -> Result<()> {
+        let engine = &*self.binding.engine;
+        let mut group = CallGroup::default();
+        let mut first = None;
         for id in layers {
-            let (Role::Member(communicator), Some(call)) = (self.attached.role(*id), self.shapes.calls[id.index()])
+            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.shapes.calls[id.index()])
             else {
                 continue;
             };
@@ -190,14 +189,15 @@ impl<'a> Run<'a> {
                 label: engine.analysis.collectives[id.index()].as_ref().map(|resolved| resolved.subject.as_str()),
                 input: self.located(layer.inputs[0]),
                 output: self.located(layer.outputs[0]),
-                deadline,
-                stream: Some(stream),
+                deadline: self.deadline,
+                stream: self.executor.stream(),
             };
-            group.add(communicator, &request)?;
+            communicator.add_to_group(&mut group, &request)?;
+            first.get_or_insert(communicator);
         }
         // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.
         unsafe {
-            group.enqueue(stream, deadline)?;
+            first.map_or(Ok(()), |communicator| communicator.run_group(&group))?;
             layers.iter().try_for_each(|&id| self.finish(id))
         }
     }
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
 
     /// Where a tensor is; null for one of the caller's that is not bound, and so not used.
     fn address(&self, tensor: TensorId) -> *mut u8 {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let bound = |index: usize| self.io.tensors[index].as_ref().map_or(std::ptr::null_mut(), |raw| raw.address);
         match &engine.memory.locations[tensor.index()] {
             Location::Input(number) => bound(*number),
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
     }
 
     fn raw(&self, tensor: TensorId) -> RawTensor {
-        let data_type = self.attached.engine.analysis.types[tensor.index()];
+        let data_type = self.binding.engine.analysis.types[tensor.index()];
         let shape = self.shapes.all[tensor.index()];
         let Address { pointer, space } = self.located(tensor);
         RawTensor {
@@ -253,7 +253,7 @@ impl<'a> Run<'a> {
     ///
     /// As [`run`]; the layer's inputs are written.
     unsafe fn layer(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let layer = &engine.network.layers[id.index()];
         match &layer.body {
             LayerBody::Constant(_) => {}
@@ -296,12 +296,12 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Run::layer`]; the layer is done.
+    /// As [`EngineRun::layer`]; the layer is done.
     unsafe fn finish(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let layer = &engine.network.layers[id.index()];
         let call = self.shapes.calls[id.index()].as_ref();
-        let written = call.is_none_or(|call| self.attached.role(id).writes_output(call));
+        let written = call.is_none_or(|call| self.binding.role(id).writes_output(call));
         for &tensor in &layer.outputs {
             match &engine.memory.locations[tensor.index()] {
                 Location::Region(place) if !written => {
@@ -324,17 +324,18 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Run::layer`].
+    /// As [`EngineRun::layer`].
     unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.attached.engine;
+        let engine = &*self.binding.engine;
         let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], &self.shapes.calls[id.index()])
         else {
             return Ok(());
         };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
-        // SAFETY: the call was made for the shapes of these tensors.
-        unsafe { self.attached.role(id).run(call, &resolved.subject, sides, self.deadline, self.executor) }
+        // SAFETY: the call was made for the shapes of these tensors, which `CommunicatorBinding::check`
+        // has found right, or which lie in places of the memory plan.
+        unsafe { self.binding.role(id).run(call, &resolved.subject, sides, self.deadline, self.executor) }
     }
 
     /// # Safety

@@ -54,23 +54,22 @@ impl Role {
         matches!(self, Role::Identity) || self.group_rank().is_some_and(|rank| call.writes_output(rank))
     }
 
-    /// Checks alignment and overlap of the buffers that a call uses on this rank.
-    pub(crate) fn check_buffers(&self, call: &Call, input: usize, output: usize) -> Result<()> {
+    /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
+    pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
         match self {
             Role::Skip => Ok(()),
-            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, input, output),
-            Role::Member(communicator) => {
-                check_buffers(call, GroupRank(communicator.rank().0), communicator.world_size() as usize, input, output)
-            }
+            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, input.addr(), output.addr()),
+            Role::Member(communicator) => communicator.check_buffers(call, input, output),
         }
     }
 
-    /// Runs the layer's call, or enqueues it.
+    /// Runs the layer's call, or enqueues it, on buffers that have passed
+    /// [`check_buffers`](Self::check_buffers).
     ///
     /// # Safety
     ///
-    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank are valid for the lengths that it
-    /// says, and used by nobody else.
+    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
+    /// are valid for the lengths that it says, and used by nobody else.
     pub(crate) unsafe fn run(
         &self,
         call: &Call,
@@ -82,17 +81,23 @@ impl Role {
         match self {
             Role::Skip => Ok(()),
             Role::Identity => {
-                // SAFETY: the caller's promise.
-                self.check_buffers(call, input.addr(), output.addr())
-                    .and_then(|()| unsafe { executor.copy(input, output, call.block_bytes(), deadline) })
+                // SAFETY: the caller's promise, and the buffers passed the check.
+                unsafe { executor.copy(input, output, call.block_bytes(), deadline) }
                     .map_err(|e| e.about(|| subject.to_owned()))
             }
             Role::Member(communicator) => {
                 let signature = Signature { purpose: Purpose::Collective, call: *call };
                 let stream = executor.stream();
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's promise, and the buffers passed the check.
                 unsafe {
-                    communicator.run(&Request { signature, label: Some(subject), input, output, deadline, stream })
+                    communicator.run_checked(&Request {
+                        signature,
+                        label: Some(subject),
+                        input,
+                        output,
+                        deadline,
+                        stream,
+                    })
                 }
             }
         }
@@ -131,10 +136,7 @@ impl<'a> Roles<'a> {
             }
             None => Ok(()),
         };
-        let result = result.and_then(|()| match communicator.as_nccl() {
-            Some(nccl) if layer.nb_rank > 1 => nccl.check_device(),
-            _ => Ok(()),
-        });
+        let result = result.and_then(|()| if layer.nb_rank > 1 { communicator.check_device() } else { Ok(()) });
         result.map_err(|e| e.about(|| layer.subject.clone()))
     }
 
@@ -299,7 +301,8 @@ impl BoundLayer {
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.communicator.deadline();
         let (call, subject) = (self.call(&shape), &self.layer.subject);
-        // SAFETY: the lengths were compared just now, and the views borrow the buffers.
+        self.role.check_buffers(&call, sides).map_err(about)?;
+        // SAFETY: the buffers have just been checked, and the views borrow them.
         let run = || unsafe { self.role.run(&call, subject, sides, deadline, Executor::Caller) };
         self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
@@ -323,23 +326,23 @@ impl BoundLayer {
         output: *mut u8,
         dims: &[usize],
         stream: &Stream,
-    ) -> Result<Work<RawCall>> {
+    ) -> Result<Work<LayerTask>> {
         let shape = Shape::new(dims)?;
         self.layer.output_shape(self.data_type, &shape)?;
         let call = self.call(&shape);
-        self.role
-            .check_buffers(&call, input.addr(), output.addr())
-            .map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))?;
         let space = self.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        let task = RawCall { bound: self.clone(), call, sides, deadline: self.communicator.deadline() };
+        self.role
+            .check_buffers(&call, sides)
+            .map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))?;
+        let task = LayerTask { bound: self.clone(), call, sides, deadline: self.communicator.deadline() };
         Ok(stream.submit(task, None))
     }
 }
 
-/// A layer's run on raw addresses.
+/// A layer's run on raw addresses, which a [`Work`] owns.
 #[derive(Debug)]
-pub struct RawCall {
+pub struct LayerTask {
     bound: BoundLayer,
     call: Call,
     sides: [Address; 2],
@@ -347,18 +350,18 @@ pub struct RawCall {
 }
 
 // SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
-unsafe impl Send for RawCall {}
+unsafe impl Send for LayerTask {}
 // SAFETY: a shared reference gives no way to the addresses.
-unsafe impl Sync for RawCall {}
+unsafe impl Sync for LayerTask {}
 
-impl Task for RawCall {
+impl Task for LayerTask {
     fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
         Some(self.bound.communicator.order(Extent::WithGroups))
     }
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
-        // SAFETY: the promise of `enqueue`.
+        // SAFETY: the promise of `enqueue`, which has checked the buffers.
         unsafe { role.run(&self.call, &layer.subject, self.sides, self.deadline, Executor::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }

@@ -8,7 +8,7 @@ mod typed;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use agreement::{PlannedCall, agree};
-pub use bound::{BoundLayer, RawCall};
+pub use bound::{BoundLayer, LayerTask};
 pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::process;
-use crate::comm::{Wanted, nccl};
+use crate::comm::{BackendKind, nccl};
 use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::util::text::list_ranks;
@@ -14,7 +14,7 @@ use crate::util::text::list_ranks;
 /// What a rank tells the others of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankInfo {
-    wanted: Wanted,
+    wanted: BackendKind,
     /// The running system and the network namespace. The host backend connects ranks that are equal
     /// in both.
     machine: String,
@@ -78,7 +78,7 @@ impl Agreement {
             let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
             ranks.map(|rank| rank as u32).collect::<Vec<_>>()
         };
-        let sides: Vec<String> = [Wanted::Nccl, Wanted::Host, Wanted::Auto]
+        let sides: Vec<String> = [BackendKind::Nccl, BackendKind::Host, BackendKind::Auto]
             .into_iter()
             .map(|wanted| (wanted, ranks_that(&|info| info.wanted == wanted)))
             .filter(|(_, ranks)| !ranks.is_empty())
@@ -99,21 +99,21 @@ impl Agreement {
         let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
         let obstacle = obstacle_to_nccl(&infos);
         match (first.wanted, obstacle) {
-            (Wanted::Nccl | Wanted::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
-            (Wanted::Nccl, Some(obstacle)) => bail!(
+            (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
+            (BackendKind::Nccl, Some(obstacle)) => bail!(
                 Unsupported,
                 "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
             ),
-            (Wanted::Auto, Some(obstacle)) if !is_one_machine => {
+            (BackendKind::Auto, Some(obstacle)) if !is_one_machine => {
                 bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(&infos, &elsewhere))
             }
-            (Wanted::Host, _) if !is_one_machine => {
+            (BackendKind::Host, _) if !is_one_machine => {
                 bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&infos, &elsewhere))
             }
-            (Wanted::Auto, Some(obstacle)) => {
+            (BackendKind::Auto, Some(obstacle)) => {
                 crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
             }
-            (Wanted::Host, _) => {}
+            (BackendKind::Host, _) => {}
         }
         Ok(agreement(AgreedBackend::Host))
     }
@@ -128,16 +128,18 @@ pub(super) enum AgreedBackend {
 
 impl RankInfo {
     /// What this process tells the others. `ordinal` is the number of the GPU that it would use.
-    pub(super) fn of_this_process(wanted: Wanted, seed: u64, ordinal: u32, local_rank: u32) -> Self {
+    pub(super) fn of_this_process(wanted: BackendKind, seed: u64, ordinal: u32, local_rank: u32) -> Self {
         // An abstract socket can be reached within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
             // CUDA is not loaded.
-            Wanted::Host => Err("it asks for the host backend".to_owned()),
-            Wanted::Nccl => RankGpu::find(ordinal).map_err(|error| error.to_string()),
+            BackendKind::Host => Err("it asks for the host backend".to_owned()),
+            BackendKind::Nccl => RankGpu::find(ordinal).map_err(|error| error.to_string()),
             // NCCL is chosen for the caller only if everything works with it, kernels too.
-            Wanted::Auto => nvrtc_version().and_then(|_| RankGpu::find(ordinal)).map_err(|error| error.to_string()),
+            BackendKind::Auto => {
+                nvrtc_version().and_then(|_| RankGpu::find(ordinal)).map_err(|error| error.to_string())
+            }
         };
         RankInfo {
             wanted,
@@ -233,7 +235,7 @@ mod tests {
 
     #[test]
     fn local_ranks_of_one_machine_are_different() {
-        let local = |local_rank| RankInfo { local_rank, ..of(Wanted::Auto) };
+        let local = |local_rank| RankInfo { local_rank, ..of(BackendKind::Auto) };
         assert_eq!(same_local_ranks(&[local(1), local(0)]), None);
         let warning = same_local_ranks(&[local(1), local(0), local(1)]).expect("two are the same");
         assert!(warning.starts_with("ranks 0 and 2 both have local rank 1 on a; "), "{warning}");
@@ -242,11 +244,11 @@ mod tests {
         {
             assert_eq!(same_local_ranks(&[local(0), elsewhere]), None);
         }
-        let twice = [with_gpu(Wanted::Nccl, "01"), with_gpu(Wanted::Nccl, "01")];
+        let twice = [with_gpu(BackendKind::Nccl, "01"), with_gpu(BackendKind::Nccl, "01")];
         assert!(result_as_given(&twice).contains("ranks 0 and 1 are both on GPU 01"));
     }
 
-    fn of(wanted: Wanted) -> RankInfo {
+    fn of(wanted: BackendKind) -> RankInfo {
         let gpu = Err("there is no GPU".to_owned());
         RankInfo {
             wanted,
@@ -259,20 +261,20 @@ mod tests {
         }
     }
 
-    fn with_gpu(wanted: Wanted, bus_id: &str) -> RankInfo {
+    fn with_gpu(wanted: BackendKind, bus_id: &str) -> RankInfo {
         RankInfo { gpu: Ok(RankGpu { bus_id: bus_id.to_owned(), is_shareable: false }), ..of(wanted) }
     }
 
     #[test]
     fn all_come_to_the_same_end() {
-        assert_eq!(result_of(&[of(Wanted::Auto), RankInfo { seed: 6, ..of(Wanted::Auto) }]), "Host, 5");
+        assert_eq!(result_of(&[of(BackendKind::Auto), RankInfo { seed: 6, ..of(BackendKind::Auto) }]), "Host, 5");
         assert_eq!(
-            result_of(&[of(Wanted::Nccl), of(Wanted::Auto), of(Wanted::Nccl)]),
+            result_of(&[of(BackendKind::Nccl), of(BackendKind::Auto), of(BackendKind::Nccl)]),
             "ranks want different backends: ranks 0 and 2 ask for \"nccl\"; rank 1 asks for \"auto\""
         );
-        let there = RankInfo { hostname: "b".to_owned(), machine: "another".to_owned(), ..of(Wanted::Host) };
+        let there = RankInfo { hostname: "b".to_owned(), machine: "another".to_owned(), ..of(BackendKind::Host) };
         assert_eq!(
-            result_of(&[of(Wanted::Host), there.clone(), there]),
+            result_of(&[of(BackendKind::Host), there.clone(), there]),
             "the host backend is for one machine: rank 0 is on a, ranks 1 and 2 elsewhere (rank 1 on b); beyond one machine \
              there will be MPI"
         );
@@ -280,20 +282,20 @@ mod tests {
 
     #[test]
     fn nccl_is_used_where_every_rank_has_a_gpu_of_its_own() {
-        let [one, two] = ["01", "02"].map(|gpu| with_gpu(Wanted::Auto, gpu));
+        let [one, two] = ["01", "02"].map(|gpu| with_gpu(BackendKind::Auto, gpu));
         assert_eq!(result_of(&[one.clone(), two.clone()]), "Nccl, 5");
         assert_eq!(result_of(&[one.clone(), one.clone()]), "Host, 5");
-        assert_eq!(result_of(&[one.clone(), of(Wanted::Auto)]), "Host, 5");
+        assert_eq!(result_of(&[one.clone(), of(BackendKind::Auto)]), "Host, 5");
         let elsewhere = |info| RankInfo { machine: "another".to_owned(), ..info };
         assert_eq!(result_of(&[one.clone(), elsewhere(one.clone())]), "Nccl, 5");
         assert_eq!(
-            result_of(&[one, two, elsewhere(of(Wanted::Auto))]),
+            result_of(&[one, two, elsewhere(of(BackendKind::Auto))]),
             "the host backend is for one machine: rank 0 is on a, rank 2 elsewhere (rank 2 on a); beyond one machine NCCL \
              cannot be used: rank 2: there is no GPU"
         );
-        let one = with_gpu(Wanted::Nccl, "01");
+        let one = with_gpu(BackendKind::Nccl, "01");
         assert_eq!(
-            result_of(&[of(Wanted::Nccl), one.clone(), of(Wanted::Nccl)]),
+            result_of(&[of(BackendKind::Nccl), one.clone(), of(BackendKind::Nccl)]),
             "NCCL cannot be used: ranks 0 and 2: there is no GPU; the backend \"host\" does the same on one machine without GPUs"
         );
         assert_eq!(
@@ -301,10 +303,11 @@ mod tests {
             "NCCL cannot be used: ranks 0 and 1 are both on GPU 01, and NCCL has one rank a GPU; from 2.30 on several share it \
              with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same on one machine without GPUs"
         );
-        let shared = RankInfo { gpu: Ok(RankGpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(Wanted::Nccl) };
+        let shared =
+            RankInfo { gpu: Ok(RankGpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(BackendKind::Nccl) };
         assert_eq!(result_of(&[shared.clone(), shared.clone()]), "Nccl, 5");
         assert!(
-            result_of(&[shared, with_gpu(Wanted::Nccl, "01")])
+            result_of(&[shared, with_gpu(BackendKind::Nccl, "01")])
                 .starts_with("NCCL cannot be used: ranks 0 and 1 are both")
         );
     }

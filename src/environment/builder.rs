@@ -14,7 +14,7 @@ use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
 use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, Wanted};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, Purpose};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
@@ -47,7 +47,7 @@ pub const DEFAULT_SEED: u64 = 1024;
 #[must_use = "nothing is initialized until `initialize` is called"]
 pub struct EnvironmentBuilder {
     given: CallerValues,
-    backend: String,
+    backend: BackendKind,
     device: Option<u32>,
     secret: Option<Secret>,
     seed: u64,
@@ -60,7 +60,7 @@ impl Default for EnvironmentBuilder {
     fn default() -> Self {
         EnvironmentBuilder {
             given: CallerValues::default(),
-            backend: "auto".to_owned(),
+            backend: BackendKind::Auto,
             device: None,
             secret: None,
             seed: DEFAULT_SEED,
@@ -123,9 +123,9 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// Sets the backend: "nccl", "host" ("gloo" is another name of it) or "auto", the default.
-    pub fn backend(mut self, name: impl Into<String>) -> Self {
-        self.backend = name.into();
+    /// Sets the backend. [`BackendKind::Auto`] unless set.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = backend;
         self
     }
 
@@ -170,7 +170,7 @@ impl EnvironmentBuilder {
     ///
     /// - `NotReady`: this process has an environment.
     /// - `InvalidArgument`: a value is missing or wrong, or values contradict each other (one error
-    ///   for all of them); there is no backend of that name; the secret is empty; rank 0's port is
+    ///   for all of them); the secret is empty; rank 0's port is
     ///   in use, or its file has content.
     /// - `Disagreement`: ranks have different world sizes, secrets or backends, or two processes
     ///   have the same rank.
@@ -183,7 +183,6 @@ impl EnvironmentBuilder {
         let line = Location::caller();
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
-        let wanted: Wanted = self.backend.parse()?;
         let discovery = discover(&self.given, &ThisSystem)?;
         let timeout = match self.timeout {
             Some(timeout) => timeout,
@@ -197,13 +196,13 @@ impl EnvironmentBuilder {
             discovery: &discovery,
             deadline,
         };
-        let connected = self.connect(wanted, &connecting).map_err(|e| e.on_rank(discovery.rank));
-        let (communicator, Agreement { backend, seed, .. }) = connected?;
+        let connected = self.connect(&connecting).map_err(|e| e.on_rank(discovery.rank));
+        let (communicator, Agreement { seed, .. }) = connected?;
         let communicator = communicator.with_timeout(timeout);
         report.met();
         only_one.count();
         let groups = NamedGroups::new(communicator.clone());
-        let environment = Environment { communicator, backend, discovery, seed, groups, _only_one: only_one };
+        let environment = Environment { communicator, discovery, seed, groups, _only_one: only_one };
         crate::util::log::event!(DEBUG, "{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));
@@ -212,10 +211,10 @@ impl EnvironmentBuilder {
     }
 
     /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
-    fn connect(&self, wanted: Wanted, connecting: &Connecting<'_>) -> Result<(Communicator, Agreement)> {
+    fn connect(&self, connecting: &Connecting<'_>) -> Result<(Communicator, Agreement)> {
         let Connecting { discovery, deadline, ref job, ordinal } = *connecting;
         let secret = self.checked_secret()?;
-        let info = RankInfo::of_this_process(wanted, self.seed, ordinal, discovery.local_rank).to_bytes()?;
+        let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank).to_bytes()?;
         let endpoint = match &discovery.rendezvous {
             RendezvousPoint::Machine => {
                 let host = connecting.host_communicator(job)?;
@@ -231,7 +230,7 @@ impl EnvironmentBuilder {
                 return Ok((communicator, agreement));
             }
             RendezvousPoint::Endpoint(Endpoint::Tcp { host, .. })
-                if wanted == Wanted::Host && !is_this_machine(host) =>
+                if self.backend == BackendKind::Host && !is_this_machine(host) =>
             {
                 bail!(
                     Unsupported,

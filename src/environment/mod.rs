@@ -15,7 +15,6 @@ mod rendezvous;
 use std::fmt;
 use std::time::Duration;
 
-use agreement::AgreedBackend;
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
 pub(crate) use discovery::variable_names;
@@ -24,7 +23,7 @@ pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;
 
-use crate::comm::Communicator;
+use crate::comm::{BackendKind, Communicator};
 use crate::cuda;
 use crate::error::Result;
 use crate::memory::MemorySpace;
@@ -104,7 +103,6 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A rank's GPU is the one whose number is its local rank, or the only one that its process sees.
 pub struct Environment {
     communicator: Communicator,
-    backend: AgreedBackend,
     discovery: Discovery,
     seed: u64,
     groups: NamedGroups,
@@ -192,12 +190,9 @@ impl Environment {
         self.discovery.launcher
     }
 
-    /// The backend: "host" or "nccl".
-    pub fn backend(&self) -> &'static str {
-        match self.backend {
-            AgreedBackend::Host => "host",
-            AgreedBackend::Nccl => "nccl",
-        }
+    /// The backend; never [`BackendKind::Auto`].
+    pub fn backend(&self) -> BackendKind {
+        self.communicator.backend()
     }
 
     /// The memory of this rank's tensors: with NCCL, the memory of its GPU.

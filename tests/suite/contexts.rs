@@ -740,5 +740,5 @@ fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
     is_error::<distcollective::EnqueueError<distcollective::Bindings>>();
     is_error::<distcollective::EnqueueError<distcollective::Operands>>();
-    is_error::<distcollective::EnqueueError<distcollective::RawCall>>();
+    is_error::<distcollective::EnqueueError<distcollective::LayerTask>>();
 }

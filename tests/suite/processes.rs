@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Communicator, DataType, Environment, Launcher, Rank, ReduceOperation, Result, Stream, TensorViewMut,
+    BackendKind, Communicator, DataType, Environment, Launcher, Rank, ReduceOperation, Result, Stream, TensorViewMut,
 };
 
 use crate::bootstrap::{bootstrap_all, rank_builder};
@@ -253,7 +253,8 @@ fn sum_until_told(communicator: &Communicator) {
 fn environment() -> Result<()> {
     for round in 0..2 {
         assert!(!Environment::is_initialized());
-        let environment = Environment::builder().timeout(DEADLINE).seed(5 + round).backend("gloo").initialize()?;
+        let environment =
+            Environment::builder().timeout(DEADLINE).seed(5 + round).backend("gloo".parse()?).initialize()?;
         assert!(Environment::is_initialized());
         let again = Environment::from_env().expect_err("one at a time").to_string();
         assert!(again.contains("was initialized at tests/suite/processes.rs:"), "{again}");
@@ -300,7 +301,7 @@ fn an_environment_can_follow_another() {
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(success, "{text}");
     }
-    let error = Environment::builder().rank(0).world_size(1).backend("mps").initialize().expect_err("no such backend");
+    let error = "mps".parse::<BackendKind>().expect_err("no such backend");
     assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"");
 }
 

@@ -14,7 +14,7 @@ mod replay;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use distcollective::Communicator;
+use distcollective::{BackendKind, Communicator};
 use serde_json::{Value, json};
 
 /// Why a benchmark could not be done.
@@ -71,7 +71,7 @@ fn run(arguments: &[String]) -> Result<()> {
             _ => return Err(USAGE.into()),
         }
     }
-    if let Err(error) = Communicator::check_backend("nccl", options.ranks) {
+    if let Err(error) = Communicator::check_backend(BackendKind::Nccl, options.ranks) {
         print(json!({"benchmark": name, "ranks": options.ranks, "skipped": error.to_string()}));
         return Ok(());
     }

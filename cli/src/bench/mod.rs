@@ -7,7 +7,7 @@ mod values;
 use std::process::{Child, Command, ExitCode};
 
 use distcollective::{
-    CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
+    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
 };
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ pub struct Arguments {
     check: u8,
     /// The backend: nccl, host (gloo is another name of it) or auto
     #[arg(long, default_value = "auto")]
-    backend: String,
+    backend: BackendKind,
     /// Comma-separated values with a header, instead of the table
     #[arg(long)]
     csv: bool,
@@ -131,9 +131,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 /// Started by a launcher, this process is one rank of the job. What every rank finds wrong, rank 0 tells.
 fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
     let timeout = crate::timeout(arguments.timeout)?;
-    let environment = Environment::builder().backend(&arguments.backend).timeout(timeout).initialize()?;
+    let environment = Environment::builder().backend(arguments.backend).timeout(timeout).initialize()?;
     let n = environment.world_size();
-    let bench = match prepare(arguments, n, "processes", environment.backend()) {
+    let bench = match prepare(arguments, n, "processes", environment.backend().name()) {
         Err(_) if !environment.is_master() => return Ok(ExitCode::FAILURE),
         bench => bench?,
     };
@@ -148,13 +148,13 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let n = arguments.n.unwrap_or(2);
     // What is wrong with the options is found before anything starts.
     prepare(arguments, n, "threads", "")?;
-    Communicator::check_backend(&arguments.backend, n)?;
+    Communicator::check_backend(arguments.backend, n)?;
     if arguments.processes {
         return start_processes(n);
     }
     let timeout = crate::timeout(arguments.timeout)?;
-    let communicators = Communicator::in_process_on(&arguments.backend, n, timeout)?;
-    let bench = prepare(arguments, n, "threads", communicators[0].backend())?;
+    let communicators = Communicator::in_process_on(arguments.backend, n, timeout)?;
+    let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
     Ok(verdict(run_threads(&bench, communicators)?))
 }
 

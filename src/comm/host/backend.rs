@@ -14,9 +14,11 @@ use super::protocol::running_call::{CallProgress, RunningCall};
 use super::protocol::segment::{Milestone, Segment};
 use super::world::World;
 use crate::collective::{Call, Collective};
+use crate::comm::BackendKind;
 use crate::comm::backend::{Backend, Request};
 use crate::comm::rank_lock;
 use crate::comm::signature::{Purpose, Signature};
+use crate::comm::split::SplitGroup;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer};
@@ -73,6 +75,11 @@ impl HostBackend {
 
     pub(super) fn domain(&self) -> &AbortDomain {
         &self.segment.domain
+    }
+
+    /// Whether this is the process that made the communicator, and not one forked from it.
+    fn check_process(&self) -> Result<()> {
+        self.domain().process.check("a communicator")
     }
 
     /// Begins a call: every call passes here once. Another thread of this rank may hold the lock
@@ -154,27 +161,16 @@ impl HostBackend {
         Ok((memory, id))
     }
 
-    /// The communicator of the ranks with this color. `all` has each rank's color and key.
-    fn split_off(
-        &self,
-        color: u32,
-        all: &[[i64; 2]],
-        progress: &CallProgress,
-        deadline: Instant,
-    ) -> Result<HostBackend> {
-        let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == i64::from(color)).collect();
-        members.sort_by_key(|&r| all[r][1]);
-        let Some(rank) = members.iter().position(|&r| r == self.rank.index()) else {
-            bail!(System, "the exchange of colors lost this rank's own");
-        };
-        let members: Box<[Rank]> = members.iter().map(|&r| self.segment.member(GroupRank(r as u32))).collect();
+    /// The communicator of a group's members.
+    fn split_off(&self, group: &SplitGroup, progress: &CallProgress, deadline: Instant) -> Result<HostBackend> {
+        let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
         let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
         let size = Segment::memory_size(0, members.len(), spans_processes);
-        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color };
+        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color: group.id() };
         let (memory, id) = self.shared_memory(key, &members, size, progress, deadline)?;
         let domain = Arc::clone(&self.segment.domain);
         let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
-        Ok(self.descendant(segment, GroupRank(rank as u32)))
+        Ok(self.descendant(segment, group.rank))
     }
 
     /// This rank's part of a new block of symmetric memory.
@@ -212,31 +208,35 @@ impl HostBackend {
         unsafe { self.run_entered(progress, &Request::barrier(purpose, deadline)) }
     }
 
-    /// Gathers two words from every rank, in rank order.
-    fn gather_words(
+    /// Gathers one number from every rank, in rank order.
+    fn gather_numbers(
         &self,
         progress: &mut CallProgress,
         purpose: Purpose,
-        words: [i64; 2],
+        number: i64,
         deadline: Instant,
-    ) -> Result<Vec<[i64; 2]>> {
-        let mut all = vec![[0i64; 2]; self.segment.len()];
-        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 2 };
+    ) -> Result<Vec<i64>> {
+        let mut all = vec![0i64; self.segment.len()];
+        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 1 };
         let request = Request {
             signature: Signature { purpose, call },
             label: None,
-            input: Address::host(words.as_ptr().cast()),
+            input: Address::host((&raw const number).cast()),
             output: Address::host(all.as_mut_ptr().cast()),
             deadline,
             stream: None,
         };
-        // SAFETY: the input holds two elements, and the output two for each rank. Both are locals.
+        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
         unsafe { self.run_entered(progress, &request)? };
         Ok(all)
     }
 }
 
 impl Backend for HostBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Host
+    }
+
     fn rank(&self) -> Rank {
         Rank(self.rank.0)
     }
@@ -255,14 +255,9 @@ impl Backend for HostBackend {
         unsafe { self.run_entered(&mut progress, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let progress = &mut *self.enter(deadline)?;
-        let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let all = self.gather_words(progress, Purpose::Split, mine, deadline)?;
-        let descendant = match color {
-            Some(color) => self.split_off(color, &all, progress, deadline).map(Some),
-            None => Ok(None),
-        };
+        let descendant = group.map(|group| self.split_off(group, progress, deadline)).transpose();
         let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
         self.leave_together(progress, Purpose::Split, deadline)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
@@ -271,20 +266,11 @@ impl Backend for HostBackend {
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         let progress = &mut *self.enter(deadline)?;
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
-        let mine = [byte_len as i64, i64::try_from(free).unwrap_or(i64::MAX)];
-        let all = self.gather_words(progress, Purpose::Allocate, mine, deadline)?;
-        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
-            // Every rank has the same list, so every rank returns an error here.
-            bail!(
-                Disagreement,
-                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
-                self.segment.member(GroupRank(other as u32)),
-                all[other][0]
-            );
-        }
+        let free = i64::try_from(free).unwrap_or(i64::MAX);
+        let all = self.gather_numbers(progress, Purpose::Allocate, free, deadline)?;
         let block_len = Arena::block_len(byte_len, self.segment.len())?;
         // The first rank allocates the block. Every rank checks that rank's figure.
-        let free = all[0][1];
+        let free = all[0];
         if u64::try_from(free).is_ok_and(|free| free < block_len as u64) {
             bail!(
                 System,
@@ -309,10 +295,6 @@ impl Backend for HostBackend {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
         }
-    }
-
-    fn check_process(&self) -> Result<()> {
-        self.domain().process.check("a communicator")
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

@@ -97,7 +97,7 @@ impl NcclBackend {
         &self,
         scratch: &mut Scratch,
         call: &Call,
-        [input, output]: [*mut u8; 2],
+        sides: [*mut u8; 2],
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
@@ -106,10 +106,7 @@ impl NcclBackend {
         }
         let n = self.origins.len();
         let writes = call.writes_output(self.rank);
-        // A barrier has no buffers at all; and NCCL wants addresses even where a rank uses none.
-        let or_stand_in =
-            |side: *mut u8, used: bool| if used && !side.is_null() { side } else { self.stand_in.address() };
-        let (input, output) = (or_stand_in(input, call.reads_input(self.rank)), or_stand_in(output, writes));
+        let [input, output] = sides.map(|side| self.or_stand_in(side));
         let route = Route::of(call, n, &self.features);
         self.prepare(route, call, stream)?;
         let scratch = scratch.take(route.scratch_bytes(call, n), stream)?;
@@ -145,7 +142,7 @@ impl NcclBackend {
                     }
                     Ok(())
                 }
-                Route::Truth => {
+                Route::Bool => {
                     let reduce_op = match call.collective.reduce_op() {
                         Some(ReduceOperation::Prod | ReduceOperation::Min) => ReduceOperation::Min,
                         _ => ReduceOperation::Max,
@@ -193,15 +190,14 @@ impl NcclBackend {
         sides: [*mut u8; 2],
         stream: &Arc<CudaStream>,
     ) -> Result<ncclResult_t> {
-        let sides = self.or_stand_in(call, sides);
+        let sides = sides.map(|side| self.or_stand_in(side));
         // SAFETY: the caller's promise.
         unsafe { self.call_raw(&call.collective, Elements::of(call), sides, self.handle.raw(), stream) }
     }
 
-    /// The addresses that NCCL gets: it wants some even where a rank uses none, and a barrier has no buffers at all.
-    fn or_stand_in(&self, call: &Call, [input, output]: [*mut u8; 2]) -> [*mut u8; 2] {
-        let choose = |side: *mut u8, used: bool| if used && !side.is_null() { side } else { self.stand_in.address() };
-        [choose(input, call.reads_input(self.rank)), choose(output, call.writes_output(self.rank))]
+    /// The address that NCCL gets: it wants one even for a side that the rank does not use.
+    fn or_stand_in(&self, side: *mut u8) -> *mut u8 {
+        if side.is_null() { self.stand_in.address() } else { side }
     }
 
     /// Makes NCCL's call of a collective.
@@ -217,7 +213,7 @@ impl NcclBackend {
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
-        self.handle.call(name_of(collective), deadline, &|| self.family.check(), |raw| {
+        self.handle.call(name_of(collective), deadline, &|| self.domain.check(), |raw| {
             // SAFETY: the caller's promise.
             unsafe { self.call_raw(collective, elements, sides, raw, stream) }
         })

@@ -24,7 +24,7 @@ const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
 pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;
 
 /// A communicator of NCCL's: our own, or the caller's, which is never aborted or destroyed.
-pub(super) struct Handle {
+pub(super) struct NcclHandle {
     pub(super) library: &'static Library,
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
@@ -34,11 +34,11 @@ pub(super) struct Handle {
 }
 
 // SAFETY: NCCL's communicators may be used from any thread, one at a time, which the mutex sees to.
-unsafe impl Send for Handle {}
+unsafe impl Send for NcclHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for NcclHandle {}
 
-impl Handle {
+impl NcclHandle {
     /// Meets the other ranks that have this id.
     pub(super) fn initialize(
         library: &'static Library,
@@ -50,14 +50,14 @@ impl Handle {
     ) -> Result<Self> {
         let what = "ncclCommInitRankConfig";
         let initialize = function!(library, ncclCommInitRankConfig)?;
-        let place = Place::default();
-        let result = place.fill(what, device, deadline, move |raw| {
+        let new = NewCommunicator::default();
+        let result = new.fill(what, device, deadline, move |raw| {
             let mut config = library.config();
             // SAFETY: pointers to a place for the communicator and to a configuration, both good during the call.
             unsafe { initialize(raw, world_size as i32, id, rank as i32, &mut config) }
         })?;
         // The communicator is there at once, though it is still in progress.
-        let raw = place.get();
+        let raw = new.get();
         if raw.is_null() {
             return Err(library.error(what, result, raw));
         }
@@ -77,14 +77,14 @@ impl Handle {
         let library = self.library;
         let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
-        let place = Place::default();
+        let new = NewCommunicator::default();
         // The communicator is written by a thread of NCCL's, while the parent is in progress.
         self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
             let mut config = library.config();
             // SAFETY: the parent is there while it is locked; the other pointers are good during the call.
-            unsafe { split(parent, color, key as i32, place.0.as_ptr(), &mut config) }
+            unsafe { split(parent, color, key as i32, new.0.as_ptr(), &mut config) }
         })?;
-        let raw = place.get();
+        let raw = new.get();
         if raw.is_null() {
             return Ok(None);
         }
@@ -94,7 +94,7 @@ impl Handle {
     }
 
     fn new(library: &'static Library, device: &Arc<Device>, raw: ncclComm_t) -> Self {
-        Handle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) }
+        NcclHandle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) }
     }
 
     /// The caller's communicator.
@@ -113,11 +113,11 @@ impl Handle {
         let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
         library.check("ncclCommCuDevice", result)?;
         let device = device(ordinal.max(0) as u32)?;
-        Ok(Handle { library, device, raw, is_own: false, is_open: Mutex::new(true) })
+        Ok(NcclHandle { library, device, raw, is_own: false, is_open: Mutex::new(true) })
     }
 
     /// This rank's number and the number of ranks.
-    pub(super) fn place(&self) -> Result<[u32; 2]> {
+    pub(super) fn rank_and_size(&self) -> Result<[u32; 2]> {
         let (mut rank, mut count) = (0, 0);
         let is_open = lock(&self.is_open);
         self.check_open(*is_open)?;
@@ -274,7 +274,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for NcclHandle {
     fn drop(&mut self) {
         let is_open = std::mem::replace(self.is_open.get_mut().unwrap_or_else(|e| e.into_inner()), false);
         if !self.is_own || !is_open || !self.device.is_here() {
@@ -314,15 +314,15 @@ impl Drop for Handle {
 
 /// Where NCCL writes a new communicator: at once, or when nobody waits for it any more. So it is never freed.
 #[derive(Clone, Copy)]
-struct Place(&'static AtomicPtr<ncclComm>);
+struct NewCommunicator(&'static AtomicPtr<ncclComm>);
 
-impl Default for Place {
+impl Default for NewCommunicator {
     fn default() -> Self {
-        Place(Box::leak(Box::default()))
+        NewCommunicator(Box::leak(Box::default()))
     }
 }
 
-impl Place {
+impl NewCommunicator {
     /// Calls what fills it, on a helper thread, since it may never return.
     fn fill(
         self,

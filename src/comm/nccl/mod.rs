@@ -6,7 +6,9 @@
 
 #[rustfmt::skip]
 mod bindings;
+mod bootstrap;
 mod calls;
+mod domain;
 mod group;
 mod handle;
 mod id;
@@ -16,12 +18,12 @@ mod scratch;
 mod staging;
 mod window;
 
-use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-pub(crate) use group::Group;
-use handle::Handle;
+pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, in_process, meet};
+use domain::NcclDomain;
+use handle::NcclHandle;
 pub use id::NcclId;
 pub(crate) use library::library;
 pub(crate) use route::reduces_float8;
@@ -29,20 +31,17 @@ use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
 
-use super::Communicator;
-use super::backend::{Backend, Request};
-use super::rank_lock;
+use super::backend::{Backend, CallGroup, Request, SharedGraph};
 use super::signature::{Purpose, Signature};
+use super::split::SplitGroup;
+use super::{BackendKind, rank_lock};
 use crate::collective::{Call, Collective, ReduceOperation};
-use crate::cuda::{CudaStream, Device, DeviceMemory, Graph, Transfer, device_count, nvrtc_version};
+use crate::cuda::{CudaStream, Device, DeviceMemory, Transfer};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
-use crate::util::fork::ProcessGuard;
-use crate::util::lock;
-use crate::util::text::count_of;
 
 /// The compute capability from which TensorRT's layer takes part among several ranks.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -50,24 +49,29 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 /// The bytes that stand in for a buffer which a rank does not use, since NCCL wants a valid address everywhere.
 const STAND_IN_BYTES: usize = 256;
 
+/// Whether layers of several ranks may run on a GPU: TensorRT's page on DistCollective wants compute capability 8.0.
+pub(crate) fn runs_layers(device: &Device) -> bool {
+    device.capability >= OLDEST_CAPABILITY
+}
+
 /// One rank of a communicator on GPUs.
 pub(crate) struct NcclBackend {
-    handle: Arc<Handle>,
+    handle: Arc<NcclHandle>,
     rank: GroupRank,
     /// This communicator's ranks, as numbers in the one from which it was split.
     origins: Box<[Rank]>,
     features: Features,
-    family: Arc<Family>,
+    domain: Arc<NcclDomain>,
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
     stand_in: DeviceMemory,
     /// Held during a call, so that two threads of one rank take turns.
-    progress: Mutex<Progress>,
+    state: Mutex<RankState>,
 }
 
 /// What a rank keeps from call to call.
 #[derive(Default)]
-struct Progress {
+struct RankState {
     /// The number of collectives so far.
     sequence: u64,
     scratch: Scratch,
@@ -76,7 +80,7 @@ struct Progress {
     transfer: Option<Transfer>,
 }
 
-impl Progress {
+impl RankState {
     /// Where host tensors are copied through, made when there is the first.
     fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
         match &mut self.transfer {
@@ -86,256 +90,15 @@ impl Progress {
     }
 }
 
-/// A communicator and everything that was split from it: what ends one ends all.
-struct Family {
-    ended: OnceLock<Error>,
-    handles: Mutex<Vec<Weak<Handle>>>,
-    /// What was recorded of their collectives: NCCL does not let go of a communicator before its graphs are gone.
-    graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
-    /// A communicator of the same ranks on the host, where they are on one machine: NCCL tells nobody that a rank has failed or
-    /// died; it does, at once.
-    sidecar: Option<Communicator>,
-    /// Whether the first communicator is our own, and not borrowed.
-    is_ours: bool,
-    process: ProcessGuard,
-}
-
-impl Family {
-    fn new(sidecar: Option<Communicator>, is_ours: bool) -> Self {
-        Family {
-            ended: OnceLock::new(),
-            handles: Mutex::default(),
-            graphs: Mutex::default(),
-            sidecar,
-            is_ours,
-            process: ProcessGuard::current(),
-        }
-    }
-
-    /// Whether this is the process that the rank is in.
-    fn check_process(&self) -> Result<()> {
-        self.process.check("a communicator")
-    }
-
-    fn check(&self) -> Result<()> {
-        self.check_process()?;
-        if let Some(error) = self.ended.get() {
-            return Err(error.clone());
-        }
-        self.sidecar.as_ref().map_or(Ok(()), |sidecar| sidecar.check_peers())
-    }
-
-    /// The error that NCCL has met on any of the communicators.
-    fn asynchronous_error(&self) -> Result<()> {
-        lock(&self.handles).iter().filter_map(Weak::upgrade).try_for_each(|handle| handle.asynchronous_error())
-    }
-
-    fn add(&self, handle: &Arc<Handle>) {
-        let mut handles = lock(&self.handles);
-        handles.retain(|handle| handle.strong_count() > 0);
-        handles.push(Arc::downgrade(handle));
-    }
-
-    /// Ends all communicators, because of this error or an earlier one.
-    fn end(&self, error: Error) {
-        if let Some(sidecar) = &self.sidecar {
-            sidecar.abort_with(&error);
-        }
-        // A process that was forked from the rank's has nothing of NCCL's or of the GPU to let go of.
-        if self.ended.set(error).is_err() || !self.process.is_current() {
-            return;
-        }
-        for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
-            // One that is being launched goes with its context.
-            if let Ok(mut graph) = graph.try_lock() {
-                *graph = None;
-            }
-        }
-        let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
-        // Together: one may wait for what another one still does on the GPU.
-        std::thread::scope(|scope| {
-            for handle in &handles {
-                // Where there is no thread, one after the other.
-                let aborting = std::thread::Builder::new().spawn_scoped(scope, || handle.abort());
-                aborting.map_or_else(|_| handle.abort(), drop);
-            }
-        });
-    }
-}
-
-/// Whether layers of several ranks may run on a GPU: TensorRT's page on DistCollective wants compute capability 8.0.
-pub(crate) fn runs_layers(device: &Device) -> bool {
-    device.capability >= OLDEST_CAPABILITY
-}
-
-/// Whether several ranks may share one GPU: from NCCL 2.30 on, where the environment asks for it.
-pub(crate) fn can_share_gpus() -> Result<bool> {
-    let version = library()?.version;
-    Ok((version.major, version.minor) >= (2, 30)
-        && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
-}
-
-/// Looks whether there are NCCL and GPUs for so many ranks of one process, and gives the number of GPUs.
-pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
-    library()?;
-    let gpus = device_count()?;
-    if gpus < world_size && !(gpus > 0 && can_share_gpus()?) {
-        let (ranks, gpus) = (count_of(world_size as usize, "rank"), count_of(gpus as usize, "GPU"));
-        bail!(
-            Unsupported,
-            "{ranks} on {gpus}: NCCL has one rank a GPU; from 2.30 on several share it with NCCL_MULTI_RANK_GPU_ENABLE=1"
-        );
-    }
-    Ok(gpus)
-}
-
-/// [`check_gpus`], and whether kernels can be made, without which some layers and types do not work.
-pub(crate) fn check_all(world_size: u32) -> Result<u32> {
-    nvrtc_version()?;
-    check_gpus(world_size)
-}
-
-/// The communicators of ranks that are threads of this process: rank `r` on GPU `r`, or shared among those there are.
-pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclBackend>> {
-    let gpus = check_gpus(world_size)?;
-    let id = NcclId::new()?;
-    // All ranks meet at the same time, each on a thread; the communicators can then go anywhere.
-    std::thread::scope(|scope| {
-        let meet = |(rank, sidecar): (u32, Communicator)| {
-            let id = &id;
-            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(sidecar), deadline);
-            std::thread::Builder::new().spawn_scoped(scope, meet)
-        };
-        let threads: Vec<_> = (0..world_size).zip(Communicator::in_process(world_size)?).map(meet).collect();
-        let joined = threads.into_iter().map(|thread| {
-            let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
-            thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
-        });
-        joined.collect::<Vec<Result<_>>>().into_iter().collect()
-    })
-}
-
-/// Meets the other ranks that have this id, each with a GPU of its own. Collective.
-pub(crate) fn meet(
-    id: &NcclId,
-    rank: Rank,
-    world_size: u32,
-    ordinal: u32,
-    sidecar: Option<Communicator>,
-    deadline: Instant,
-) -> Result<NcclBackend> {
-    if rank.0 >= world_size {
-        bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
-    }
-    let library = library()?;
-    let device = Device::open(ordinal)?;
-    let alive = || sidecar.as_ref().map_or(Ok(()), Communicator::check_peers);
-    let handle = Handle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
-    // The others need not wait for this rank.
-    let handle = handle.inspect_err(|error| sidecar.iter().for_each(|sidecar| sidecar.abort_with(error)))?;
-    NcclBackend::begin(handle, sidecar, deadline)
-}
-
-/// A rank on the caller's communicator. Collective.
-///
-/// # Safety
-///
-/// As [`Handle::borrowed`].
-pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Result<NcclBackend> {
-    if communicator.is_null() {
-        bail!(InvalidArgument, "the communicator is null");
-    }
-    // SAFETY: the caller's promise.
-    let handle = unsafe { Handle::borrowed(library()?, communicator.cast(), Device::open)? };
-    NcclBackend::begin(handle, None, deadline)
-}
-
 impl NcclBackend {
-    /// The first communicator of a family: its ranks tell each other what they can do.
-    fn begin(handle: Handle, sidecar: Option<Communicator>, deadline: Instant) -> Result<Self> {
-        let (features, is_ours) = (Features::of(&handle), handle.is_own);
-        let [_, world_size] = handle.place()?;
-        let origins = (0..world_size).map(Rank).collect();
-        let mut backend = Self::with(handle, origins, features, Arc::new(Family::new(sidecar, is_ours)))?;
-        let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
-        backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
-        Ok(backend)
-    }
-
-    fn with(handle: Handle, origins: Box<[Rank]>, features: Features, family: Arc<Family>) -> Result<Self> {
-        let [rank, world_size] = handle.place()?;
-        if world_size as usize != origins.len() {
-            bail!(System, "NCCL's communicator has {world_size} ranks instead of {}", origins.len());
-        }
-        let handle = Arc::new(handle);
-        family.add(&handle);
-        Ok(NcclBackend {
-            stream: Arc::new(CudaStream::new(&handle.device)?),
-            stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,
-            rank: GroupRank(rank),
-            origins,
-            features,
-            family,
-            handle,
-            progress: Mutex::default(),
-        })
-    }
-
     /// The GPU.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.handle.device
     }
 
-    /// The stream for calls that are done when they return.
-    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-
-    /// Whether layers of several ranks may run on this GPU.
-    pub(crate) fn check_device(&self) -> Result<()> {
-        if runs_layers(self.device()) {
-            return Ok(());
-        }
-        let ((major, minor), (oldest_major, oldest_minor)) = (self.device().capability, OLDEST_CAPABILITY);
-        bail!(
-            Unsupported,
-            "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
-            self.device()
-        )
-    }
-
-    /// Makes everything that a call on a stream needs, so that enqueueing it allocates and compiles nothing.
-    pub(crate) fn reserve(&self, call: &Call, stream: &CudaStream, deadline: Instant) -> Result<()> {
-        let route = Route::of(call, self.origins.len(), &self.features);
-        self.device().prepare(route.kernels(call).into_iter().flatten())?;
-        let bytes = route.scratch_bytes(call, self.origins.len());
-        self.turn(deadline)?.scratch.reserve(self.device(), bytes, stream)
-    }
-
-    /// Has a graph of collectives destroyed before the communicators are.
-    pub(crate) fn add_graph(&self, graph: &Arc<Mutex<Option<Graph>>>) {
-        let mut graphs = lock(&self.family.graphs);
-        graphs.retain(|graph| graph.strong_count() > 0);
-        graphs.push(Arc::downgrade(graph));
-    }
-
-    /// Waits for what has been enqueued on a stream, with an eye on the communicator. An error ends it.
-    pub(crate) fn wait(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
-        stream.synchronize(deadline, || self.check()).map_err(|error| self.give_up_on(stream, error))
-    }
-
-    /// Gives up, and waits until what was aborted on a stream has come to its end; only then is memory the caller's again.
-    pub(crate) fn give_up_on(&self, stream: &CudaStream, error: Error) -> Error {
-        let error = self.give_up(error);
-        stream.drain();
-        error
-    }
-
-    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Progress>> {
-        // In a child the thread that had the turn at the fork is not there.
-        self.family.check_process()?;
+    fn lock(&self, deadline: Instant) -> Result<MutexGuard<'_, RankState>> {
         // A rank that leaves a collective out lets its peers wait for nothing.
-        rank_lock::take(&self.progress, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
+        rank_lock::take(&self.state, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
     }
 
     /// Runs one collective in this rank's turn.
@@ -343,21 +106,21 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_in_turn(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
-        self.family.check().map_err(|e| request.label(e))?;
-        progress.sequence += 1;
+    unsafe fn run_locked(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
+        self.domain.check().map_err(|e| request.label(e))?;
+        state.sequence += 1;
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
-                Some(stream) => self.enqueue(progress, request, stream),
-                None => self.complete(progress, request),
+                Some(stream) => self.enqueue(state, request, stream),
+                None => self.complete(state, request),
             }
         };
         result.map_err(|error| {
-            // What the family has ended with says by itself what it was.
-            let own = self.family.ended.get().is_none();
+            // What the domain has ended with says by itself what it was.
+            let own = self.domain.ended().is_none();
             let error = match own {
-                true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, progress.sequence))),
+                true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, state.sequence))),
                 false => error,
             };
             let error = request.label(error);
@@ -368,7 +131,12 @@ impl NcclBackend {
             // Peers may have come to this collective already: nothing else can follow it.
             match request.stream {
                 Some(_) => self.give_up(error),
-                None => self.give_up_on(&self.stream, error),
+                None => {
+                    let error = self.give_up(error);
+                    // Until what was aborted has ended, it may use the caller's memory.
+                    self.stream.drain();
+                    error
+                }
             }
         })
     }
@@ -384,10 +152,10 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn enqueue(&self, progress: &mut Progress, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+    unsafe fn enqueue(&self, state: &mut RankState, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
         let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
         // SAFETY: the caller's promise.
-        unsafe { self.issue(&mut progress.scratch, &call, sides, stream, request.deadline) }
+        unsafe { self.issue(&mut state.scratch, &call, sides, stream, request.deadline) }
     }
 
     /// Does a collective on this communicator's own stream: tensors in host memory are copied to the GPU and back.
@@ -395,7 +163,7 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn complete(&self, progress: &mut Progress, request: &Request<'_>) -> Result<()> {
+    unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
         let (call, n, deadline) = (request.signature.call, self.origins.len(), request.deadline);
         let on_host = |side: Address, byte_len: usize, used: bool| {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }
@@ -408,18 +176,18 @@ impl NcclBackend {
         // SAFETY: the caller's promise; the staging is as long as was asked for, and is used in this turn only.
         unsafe {
             if wanted > 0 {
-                output = progress.staging.output(device, wanted)?;
+                output = state.staging.output(device, wanted)?;
             }
             if given > 0 {
-                input = progress.staging.input(device, given)?;
+                input = state.staging.input(device, given)?;
                 let from = request.input.pointer;
-                progress.transfer(device)?.upload(from, input, given, stream, deadline, alive)?;
+                state.transfer(device)?.upload(from, input, given, stream, deadline, alive)?;
             }
             let (call, sides) = with_something_to_do(request, [input, output]);
-            self.issue(&mut progress.scratch, &call, sides, stream, deadline)?;
+            self.issue(&mut state.scratch, &call, sides, stream, deadline)?;
             if wanted > 0 {
                 let to = request.output.pointer;
-                progress.transfer(device)?.download(output, to, wanted, stream, deadline, alive)?;
+                state.transfer(device)?.download(output, to, wanted, stream, deadline, alive)?;
             }
         }
         stream.synchronize(deadline, alive)
@@ -444,10 +212,10 @@ impl NcclBackend {
 }
 
 impl Drop for NcclBackend {
-    /// Where another rank has ended the family, its communicators are aborted here too: finalizing would wait for that rank.
+    /// Where another rank has ended the domain, its communicators are aborted here too: finalizing would wait for that rank.
     fn drop(&mut self) {
-        if let Err(error) = self.family.check() {
-            self.family.end(error);
+        if let Err(error) = self.domain.check() {
+            self.domain.abandon(error);
         }
     }
 }
@@ -466,18 +234,22 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
 
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
-        self.family.check()?;
-        self.family.asynchronous_error()
+        self.domain.check()?;
+        self.domain.asynchronous_error()
     }
 
     fn give_up(&self, error: Error) -> Error {
-        self.family.end(error);
+        self.domain.end(error);
         // The first error is the one that counts.
-        self.family.ended.get().cloned().unwrap_or_else(|| error!(Aborted, "the communicator has ended"))
+        self.domain.ended().cloned().unwrap_or_else(|| error!(Aborted, "the communicator has ended"))
     }
 }
 
 impl Backend for NcclBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nccl
+    }
+
     fn rank(&self) -> Rank {
         Rank(self.rank.0)
     }
@@ -494,76 +266,85 @@ impl Backend for NcclBackend {
         MemorySpace::Cuda(self.device().ordinal())
     }
 
-    fn as_nccl(&self) -> Option<&NcclBackend> {
-        Some(self)
+    fn default_stream(&self) -> Option<&Arc<CudaStream>> {
+        Some(&self.stream)
+    }
+
+    fn check_device(&self) -> Result<()> {
+        if runs_layers(self.device()) {
+            return Ok(());
+        }
+        let ((major, minor), (oldest_major, oldest_minor)) = (self.device().capability, OLDEST_CAPABILITY);
+        bail!(
+            Unsupported,
+            "{:?} has compute capability {major}.{minor}; layers of several ranks need {oldest_major}.{oldest_minor}",
+            self.device()
+        )
+    }
+
+    fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
+        let route = Route::of(call, self.origins.len(), &self.features);
+        self.device().prepare(route.kernels(call).into_iter().flatten())?;
+        let bytes = route.scratch_bytes(call, self.origins.len());
+        self.lock(deadline)?.scratch.reserve(self.device(), bytes, stream.unwrap_or(&self.stream))
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        let mut progress = self.turn(request.deadline).map_err(|e| request.label(e))?;
+        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_in_turn(&mut progress, request) }
+        unsafe { self.run_locked(&mut state, request) }
     }
 
-    fn split(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let mine = [color.map_or(-1, i64::from), i64::from(key)];
-        let all = self.gather(&mine, Purpose::Split, deadline)?;
-        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == mine[0]).collect();
-        members.sort_by_key(|&rank| all[rank][1]);
-        // NCCL's colors and keys are signed: a group's first rank stands for its color, and a rank's place for its key.
-        let own = members.iter().position(|&rank| rank == self.rank.index()).unwrap_or_default();
-        let group = color.map(|_| members.iter().copied().min().unwrap_or_default() as u32);
-        let alive = || self.family.check();
+    fn can_group(&self, call: &Call, rank_count: usize) -> bool {
+        // NCCL takes no group of blocking and other communicators, and a borrowed one may block.
+        self.domain.is_own() && call.block_elements > 0 && Route::of(call, rank_count, &self.features) == Route::Direct
+    }
+
+    unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { group::run(group) }
+    }
+
+    fn track_graph(&self, graph: &SharedGraph) {
+        self.domain.track_graph(graph);
+    }
+
+    fn drain(&self, stream: Option<&Arc<CudaStream>>) {
+        stream.unwrap_or(&self.stream).drain();
+    }
+
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        // NCCL's colors and keys are signed, and ours are not: the group's own numbers stand for them.
+        let (color, key) = (group.map(SplitGroup::id), group.map_or(0, |group| group.rank.0));
+        let alive = || self.domain.check();
         let handle = {
-            let _turn = self.turn(deadline)?;
-            let handle = self.handle.split(group, own as u32, deadline, &alive);
+            let _lock = self.lock(deadline)?;
+            let handle = self.handle.split(color, key, deadline, &alive);
             handle.map_err(|error| self.give_up(error.about(|| "split".to_owned())))?
         };
-        if color.is_none() {
-            return Ok(None);
-        }
+        let Some(group) = group else { return Ok(None) };
         let Some(handle) = handle else {
             return Err(self.give_up(error!(System, "ncclCommSplit gave no communicator")));
         };
-        let origins = members.iter().map(|&rank| self.origins[rank]).collect();
-        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.family));
+        let origins = group.members.iter().map(|&rank| self.origin(rank)).collect();
+        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.domain));
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
     }
 
     /// It is no window: NCCL takes other ways with windows, which all ranks have to take, and a buffer of the caller's may meet another
     /// kind of buffer on another rank.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        self.allocate_alike(byte_len, false, deadline)
+        self.symmetric_buffer(byte_len, false, deadline)
     }
 
     fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         let Features { has_windows, has_graph_windows, .. } = self.features;
         let can = if for_graphs { has_graph_windows } else { has_windows };
         // A window is deregistered when nothing uses it any more. By then whoever lent a communicator may have destroyed it.
-        self.allocate_alike(byte_len, can && self.handle.is_own, deadline)
-    }
-
-    fn check_process(&self) -> Result<()> {
-        self.family.check_process()
+        self.symmetric_buffer(byte_len, can && self.handle.is_own, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.family.end(Error::new(kind, reason));
-    }
-}
-
-impl NcclBackend {
-    /// Memory of the same length on every rank.
-    fn allocate_alike(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
-        let all = self.gather(&[byte_len as i64], Purpose::Allocate, deadline)?;
-        if let Some(other) = (0..all.len()).find(|&r| all[r][0] != byte_len as i64) {
-            // Every rank sees the same list, so every rank returns an error, and nobody is left waiting.
-            bail!(
-                Disagreement,
-                "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
-                self.origins[other],
-                all[other][0]
-            );
-        }
-        self.symmetric_buffer(byte_len, as_window, deadline)
+        self.domain.end(Error::new(kind, reason));
     }
 }

@@ -1,6 +1,6 @@
 //! Which way a call goes: NCCL's own collective, or one of the detours where NCCL lacks something or does something else.
 
-use super::handle::Handle;
+use super::handle::NcclHandle;
 use super::library::Version;
 use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
 use crate::cuda::{Device, Kernel};
@@ -25,7 +25,7 @@ pub(crate) fn reduces_float8(device: &Device) -> bool {
 }
 
 impl Features {
-    pub(super) fn of(handle: &Handle) -> Self {
+    pub(super) fn of(handle: &NcclHandle) -> Self {
         Features {
             reduces_float8: reduces_float8(&handle.device),
             has_all_to_all: handle.library.has_all_to_all(),
@@ -66,7 +66,7 @@ pub(super) enum Route {
     /// first, gives other numbers where buffers are registered (nccl #1950 has more), and overflows in float16.
     Average,
     /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
-    Truth,
+    Bool,
     /// A reduction of float8 where NCCL has none: ranks get all contributions, and a kernel reduces them as the host does.
     Exchange,
 }
@@ -77,7 +77,7 @@ impl Route {
         match call.collective.reduce_op() {
             _ if rank_count == 1 => Route::Copy,
             None => Route::Direct,
-            Some(_) if call.data_type == DataType::Bool => Route::Truth,
+            Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::Exchange,
             Some(ReduceOperation::Avg) if call.data_type.is_float() => Route::Average,
             Some(_) => Route::Direct,
@@ -92,7 +92,7 @@ impl Route {
             // float32 is summed into the output and divided there.
             Route::Average if call.data_type == DataType::Float32 => 0,
             Route::Average => input_elements * DataType::Float32.byte_len(),
-            Route::Truth => input_elements,
+            Route::Bool => input_elements,
             Route::Exchange => call.block_bytes() * rank_count,
         }
     }
@@ -102,7 +102,7 @@ impl Route {
         let data_type = call.data_type;
         match (self, call.collective.reduce_op()) {
             (Route::Average, _) => [Kernel::of_cast(data_type, DataType::Float32), Some(Kernel::Divide(data_type))],
-            (Route::Truth, _) => [Some(Kernel::NormalizeBool), None],
+            (Route::Bool, _) => [Some(Kernel::NormalizeBool), None],
             (Route::Exchange, Some(reduce_op)) => [Some(Kernel::Reduce(data_type, reduce_op)), None],
             _ => [None, None],
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::NcclBackend;
 use super::bindings::*;
-use super::handle::{Alive, Handle};
+use super::handle::{Alive, NcclHandle};
 use super::library::function;
 use crate::comm::signature::Purpose;
 use crate::cuda::helper::Sent;
@@ -24,7 +24,7 @@ fn registered_len(byte_len: usize) -> usize {
 
 /// A buffer of a communicator: NCCL's memory, and the window over it where there is one.
 struct SymmetricMemory {
-    handle: Arc<Handle>,
+    handle: Arc<NcclHandle>,
     address: NonNull<u8>,
     generation: u64,
     window: Option<Sent<NonNull<ncclWindow_vidmem>>>,
@@ -53,8 +53,8 @@ impl NcclBackend {
         }
         if as_window && byte_len > 0 {
             {
-                let _turn = self.turn(deadline)?;
-                let registered = memory.register(byte_len, deadline, &|| self.family.check());
+                let _lock = self.lock(deadline)?;
+                let registered = memory.register(byte_len, deadline, &|| self.domain.check());
                 registered.map_err(|error| self.give_up(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL gives a null window where it supports none (nccl #1963).
@@ -69,7 +69,7 @@ impl NcclBackend {
 }
 
 impl SymmetricMemory {
-    fn new(handle: &Arc<Handle>, byte_len: usize) -> Result<Self> {
+    fn new(handle: &Arc<NcclHandle>, byte_len: usize) -> Result<Self> {
         let allocate = function!(handle.library, ncclMemAlloc)?;
         let _current = handle.device.enter()?;
         let mut address = ptr::null_mut();

@@ -1,6 +1,8 @@
 //! What goes wrong: NCCL that fails, stalls, hangs or says so late; ranks that do not come, or do not agree.
 
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
@@ -50,6 +52,7 @@ pub fn play(name: &str, ranks: u32) {
             communicator.all_reduce(&mut vec![1f32; count], ReduceOperation::Sum)
         }),
         "leaving" => leaving(ranks),
+        "drop" => drop_while_aborts_hang(ranks),
         "borrowed" => borrowed(ranks),
         _ => panic!("{name} is no role"),
     }
@@ -147,6 +150,33 @@ fn leaving(ranks: u32) {
     for result in results {
         result.expect("no error");
     }
+}
+
+/// Rank 0 ends the communicator and waits, for a bounded time, for an abort that hangs. The others
+/// find the communicator ended and drop it. Their aborts hang too and begin later, so a drop that
+/// waited for them would return after rank 0's abort.
+fn drop_while_aborts_hang(ranks: u32) {
+    let has_aborted = Arc::new(AtomicBool::new(false));
+    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let results = on_communicators(LONG, communicators, move |communicator| -> Result<bool> {
+        let buffer = communicator.allocate(DataType::Float32, [1024])?;
+        communicator.barrier()?;
+        if communicator.rank() == Rank(0) {
+            communicator.abort("enough")?;
+            has_aborted.store(true, Ordering::SeqCst);
+            return Ok(true);
+        }
+        while communicator.check().is_ok() {
+            std::thread::yield_now();
+        }
+        drop(communicator);
+        drop(buffer);
+        Ok(!has_aborted.load(Ordering::SeqCst))
+    });
+    for (rank, returned_first) in results.into_iter().enumerate() {
+        assert!(returned_first.expect("no error"), "rank {rank}'s drop waited for its abort");
+    }
+    assert_eq!(nccl_calls("ncclCommAbort"), ranks as usize, "every rank aborts");
 }
 
 /// A communicator that somebody else has made with NCCL: it is used, split from, and left as it was.
@@ -371,6 +401,15 @@ fn what_is_dropped_in_any_order_is_let_go_of() {
         return;
     }
     says("leaving", 3, "always_in_progress", &[]);
+}
+
+#[test]
+fn a_drop_does_not_wait_for_an_abort_that_hangs() {
+    if skips() {
+        return;
+    }
+    let script = [("FAKE_NCCL", "hang_abort")];
+    Child::new("faults drop", 3).with(&script).passes_within(LONG);
 }
 
 #[test]

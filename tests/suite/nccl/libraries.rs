@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::time::{Duration, Instant};
 
-use distcollective::{Communicator, NcclId, ReduceOperation};
+use distcollective::{BackendKind, Communicator, NcclId, ReduceOperation};
 use fake_gpu::Variant;
 use libloading::{Library, Symbol};
 
@@ -23,7 +23,7 @@ pub fn play(name: &str, ranks: u32) {
             Ok(())
         }),
         "auto" => {
-            let communicators = Communicator::in_process_on("auto", 2, TIMEOUT).expect("two ranks");
+            let communicators = Communicator::in_process_on(BackendKind::Auto, 2, TIMEOUT).expect("two ranks");
             println!("on {}", communicators[0].backend());
         }
         "id" => {

@@ -1,4 +1,4 @@
-//! An engine on a communicator: who does what on this rank, the memory, and everything that has to hold before a run.
+//! An engine on a communicator: who does what on this rank, and the memory.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,24 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::ContextOptions;
 use super::regions::Regions;
-use super::run::RunIo;
-use super::shapes::Shapes;
-use crate::collective::{Call, overlap};
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, NcclBackend, Purpose, rank_lock};
-use crate::cuda::{CudaStream, Kernel, Transposition};
+use crate::collective::Call;
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose, rank_lock};
+use crate::cuda::{CudaStream, Device, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{Role, Roles, agree};
-use crate::engine::{EngineInner, IoMode};
+use crate::engine::EngineInner;
 use crate::error::{Error, Result, bail, error};
-use crate::memory::{MemorySpace, RawTensor};
+use crate::memory::MemorySpace;
 use crate::network::{LayerBody, LayerId, Source, TensorId};
-use crate::shape::Shape;
-use crate::stream::Stream;
 use crate::util::deadline_after;
 use crate::util::lock;
 
 /// An engine on a communicator, or on none: what every run of a context shares.
-pub(super) struct Attached {
+pub(super) struct CommunicatorBinding {
     /// Locked during a run, so that runs of one context follow one another. The graphs in it go before the communicator.
     pub(super) regions: Mutex<Regions>,
     /// The thread that has the regions.
@@ -38,13 +34,13 @@ pub(super) struct Attached {
     pub(super) used: Vec<bool>,
 }
 
-impl Attached {
+impl CommunicatorBinding {
     /// Before a communicator is set: enough for a network whose layers all are the identity.
     pub(super) fn without_communicator(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
         let is_usable = engine.first_collective().is_none();
         let regions = if is_usable { Regions::new(&engine, MemorySpace::Host)? } else { Regions::none(&engine) };
         let used = vec![true; engine.io.len()];
-        Ok(Attached {
+        Ok(CommunicatorBinding {
             engine,
             communicator: None,
             options,
@@ -67,13 +63,13 @@ impl Attached {
         // What can fail on this rank alone comes first, so that the other ranks learn of it.
         let regions = in_schedule()
             .try_for_each(|layer| Roles::check(communicator, layer))
-            .and_then(|()| communicator.as_nccl().map_or(Ok(()), |nccl| prepare(&engine, nccl)))
+            .and_then(|()| communicator.default_stream().map_or(Ok(()), |stream| prepare(&engine, stream.device())))
             .and_then(|()| Regions::new(&engine, communicator.space()));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let own_bytes = engine.memory.communicator_bytes;
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
-        if communicator.as_nccl().is_some() {
+        if communicator.default_stream().is_some() {
             // Ranks have to record and replay together.
             let all = communicator.exchange(Purpose::SetCommunicator, &[u8::from(options.cuda_graph)], deadline)?;
             if all.iter().any(|other| *other != all[0]) {
@@ -91,7 +87,7 @@ impl Attached {
             let region = communicator.allocate_region(region_bytes, options.cuda_graph, deadline)?;
             regions.memory.communicator = Some(region);
         }
-        let mut attached = Attached {
+        let mut binding = CommunicatorBinding {
             used: Vec::new(),
             engine: Arc::clone(&engine),
             communicator: Some(communicator.clone()),
@@ -100,25 +96,22 @@ impl Attached {
             regions: Mutex::new(regions),
             runner: Mutex::default(),
         };
-        attached.used = engine.io.iter().map(|io| attached.is_used(io.tensor)).collect();
-        if let Some(nccl) = communicator.as_nccl() {
-            attached.reserve(nccl.stream(), deadline).inspect_err(|error| communicator.abort_with(error))?;
-        }
+        binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
+        binding.reserve(None, deadline).inspect_err(|error| communicator.abort_with(error))?;
         crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
-        Ok(attached)
+        Ok(binding)
     }
 
-    /// Makes what the largest calls need on a stream of a GPU, so that enqueueing them there allocates nothing.
-    pub(super) fn reserve(&self, stream: &CudaStream, deadline: Instant) -> Result<()> {
+    /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
+    pub(super) fn reserve(&self, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         for &id in &analysis.schedule {
             let Some(resolved) = &analysis.collectives[id.index()] else { continue };
             let Role::Member(communicator) = self.role(id) else { continue };
-            let Some(nccl) = communicator.as_nccl() else { continue };
             let input = network.layers[id.index()].inputs[0].index();
             let elements = analysis.shapes.iter().map(|shapes| shapes[input].element_count()).max().unwrap_or(0);
             let call = Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize);
-            nccl.reserve(&call, stream, deadline)?;
+            communicator.reserve(&call, stream, deadline)?;
         }
         Ok(())
     }
@@ -173,141 +166,6 @@ impl Attached {
             None => error,
         }
     }
-
-    /// Everything that has to hold before anything moves.
-    pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
-        let engine = &*self.engine;
-        let tensor_shapes = shapes.tensors(engine)?;
-        if self.communicator.is_none()
-            && let Some(layer) = engine.first_collective()
-        {
-            return Err(error!(NotReady, "no communicator is set, and the layer needs one").about(|| layer.to_owned()));
-        }
-        if let Some(communicator) = &self.communicator {
-            communicator.check()?;
-        }
-        let space = self.space();
-        let is_enqueued = stream.as_raw_cuda().is_some();
-        if is_enqueued && space == MemorySpace::Host {
-            bail!(
-                Unsupported,
-                "a CUDA stream is for contexts whose communicator is on GPUs; this one runs on the host"
-            );
-        }
-        for (index, tensor) in engine.io.iter().enumerate() {
-            let shape = tensor_shapes[tensor.tensor.index()];
-            let checked = self.check_tensor(index, &shape, &io.tensors[index]);
-            let checked = checked.and_then(|()| self.check_space(index, &io.tensors[index], space, is_enqueued));
-            checked.map_err(|e| {
-                e.about(|| {
-                    format!("{} {:?}", if tensor.mode == IoMode::Input { "input" } else { "output" }, tensor.name)
-                })
-            })?;
-        }
-        self.check_overlap(shapes, io)
-    }
-
-    fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
-        let data_type = self.engine.io[index].data_type;
-        let Some(raw) = bound else {
-            if self.used[index] && shape.element_count() > 0 {
-                bail!(NotReady, "nothing is bound to it; it is {data_type} {shape}");
-            }
-            return Ok(());
-        };
-        if raw.data_type != data_type {
-            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {}", raw.data_type);
-        }
-        if let Some(bound) = raw.shape.filter(|bound| bound != shape) {
-            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {data_type} {bound}");
-        }
-        let byte_len = shape.byte_len(data_type);
-        if raw.byte_len != byte_len {
-            let (want, have) = (shape.element_count(), raw.byte_len / data_type.byte_len());
-            bail!(
-                InvalidBuffer,
-                "it is {data_type} {shape}, {want} elements or {byte_len} bytes; what is bound to it has {have} elements or {} \
-                 bytes",
-                raw.byte_len
-            );
-        }
-        if byte_len > 0 && raw.address.is_null() {
-            bail!(InvalidBuffer, "it is bound to a null address, and has {byte_len} bytes");
-        }
-        if byte_len > 0 && raw.address.addr() % data_type.byte_len() != 0 {
-            bail!(
-                InvalidBuffer,
-                "{:p} is not aligned to the {} bytes of a {data_type}",
-                raw.address,
-                data_type.byte_len()
-            );
-        }
-        Ok(())
-    }
-
-    fn check_space(
-        &self,
-        index: usize,
-        bound: &Option<RawTensor>,
-        space: MemorySpace,
-        is_enqueued: bool,
-    ) -> Result<()> {
-        let Some(raw) = bound.as_ref().filter(|raw| self.used[index] && raw.byte_len > 0) else { return Ok(()) };
-        match raw.space {
-            bound if bound == space => Ok(()),
-            // It is copied to the GPU and back.
-            MemorySpace::Host if !is_enqueued => Ok(()),
-            MemorySpace::Host => bail!(
-                InvalidBuffer,
-                "it is bound to host memory; on a CUDA stream tensors are in {space}, such as `Communicator::allocate` gives"
-            ),
-            bound => bail!(InvalidBuffer, "it is bound to {bound}, and the context runs on {space}"),
-        }
-    }
-
-    /// Outputs share memory with nothing, but for the in-place rules of the collective between an input and an output.
-    fn check_overlap(&self, shapes: &Shapes, io: &RunIo) -> Result<()> {
-        let engine = &*self.engine;
-        let range = |index: usize| {
-            let raw = io.tensors[index].as_ref().filter(|raw| self.used[index] && raw.byte_len > 0)?;
-            Some(raw.address.addr()..raw.address.addr() + raw.byte_len)
-        };
-        for output in engine.input_count()..engine.io.len() {
-            let Some(out_range) = range(output) else { continue };
-            for other in 0..output {
-                let Some(other_range) = range(other).filter(|other| overlap(other, &out_range)) else { continue };
-                let (a, b) = (&engine.io[other], &engine.io[output]);
-                if other >= engine.input_count() {
-                    bail!(InvalidBuffer, "outputs {:?} and {:?} are bound to memory that overlaps", a.name, b.name);
-                }
-                let about = |e: Error| e.about(|| format!("input {:?} and output {:?}", a.name, b.name));
-                let Some((layer, call)) = self.collective_between(shapes, a.tensor, b.tensor) else {
-                    return Err(about(error!(
-                        InvalidBuffer,
-                        "they are bound to memory that overlaps; only a collective that reads the one, as its only reader, \
-                         and writes the other works in place"
-                    )));
-                };
-                let (start, end) = (other_range.start, out_range.start);
-                self.role(layer).check_buffers(call, start, end).map_err(about)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The collective that reads an input, as its only reader, and writes an output.
-    fn collective_between<'a>(
-        &self,
-        shapes: &'a Shapes,
-        input: TensorId,
-        output: TensorId,
-    ) -> Option<(LayerId, &'a Call)> {
-        let EngineInner { network, analysis, .. } = &*self.engine;
-        let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
-        let only_reader = analysis.readers[input.index()] == [layer];
-        let call = shapes.calls[layer.index()].as_ref()?;
-        only_reader.then_some((layer, call))
-    }
 }
 
 /// The regions of the context that runs on this thread.
@@ -337,7 +195,7 @@ impl Drop for RegionsGuard<'_> {
 }
 
 /// Looks whether every layer can run on a GPU, and compiles the kernels for those that move and cast.
-fn prepare(engine: &EngineInner, nccl: &NcclBackend) -> Result<()> {
+fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
     for layer in &network.layers {
@@ -357,5 +215,5 @@ fn prepare(engine: &EngineInner, nccl: &NcclBackend) -> Result<()> {
             _ => {}
         }
     }
-    nccl.device().prepare(kernels)
+    device.prepare(kernels)
 }

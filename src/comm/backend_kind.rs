@@ -1,0 +1,63 @@
+//! The names of backends.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, bail};
+
+/// A backend, or the choice of one.
+///
+/// ```
+/// use distcollective::BackendKind;
+///
+/// assert_eq!("gloo".parse::<BackendKind>()?, BackendKind::Host);
+/// assert_eq!(BackendKind::Nccl.to_string(), "nccl");
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// NCCL if NCCL, NVRTC and a GPU for each rank are there, otherwise the host. Only a choice: no
+    /// communicator is of this kind.
+    #[default]
+    Auto,
+    /// The processor and the memory of one machine. `"gloo"` is another name of it.
+    Host,
+    /// GPUs, by NVIDIA's NCCL.
+    Nccl,
+}
+
+impl BackendKind {
+    /// Its name in text: `auto`, `host`, `nccl`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Auto => "auto",
+            BackendKind::Host => "host",
+            BackendKind::Nccl => "nccl",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = Error;
+
+    /// Reads a name in any case.
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name.to_ascii_lowercase().as_str() {
+            "auto" => BackendKind::Auto,
+            "host" | "gloo" => BackendKind::Host,
+            "nccl" => BackendKind::Nccl,
+            _ => {
+                bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"")
+            }
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! Communicators of some of a communicator's ranks.
+
+use std::time::Instant;
+
+use super::split::{SplitGroup, color_and_key};
+use super::{Backend, Communicator, Purpose};
+use crate::error::{Result, bail, error};
+use crate::issue_order::Extent;
+use crate::rank::Rank;
+use crate::util::text::count_of;
+
+impl Communicator {
+    /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
+    /// and `ncclCommSplit` do; a rank without a color takes part in the call and gets none. Collective.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
+        let deadline = self.deadline();
+        let split = || self.split_by_color(color, key, deadline);
+        let split = self.in_turn(Extent::Communicator, &"split", deadline, split);
+        let backend = split.map_err(|e| e.on_rank(self.origin_rank()))?.map(|(_, backend)| backend);
+        Ok(backend.map(|backend| self.descendant(backend)))
+    }
+
+    /// Finds the ranks with the same color, and makes their backend.
+    fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
+        let all = self.gather_words(Purpose::Split, color_and_key(color, key), deadline)?;
+        let group = SplitGroup::of(self.rank(), &all);
+        let backend = self.backend.split(group.as_ref(), deadline)?;
+        Ok(group.zip(backend))
+    }
+
+    /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank of this communicator
+    /// gives the same list; one that is not in it gets none. Collective.
+    ///
+    /// # Errors
+    ///
+    /// A rank that is named twice or is not in this communicator; and see the contract of [`Communicator`].
+    pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
+        self.new_named_group(None, ranks)
+    }
+
+    /// [`new_group`](Self::new_group), where ranks compare a name too.
+    pub(crate) fn new_named_group(&self, name: Option<&str>, ranks: &[Rank]) -> Result<Option<Communicator>> {
+        for (i, rank) in ranks.iter().enumerate() {
+            if rank.0 >= self.world_size() {
+                let ranks = count_of(self.world_size() as usize, "rank");
+                bail!(InvalidArgument, "rank {rank} is not in a communicator of {ranks}");
+            }
+            if ranks[..i].contains(rank) {
+                bail!(InvalidArgument, "rank {rank} occurs twice");
+            }
+        }
+        let deadline = self.deadline();
+        let group =
+            self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
+        group.map_err(|e| e.on_rank(self.origin_rank()))
+    }
+
+    fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
+        let own: (Option<String>, Vec<u32>) = (name.map(str::to_owned), ranks.iter().map(|rank| rank.0).collect());
+        let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
+        let all = self.exchange(Purpose::NewGroup, &bytes, deadline)?;
+        if let Some(other) = all.iter().position(|other| *other != bytes) {
+            // Every rank has the same lists, and at least two differ, so every rank returns an error.
+            let others = postcard::from_bytes::<(Option<String>, Vec<u32>)>(&all[other]).unwrap_or_default();
+            let are_named = own.0.is_some() || others.0.is_some();
+            let describe = |(name, ranks): &(Option<String>, Vec<u32>)| match name {
+                Some(name) => format!("{name:?} {ranks:?}"),
+                None if are_named => format!("{ranks:?} without a name"),
+                None => format!("{ranks:?}"),
+            };
+            bail!(
+                Disagreement,
+                "new_group wants the same {} on every rank: this rank gives {}, rank {} gives {}",
+                if are_named { "name and ranks" } else { "ranks" },
+                describe(&own),
+                self.origin(Rank(other as u32)),
+                describe(&others)
+            );
+        }
+        self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)
+    }
+
+    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make
+    /// those of theirs at the same time. That it has exactly the group's members is checked:
+    /// buffers are as long as the group says. Collective, in this rank's [turn](Self::in_turn).
+    pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
+        let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
+        let (Some(group), Some(place)) = (group, place) else {
+            self.split_by_color(None, 0, deadline)?;
+            return Ok(None);
+        };
+        // The first member's number is a color that no other group has.
+        let split = self.split_by_color(group.first().map(|rank| rank.0), place as i32, deadline)?;
+        if split.as_ref().is_none_or(|(split, _)| *split.members != *group) {
+            let error = error!(Disagreement, "ranks that split at the same time wanted different groups");
+            self.abort_with(&error);
+            return Err(error);
+        }
+        Ok(split.map(|(_, backend)| self.descendant(backend)))
+    }
+}
+
+/// The ranks of a new communicator, and this rank's backend of it.
+type SplitBackend = (SplitGroup, Box<dyn Backend>);

@@ -1,0 +1,140 @@
+//! Making communicators on GPUs: of threads, with an id, from the caller's `ncclComm_t`.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::super::backend::Backend;
+use super::super::host;
+use super::super::signature::Purpose;
+use super::domain::NcclDomain;
+use super::handle::NcclHandle;
+use super::id::NcclId;
+use super::library::library;
+use super::route::Features;
+use super::{NcclBackend, STAND_IN_BYTES};
+use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
+use crate::error::{Result, bail, error};
+use crate::rank::{GroupRank, Rank};
+use crate::util::text::count_of;
+
+/// Whether several ranks may share one GPU: from NCCL 2.30 on, where the environment asks for it.
+pub(crate) fn can_share_gpus() -> Result<bool> {
+    let version = library()?.version;
+    Ok((version.major, version.minor) >= (2, 30)
+        && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
+}
+
+/// Looks whether there are NCCL and GPUs for so many ranks of one process, and gives the number of GPUs.
+pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
+    library()?;
+    let gpus = device_count()?;
+    if gpus < world_size && !(gpus > 0 && can_share_gpus()?) {
+        let (ranks, gpus) = (count_of(world_size as usize, "rank"), count_of(gpus as usize, "GPU"));
+        bail!(
+            Unsupported,
+            "{ranks} on {gpus}: NCCL has one rank a GPU; from 2.30 on several share it with NCCL_MULTI_RANK_GPU_ENABLE=1"
+        );
+    }
+    Ok(gpus)
+}
+
+/// [`check_gpus`], and whether kernels can be made, without which some layers and types do not work.
+pub(crate) fn check_all(world_size: u32) -> Result<u32> {
+    nvrtc_version()?;
+    check_gpus(world_size)
+}
+
+/// The communicators of ranks that are threads of this process: rank `r` on GPU `r`, or shared among those there are.
+pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclBackend>> {
+    let gpus = check_gpus(world_size)?;
+    let id = NcclId::new()?;
+    // All ranks meet at the same time, each on a thread; the communicators can then go anywhere.
+    std::thread::scope(|scope| {
+        let meet = |(rank, control): (u32, host::HostBackend)| {
+            let id = &id;
+            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(Arc::new(control)), deadline);
+            std::thread::Builder::new().spawn_scoped(scope, meet)
+        };
+        let threads: Vec<_> = (0..world_size).zip(host::in_process(world_size)?).map(meet).collect();
+        let joined = threads.into_iter().map(|thread| {
+            let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
+            thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
+        });
+        joined.collect::<Vec<Result<_>>>().into_iter().collect()
+    })
+}
+
+/// Meets the other ranks that have this id, each with a GPU of its own. Collective.
+pub(crate) fn meet(
+    id: &NcclId,
+    rank: Rank,
+    world_size: u32,
+    ordinal: u32,
+    control: Option<Arc<dyn Backend>>,
+    deadline: Instant,
+) -> Result<NcclBackend> {
+    if rank.0 >= world_size {
+        bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
+    }
+    let library = library()?;
+    let device = Device::open(ordinal)?;
+    let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
+    let handle = NcclHandle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
+    // The others need not wait for this rank.
+    let handle = handle
+        .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
+    NcclBackend::begin(handle, control, deadline)
+}
+
+/// A rank on the caller's communicator. Collective.
+///
+/// # Safety
+///
+/// As [`NcclHandle::borrowed`].
+pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Result<NcclBackend> {
+    if communicator.is_null() {
+        bail!(InvalidArgument, "the communicator is null");
+    }
+    // SAFETY: the caller's promise.
+    let handle = unsafe { NcclHandle::borrowed(library()?, communicator.cast(), Device::open)? };
+    NcclBackend::begin(handle, None, deadline)
+}
+
+impl NcclBackend {
+    /// The first communicator of a domain: its ranks tell each other what they can do.
+    fn begin(handle: NcclHandle, control: Option<Arc<dyn Backend>>, deadline: Instant) -> Result<Self> {
+        let (features, is_own) = (Features::of(&handle), handle.is_own);
+        let [_, world_size] = handle.rank_and_size()?;
+        let origins = (0..world_size).map(Rank).collect();
+        let mut backend = Self::with(handle, origins, features, Arc::new(NcclDomain::new(control, is_own)))?;
+        let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
+        backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
+        Ok(backend)
+    }
+
+    /// One rank of a communicator that has been made.
+    pub(super) fn with(
+        handle: NcclHandle,
+        origins: Box<[Rank]>,
+        features: Features,
+        domain: Arc<NcclDomain>,
+    ) -> Result<Self> {
+        let [rank, world_size] = handle.rank_and_size()?;
+        if world_size as usize != origins.len() {
+            bail!(System, "NCCL's communicator has {world_size} ranks instead of {}", origins.len());
+        }
+        let handle = Arc::new(handle);
+        domain.add(&handle);
+        Ok(NcclBackend {
+            stream: Arc::new(CudaStream::new(&handle.device)?),
+            stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,
+            rank: GroupRank(rank),
+            origins,
+            features,
+            domain,
+            handle,
+            state: Mutex::default(),
+        })
+    }
+}

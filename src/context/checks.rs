@@ -1,0 +1,151 @@
+//! What has to hold before a run: the communicator, and the tensors that the caller bound.
+
+use std::ops::Range;
+
+use super::communicator_binding::CommunicatorBinding;
+use super::run::RunIo;
+use super::shapes::Shapes;
+use crate::collective::{Call, overlap};
+use crate::engine::{EngineInner, IoMode};
+use crate::error::{Error, Result, bail, error};
+use crate::memory::{Address, MemorySpace, RawTensor};
+use crate::network::{LayerId, Source, TensorId};
+use crate::shape::Shape;
+use crate::stream::Stream;
+
+impl CommunicatorBinding {
+    /// Everything that has to hold before anything moves.
+    pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
+        let engine = &*self.engine;
+        let tensor_shapes = shapes.tensors(engine)?;
+        if self.communicator.is_none()
+            && let Some(layer) = engine.first_collective()
+        {
+            return Err(error!(NotReady, "no communicator is set, and the layer needs one").about(|| layer.to_owned()));
+        }
+        if let Some(communicator) = &self.communicator {
+            communicator.check()?;
+        }
+        let space = self.space();
+        let is_enqueued = stream.as_raw_cuda().is_some();
+        if is_enqueued && space == MemorySpace::Host {
+            bail!(
+                Unsupported,
+                "a CUDA stream is for contexts whose communicator is on GPUs; this one runs on the host"
+            );
+        }
+        for (index, tensor) in engine.io.iter().enumerate() {
+            let shape = tensor_shapes[tensor.tensor.index()];
+            let checked = self.check_tensor(index, &shape, &io.tensors[index]);
+            let checked = checked.and_then(|()| self.check_space(index, &io.tensors[index], space, is_enqueued));
+            checked.map_err(|e| {
+                e.about(|| {
+                    format!("{} {:?}", if tensor.mode == IoMode::Input { "input" } else { "output" }, tensor.name)
+                })
+            })?;
+        }
+        self.check_overlap(shapes, io)
+    }
+
+    fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
+        let data_type = self.engine.io[index].data_type;
+        let Some(raw) = bound else {
+            if self.used[index] && shape.element_count() > 0 {
+                bail!(NotReady, "nothing is bound to it; it is {data_type} {shape}");
+            }
+            return Ok(());
+        };
+        if raw.data_type != data_type {
+            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {}", raw.data_type);
+        }
+        if let Some(bound) = raw.shape.filter(|bound| bound != shape) {
+            bail!(InvalidBuffer, "it is {data_type} {shape}, and what is bound to it is {data_type} {bound}");
+        }
+        let byte_len = shape.byte_len(data_type);
+        if raw.byte_len != byte_len {
+            let (want, have) = (shape.element_count(), raw.byte_len / data_type.byte_len());
+            bail!(
+                InvalidBuffer,
+                "it is {data_type} {shape}, {want} elements or {byte_len} bytes; what is bound to it has {have} elements or {} \
+                 bytes",
+                raw.byte_len
+            );
+        }
+        if byte_len > 0 && raw.address.is_null() {
+            bail!(InvalidBuffer, "it is bound to a null address, and has {byte_len} bytes");
+        }
+        if byte_len > 0 && raw.address.addr() % data_type.byte_len() != 0 {
+            bail!(
+                InvalidBuffer,
+                "{:p} is not aligned to the {} bytes of a {data_type}",
+                raw.address,
+                data_type.byte_len()
+            );
+        }
+        Ok(())
+    }
+
+    fn check_space(
+        &self,
+        index: usize,
+        bound: &Option<RawTensor>,
+        space: MemorySpace,
+        is_enqueued: bool,
+    ) -> Result<()> {
+        let Some(raw) = bound.as_ref().filter(|raw| self.used[index] && raw.byte_len > 0) else { return Ok(()) };
+        match raw.space {
+            bound if bound == space => Ok(()),
+            // It is copied to the GPU and back.
+            MemorySpace::Host if !is_enqueued => Ok(()),
+            MemorySpace::Host => bail!(
+                InvalidBuffer,
+                "it is bound to host memory; on a CUDA stream tensors are in {space}, such as `Communicator::allocate` gives"
+            ),
+            bound => bail!(InvalidBuffer, "it is bound to {bound}, and the context runs on {space}"),
+        }
+    }
+
+    /// Outputs share memory with nothing, but for the in-place rules of the collective between an input and an output.
+    fn check_overlap(&self, shapes: &Shapes, io: &RunIo) -> Result<()> {
+        let engine = &*self.engine;
+        let range = |index: usize| {
+            let raw = io.tensors[index].as_ref().filter(|raw| self.used[index] && raw.byte_len > 0)?;
+            Some(raw.address.addr()..raw.address.addr() + raw.byte_len)
+        };
+        for output in engine.input_count()..engine.io.len() {
+            let Some(out_range) = range(output) else { continue };
+            for other in 0..output {
+                let Some(other_range) = range(other).filter(|other| overlap(other, &out_range)) else { continue };
+                let (a, b) = (&engine.io[other], &engine.io[output]);
+                if other >= engine.input_count() {
+                    bail!(InvalidBuffer, "outputs {:?} and {:?} are bound to memory that overlaps", a.name, b.name);
+                }
+                let about = |e: Error| e.about(|| format!("input {:?} and output {:?}", a.name, b.name));
+                let Some((layer, call)) = self.collective_between(shapes, a.tensor, b.tensor) else {
+                    return Err(about(error!(
+                        InvalidBuffer,
+                        "they are bound to memory that overlaps; only a collective that reads the one, as its only reader, \
+                         and writes the other works in place"
+                    )));
+                };
+                let at = |range: &Range<usize>| Address::host(std::ptr::without_provenance(range.start));
+                self.role(layer).check_buffers(call, [at(&other_range), at(&out_range)]).map_err(about)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The collective that reads an input, as its only reader, and writes an output.
+    fn collective_between<'a>(
+        &self,
+        shapes: &'a Shapes,
+        input: TensorId,
+        output: TensorId,
+    ) -> Option<(LayerId, &'a Call)> {
+        let EngineInner { network, analysis, .. } = &*self.engine;
+        let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
+        let only_reader = analysis.readers[input.index()] == [layer];
+        let call = shapes.calls[layer.index()].as_ref()?;
+        only_reader.then_some((layer, call))
+    }
+}
