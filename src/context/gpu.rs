@@ -20,12 +20,11 @@ use crate::memory::{MemorySpace, RawTensor};
 /// As [`run`](super::run::run).
 pub(super) unsafe fn run(
     binding: &CommunicatorBinding,
-    communicator: &Communicator,
+    (communicator, default_stream): (&Communicator, &Arc<CudaStream>),
     regions: &mut Regions,
     shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
-    default_stream: &Arc<CudaStream>,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
     let is_done_here = stream.is_none();

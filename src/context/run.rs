@@ -73,13 +73,13 @@ pub(super) unsafe fn run(
     let regions = &mut *binding.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        let on_gpu =
+        let gpu =
             binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
-        match on_gpu {
+        match gpu {
             None => {
                 EngineRun::new(binding, shapes, io, deadline, Lane::Caller, Addresses::of(&mut regions.memory)).layers()
             }
-            Some((communicator, own)) => gpu::run(binding, communicator, regions, shapes, io, deadline, own, stream),
+            Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
