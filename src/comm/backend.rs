@@ -93,7 +93,7 @@ pub(crate) trait Backend: Watch + Any {
     /// # Safety
     ///
     /// Until the call is done, the buffers that it uses on this rank are valid for the lengths that
-    /// it says, aligned, disjoint except for the in-place rules, and used by nobody else.
+    /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
     /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this

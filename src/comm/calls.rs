@@ -53,7 +53,7 @@ impl Communicator {
     /// # Safety
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that the call says, and used by nobody else.
+    /// are valid for the lengths that the call says, and used by no other code.
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         let checked = self.check_buffers(&request.signature.call, request.input, request.output);
         checked.map_err(|e| request.label(e))?;

@@ -199,7 +199,7 @@ impl Communicator {
 
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy; on
     /// GPUs, memory that NCCL allocates. Every rank asks for the same number of bytes. The buffer
-    /// works in communicators split from this one too, and wherever another buffer does. Dropping
+    /// works in communicators split from this one too, and in every other call. Dropping
     /// it frees this rank's memory, whatever the other ranks do with theirs. Collective.
     ///
     /// # Errors

@@ -69,7 +69,7 @@ impl Role {
     /// # Safety
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that it says, and used by nobody else.
+    /// are valid for the lengths that it says, and used by no other code.
     pub(crate) unsafe fn run(
         &self,
         call: &Call,
