@@ -26,7 +26,8 @@ pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 ///
 /// # What the caller guarantees
 ///
-/// The [`Communicator`](super::Communicator) is the only caller, and a backend does not check again:
+/// The [`Communicator`](super::Communicator) is the only caller, and a backend does not check
+/// again:
 /// - Arguments have passed the rules of types, shapes, memory, alignment and overlap.
 /// - The calls of one rank come one at a time, in the issue order. Only a callback that the backend
 ///   itself makes can call it meanwhile.
@@ -38,9 +39,9 @@ pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 ///
 /// - Methods with a deadline return by it. Those that say "collective" are called by every rank, in
 ///   the same order.
-/// - After an error of a collective method the backend is dead: each further call returns that error
-///   at once, [`Watch::check`] too, and no peer touches this rank's memory. The same holds for
-///   everything that was split from the same origin.
+/// - After an error of a collective method the backend is dead: each further call returns that
+///   error at once, [`Watch::check`] too, and no peer touches this rank's memory. The same holds
+///   for everything that was split from the same origin.
 /// - An error of [`Watch::check`] is cheap to find: waits ask for it often.
 /// - Dropping it waits for no peer, no GPU and no library.
 ///
@@ -66,8 +67,8 @@ pub(crate) trait Backend: Watch + Any {
         MemorySpace::Host
     }
 
-    /// The CUDA stream of calls that have none, for a backend whose buffers are on a GPU. The layers
-    /// of a context then run on that GPU.
+    /// The CUDA stream of calls that have none, for a backend whose buffers are on a GPU. The
+    /// layers of a context then run on that GPU.
     fn default_stream(&self) -> Option<&Arc<CudaStream>> {
         None
     }
@@ -77,8 +78,8 @@ pub(crate) trait Backend: Watch + Any {
         Ok(())
     }
 
-    /// Makes what [`run`](Self::run) needs for calls up to the size of this one, on this stream or on
-    /// the default stream, so that they allocate and compile nothing.
+    /// Makes what [`run`](Self::run) needs for calls up to the size of this one, on this stream or
+    /// on the default stream, so that they allocate and compile nothing.
     fn reserve(&self, _call: &Call, _stream: Option<&Arc<CudaStream>>, _deadline: Instant) -> Result<()> {
         Ok(())
     }
@@ -86,13 +87,13 @@ pub(crate) trait Backend: Watch + Any {
     /// Runs one collective. It is done when this returns, or with a CUDA stream enqueued there.
     /// Collective.
     ///
-    /// A side that this rank does not use is null. So are both sides of a call without elements; one
-    /// whose [`Purpose`] is not `Collective` still waits until every rank has come.
+    /// A side that this rank does not use is null. So are both sides of a call without elements;
+    /// one whose [`Purpose`] is not `Collective` still waits until every rank has come.
     ///
     /// # Safety
     ///
     /// Until the call is done, the buffers that it uses on this rank are valid for the lengths that
-    /// it says, aligned, disjoint except for the in-place rules, and used by nobody else.
+    /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
     /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this
@@ -116,8 +117,8 @@ pub(crate) trait Backend: Watch + Any {
     /// Has a graph of collectives of this communicator destroyed before the communicator ends.
     fn track_graph(&self, _graph: &SharedGraph) {}
 
-    /// After an error: waits, for a bounded time, until nothing that was enqueued on this stream, or
-    /// on the default stream, uses the caller's memory any more.
+    /// After an error: waits, for a bounded time, until nothing that was enqueued on this stream,
+    /// or on the default stream, uses the caller's memory any more.
     fn drain(&self, _stream: Option<&Arc<CudaStream>>) {}
 
     /// Makes a communicator of a group's members, in the group's order. Ranks without a group take
@@ -134,7 +135,8 @@ pub(crate) trait Backend: Watch + Any {
         self.allocate(byte_len, deadline)
     }
 
-    /// [`Watch::check`], and whether a peer has died, which otherwise the ranks that wait for it find.
+    /// [`Watch::check`], and whether a peer has died, which otherwise the ranks that wait for it
+    /// find.
     fn check_peers(&self) -> Result<()> {
         self.check()
     }

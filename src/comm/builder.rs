@@ -16,10 +16,10 @@ pub(super) const MAX_RANKS: u32 = 1024;
 /// Makes a communicator between processes of one machine and one user, each with one rank or
 /// several.
 ///
-/// Processes meet under the job's name, which they must agree on and which no other job of the user
-/// may have at the same time. Nothing is left in the file system, and nothing survives a crash.
-/// When a process ends without a word, the ranks that wait for it are told at once. Rank 0's
-/// process raises its soft limit of open files where the world needs that.
+/// Processes find each other by the job's name. They must give the same one, and no other job of
+/// the user may have it at the same time. Nothing is left in the file system, and nothing survives
+/// a crash. If a process dies, the ranks that wait for it return an error at once. Rank 0's process
+/// raises its soft limit of open files if the number of ranks needs that.
 ///
 /// ```no_run
 /// use distcollective::{Communicator, Rank, ReduceOperation};
@@ -30,7 +30,7 @@ pub(super) const MAX_RANKS: u32 = 1024;
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "nobody meets until `meet` is called"]
+#[must_use = "there is no communicator until `meet` is called"]
 pub struct CommunicatorBuilder {
     job: String,
     world_size: u32,
@@ -77,7 +77,7 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Meets the other processes. Gives this process's ranks in order, each to be moved to its
+    /// Meets the other processes. Returns this process's ranks in order, each to be moved to its
     /// thread. Collective between processes.
     ///
     /// # Errors

@@ -35,14 +35,14 @@ impl Communicator {
         let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
         let turn = ticket.wait(deadline, || self.backend.check(), label);
         turn.map_err(|error| match self.backend.check() {
-            // A rank that leaves a collective out would let its peers wait for nothing.
+            // This rank leaves a collective out, so its peers must not wait for it.
             Ok(()) => self.backend.give_up(error),
             Err(_) => error,
         })?;
         ticket.run(call)
     }
 
-    /// Who finds out that what is enqueued will not be done.
+    /// The backend, as waits for enqueued work ask it.
     pub(crate) fn watch(&self) -> Arc<dyn Watch> {
         Arc::clone(&self.backend) as Arc<dyn Watch>
     }
@@ -53,7 +53,7 @@ impl Communicator {
     /// # Safety
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that the call says, and used by nobody else.
+    /// are valid for the lengths that the call says, and used by no other code.
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         let checked = self.check_buffers(&request.signature.call, request.input, request.output);
         checked.map_err(|e| request.label(e))?;
@@ -67,7 +67,7 @@ impl Communicator {
     ///
     /// As [`run`](Self::run); and the buffers have passed that check.
     pub(crate) unsafe fn run_checked(&self, request: &Request<'_>) -> Result<()> {
-        // A work's task comes here on its stream, and not by `in_turn`.
+        // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().and_then(|()| self.check_spaces(request)).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
         unsafe { self.backend.run(&request.with_used_sides(self.group_rank())) }
@@ -95,7 +95,8 @@ impl Communicator {
         unsafe { self.backend.run_group(group) }
     }
 
-    /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of calls.
+    /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of
+    /// calls.
     pub(crate) fn can_group(&self, call: &Call, rank_count: usize) -> bool {
         self.backend.can_group(call, rank_count)
     }

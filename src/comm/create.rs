@@ -11,7 +11,8 @@ use crate::util::deadline_after;
 use crate::util::settings::timeout_or;
 
 impl Communicator {
-    /// The ranks of a new communicator that are threads of this process: element `r` is rank `r`, to be moved to its thread.
+    /// The ranks of a new communicator whose ranks are threads of this process. Element `r` is rank
+    /// `r`, to be moved to its thread.
     ///
     /// ```
     /// use distcollective::{Communicator, ReduceOperation};
@@ -82,8 +83,9 @@ impl Communicator {
         }
     }
 
-    /// The ranks of a new communicator on GPUs that are threads of this process: rank `r` has GPU `r`. (Where NCCL lets ranks share a
-    /// GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`, there may be more ranks than GPUs.)
+    /// The ranks of a new communicator on GPUs whose ranks are threads of this process: rank `r`
+    /// has GPU `r`. From NCCL 2.30 on, with `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU,
+    /// and there may be more ranks than GPUs.
     ///
     /// # Errors
     ///
@@ -96,15 +98,16 @@ impl Communicator {
         Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
     }
 
-    /// A communicator on GPUs: meets the other ranks that have the same id, each with the GPU of this number among those that its
-    /// process sees. Ranks may be processes, of several machines, or threads. Collective.
+    /// A communicator on GPUs, of the ranks that have the same id. `ordinal` is this rank's GPU
+    /// among those that its process sees. Ranks may be threads, or processes of several machines.
+    /// Collective.
     ///
     /// [`Environment`](crate::Environment) does the same with what the launcher says.
     ///
     /// ```no_run
     /// use distcollective::{Communicator, DEFAULT_TIMEOUT, NcclId, Rank, ReduceOperation};
     ///
-    /// let id = NcclId::new()?; // and bring it to the other ranks
+    /// let id = NcclId::new()?; // to be sent to the other ranks
     /// let communicator = Communicator::nccl(&id, Rank(0), 8, 0, DEFAULT_TIMEOUT)?;
     /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
     /// # Ok::<(), distcollective::Error>(())
@@ -112,12 +115,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// No NCCL from 2.19 on, no CUDA, no such GPU; ranks that do not come before the deadline; what NCCL says.
+    /// No NCCL from 2.19 on, no CUDA, no such GPU; ranks that do not come before the deadline; what
+    /// NCCL says.
     pub fn nccl(id: &NcclId, rank: Rank, world_size: u32, ordinal: u32, timeout: Duration) -> Result<Self> {
         Self::nccl_beside(id, rank, world_size, ordinal, None, timeout)
     }
 
-    /// [`nccl`](Self::nccl) beside a communicator of the same ranks on the host, which tells them who fails.
+    /// [`nccl`](Self::nccl) with a control communicator: the same ranks on the host, which learn
+    /// from it at once that a peer failed.
     pub(crate) fn nccl_beside(
         id: &NcclId,
         rank: Rank,
@@ -131,13 +136,15 @@ impl Communicator {
         Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
     }
 
-    /// A communicator on the caller's `ncclComm_t`, as TensorRT's `setCommunicator` takes it. It is never aborted or destroyed here;
-    /// what is split from it is our own. Collective: ranks tell each other what their NCCL and GPU can do.
+    /// A communicator on the caller's `ncclComm_t`, which it borrows, as TensorRT's
+    /// `setCommunicator` does. This library never aborts or destroys it; what is split from it is
+    /// the library's own. Collective: ranks exchange what their NCCL and GPU can do.
     ///
     /// # Safety
     ///
-    /// It is a communicator of the NCCL that `libnccl.so.2` is in this process. Until all clones of this, and everything made with
-    /// them, are gone, it is not destroyed, and nobody else uses it during a call.
+    /// It is a communicator of the NCCL that `libnccl.so.2` is in this process. It is not destroyed
+    /// before all clones of this and everything made with them are dropped, and no other code uses
+    /// it during a call.
     ///
     /// # Errors
     ///

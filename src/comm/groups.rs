@@ -10,8 +10,9 @@ use crate::rank::Rank;
 use crate::util::text::count_of;
 
 impl Communicator {
-    /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by rank, as `MPI_Comm_split`
-    /// and `ncclCommSplit` do; a rank without a color takes part in the call and gets none. Collective.
+    /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by
+    /// rank, as `MPI_Comm_split` and `ncclCommSplit` do. A rank without a color takes part in the
+    /// call and gets none. Collective.
     ///
     /// # Errors
     ///
@@ -32,12 +33,13 @@ impl Communicator {
         Ok(group.zip(backend))
     }
 
-    /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank of this communicator
-    /// gives the same list; one that is not in it gets none. Collective.
+    /// Makes a communicator of `ranks`, whose order becomes the order of the new ranks. Every rank
+    /// of this communicator gives the same list. A rank that is not in it gets none. Collective.
     ///
     /// # Errors
     ///
-    /// A rank that is named twice or is not in this communicator; and see the contract of [`Communicator`].
+    /// A rank that is named twice or is not in this communicator; and see the contract of
+    /// [`Communicator`].
     pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
         self.new_named_group(None, ranks)
     }
@@ -64,7 +66,8 @@ impl Communicator {
         let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
         let all = self.exchange(Purpose::NewGroup, &bytes, deadline)?;
         if let Some(other) = all.iter().position(|other| *other != bytes) {
-            // Every rank has the same lists, and at least two differ, so every rank returns an error.
+            // Every rank has the same lists, and at least two differ, so every rank returns an
+            // error.
             let others = postcard::from_bytes::<(Option<String>, Vec<u32>)>(&all[other]).unwrap_or_default();
             let are_named = own.0.is_some() || others.0.is_some();
             let describe = |(name, ranks): &(Option<String>, Vec<u32>)| match name {
@@ -84,9 +87,10 @@ impl Communicator {
         self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)
     }
 
-    /// Makes a communicator of the group that this rank is in, if it is in one; other ranks make
-    /// those of theirs at the same time. That it has exactly the group's members is checked:
-    /// buffers are as long as the group says. Collective, in this rank's [turn](Self::in_turn).
+    /// Makes a communicator of the group that this rank is in, if it is in one. Other ranks make
+    /// those of their groups at the same time. Checks that exactly the group's members came,
+    /// because buffers are as long as the group says. Collective, in this rank's
+    /// [turn](Self::in_turn).
     pub(crate) fn split_into(&self, group: Option<&[Rank]>, deadline: Instant) -> Result<Option<Communicator>> {
         let place = group.and_then(|group| group.iter().position(|rank| *rank == self.rank()));
         let (Some(group), Some(place)) = (group, place) else {

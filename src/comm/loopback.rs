@@ -1,5 +1,5 @@
-//! A backend for tests, as small as the contract allows: one thread that stands for every rank. Each
-//! peer gives what this rank gives.
+//! A backend for tests, as small as the contract allows: one thread that stands for every rank.
+//! Each peer gives what this rank gives.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};

@@ -37,51 +37,58 @@ pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub use nccl::NcclId;
 pub(crate) use signature::{Purpose, Signature};
 
-/// One rank's end of a set of ranks that do collectives together.
+/// One rank of a set of ranks that make collective calls together.
 ///
 /// # Contract
 ///
-/// - **Collective calls.** [`barrier`](Self::barrier), the collectives, [`split`](Self::split),
+/// - **Collective calls.** Every rank makes them in the same order, each rank on its own thread:
+///   [`barrier`](Self::barrier), the collectives, [`split`](Self::split),
 ///   [`new_group`](Self::new_group), [`allocate`](Self::allocate), [`finalize`](Self::finalize) and
-///   [`ExecutionContext::set_communicator`](crate::ExecutionContext::set_communicator) are made by every rank, in the same
-///   order, each rank on its own thread. Made one after the other from one thread, the first waits for the second until its
-///   deadline.
-/// - **Agreement.** Each call carries its number and its signature (operation, reduction, root, type, element count). Where
-///   ranks differ, every rank that is in the call gets an [`ErrorKind::Disagreement`] with the calls, and no output is written. A
-///   rank that only gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have returned by then:
-///   it gets the error from its next call. [`finalize`](Self::finalize) is the last one.
-///   The number counts every collective of this communicator, those inside `split`, `allocate` and `set_communicator` too.
+///   [`ExecutionContext::set_communicator`](crate::ExecutionContext::set_communicator). If one
+///   thread makes the calls of two ranks, the first waits for the second until its deadline.
+/// - **Agreement.** Each call carries its number and its signature: operation, reduction, root,
+///   type, element count. The number counts every collective of this communicator, also those
+///   inside `split`, `allocate` and `set_communicator`. If ranks differ, every rank in the call
+///   gets an [`ErrorKind::Disagreement`] with the calls, and no output is written. A rank that only
+///   gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have
+///   returned by then. It gets the error from its next call; [`finalize`](Self::finalize) is the
+///   last one.
 /// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever
-///   [`Stream`](crate::Stream)s they are issued on: a blocking call runs after work that was issued
-///   before. Clones, and handles of `with_timeout`, share that order. Calls from several threads
-///   are ordered by the moment at which they enter the library; the caller sees to it that this
-///   order is the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or
-///   a [`BoundLayer`](crate::BoundLayer) takes one place, in its communicator and in all groups
-///   split from it. A plugin's call on the run's own thread belongs to that place; from another
-///   thread it comes after the run. A plugin cannot enqueue work for those communicators on a
-///   worker stream: the moment would decide about its place. Each communicator has its own order:
-///   where calls of several share a thread, a stream or a GPU, ranks issue them in one common
-///   order, as with MPI and NCCL.
-/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue: 600 s,
-///   what the environment variable `DCL_TIMEOUT` says (in seconds), or
-///   [`with_timeout`](Self::with_timeout).
-/// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory again, and the communicator is
-///   dead: further calls, and calls on everything split from it, return its error at once. What a rank finds wrong in its own
-///   arguments is reported before anything happens and leaves the communicator as it was; so do different lists in
-///   `new_group`, lengths in `allocate` and plans in `set_communicator`, which every rank learns of.
-/// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until the deadline. Calls without
-///   elements are not compared either. Who waits for a rank that failed, aborted or died is told at once where all ranks are on one
-///   machine and met through [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process); elsewhere, and for
-///   a rank that just dropped its handles, he waits for his deadline. After an error what NCCL had under way has been aborted, and
-///   this rank's buffers are its own again. A borrowed communicator is never aborted, and one that blocks may do so beyond the deadline.
+///   [`Stream`](crate::Stream)s they are issued on. A blocking call runs after work that was issued
+///   before it. Clones and handles of `with_timeout` share that order. Calls from several threads
+///   are ordered by the moment at which they enter the library; the caller has to make this order
+///   the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a
+///   [`BoundLayer`](crate::BoundLayer) takes one place, in its communicator and in all groups split
+///   from it. A plugin's call on the run's own thread belongs to that place; from another thread it
+///   comes after the run. A plugin cannot enqueue work for those communicators on a worker stream,
+///   because its place would depend on timing. Each communicator has its own order. If calls of
+///   several communicators share a thread, a stream or a GPU, ranks issue them in one common order,
+///   as with MPI and NCCL.
+/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue. The
+///   timeout is 600 s, the environment variable `DCL_TIMEOUT` (in seconds), or
+///   [`with_timeout`](Self::with_timeout). One that overflows the clock means a year.
+/// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory
+///   again, and the communicator is dead: further calls, and calls on everything split from it,
+///   return its error at once. An error in a rank's own arguments is reported before anything
+///   happens and leaves the communicator as it was. So do different lists in `new_group`, lengths
+///   in `allocate` and plans in `set_communicator`; every rank gets that error.
+/// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until
+///   the deadline. Calls without elements are not compared either. If a peer fails, aborts or dies,
+///   ranks that wait for it return an error at once if all ranks are on one machine and met through
+///   [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process), otherwise
+///   at their deadline. They also wait until their deadline for a peer that dropped its handles.
+///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. A
+///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
+///   the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run.
 /// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and
-///   peers that wait for it are told at once. Between processes, `split`, `new_group` and
-///   `allocate`, of groups too, need the process in which the first communicator's rank 0 lives,
-///   also when its handles are dropped: it passes memory on.
-/// - **Forks.** A process that was forked from a rank's is no rank. Its calls on the copies that it has are an
-///   [`ErrorKind::Unsupported`], and dropping those is no matter to the ranks; symmetric memory becomes its own when it looks at it.
-///   It may make communicators of its own.
+///   peers that wait for it return an error at once. A drop waits for nothing. Between processes,
+///   `split`, `new_group` and `allocate`, of groups too, need the process of the first
+///   communicator's rank 0, also after it dropped its handles: it passes memory on.
+/// - **Forks.** A process that was forked from a rank's process is no rank. Its calls on its copies
+///   of the handles are an [`ErrorKind::Unsupported`], and dropping the copies changes nothing for
+///   the ranks. Its symmetric memory becomes private when it looks at it. It may make communicators
+///   of its own.
 #[derive(Clone)]
 pub struct Communicator {
     backend: Arc<dyn Backend>,
@@ -116,8 +123,8 @@ impl Communicator {
         self.backend.world_size()
     }
 
-    /// This rank's number in the communicator from which this one, perhaps over several steps, was split. Errors speak of
-    /// these numbers, so that a rank has one name everywhere.
+    /// This rank's number in the communicator from which this one was split, over all steps. Errors
+    /// name ranks by these numbers, so that a rank has one name everywhere.
     pub fn origin_rank(&self) -> Rank {
         self.origin(self.rank())
     }
@@ -150,19 +157,20 @@ impl Communicator {
         self.check_process().and_then(|()| self.backend.check()).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
-    /// Ends the communicator, and everything split from the same origin, for every rank: calls that wait return at once, on
-    /// the other ranks with an [`ErrorKind::Aborted`] that names this rank and the reason. Not collective.
+    /// Ends the communicator, and everything split from the same origin, for every rank. Calls that
+    /// wait return at once, on the other ranks with an [`ErrorKind::Aborted`] that names this rank
+    /// and the reason. Not collective.
     ///
     /// # Errors
     ///
-    /// This process was forked from the rank's; then nothing happens.
+    /// This process was forked from the rank's. Then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
         self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
         Ok(())
     }
 
-    /// Waits until every rank has come here. Collective.
+    /// Waits until every rank has made this call. Collective.
     ///
     /// # Errors
     ///
@@ -171,8 +179,8 @@ impl Communicator {
         self.run_barrier(Purpose::Barrier)
     }
 
-    /// Says good-bye: waits for every rank, so that one whose last call disagreed with the others' still learns of it, and
-    /// drops the handle. Collective.
+    /// Waits for every rank, so that a rank whose last call disagreed with the others' gets that
+    /// error, and drops the handle. Collective.
     ///
     /// # Errors
     ///
@@ -189,14 +197,15 @@ impl Communicator {
         self.in_turn(Extent::Communicator, &request.signature, deadline, run).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
-    /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy in between; on GPUs in memory of
-    /// NCCL's. Every rank asks for
-    /// the same number of bytes. It serves in the communicators that are split from this one too, and wherever another buffer
-    /// does; dropping it gives the memory back, whatever the others do with theirs. Collective.
+    /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy; on
+    /// GPUs, memory that NCCL allocates. Every rank asks for the same number of bytes. The buffer
+    /// works in communicators split from this one too, and in every other call. Dropping
+    /// it frees this rank's memory, whatever the other ranks do with theirs. Collective.
     ///
     /// # Errors
     ///
-    /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract of [`Communicator`].
+    /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract
+    /// of [`Communicator`].
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let deadline = self.deadline();
@@ -209,7 +218,7 @@ impl Communicator {
         buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
     }
 
-    /// The memory that the communicator's buffers are in, and raw addresses are taken to be in.
+    /// The memory that [`allocate`](Self::allocate) gives and raw addresses are in.
     pub fn space(&self) -> MemorySpace {
         self.backend.space()
     }

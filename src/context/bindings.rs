@@ -15,8 +15,9 @@ use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::lock;
 
-/// What the inputs and outputs of an enqueued run are bound to. [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue)
-/// takes it and [`Work::wait`] hands it back, with the buffers in it.
+/// The buffers that the inputs and outputs of an enqueued run are bound to.
+/// [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue) takes the bindings, and
+/// [`Work::wait`] returns them with the buffers in them.
 pub struct Bindings {
     inner: Box<Inner>,
 }
@@ -34,14 +35,15 @@ struct Inner {
 enum Bound {
     Owned(Buffer),
     Shared(Arc<Buffer>),
-    /// What somebody promised to keep.
+    /// Memory that the caller of `bind_address` keeps valid.
     Raw {
         address: *mut u8,
         byte_len: usize,
     },
 }
 
-// SAFETY: buffers may be sent, and for raw addresses `bind_address` has a promise.
+// SAFETY: buffers may be sent, and the caller of `bind_address` promises that raw addresses may be
+// used from any thread.
 unsafe impl Send for Bindings {}
 // SAFETY: a shared reference gives no way to a raw address, and of buffers only what may be shared.
 unsafe impl Sync for Bindings {}
@@ -122,15 +124,16 @@ impl Bindings {
         self.bind(name, IoMode::Output, Bound::Owned(buffer))
     }
 
-    /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in the memory that the context runs
-    /// in: the host's, or with a communicator on GPUs that GPU's. It may be longer than the tensor, whose elements are at its
-    /// beginning, so that memory for the longest shape stays bound. A null address unbinds.
+    /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in
+    /// the memory that the context runs in: the host's, or that of the communicator's GPU. It may
+    /// be longer than the tensor, whose elements are at its beginning, so that memory for the
+    /// longest shape stays bound. A null address unbinds.
     ///
     /// # Safety
     ///
-    /// Until the tensor is bound anew, or the bindings are dropped while they are not enqueued, or for ever if a run of them
-    /// is leaked, the memory is `byte_len` initialized bytes that during a run nobody else writes and, for an output, nobody
-    /// else reads.
+    /// The memory is `byte_len` initialized bytes until the tensor is bound again or the bindings
+    /// are dropped while they are not enqueued; for ever if a run of them is leaked. During a run
+    /// no other code writes it, and none reads an output's. It may be used from any thread.
     ///
     /// # Errors
     ///
@@ -141,7 +144,7 @@ impl Bindings {
         Ok(())
     }
 
-    /// Unbinds a tensor and gives the buffer back; `None` where there is none that was owned.
+    /// Unbinds a tensor and returns its buffer; `None` if the bindings do not own one.
     ///
     /// # Errors
     ///
@@ -167,7 +170,7 @@ impl Bindings {
         }
     }
 
-    /// A bound buffer that is not shared, to write.
+    /// A bound buffer that is not shared, for writing.
     ///
     /// # Errors
     ///
@@ -199,7 +202,7 @@ impl Bindings {
         Ok(stream.submit(self, cell))
     }
 
-    /// Writes the addresses of what is bound to where a run looks for them.
+    /// Writes the bound addresses to `io`, which a run reads.
     fn fill(&mut self, engine: &Arc<EngineInner>, shapes: &Shapes, space: MemorySpace) -> Result<()> {
         let Inner { engine: own, bound, io, .. } = &mut *self.inner;
         if !Arc::ptr_eq(engine, own) {
@@ -219,7 +222,7 @@ impl Bindings {
                         address: *address,
                         space,
                         generation: 0,
-                        // What is longer stays bound while shapes change.
+                        // Memory that is longer than the tensor stays bound while shapes change.
                         byte_len: shapes[io.tensor.index()].byte_len(io.data_type).min(*byte_len),
                         shape: None,
                     }
@@ -238,9 +241,10 @@ impl Task for Bindings {
     }
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        // What is enqueued needs the run until it is done.
+        // Enqueued work needs `run` until it is done, so it is not taken out here.
         let Some(PendingRun { binding, shapes, deadline }) = &self.inner.run else { return Ok(()) };
-        // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of `bind_address`.
+        // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of
+        // `bind_address`.
         let result = unsafe { run(binding, shapes, &self.inner.io, *deadline, stream) };
         result.map_err(|e: Error| binding.on_rank(e))
     }
@@ -263,7 +267,7 @@ impl Task for Bindings {
         Some((binding.communicator.as_ref()?.watch(), *deadline))
     }
 
-    /// The communicator and the memory of this run are nobody's that only keeps the bindings.
+    /// Bindings that the caller keeps must not keep the run's communicator and memory alive.
     fn finish(&mut self) {
         self.inner.run = None;
     }

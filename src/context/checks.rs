@@ -14,7 +14,7 @@ use crate::shape::Shape;
 use crate::stream::Stream;
 
 impl CommunicatorBinding {
-    /// Everything that has to hold before anything moves.
+    /// Checks everything that has to hold before anything moves. A run checks none of it again.
     pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
         let engine = &*self.engine;
         let tensor_shapes = shapes.tensors(engine)?;
@@ -105,7 +105,8 @@ impl CommunicatorBinding {
         }
     }
 
-    /// Outputs share memory with nothing, but for the in-place rules of the collective between an input and an output.
+    /// Outputs share memory with nothing, except for the in-place rules of the collective between
+    /// an input and an output.
     fn check_overlap(&self, shapes: &Shapes, io: &RunIo) -> Result<()> {
         let engine = &*self.engine;
         let range = |index: usize| {

@@ -21,7 +21,8 @@ use crate::util::lock;
 
 /// An engine on a communicator, or on none: what every run of a context shares.
 pub(super) struct CommunicatorBinding {
-    /// Locked during a run, so that runs of one context follow one another. The graphs in it go before the communicator.
+    /// Locked during a run, so that the runs of one context do not overlap. Declared before the
+    /// communicator, because its graphs have to be dropped first.
     pub(super) regions: Mutex<Regions>,
     /// The thread that has the regions.
     runner: Mutex<Option<ThreadId>>,
@@ -35,7 +36,7 @@ pub(super) struct CommunicatorBinding {
 }
 
 impl CommunicatorBinding {
-    /// Before a communicator is set: enough for a network whose layers all are the identity.
+    /// Without a communicator: enough for a network all of whose layers are the identity.
     pub(super) fn without_communicator(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
         let is_usable = engine.first_collective().is_none();
         let regions = if is_usable { Regions::new(&engine, MemorySpace::Host)? } else { Regions::none(&engine) };
@@ -60,7 +61,7 @@ impl CommunicatorBinding {
     ) -> Result<Self> {
         let collectives = &engine.analysis.collectives;
         let in_schedule = || engine.analysis.schedule.iter().filter_map(|id| collectives[id.index()].as_ref());
-        // What can fail on this rank alone comes first, so that the other ranks learn of it.
+        // What can fail on this rank alone comes before the agreement, which tells the other ranks.
         let regions = in_schedule()
             .try_for_each(|layer| Roles::check(communicator, layer))
             .and_then(|()| communicator.default_stream().map_or(Ok(()), |stream| prepare(&engine, stream.device())))
@@ -70,7 +71,7 @@ impl CommunicatorBinding {
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
         if communicator.default_stream().is_some() {
-            // Ranks have to record and replay together.
+            // A recorded run waits for its peers' launches, so all ranks record or none does.
             let all = communicator.exchange(Purpose::SetCommunicator, &[u8::from(options.cuda_graph)], deadline)?;
             if all.iter().any(|other| *other != all[0]) {
                 bail!(Disagreement, "contexts of some ranks record CUDA graphs (`cuda_graph`), and of others do not");
@@ -102,7 +103,8 @@ impl CommunicatorBinding {
         Ok(binding)
     }
 
-    /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
+    /// Makes what the largest calls need on a stream, or on the default stream, so that running
+    /// them there allocates nothing.
     pub(super) fn reserve(&self, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         for &id in &analysis.schedule {
@@ -116,7 +118,7 @@ impl CommunicatorBinding {
         Ok(())
     }
 
-    /// Locks the memory for a run. The run before may be under way on another thread.
+    /// Locks the memory for a run. Another thread may be inside the previous run.
     pub(super) fn lock_regions(&self, deadline: Instant) -> Result<RegionsGuard<'_>> {
         let this = std::thread::current().id();
         if *lock(&self.runner) == Some(this) {
@@ -141,7 +143,7 @@ impl CommunicatorBinding {
     }
 
     pub(super) fn role(&self, layer: LayerId) -> &Role {
-        // Without a communicator there are only layers that are the identity.
+        // Without a communicator all layers are the identity.
         self.roles.get(layer.index()).and_then(Option::as_ref).unwrap_or(&Role::Identity)
     }
 
@@ -194,7 +196,7 @@ impl Drop for RegionsGuard<'_> {
     }
 }
 
-/// Looks whether every layer can run on a GPU, and compiles the kernels for those that move and cast.
+/// Checks that every layer can run on a GPU, and compiles the kernels of Shuffle and Cast layers.
 fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();

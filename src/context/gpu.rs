@@ -1,5 +1,5 @@
-//! A run on a GPU: enqueued on the caller's stream, or done on the communicator's own, with tensors in host memory copied to the
-//! GPU and back.
+//! A run on a GPU: enqueued on the caller's stream, or done on the communicator's default stream
+//! with tensors in host memory copied to the GPU and back.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,12 +20,11 @@ use crate::memory::{MemorySpace, RawTensor};
 /// As [`run`](super::run::run).
 pub(super) unsafe fn run(
     binding: &CommunicatorBinding,
-    communicator: &Communicator,
+    (communicator, default_stream): (&Communicator, &Arc<CudaStream>),
     regions: &mut Regions,
     shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
-    default_stream: &Arc<CudaStream>,
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
     let is_done_here = stream.is_none();
@@ -34,7 +33,7 @@ pub(super) unsafe fn run(
     let is_capturing = stream.is_capturing()?;
     regions.follow(stream, is_capturing)?;
     locate(binding, regions, io)?;
-    // What the caller bound in host memory, and this rank uses.
+    // The tensors that the caller bound in host memory and this rank uses.
     let on_host = |mode: IoMode| {
         let tensors = io.tensors.iter().enumerate();
         tensors.filter_map(move |(index, raw)| {
@@ -70,7 +69,8 @@ pub(super) unsafe fn run(
     if is_done_here { communicator.synchronize(stream, deadline) } else { Ok(()) }
 }
 
-/// Finds where each tensor is on the GPU: where the caller bound it, or in a mirror.
+/// Writes where each tensor is on the GPU: where the caller bound it, or in a mirror of host
+/// memory.
 fn locate(binding: &CommunicatorBinding, regions: &mut Regions, io: &RunIo) -> Result<()> {
     let space = binding.space();
     for (index, raw) in io.tensors.iter().enumerate() {
@@ -78,7 +78,7 @@ fn locate(binding: &CommunicatorBinding, regions: &mut Regions, io: &RunIo) -> R
             Some(raw) if raw.space == MemorySpace::Host && binding.used[index] => {
                 Some(RawTensor { address: regions.mirror(index, space, raw.byte_len)?, space, ..raw })
             }
-            // What is not used is not there.
+            // A tensor in host memory that this rank does not use has no mirror.
             Some(raw) if raw.space == MemorySpace::Host => None,
             raw => raw,
         };

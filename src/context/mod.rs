@@ -27,14 +27,15 @@ use crate::shape::Dims;
 use crate::shape::Shape;
 use crate::stream::{EnqueueError, Stream, Work};
 
-/// An engine on its way through runs: TensorRT's `IExecutionContext`.
+/// What an engine needs to run: shapes, a communicator and memory. TensorRT's `IExecutionContext`.
 ///
-/// The order is: [`set_communicator`](Self::set_communicator) if the network has collectives of several ranks,
-/// [`set_input_shape`](Self::set_input_shape) if it has dynamic inputs, then as often as wanted
-/// [`execute`](Self::execute), which borrows tensors and blocks, or [`enqueue`](Self::enqueue), which owns buffers and
-/// returns a [`Work`].
+/// 1. [`set_communicator`](Self::set_communicator), if the network has collectives of several
+///    ranks.
+/// 2. [`set_input_shape`](Self::set_input_shape), if it has dynamic inputs.
+/// 3. Any number of runs: [`execute`](Self::execute) borrows tensors and blocks;
+///    [`enqueue`](Self::enqueue) owns buffers and returns a [`Work`].
 ///
-/// Leaking or dropping a context while work is under way is sound: the work keeps what it needs.
+/// Leaking or dropping a context during a run is sound: the work keeps what it needs.
 pub struct ExecutionContext {
     engine: Arc<EngineInner>,
     binding: Arc<CommunicatorBinding>,
@@ -45,13 +46,15 @@ pub struct ExecutionContext {
     scratch: RunIo,
 }
 
-/// How a context runs; see [`Engine::create_execution_context_with`](crate::Engine::create_execution_context_with).
+/// How a context runs; see
+/// [`Engine::create_execution_context_with`](crate::Engine::create_execution_context_with).
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ContextOptions {
-    /// On GPUs, runs with the same shapes and memory are recorded into a CUDA graph, the second time, and replayed from then on. All
-    /// ranks have to do alike: bind the same buffers again on every rank, or others on every rank. Plugins have to enqueue the
-    /// same work every time. On the host it changes nothing.
+    /// On GPUs, the second run with the same shapes and memory is recorded into a CUDA graph, and
+    /// later ones replay it. All ranks have to do the same: bind the same buffers again on every
+    /// rank, or other ones on every rank. Plugins have to enqueue the same work every time. On the
+    /// host it changes nothing.
     pub cuda_graph: bool,
 }
 
@@ -85,15 +88,20 @@ impl ExecutionContext {
         Ok(&self.engine.io[self.engine.io_index(name)?])
     }
 
-    /// Sets the communicator on which the layers run. Collective: every rank of the communicator calls it, each on its own
-    /// thread, and they compare the collective calls of their plans, once. Layers, their weights and their names may differ;
-    /// operations, reductions, roots, participants, types and shapes may not. Work under way keeps the old communicator.
+    /// Sets the communicator on which the layers run. Collective: every rank of the communicator
+    /// calls it, each on its own thread. Ranks compare the collective calls of their plans, once.
+    /// Layers, their weights and their names may differ; operations, reductions, roots,
+    /// participants, types and shapes may not. Work that was enqueued before keeps the old
+    /// communicator.
     ///
     /// # Errors
     ///
-    /// [`InvalidCommunicator`](crate::ErrorKind::InvalidCommunicator): a layer's `nb_rank` or groups do not fit, here or on
-    /// another rank; [`Disagreement`](crate::ErrorKind::Disagreement): the plans differ, with the first differing layer and
-    /// all sides. Then no rank has set it, and the communicator still works. And see the contract of [`Communicator`].
+    /// After the first two, no rank has set the communicator, and it still works.
+    /// - [`InvalidCommunicator`](crate::ErrorKind::InvalidCommunicator): a layer's `nb_rank` or
+    ///   groups do not fit, here or on another rank.
+    /// - [`Disagreement`](crate::ErrorKind::Disagreement): the plans differ. The error names the
+    ///   first differing layer and all sides.
+    /// - See the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
         let deadline = communicator.deadline();
         let bind = || CommunicatorBinding::to(Arc::clone(&self.engine), communicator, self.options, deadline);
@@ -107,20 +115,20 @@ impl ExecutionContext {
         self.binding.communicator.as_ref()
     }
 
-    /// The time that a run may take, from the moment at which it is issued; without one, the
-    /// communicator's timeout. A collective that waits for other ranks at the end of that time is
-    /// an error.
+    /// Sets the time that a run may take, from the moment of issue. Without one it is the
+    /// communicator's timeout. A collective that still waits for other ranks then is an error.
     pub fn set_timeout(&mut self, timeout: impl Into<Option<Duration>>) {
         self.timeout = timeout.into();
     }
 
-    /// Sets the shape of an input, within its profile. Work under way keeps its shapes.
+    /// Sets the shape of an input, within its profile. Work that was enqueued before keeps its
+    /// shapes.
     ///
     /// # Errors
     ///
-    /// No such input; a shape outside the profile; once all inputs have shapes, every shape rule that they break. Then the
-    /// shapes stay as they were; where two inputs have to change together, see
-    /// [`set_input_shapes`](Self::set_input_shapes).
+    /// No such input; a shape outside the profile; once all inputs have shapes, every shape rule
+    /// that they break. After an error the shapes are as they were. If two inputs have to change
+    /// together, see [`set_input_shapes`](Self::set_input_shapes).
     pub fn set_input_shape(&mut self, name: &str, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<()> {
         let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
         self.set_input_shapes(&[(name, dims)])
@@ -172,13 +180,14 @@ impl ExecutionContext {
         Ok(self.shapes.tensors(&self.engine)?[io.tensor.index()])
     }
 
-    /// Empty bindings for [`enqueue`](Self::enqueue). They can be used again and again; several let runs overlap.
+    /// Empty bindings for [`enqueue`](Self::enqueue), for any number of runs. With several
+    /// bindings, runs can be enqueued before the first has ended.
     pub fn create_bindings(&self) -> Bindings {
         Bindings::new(Arc::clone(&self.engine))
     }
 
-    /// Runs the engine on borrowed tensors, on this thread, and blocks. An input that is not read on this rank, and an
-    /// output that is not written on it, may be absent.
+    /// Runs the engine on borrowed tensors, on this thread, and blocks. An input that is not read
+    /// on this rank, and an output that is not written on it, may be absent.
     ///
     /// ```
     /// # use distcollective::{Builder, Communicator, DataType, DistCollective, Network, ReduceOperation, inputs, outputs};
@@ -196,15 +205,15 @@ impl ExecutionContext {
     ///
     /// # Errors
     ///
-    /// Before anything moves: a shape or the communicator is missing, an unknown name, a tensor of another type, shape or
-    /// length, one that is missing, buffers that overlap. Afterwards: an error of a collective or a plugin, which ends the
-    /// communicator.
+    /// Before anything moves: a missing shape or communicator, an unknown name, a tensor of another
+    /// type, shape or length, a missing tensor, buffers that overlap. Afterwards: an error of a
+    /// collective or a plugin, which ends the communicator.
     pub fn execute<'i, 'o>(
         &mut self,
         inputs: impl IntoIterator<Item = (&'i str, Result<TensorView<'i>>)>,
         outputs: impl IntoIterator<Item = (&'o str, Result<TensorViewMut<'o>>)>,
     ) -> Result<()> {
-        // A call before may have panicked in one of its iterators.
+        // An earlier call may have panicked in one of its iterators.
         self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
             let binding = &self.binding;
@@ -237,16 +246,16 @@ impl ExecutionContext {
         Ok(())
     }
 
-    /// Runs the engine on bound tensors, on a stream. The work owns the bindings and hands them back.
+    /// Runs the engine on bound tensors, on a stream. The work owns the bindings and returns them.
     ///
-    /// On the inline stream the work is done when this returns. Runs of one context follow one
-    /// another, also when they are enqueued on several streams. The run takes its place in the
-    /// communicator's order now; see the contract of [`Communicator`].
+    /// On the inline stream the work is done when this returns. Runs of one context do not overlap,
+    /// also if they are enqueued on several streams. The run takes its place in the communicator's
+    /// order now; see the contract of [`Communicator`].
     ///
     /// # Errors
     ///
-    /// As [`execute`](Self::execute), with the bindings: what is found before anything moves from here, everything else from
-    /// [`Work::wait`].
+    /// As [`execute`](Self::execute), with the bindings. Errors before anything moves come from
+    /// this function, all others from [`Work::wait`].
     pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         bindings.enqueue(&self.engine, &self.binding, &self.shapes, self.timeout, stream)
     }
@@ -258,8 +267,8 @@ impl fmt::Debug for ExecutionContext {
     }
 }
 
-/// Lists inputs for [`ExecutionContext::execute`]: `inputs!["x" => &array, "mask" => &slice]`. Values are references to
-/// slices, vectors, [`ndarray`] arrays or buffers.
+/// Lists inputs for [`ExecutionContext::execute`]: `inputs!["x" => &array, "mask" => &slice]`.
+/// Values are references to slices, vectors, [`ndarray`] arrays or buffers.
 #[macro_export]
 macro_rules! inputs {
     ($($name:expr => $value:expr),* $(,)?) => {
@@ -267,8 +276,8 @@ macro_rules! inputs {
     };
 }
 
-/// Lists outputs for [`ExecutionContext::execute`]: `outputs!["y" => &mut array]`. Values are mutable references to slices,
-/// vectors, [`ndarray`] arrays or buffers.
+/// Lists outputs for [`ExecutionContext::execute`]: `outputs!["y" => &mut array]`. Values are
+/// mutable references to slices, vectors, [`ndarray`] arrays or buffers.
 #[macro_export]
 macro_rules! outputs {
     ($($name:expr => $value:expr),* $(,)?) => {

@@ -13,14 +13,15 @@ use crate::network::LayerBody;
 
 /// What runs of a context use one after the other.
 pub(super) struct Regions {
-    /// What was recorded of a run.
+    /// The recorded run, if there is one.
     pub(super) recording: Recording,
     pub(super) memory: Memory,
-    /// Room on the GPU for what the caller binds in host memory, by input and output, made when it is first wanted.
+    /// Memory on the GPU for each input and output that the caller binds in host memory, made when
+    /// it is first needed.
     pub(super) mirrors: Vec<Option<Buffer>>,
     /// Where a run's tensors are on the GPU.
     pub(super) located: RunIo,
-    /// For copies from and to host memory, made when there is the first.
+    /// Copies from and to host memory; made for the first one.
     transfer: Option<Transfer>,
     /// The stream of the last run, and when that is done.
     last: Option<(u64, Event)>,
@@ -70,8 +71,9 @@ impl Regions {
         Ok(regions)
     }
 
-    /// Lets what is enqueued on this stream next come after the last run, which may have been on another one. A capture must not
-    /// wait for what is not captured: there the caller sees to the order.
+    /// Makes work that is enqueued on this stream next wait for the last run, which may have been
+    /// on another stream. A capture must not wait for work outside it; there the caller keeps the
+    /// order.
     pub(super) fn follow(&mut self, stream: &CudaStream, is_capturing: bool) -> Result<()> {
         if is_capturing {
             return Ok(());
@@ -87,7 +89,7 @@ impl Regions {
         self.last = Some((stream.id(), event.clone()));
     }
 
-    /// Where host tensors are copied through.
+    /// Copies host tensors.
     pub(super) fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
         match &mut self.transfer {
             Some(transfer) => Ok(transfer),
@@ -95,7 +97,7 @@ impl Regions {
         }
     }
 
-    /// Room on the GPU for an input or output of so many bytes.
+    /// Memory on the GPU for an input or output of this many bytes.
     pub(super) fn mirror(&mut self, index: usize, space: MemorySpace, byte_len: usize) -> Result<*mut u8> {
         let mirror = &mut self.mirrors[index];
         if mirror.as_ref().is_none_or(|mirror| mirror.byte_len() < byte_len) {

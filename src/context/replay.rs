@@ -9,16 +9,18 @@ use crate::cuda::{Capture, CudaStream};
 use crate::error::Result;
 use crate::util::lock;
 
-/// The last run, and its graph once there is one. A run is done as usual the first time, so that everything it needs is there;
-/// recorded the second time; and replayed from then on, as long as shapes and memory stay the same.
+/// The last run, and its graph if it was recorded. The first run with some shapes and memory is
+/// plain, so that everything it needs is allocated. The second is recorded, and later ones replay
+/// it.
 #[derive(Default)]
 pub(super) struct Recording {
     shapes: Option<Arc<Shapes>>,
-    /// Each tensor's address, and what tells its memory from other memory there.
+    /// Each tensor's address, and its memory's generation, which differs if other memory has come
+    /// to that address.
     memory: Vec<(usize, u64)>,
     /// Shared with the communicator, which destroys it before it ends.
     graph: SharedGraph,
-    /// Where runs are recorded: nobody else's work comes between on this one.
+    /// Where runs are recorded. No other work is enqueued on this stream.
     stream: Option<Arc<CudaStream>>,
 }
 
@@ -48,7 +50,8 @@ impl Recording {
     ///
     /// # Safety
     ///
-    /// `layers` enqueues it on the stream it is given, on memory that is good until it is done; `prepare` makes what it needs there.
+    /// `layers` enqueues the run on the stream it is given, on memory that is valid until the run
+    /// is done. `prepare` makes what the run needs on a stream.
     pub(super) unsafe fn run(
         &mut self,
         communicator: &Communicator,

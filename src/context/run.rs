@@ -23,7 +23,7 @@ pub(super) struct RunIo {
     pub(super) tensors: Box<[Option<RawTensor>]>,
 }
 
-// SAFETY: these are addresses; whoever runs with them promises that they are good.
+// SAFETY: these are addresses; a caller that runs with them promises that they are valid.
 unsafe impl Send for RunIo {}
 // SAFETY: as above; nothing is reached through a shared reference.
 unsafe impl Sync for RunIo {}
@@ -55,13 +55,14 @@ impl RunIo {
     }
 }
 
-/// Runs the engine, or enqueues that on a CUDA stream. An error ends the communicator, so that the other ranks do not wait for this
-/// one.
+/// Runs the engine, or enqueues the run on a CUDA stream. An error ends the communicator, so that
+/// the other ranks do not wait for this one.
 ///
 /// # Safety
 ///
-/// [`CommunicatorBinding::check`] has found these shapes and tensors right. Until this returns, or what it enqueues is done, the tensors are
-/// initialized memory that, as far as this rank uses it, nobody else writes, and for outputs, nobody else reads.
+/// These shapes and tensors have passed [`CommunicatorBinding::check`]. Until this returns, or what
+/// it enqueues is done, the tensors that this rank uses are initialized memory that no other code
+/// writes, and outputs are memory that no other code reads.
 pub(super) unsafe fn run(
     binding: &CommunicatorBinding,
     shapes: &Arc<Shapes>,
@@ -72,26 +73,26 @@ pub(super) unsafe fn run(
     let regions = &mut *binding.lock_regions(deadline)?;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        let on_gpu =
+        let gpu =
             binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
-        match on_gpu {
+        match gpu {
             None => EngineRun::new(binding, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory))
                 .layers(),
-            Some((communicator, own)) => gpu::run(binding, communicator, regions, shapes, io, deadline, own, stream),
+            Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
         }
     };
     let Err(error) = result else { return Ok(()) };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {
-        // Something has to be made first; nothing has been done.
+        // The run needs something that a capture cannot make. Nothing has been recorded.
         return Err(error);
     }
-    // What was recorded goes before the communicator.
+    // A graph has to be destroyed before its communicator.
     regions.recording.clear();
     if let Some(communicator) = &binding.communicator {
         communicator.abort_with(&error);
         if !is_capturing {
-            // Parts of the run may be under way; only when they are not is memory the caller's again.
+            // Parts of the run may still use the caller's memory.
             communicator.drain(stream);
         }
     }
@@ -114,7 +115,7 @@ pub(super) struct EngineRun<'a> {
 pub(super) struct Addresses<'a> {
     communicator: *mut u8,
     private: *mut u8,
-    /// The constants, where they are not the engine's own.
+    /// The constants, if they are not the engine's own.
     constants: &'a [Option<Buffer>],
 }
 
@@ -138,7 +139,7 @@ impl<'a> EngineRun<'a> {
         EngineRun { binding, shapes, io, deadline, executor, space: binding.space(), addresses }
     }
 
-    /// Does the layers in the order of the schedule.
+    /// Runs the layers in the order of the schedule.
     ///
     /// # Safety
     ///
@@ -158,8 +159,9 @@ impl<'a> EngineRun<'a> {
         Ok(())
     }
 
-    /// Whether the backend takes these layers as one group of calls. Every rank finds the same, also
-    /// one that takes part in some of them only, because a backend may wait for a group as a whole.
+    /// Whether the backend takes these layers as one group of calls. Every rank finds the same,
+    /// also one that takes part in some of them only, because a backend may wait for a group as a
+    /// whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
         let Some(communicator) = &self.binding.communicator else { return false };
         let collectives = &self.binding.engine.analysis.collectives;
@@ -202,8 +204,8 @@ impl<'a> EngineRun<'a> {
         }
     }
 
-    /// A place of the memory plan. Places that are in use at the same time are apart, and each holds its tensor, because
-    /// the plan made it so and `Shapes::infer` compared the lengths.
+    /// The address of a place of the memory plan. The plan keeps places apart that are in use at
+    /// the same time, and `Shapes::infer` has checked that each holds its tensor.
     fn place(&self, place: &Place) -> *mut u8 {
         let base = match place.region {
             Region::Communicator => self.addresses.communicator,
@@ -212,7 +214,7 @@ impl<'a> EngineRun<'a> {
         base.wrapping_add(place.offset)
     }
 
-    /// Where a tensor is; null for one of the caller's that is not bound, and so not used.
+    /// Where a tensor is; null for a tensor of the caller's that is not bound, and so not used.
     fn address(&self, tensor: TensorId) -> *mut u8 {
         let engine = &*self.binding.engine;
         let bound = |index: usize| self.io.tensors[index].as_ref().map_or(std::ptr::null_mut(), |raw| raw.address);
@@ -263,8 +265,8 @@ impl<'a> EngineRun<'a> {
                 let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
                 let Some(steps) = &self.shapes.shuffles[id.index()] else { return Ok(()) };
                 let scratch = engine.memory.scratch[id.index()].as_ref().map(|place| self.place(place));
-                // SAFETY: input, output and scratch are places of the plan or tensors of the caller, long enough for the
-                // shapes and apart, but for a mere reshape.
+                // SAFETY: input, output and scratch are places of the plan or tensors of the
+                // caller, long enough for the shapes, and apart except for a mere reshape.
                 unsafe { self.shuffle(steps, &input, &output, scratch)? };
             }
             LayerBody::Cast(cast) => {
@@ -279,7 +281,8 @@ impl<'a> EngineRun<'a> {
                 let inputs = |i: usize| layer.inputs.get(i).map(|&t| self.raw(t));
                 let outputs = |i: usize| layer.outputs.get(i).map(|&t| self.raw(t));
                 let stream = self.executor.stream().map(|stream| stream.as_ptr());
-                // SAFETY: inputs are written; a plugin's outputs share memory with nothing that is alive.
+                // SAFETY: inputs are written; a plugin's outputs share memory with no tensor in
+                // use.
                 let mut call = unsafe { PluginCall::new(&inputs, &outputs, stream) };
                 let result = catch_unwind(AssertUnwindSafe(|| plugin.plugin().enqueue(&mut call)));
                 let result = result.unwrap_or_else(|panic| {
@@ -292,7 +295,8 @@ impl<'a> EngineRun<'a> {
         unsafe { self.finish(id) }
     }
 
-    /// What follows a layer: its outputs are zeros where they are not written and are read, and are copied to the caller's.
+    /// Completes a layer: outputs that this rank does not write become zeros if a layer reads them,
+    /// and outputs that the caller bound are copied there.
     ///
     /// # Safety
     ///
@@ -305,7 +309,8 @@ impl<'a> EngineRun<'a> {
         for &tensor in &layer.outputs {
             match &engine.memory.locations[tensor.index()] {
                 Location::Region(place) if !written => {
-                    // SAFETY: the place holds the tensor, and no peer is inside the collective any more.
+                    // SAFETY: the place holds the tensor, and no peer is inside the collective any
+                    // more.
                     unsafe { self.executor.zero(self.place(place), self.raw(tensor).byte_len)? };
                 }
                 _ => {}
@@ -333,15 +338,15 @@ impl<'a> EngineRun<'a> {
         };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
-        // SAFETY: the call was made for the shapes of these tensors, which `CommunicatorBinding::check`
-        // has found right, or which lie in places of the memory plan.
+        // SAFETY: the call was made for the shapes of these tensors, which
+        // `CommunicatorBinding::check` has found right, or which lie in places of the memory plan.
         unsafe { self.binding.role(id).run(call, &resolved.subject, sides, self.deadline, self.executor) }
     }
 
     /// # Safety
     ///
-    /// The tensors and the scratch have the lengths that the shapes say, and are apart, but for a mere reshape, where input and
-    /// output may be the same.
+    /// The tensors and the scratch are as long as the shapes say, and apart; for a mere reshape
+    /// input and output may be the same.
     unsafe fn shuffle(
         &self,
         steps: &ShuffleSteps,

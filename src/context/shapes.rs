@@ -1,4 +1,4 @@
-//! The shapes of one setting of the inputs, and what follows from them.
+//! The shapes of all tensors for given input shapes, and the calls that follow.
 
 use crate::collective::Call;
 use crate::data_type::DataType;
@@ -7,10 +7,10 @@ use crate::error::{Result, error};
 use crate::network::{Layer, LayerBody, ShuffleSteps, Source};
 use crate::shape::Shape;
 
-/// The shapes of one setting of the inputs, and what follows from them.
+/// The shapes of all tensors for given input shapes, and the calls that follow.
 pub(super) struct Shapes {
     pub(super) inputs: Vec<Option<Shape>>,
-    /// Of every tensor; empty while an input has none.
+    /// The shape of every tensor; empty until all inputs have theirs.
     pub(super) all: Vec<Shape>,
     /// The call of each DistCollective layer.
     pub(super) calls: Vec<Option<Call>>,
@@ -65,8 +65,8 @@ impl Shapes {
         Ok(shapes)
     }
 
-    /// Checks that every tensor fits the place that was planned for it. A plugin may make larger outputs between the points of
-    /// a profile than at any of them.
+    /// Checks that every tensor fits its place in the memory plan. A plugin may make larger outputs
+    /// between the points of a profile than at any of them.
     fn check_room(&self, engine: &EngineInner) -> Result<()> {
         let EngineInner { network, analysis, memory, .. } = engine;
         let check = |tensor: usize, place: &Place| {

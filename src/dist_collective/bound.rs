@@ -21,7 +21,7 @@ use crate::util::text::count_of;
 /// What one rank does in one layer.
 #[derive(Clone, Debug)]
 pub(crate) enum Role {
-    /// The layer is the identity here.
+    /// The layer is the identity on this rank.
     Identity,
     /// The rank does not take part.
     Skip,
@@ -69,7 +69,7 @@ impl Role {
     /// # Safety
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that it says, and used by nobody else.
+    /// are valid for the lengths that it says, and used by no other code.
     pub(crate) unsafe fn run(
         &self,
         call: &Call,
@@ -104,7 +104,8 @@ impl Role {
     }
 }
 
-/// The roles of this rank in the layers of one plan. Each set of participants is split off once.
+/// The roles of this rank in the layers of one plan. Layers with the same participants share a
+/// communicator.
 pub(crate) struct Roles<'a> {
     communicator: &'a Communicator,
     deadline: Instant,
@@ -159,7 +160,7 @@ impl<'a> Roles<'a> {
     fn split(&self, groups: &Groups) -> Result<Role> {
         let rank = self.communicator.rank();
         if groups.group_len() == Some(1) {
-            // Nobody to talk to: a member is alone, the others skip.
+            // A member has no peers, and the other ranks skip the layer.
             return Ok(if groups.contains(rank) { Role::Identity } else { Role::Skip });
         }
         let communicator = self.communicator.split_into(groups.group_of(rank), self.deadline)?;
@@ -167,7 +168,8 @@ impl<'a> Roles<'a> {
     }
 }
 
-/// A [`DistCollectiveLayer`] on a communicator, ready to run: the layer by itself, for engines with a graph of their own.
+/// A [`DistCollectiveLayer`] on a communicator, ready to run: the layer by itself, for engines with
+/// a graph of their own.
 ///
 /// ```
 /// use distcollective::{Communicator, DataType, DistCollective, ReduceOperation};
@@ -195,13 +197,13 @@ pub struct BoundLayer {
 }
 
 impl DistCollectiveLayer {
-    /// Puts the layer on a communicator: checks that it fits, compares it with the other ranks' and splits off its groups.
-    /// Collective.
+    /// Binds the layer to a communicator: checks that it fits, compares it with the other ranks'
+    /// layers and splits off its groups. Collective.
     ///
     /// # Errors
     ///
-    /// Attributes that do not fit together, the type, or the communicator; ranks that differ; and see the contract of
-    /// [`Communicator`].
+    /// Attributes that do not fit each other, the type or the communicator; ranks that differ; see
+    /// the contract of [`Communicator`].
     pub fn bind(&self, communicator: &Communicator, data_type: DataType) -> Result<BoundLayer> {
         let verdict = self.resolve_one().and_then(|layer| {
             self.check_type(data_type)?;
@@ -268,12 +270,13 @@ impl BoundLayer {
         self.role.writes_output(&self.call(&Shape::default()))
     }
 
-    /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use may be absent. Collective.
+    /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use
+    /// may be absent. Collective.
     ///
     /// # Errors
     ///
-    /// A shape that the operation cannot take, a buffer of another type or length, one that is missing; and see the contract
-    /// of [`Communicator`].
+    /// A shape that the operation cannot take; a buffer of another type or length; a missing,
+    /// misaligned or overlapping buffer; see the contract of [`Communicator`].
     pub fn execute(
         &self,
         input: Option<TensorView<'_>>,
@@ -307,19 +310,20 @@ impl BoundLayer {
         self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
-    /// Runs the layer on raw addresses on a stream: what a plugin's enqueue does. They are in the memory of the communicator,
-    /// [`Communicator::space`]. An address that this rank does not use may be null. Collective.
+    /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
+    /// memory of [`Communicator::space`]. An address that this rank does not use may be null.
+    /// Collective.
     ///
     /// # Safety
     ///
-    /// Until the work is done, and for ever if it is leaked before, the input holds a tensor of shape `dims` and the output
-    /// has room for one of [`output_shape`](Self::output_shape), as far as this rank uses them, and nobody else uses that
-    /// memory.
+    /// As far as this rank uses them, the input holds a tensor of shape `dims` and the output has
+    /// room for one of [`output_shape`](Self::output_shape), and no other code uses that memory:
+    /// until the work is done, and for ever if it is leaked before.
     ///
     /// # Errors
     ///
-    /// A shape that the operation cannot take; misaligned, overlapping or null addresses; from [`Work::wait`], see the
-    /// contract of [`Communicator`].
+    /// A shape that the operation cannot take; misaligned, overlapping or null addresses. From
+    /// [`Work::wait`]: see the contract of [`Communicator`].
     pub unsafe fn enqueue(
         &self,
         input: *const u8,
@@ -349,7 +353,8 @@ pub struct LayerTask {
     deadline: Instant,
 }
 
-// SAFETY: whoever made it promised that the addresses are good until the work is done, on whichever thread.
+// SAFETY: the caller of `enqueue` promised that the addresses are valid until the work is done, on
+// any thread.
 unsafe impl Send for LayerTask {}
 // SAFETY: a shared reference gives no way to the addresses.
 unsafe impl Sync for LayerTask {}

@@ -18,14 +18,15 @@ use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::util::text::count_of;
 
-/// Whether several ranks may share one GPU: from NCCL 2.30 on, where the environment asks for it.
+/// Whether several ranks may share one GPU: from NCCL 2.30 on, if the environment asks for it.
 pub(crate) fn can_share_gpus() -> Result<bool> {
     let version = library()?.version;
     Ok((version.major, version.minor) >= (2, 30)
         && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
 }
 
-/// Looks whether there are NCCL and GPUs for so many ranks of one process, and gives the number of GPUs.
+/// Checks that there are NCCL and GPUs for this many ranks of one process. Returns the number of
+/// GPUs.
 pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
     library()?;
     let gpus = device_count()?;
@@ -39,17 +40,18 @@ pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
     Ok(gpus)
 }
 
-/// [`check_gpus`], and whether kernels can be made, without which some layers and types do not work.
+/// [`check_gpus`], and that kernels can be compiled, which some layers and types need.
 pub(crate) fn check_all(world_size: u32) -> Result<u32> {
     nvrtc_version()?;
     check_gpus(world_size)
 }
 
-/// The communicators of ranks that are threads of this process: rank `r` on GPU `r`, or shared among those there are.
+/// A communicator whose ranks are threads of this process. Rank `r` has GPU `r`, modulo the number
+/// of GPUs.
 pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclBackend>> {
     let gpus = check_gpus(world_size)?;
     let id = NcclId::new()?;
-    // All ranks meet at the same time, each on a thread; the communicators can then go anywhere.
+    // NCCL wants all ranks at once, each on a thread of its own.
     std::thread::scope(|scope| {
         let meet = |(rank, control): (u32, host::HostBackend)| {
             let id = &id;
@@ -65,7 +67,7 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclB
     })
 }
 
-/// Meets the other ranks that have this id, each with a GPU of its own. Collective.
+/// A communicator of the ranks that have this id. `control` has the same ranks. Collective.
 pub(crate) fn meet(
     id: &NcclId,
     rank: Rank,
@@ -81,7 +83,7 @@ pub(crate) fn meet(
     let device = Device::open(ordinal)?;
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
     let handle = NcclHandle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
-    // The others need not wait for this rank.
+    // The peers must not wait for this rank.
     let handle = handle
         .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
     NcclBackend::begin(handle, control, deadline)
@@ -102,7 +104,7 @@ pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Res
 }
 
 impl NcclBackend {
-    /// The first communicator of a domain: its ranks tell each other what they can do.
+    /// The first communicator of a domain: its ranks exchange their features. Collective.
     fn begin(handle: NcclHandle, control: Option<Arc<dyn Backend>>, deadline: Instant) -> Result<Self> {
         let (features, is_own) = (Features::of(&handle), handle.is_own);
         let [_, world_size] = handle.rank_and_size()?;
@@ -113,7 +115,7 @@ impl NcclBackend {
         Ok(backend)
     }
 
-    /// One rank of a communicator that has been made.
+    /// The backend of a communicator that NCCL has made.
     pub(super) fn with(
         handle: NcclHandle,
         origins: Box<[Rank]>,

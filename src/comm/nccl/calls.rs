@@ -13,11 +13,11 @@ use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
 
-/// What NCCL moves or reduces: elements of a type, so many in a block.
+/// What NCCL moves or reduces: blocks of elements of one type.
 #[derive(Clone, Copy)]
 struct Elements {
     data_type: ncclDataType_t,
-    /// The bytes of one.
+    /// The bytes of one element.
     byte_len: usize,
     block: usize,
 }
@@ -38,7 +38,7 @@ impl Elements {
         Elements { data_type: nccl_type, byte_len: data_type.byte_len(), block }
     }
 
-    /// What moves is bytes: an NCCL without float8 moves it too.
+    /// Movement of bytes, which every NCCL has: older ones do not know float8.
     fn bytes(block: usize) -> Self {
         Elements::new(DataType::Uint8, block)
     }
@@ -91,8 +91,8 @@ impl NcclBackend {
     ///
     /// # Safety
     ///
-    /// Until it is done, the buffers that the call uses on this rank are valid on the GPU for the lengths that it says, and used by
-    /// nobody else.
+    /// Until it is done, the buffers that the call uses on this rank are valid on the GPU for the
+    /// lengths that it says, and used by nothing else.
     pub(super) unsafe fn issue(
         &self,
         scratch: &mut Scratch,
@@ -112,8 +112,8 @@ impl NcclBackend {
         let scratch = scratch.take(route.scratch_bytes(call, n), stream)?;
         let input_elements = call.input_bytes(n) / call.data_type.byte_len();
         let output_elements = call.output_bytes(n) / call.data_type.byte_len();
-        // SAFETY: the caller's promise; scratch is as long as the route asked for; the stand-in is used where nothing is read or
-        // written.
+        // SAFETY: the caller's promise; scratch is as long as the route asked for; a side that is
+        // not used is the stand-in.
         unsafe {
             match route {
                 Route::Copy => stream.copy(input, output, call.block_bytes()),
@@ -129,7 +129,7 @@ impl NcclBackend {
                 Route::Average => {
                     let sum = with_reduction(&call.collective, ReduceOperation::Sum);
                     let wide = Elements::new(DataType::Float32, call.block_elements);
-                    // In place as NCCL has it: reduce_scatter's block lies at the rank's place.
+                    // In place as NCCL has it: output = input + rank · block.
                     let at = match call.collective {
                         Collective::ReduceScatter { .. } => self.rank.index() * call.block_elements * wide.byte_len,
                         _ => 0,
@@ -164,7 +164,7 @@ impl NcclBackend {
         }
     }
 
-    /// Compiles the kernels of a route that are not there yet.
+    /// Compiles the kernels of a route that are not compiled yet.
     fn prepare(&self, route: Route, call: &Call, stream: &CudaStream) -> Result<()> {
         let kernels = route.kernels(call).into_iter().flatten();
         if kernels.clone().all(|kernel| self.device().has(kernel)) {
@@ -179,7 +179,8 @@ impl NcclBackend {
         self.device().prepare(kernels)
     }
 
-    /// Makes NCCL's call of a call that is nothing else, inside a group, by a thread that holds the communicator.
+    /// Makes NCCL's call of a call whose route is [`Route::Direct`], inside a group. The thread
+    /// holds the communicator.
     ///
     /// # Safety
     ///
@@ -219,7 +220,7 @@ impl NcclBackend {
         })
     }
 
-    /// The call itself, by a thread that may be inside NCCL.
+    /// The call itself. The thread holds the communicator.
     ///
     /// # Safety
     ///
@@ -286,7 +287,7 @@ impl NcclBackend {
         let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let Elements { data_type, byte_len, block } = elements;
-        // What goes to a rank and comes from it: the number of a block of the input, and of one of the output.
+        // Which block of the input goes to a peer, and which of the output comes from it.
         let sends = |peer: usize| match collective {
             Collective::AllToAll => Some(peer),
             Collective::Gather { root } => (peer == root.index()).then_some(0),

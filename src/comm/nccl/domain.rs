@@ -13,7 +13,8 @@ use crate::util::lock;
 pub(super) struct NcclDomain {
     ended: OnceLock<Error>,
     handles: Mutex<Vec<Weak<NcclHandle>>>,
-    /// Recorded runs of these communicators. NCCL does not destroy a communicator before its graphs.
+    /// Recorded runs of these communicators. NCCL does not destroy a communicator before its
+    /// graphs.
     graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
     /// The control communicator: the same ranks on the host, if they are on one machine. NCCL does
     /// not tell a rank that a peer has failed or died; the control communicator does, at once.
@@ -84,8 +85,8 @@ impl NcclDomain {
         });
     }
 
-    /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators, and
-    /// stay behind if an abort hangs. Memory that a communicator may still use is freed by the
+    /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators,
+    /// and stay behind if an abort hangs. Memory that a communicator may still use is freed by the
     /// device's thread for deferred release, which waits for the GPU first.
     pub(super) fn abandon(&self, error: Error) {
         for handle in self.begin_end(error) {

@@ -1,5 +1,5 @@
-//! NCCL's communicator, and the rules by which it is used: one thread at a time, nothing else while a call is in progress, nobody
-//! inside when it is aborted, and no wait without a deadline.
+//! NCCL's communicator, and the rules for its use: one thread at a time, no other call while one is
+//! in progress, no thread inside when it is aborted, and no wait without a deadline.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -14,32 +14,32 @@ use crate::cuda::{Device, Pause};
 use crate::error::{Error, Result, bail};
 use crate::util::lock;
 
-/// How long an abort may take. NCCL's has been seen hanging (pytorch #119215, nccl #829 and #1013).
+/// How long an abort may take. NCCL's is known to hang (pytorch #119215, nccl #829 and #1013).
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a communicator that is not needed any more may take to go, since its peers have to let go of theirs too.
+/// How long it may take to destroy a communicator, which waits until its peers destroy theirs.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is asked, while a call is in progress, whether it still makes sense.
+/// Asked while a call is in progress: the error after which the call cannot end well.
 pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;
 
-/// A communicator of NCCL's: our own, or the caller's, which is never aborted or destroyed.
+/// NCCL's communicator: the library's own, or the caller's, which is never aborted or destroyed.
 pub(super) struct NcclHandle {
     pub(super) library: &'static Library,
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
     pub(super) is_own: bool,
-    /// Held while a thread is inside NCCL. Says whether the communicator is still there.
+    /// Held while a thread is inside NCCL. Whether the communicator still exists.
     is_open: Mutex<bool>,
 }
 
-// SAFETY: NCCL's communicators may be used from any thread, one at a time, which the mutex sees to.
+// SAFETY: NCCL's communicators may be used from any thread, one at a time, which the mutex ensures.
 unsafe impl Send for NcclHandle {}
 // SAFETY: as above.
 unsafe impl Sync for NcclHandle {}
 
 impl NcclHandle {
-    /// Meets the other ranks that have this id.
+    /// Makes a communicator of the ranks that have this id. Collective.
     pub(super) fn initialize(
         library: &'static Library,
         device: &Arc<Device>,
@@ -53,10 +53,11 @@ impl NcclHandle {
         let new = NewCommunicator::default();
         let result = new.fill(what, device, deadline, move |raw| {
             let mut config = library.config();
-            // SAFETY: pointers to a place for the communicator and to a configuration, both good during the call.
+            // SAFETY: both pointers, to the new communicator and to a configuration, are valid
+            // during the call.
             unsafe { initialize(raw, world_size as i32, id, rank as i32, &mut config) }
         })?;
-        // The communicator is there at once, though it is still in progress.
+        // NCCL has written the communicator, though it is still in progress.
         let raw = new.get();
         if raw.is_null() {
             return Err(library.error(what, result, raw));
@@ -66,7 +67,7 @@ impl NcclHandle {
         Ok(handle)
     }
 
-    /// Makes a communicator of the ranks with this color; none where there is no color.
+    /// Makes a communicator of the ranks with this color; none without a color. Collective.
     pub(super) fn split(
         &self,
         color: Option<u32>,
@@ -78,10 +79,11 @@ impl NcclHandle {
         let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
-        // The communicator is written by a thread of NCCL's, while the parent is in progress.
+        // A thread of NCCL's writes the communicator while the parent is in progress.
         self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
             let mut config = library.config();
-            // SAFETY: the parent is there while it is locked; the other pointers are good during the call.
+            // SAFETY: the parent exists while it is locked; the other pointers are valid during the
+            // call.
             unsafe { split(parent, color, key as i32, new.0.as_ptr(), &mut config) }
         })?;
         let raw = new.get();
@@ -101,8 +103,8 @@ impl NcclHandle {
     ///
     /// # Safety
     ///
-    /// It is one of NCCL's, of the library that is loaded here, and stays so as long as the handle; nobody else uses it while a
-    /// call of the handle does.
+    /// It is a communicator of the NCCL library that is loaded here, it outlives the handle, and no
+    /// other code uses it during a call of the handle.
     pub(super) unsafe fn borrowed(
         library: &'static Library,
         raw: ncclComm_t,
@@ -121,7 +123,7 @@ impl NcclHandle {
         let (mut rank, mut count) = (0, 0);
         let is_open = lock(&self.is_open);
         self.check_open(*is_open)?;
-        // SAFETY: the communicator is there; each call writes one number.
+        // SAFETY: the communicator exists; each call writes one number.
         unsafe {
             let result = function!(self.library, ncclCommUserRank)?(self.raw, &mut rank);
             self.library.check("ncclCommUserRank", result)?;
@@ -145,12 +147,12 @@ impl NcclHandle {
         Ok(is_open)
     }
 
-    /// The communicator, for whoever holds it.
+    /// The communicator, for a thread that [holds](Self::hold) it.
     pub(super) fn raw(&self) -> ncclComm_t {
         self.raw
     }
 
-    /// Makes one call, or several that belong together, and waits until NCCL has taken it in.
+    /// Makes one call, or several that belong together, and waits until none is in progress.
     pub(super) fn call(
         &self,
         what: &str,
@@ -165,8 +167,8 @@ impl NcclHandle {
         self.settle(what, result, deadline, alive)
     }
 
-    /// Makes a call that may never return, on a helper thread. If it does not, the communicator is left as it is: nobody may touch
-    /// it while a thread is inside.
+    /// Makes a call that may never return, on a helper thread. If it does not return by the
+    /// deadline, the communicator is not used any more, because a thread is inside.
     pub(super) fn call_aside(
         &self,
         what: &'static str,
@@ -193,7 +195,8 @@ impl NcclHandle {
         }
     }
 
-    /// Waits until a call is not in progress any more. The caller holds the lock, or is the only one who has the handle.
+    /// Waits until a call is not in progress any more. The caller holds the lock, or has the only
+    /// reference to the handle.
     pub(super) fn settle(
         &self,
         what: &str,
@@ -218,13 +221,14 @@ impl NcclHandle {
 
     fn state(&self) -> Result<ncclResult_t> {
         let mut state = ncclSuccess;
-        // SAFETY: the communicator is there; writes one number.
+        // SAFETY: the communicator exists; writes one number.
         let result = unsafe { function!(self.library, ncclCommGetAsyncError)?(self.raw, &mut state) };
         self.library.check("ncclCommGetAsyncError", result)?;
         Ok(state)
     }
 
-    /// The error that NCCL has met since, if it has. While a thread is inside it finds that out by itself.
+    /// The error that NCCL has met since the last call. Not asked while a thread is inside, which
+    /// finds the error by itself.
     pub(super) fn asynchronous_error(&self) -> Result<()> {
         let Ok(is_open) = self.is_open.try_lock() else { return Ok(()) };
         self.check_open(*is_open)?;
@@ -233,7 +237,7 @@ impl NcclHandle {
         if is_well { Ok(()) } else { Err(self.library.error("a collective on the GPU", state, self.raw)) }
     }
 
-    /// Takes a window back. One of a communicator that is gone went with it.
+    /// Deregisters a window. One of a communicator that was aborted went with it.
     pub(super) fn deregister(&self, window: Sent<NonNull<ncclWindow_vidmem>>) -> Result<()> {
         let deregister = function!(self.library, ncclCommWindowDeregister)?;
         if !*lock(&self.is_open) {
@@ -241,13 +245,13 @@ impl NcclHandle {
         }
         let deadline = Instant::now() + ABORT_TIMEOUT;
         self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), move |raw| {
-            // SAFETY: the communicator is there, and the window is one of its own.
+            // SAFETY: the communicator exists, and the window is one of its own.
             unsafe { deregister(raw, window.into_inner().as_ptr()) }
         })
     }
 
-    /// Ends what goes on, and the communicator. A thread that is inside NCCL has to come out first; if it does not, the
-    /// communicator is left as it is.
+    /// Aborts the communicator and what it does on the GPU. Waits for a thread that is inside NCCL;
+    /// if that does not come out, the communicator is leaked. Bounded.
     pub(super) fn abort(&self) {
         if !self.is_own {
             return;
@@ -265,7 +269,8 @@ impl NcclHandle {
         let raw = unsafe { Sent::new(self.raw) };
         let done = helper::bounded("ncclCommAbort", Instant::now() + ABORT_TIMEOUT, move || {
             let Ok(_current) = device.enter() else { return ncclSuccess };
-            // SAFETY: nobody is inside, and nobody comes in any more.
+            // SAFETY: the lock was held when `is_open` became false, so no thread is inside, and
+            // none comes in any more.
             unsafe { abort(raw.into_inner()) }
         });
         if let Err(error) = done.and_then(|result| self.library.check("ncclCommAbort", result)) {
@@ -290,12 +295,13 @@ impl Drop for NcclHandle {
         let device = Arc::clone(&self.device);
         // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any more.
         let raw = unsafe { Sent::new(self.raw) };
-        // The peers' ends may be let go of by this very thread, after this one.
+        // This thread may be the one that drops the peers' handles, after this one.
         helper::detach("ncclCommDestroy", move || {
             let Ok(_current) = device.enter() else { return };
             let raw = raw.into_inner();
             let deadline = Instant::now() + DESTROY_TIMEOUT;
-            // SAFETY: nobody else has the communicator any more; the state is written to a place of our own.
+            // SAFETY: the handle was the last reference to the communicator; the state is written
+            // to a local variable.
             unsafe {
                 let mut result = finalize(raw);
                 while result == ncclInProgress && Instant::now() < deadline {
@@ -312,7 +318,7 @@ impl Drop for NcclHandle {
     }
 }
 
-/// Where NCCL writes a new communicator: at once, or when nobody waits for it any more. So it is never freed.
+/// Where NCCL writes a new communicator. It may write after the deadline, so this is never freed.
 #[derive(Clone, Copy)]
 struct NewCommunicator(&'static AtomicPtr<ncclComm>);
 
@@ -323,7 +329,7 @@ impl Default for NewCommunicator {
 }
 
 impl NewCommunicator {
-    /// Calls what fills it, on a helper thread, since it may never return.
+    /// Makes the call that writes it, on a helper thread, because it may never return.
     fn fill(
         self,
         what: &'static str,

@@ -1,4 +1,4 @@
-//! The name under which ranks meet.
+//! The id by which ranks find each other.
 
 use std::fmt;
 use std::os::raw::c_char;
@@ -7,7 +7,8 @@ use super::bindings::ncclUniqueId;
 use super::library::library;
 use crate::error::{Result, error};
 
-/// The name under which the ranks of a communicator on GPUs meet: an `ncclUniqueId`. One rank makes it, and brings it to the others.
+/// The id by which the ranks of a communicator on GPUs find each other: an `ncclUniqueId`. One rank
+/// makes it and sends it to the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NcclId([u8; Self::BYTE_LEN]);
 
@@ -15,11 +16,11 @@ impl NcclId {
     /// Its length in bytes.
     pub const BYTE_LEN: usize = 128;
 
-    /// A new one.
+    /// A new id.
     ///
     /// # Errors
     ///
-    /// There is no NCCL, or it finds no network interface.
+    /// There is no NCCL, or NCCL finds no network interface.
     pub fn new() -> Result<Self> {
         Ok(NcclId(library()?.unique_id()?.internal.map(|byte| byte as u8)))
     }
@@ -29,7 +30,7 @@ impl NcclId {
         &self.0
     }
 
-    /// One that another rank has made.
+    /// An id that another rank made, from its bytes.
     ///
     /// # Errors
     ///

@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 use super::bindings::*;
 use crate::error::{Error, ErrorKind, Result, bail};
 
-/// The names under which it is looked for, in TensorRT's order.
+/// The file names to try, in TensorRT's order.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// TensorRT's oldest.
+/// The oldest version that TensorRT takes.
 const OLDEST: Version = Version { major: 2, minor: 19, patch: 0 };
 
 /// A version of NCCL.
@@ -26,7 +26,8 @@ impl Version {
         Version { major, minor, patch }
     }
 
-    /// From NCCL's number: 23007 is 2.30.7. (Up to 2.8 it was written with one digit less; those are too old anyway.)
+    /// From NCCL's number: 23007 is 2.30.7. Versions up to 2.8 wrote it with one digit less; they
+    /// are too old anyway.
     const fn from_code(code: i32) -> Self {
         Version { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }
     }
@@ -42,7 +43,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// NCCL as it was found.
+/// NCCL as it was loaded.
 pub(crate) struct Library {
     raw: Nccl,
     pub(crate) name: &'static str,
@@ -55,7 +56,7 @@ pub(crate) fn library() -> Result<&'static Library> {
     LIBRARY.get_or_init(Library::find).as_ref().map_err(Clone::clone)
 }
 
-/// Calls a function of the library, or says which symbol is missing.
+/// A function of the library, or an error that names the missing symbol.
 macro_rules! function {
     ($library:expr, $function:ident) => {
         $library.require(stringify!($function), &$library.raw().$function)
@@ -68,7 +69,8 @@ impl Library {
     fn find() -> Result<Self> {
         let mut reasons = Vec::new();
         for name in NAMES {
-            // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's documented type.
+            // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's
+            // documented type.
             match unsafe { Nccl::new(name) } {
                 Ok(raw) => return Self::check_version(raw, name),
                 Err(e) => {
@@ -119,7 +121,7 @@ impl Library {
         self.raw.ncclCommWindowRegister.is_ok() && self.raw.ncclCommWindowDeregister.is_ok()
     }
 
-    /// A fresh name for a communicator.
+    /// A new id for a communicator.
     pub(crate) fn unique_id(&self) -> Result<ncclUniqueId> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: writes one id.
@@ -128,7 +130,7 @@ impl Library {
         Ok(id)
     }
 
-    /// What a call without a communicator says, as an error of this crate.
+    /// The result of a call without a communicator, as an error of this crate.
     pub(super) fn check(&self, what: &str, result: ncclResult_t) -> Result<()> {
         if result == ncclSuccess { Ok(()) } else { Err(self.error(what, result, std::ptr::null_mut())) }
     }
@@ -137,10 +139,10 @@ impl Library {
     pub(super) fn error(&self, what: &str, result: ncclResult_t, communicator: ncclComm_t) -> Error {
         let text = |pointer: *const std::os::raw::c_char| match pointer.is_null() {
             true => String::new(),
-            // SAFETY: both functions below give a text that lives long enough to be copied.
+            // SAFETY: the texts of both functions below live long enough to be copied.
             false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned(),
         };
-        // SAFETY: gives a text for any number.
+        // SAFETY: any number is allowed.
         let meaning = function!(self, ncclGetErrorString).map_or(String::new(), |get| text(unsafe { get(result) }));
         // SAFETY: a null communicator is allowed.
         let hint = function!(self, ncclGetLastError).map_or(String::new(), |get| text(unsafe { get(communicator) }));
@@ -158,8 +160,9 @@ impl Library {
         error.followed_by(&format!("; NCCL's last message, which may be about something else: {hint:?}"))
     }
 
-    /// The configuration of a new communicator: calls do not block. It has the length of the oldest version's, which every
-    /// newer one takes; what lies behind is set to "undefined" all the same, because that length has padding.
+    /// The configuration of a new communicator: calls do not block. Its size is that of the oldest
+    /// version's, which every newer one takes. The fields behind are set to "undefined" all the
+    /// same, because that size includes padding.
     pub(super) fn config(&self) -> ncclConfig_t {
         let undefined = i32::MIN;
         ncclConfig_t {

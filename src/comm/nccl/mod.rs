@@ -1,8 +1,9 @@
 //! The NCCL backend: ranks with a GPU each.
 //!
-//! A call either is enqueued on the caller's CUDA stream, or runs on the communicator's own stream until it is done; then its tensors
-//! may be in host memory too, and are copied to the GPU and back (`staging`). How a call maps to NCCL's is decided in `route`;
-//! `calls` makes them. `handle` keeps NCCL's rules: who may call what when, and that no wait is without an end.
+//! A call with a CUDA stream is enqueued there. A call without one runs on the communicator's own
+//! stream until it is done; then its tensors may be in host memory too, and are copied to the GPU
+//! and back (`staging`). `route` decides which of NCCL's calls a collective becomes, and `calls`
+//! makes them. `handle` keeps NCCL's rules: one thread at a time, and no wait without a deadline.
 
 #[rustfmt::skip]
 mod bindings;
@@ -43,13 +44,14 @@ use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 
-/// The compute capability from which TensorRT's layer takes part among several ranks.
+/// The oldest compute capability on which TensorRT's layer runs among several ranks.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
-/// The bytes that stand in for a buffer which a rank does not use, since NCCL wants a valid address everywhere.
+/// The length of the stand-in for a buffer that a rank does not use. NCCL wants a valid address.
 const STAND_IN_BYTES: usize = 256;
 
-/// Whether layers of several ranks may run on a GPU: TensorRT's page on DistCollective wants compute capability 8.0.
+/// Whether layers of several ranks may run on a GPU: TensorRT's page on DistCollective wants
+/// compute capability 8.0.
 pub(crate) fn runs_layers(device: &Device) -> bool {
     device.capability >= OLDEST_CAPABILITY
 }
@@ -65,7 +67,7 @@ pub(crate) struct NcclBackend {
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
     stand_in: DeviceMemory,
-    /// Held during a call, so that two threads of one rank take turns.
+    /// The rank lock: held during a call.
     state: Mutex<RankState>,
 }
 
@@ -81,7 +83,7 @@ struct RankState {
 }
 
 impl RankState {
-    /// Where host tensors are copied through, made when there is the first.
+    /// Copies host tensors; made for the first one.
     fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
         match &mut self.transfer {
             Some(transfer) => Ok(transfer),
@@ -97,11 +99,11 @@ impl NcclBackend {
     }
 
     fn lock(&self, deadline: Instant) -> Result<MutexGuard<'_, RankState>> {
-        // A rank that leaves a collective out lets its peers wait for nothing.
+        // This rank leaves a collective out, so its peers must not wait for it.
         rank_lock::take(&self.state, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
     }
 
-    /// Runs one collective in this rank's turn.
+    /// Runs one collective, with the rank lock held.
     ///
     /// # Safety
     ///
@@ -117,18 +119,18 @@ impl NcclBackend {
             }
         };
         result.map_err(|error| {
-            // What the domain has ended with says by itself what it was.
+            // The error that ended the domain names its own call.
             let own = self.domain.ended().is_none();
             let error = match own {
                 true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, state.sequence))),
                 false => error,
             };
             let error = request.label(error);
-            // In a capture nothing has happened yet.
+            // A capture was refused before anything was recorded.
             if error.kind() == ErrorKind::NotReady {
                 return error;
             }
-            // Peers may have come to this collective already: nothing else can follow it.
+            // Peers may be in this collective already, so no other can follow it.
             match request.stream {
                 Some(_) => self.give_up(error),
                 None => {
@@ -158,7 +160,8 @@ impl NcclBackend {
         unsafe { self.issue(&mut state.scratch, &call, sides, stream, request.deadline) }
     }
 
-    /// Does a collective on this communicator's own stream: tensors in host memory are copied to the GPU and back.
+    /// Runs a collective on this communicator's own stream until it is done. Tensors in host memory
+    /// are copied to the GPU and back.
     ///
     /// # Safety
     ///
@@ -173,7 +176,8 @@ impl NcclBackend {
         let [mut input, mut output] = [request.input.pointer, request.output.pointer];
         let (device, stream) = (self.device(), &self.stream);
         let alive = &mut || self.check();
-        // SAFETY: the caller's promise; the staging is as long as was asked for, and is used in this turn only.
+        // SAFETY: the caller's promise; the staging is as long as was asked for, and the rank lock
+        // keeps other calls from it.
         unsafe {
             if wanted > 0 {
                 output = state.staging.output(device, wanted)?;
@@ -205,14 +209,16 @@ impl NcclBackend {
             deadline,
             stream: None,
         };
-        // SAFETY: the input holds N elements, and the output N for each rank; both are local and apart.
+        // SAFETY: the input holds N elements, and the output N for each rank; both are local and
+        // apart.
         unsafe { self.run(&request)? };
         Ok(all)
     }
 }
 
 impl Drop for NcclBackend {
-    /// Where another rank has ended the domain, its communicators are aborted here too: finalizing would wait for that rank.
+    /// If another rank has ended the domain, aborts the communicators here too: finalizing them
+    /// would wait for that rank.
     fn drop(&mut self) {
         if let Err(error) = self.domain.check() {
             self.domain.abandon(error);
@@ -220,8 +226,8 @@ impl Drop for NcclBackend {
     }
 }
 
-/// The call and its buffers. One of the library's own without elements still is a barrier: an all_reduce of one byte that nobody
-/// reads, in no buffer of the caller's.
+/// The call and its buffers. A call of the library's own without elements is a barrier: it becomes
+/// an all_reduce of one byte of the stand-in.
 fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*mut u8; 2]) {
     match request.signature {
         Signature { purpose, call } if purpose != Purpose::Collective && call.block_elements == 0 => {
@@ -240,7 +246,7 @@ impl Watch for NcclBackend {
 
     fn give_up(&self, error: Error) -> Error {
         self.domain.end(error);
-        // The first error is the one that counts.
+        // If several errors end the domain, the first one counts.
         self.domain.ended().cloned().unwrap_or_else(|| error!(Aborted, "the communicator has ended"))
     }
 }
@@ -314,7 +320,8 @@ impl Backend for NcclBackend {
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        // NCCL's colors and keys are signed, and ours are not: the group's own numbers stand for them.
+        // NCCL's colors and keys are signed, and ours are not: the group's own numbers stand for
+        // them.
         let (color, key) = (group.map(SplitGroup::id), group.map_or(0, |group| group.rank.0));
         let alive = || self.domain.check();
         let handle = {
@@ -331,8 +338,8 @@ impl Backend for NcclBackend {
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
     }
 
-    /// It is no window: NCCL takes other ways with windows, which all ranks have to take, and a buffer of the caller's may meet another
-    /// kind of buffer on another rank.
+    /// Not a window. NCCL chooses its kernels by whether a buffer is in a window, and all ranks
+    /// have to choose alike; but the caller may pass another kind of buffer on another rank.
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         self.symmetric_buffer(byte_len, false, deadline)
     }
@@ -340,7 +347,8 @@ impl Backend for NcclBackend {
     fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         let Features { has_windows, has_graph_windows, .. } = self.features;
         let can = if for_graphs { has_graph_windows } else { has_windows };
-        // A window is deregistered when nothing uses it any more. By then whoever lent a communicator may have destroyed it.
+        // A window is deregistered when nothing uses it any more. By then the owner of a borrowed
+        // communicator may have destroyed it.
         self.symmetric_buffer(byte_len, can && self.handle.is_own, deadline)
     }
 

@@ -1,4 +1,5 @@
-//! Which way a call goes: NCCL's own collective, or one of the detours where NCCL lacks something or does something else.
+//! What a call becomes: NCCL's own collective, or a sequence of steps if NCCL lacks it or computes
+//! something else.
 
 use super::handle::NcclHandle;
 use super::library::Version;
@@ -6,16 +7,18 @@ use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 
-/// What all ranks of a communicator can do.
+/// The features that all ranks of a communicator have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Features {
     /// NCCL reduces float8.
     pub(super) reduces_float8: bool,
     /// AlltoAll, Gather and Scatter are there.
     pub(super) has_all_to_all: bool,
-    /// Memory can be registered as a symmetric window. (Before 2.28.7 small messages in windows are corrupted.)
+    /// Memory can be registered as a symmetric window. (Before 2.28.7 small messages in windows are
+    /// corrupted.)
     pub(super) has_windows: bool,
-    /// So can memory that collectives in graphs use. (Before 2.30.7 symmetric kernels in graphs lack a barrier: sglang #37768.)
+    /// So can memory that collectives in graphs use. (Before 2.30.7 symmetric kernels in graphs
+    /// lack a barrier: sglang #37768.)
     pub(super) has_graph_windows: bool,
 }
 
@@ -34,7 +37,7 @@ impl Features {
         }
     }
 
-    /// What both of two ranks can do.
+    /// The features of both of two ranks.
     pub(super) fn common(self, other: Self) -> Self {
         Features {
             reduces_float8: self.reduces_float8 && other.reduces_float8,
@@ -55,19 +58,22 @@ impl Features {
     }
 }
 
-/// The way of a call. It follows from the call and from what all ranks can do, so every rank finds the same.
+/// The steps of a call. They follow from the call and the common features, so every rank chooses
+/// the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// One rank: a copy.
     Copy,
     /// NCCL's collective.
     Direct,
-    /// The average of floats: the sum in float32, then one division and one rounding. NCCL's own rounds 1/n to the element type
-    /// first, gives other numbers where buffers are registered (nccl #1950 has more), and overflows in float16.
+    /// The average of floats: the sum in float32, then one division and one rounding. NCCL's own
+    /// rounds 1/n to the element type first, gives other numbers for registered buffers (nccl
+    /// #1950), and overflows in float16.
     Average,
     /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
     Bool,
-    /// A reduction of float8 where NCCL has none: ranks get all contributions, and a kernel reduces them as the host does.
+    /// A reduction of float8 that NCCL does not offer: ranks exchange all contributions, and a
+    /// kernel reduces them as the host does.
     Exchange,
 }
 
@@ -109,7 +115,7 @@ impl Route {
     }
 }
 
-/// The collective that brings to each rank what it reduces itself.
+/// The collective that brings each rank the contributions that it reduces.
 pub(super) fn exchange(call: &Call) -> Collective {
     match call.collective {
         Collective::Reduce { root, .. } => Collective::Gather { root },

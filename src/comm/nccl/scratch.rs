@@ -1,13 +1,13 @@
-//! Memory on the GPU for what lies between the steps of one call.
+//! Memory on the GPU for what one step of a call hands to the next.
 
 use std::sync::{Arc, Weak};
 
 use crate::cuda::{CudaStream, Device, DeviceMemory};
 use crate::error::{Result, bail};
 
-/// Memory for each stream on which calls need some: what is enqueued on one stream goes on one after the other, so it is used by one
-/// call at a time. What it was before it grew is kept, since a graph may have recorded it; it grows by doubling, so all of it together
-/// is at most twice the largest.
+/// Memory for each stream on which calls need some. Work on one stream runs in order, so one call
+/// at a time uses it. If it grows, the smaller piece is kept, because a graph may have recorded it.
+/// It grows by doubling, so all pieces of a stream together are at most twice the largest.
 #[derive(Default)]
 pub(super) struct Scratch {
     pieces: Vec<Piece>,
@@ -15,19 +15,19 @@ pub(super) struct Scratch {
 
 struct Piece {
     stream: u64,
-    /// Gone when the stream is.
+    /// Dead when the stream is dropped.
     alive: Weak<()>,
-    /// A graph of the caller's has it, which may be launched as long as there is the communicator.
+    /// A graph of the caller's uses it, which may be launched as long as the communicator lives.
     is_recorded: bool,
     memory: DeviceMemory,
 }
 
 impl Scratch {
-    /// Makes it at least so long for a stream.
+    /// Makes a stream's memory at least this long.
     pub(super) fn reserve(&mut self, device: &Arc<Device>, byte_len: usize, stream: &CudaStream) -> Result<()> {
         let before = self.of(stream).map_or(0, |piece| piece.memory.byte_len());
         if byte_len > before {
-            // Freeing memory waits for what still uses it.
+            // A dropped piece is freed when the GPU does not use it any more.
             self.pieces.retain(|piece| piece.is_recorded || piece.alive.strong_count() > 0);
             let memory = DeviceMemory::new(device, byte_len.max(2 * before))?;
             self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), is_recorded: false, memory });
@@ -40,7 +40,7 @@ impl Scratch {
         self.pieces.iter_mut().rev().find(|piece| piece.stream == stream.id())
     }
 
-    /// The memory, for what is enqueued on this stream next.
+    /// The memory for the call that is enqueued on this stream next.
     pub(super) fn take(&mut self, byte_len: usize, stream: &CudaStream) -> Result<*mut u8> {
         if byte_len == 0 {
             return Ok(std::ptr::null_mut());
@@ -56,7 +56,7 @@ impl Scratch {
             self.reserve(stream.device(), byte_len, stream)?;
         }
         Ok(self.of(stream).map_or(std::ptr::null_mut(), |piece| {
-            // The caller may have wrapped his stream again.
+            // The caller may have made a new `Stream` of the same CUDA stream.
             piece.alive = stream.alive();
             piece.is_recorded |= is_capturing;
             piece.memory.address()

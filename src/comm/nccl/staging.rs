@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cuda::{Device, DeviceMemory};
 use crate::error::Result;
 
-/// Room for one input and one output, which grows with need.
+/// Memory for one input and one output; it grows if a call needs more.
 #[derive(Default)]
 pub(super) struct Staging {
     input: Option<DeviceMemory>,
@@ -13,12 +13,12 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Room for an input.
+    /// Memory for an input.
     pub(super) fn input(&mut self, device: &Arc<Device>, byte_len: usize) -> Result<*mut u8> {
         at_least(&mut self.input, device, byte_len)
     }
 
-    /// Room for an output.
+    /// Memory for an output.
     pub(super) fn output(&mut self, device: &Arc<Device>, byte_len: usize) -> Result<*mut u8> {
         at_least(&mut self.output, device, byte_len)
     }
@@ -28,7 +28,7 @@ fn at_least(memory: &mut Option<DeviceMemory>, device: &Arc<Device>, byte_len: u
     if let Some(memory) = memory.as_ref().filter(|memory| memory.byte_len() >= byte_len) {
         return Ok(memory.address());
     }
-    // Nothing is under way between calls, so what there was can go first.
+    // No call is in progress, so the smaller memory can be freed first.
     *memory = None;
     Ok(memory.insert(DeviceMemory::new(device, byte_len)?).address())
 }

@@ -17,12 +17,12 @@ use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
 use crate::util::text::list_ranks;
 
-/// The length of a buffer's memory: at least one piece of what windows are made of.
+/// The length of a buffer's memory: a multiple of a window's granularity, and at least one.
 fn registered_len(byte_len: usize) -> usize {
     byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT as usize)
 }
 
-/// A buffer of a communicator: NCCL's memory, and the window over it where there is one.
+/// The memory of a communicator's buffer, and the window over it if there is one.
 struct SymmetricMemory {
     handle: Arc<NcclHandle>,
     address: NonNull<u8>,
@@ -30,21 +30,22 @@ struct SymmetricMemory {
     window: Option<Sent<NonNull<ncclWindow_vidmem>>>,
 }
 
-// SAFETY: an address and a handle, which are used only when the memory is let go of.
+// SAFETY: an address and a handle, which are used only when the memory is freed.
 unsafe impl Send for SymmetricMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SymmetricMemory {}
 
 impl NcclBackend {
-    /// Memory of so many zeros on this rank's GPU, registered if it shall be and all ranks can.
+    /// Memory of zeros on this rank's GPU, registered as a window if `as_window` and every rank
+    /// can. Collective.
     pub(super) fn symmetric_buffer(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
         let memory = SymmetricMemory::new(&self.handle, byte_len).and_then(|memory| {
-            // SAFETY: the memory is as long, and nobody else has it.
+            // SAFETY: the memory is at least that long, and nothing else refers to it yet.
             unsafe { self.stream.zero(memory.address.as_ptr(), byte_len)? };
             self.stream.synchronize(deadline, || self.check())?;
             Ok(memory)
         });
-        // Every rank registers, or none: one that has no memory must not let the others wait.
+        // All ranks register or none does, because registering waits for every rank.
         let all = self.gather(&[i64::from(memory.is_ok())], Purpose::Allocate, deadline)?;
         let mut memory = memory?;
         let without = (0..all.len()).filter(|&rank| all[rank] == [0]).map(|rank| self.origins[rank].0);
@@ -57,13 +58,14 @@ impl NcclBackend {
                 let registered = memory.register(byte_len, deadline, &|| self.domain.check());
                 registered.map_err(|error| self.give_up(error.about(|| "allocate".to_owned())))?;
             }
-            // NCCL gives a null window where it supports none (nccl #1963).
+            // NCCL returns a null window if it supports none here (nccl #1963).
             let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
             if all.contains(&[0]) {
                 memory.deregister();
             }
         }
-        // SAFETY: NCCL's memory is aligned to its granularity, holds so many zeros as long as the lease lives, and nobody else has it.
+        // SAFETY: NCCL's memory is aligned to its granularity, holds that many zeros as long as the
+        // lease lives, and nothing else refers to it.
         unsafe { Buffer::leased(Box::new(memory), byte_len) }
     }
 }
@@ -85,12 +87,12 @@ impl SymmetricMemory {
         let register = function!(self.handle.library, ncclCommWindowRegister)?;
         // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory meanwhile.
         let address = unsafe { Sent::new(self.address) };
-        // NCCL writes the window when the call is not in progress any more, maybe after nobody waits: so it is never freed.
+        // NCCL may write the window after the deadline, so this is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
         self.handle.call_aside("ncclCommWindowRegister", deadline, alive, move |raw| {
             let address = address.into_inner().as_ptr().cast();
             let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
-            // SAFETY: the communicator is there while the call lasts; the memory is NCCL's, and as long.
+            // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         })?;
         // SAFETY: NCCL takes a window from any thread; it is used once, when it is deregistered.
@@ -131,7 +133,7 @@ impl Drop for SymmetricMemory {
         let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
         device.release_later("ncclMemFree", move || {
-            // Neither of the two waits for what runs on the GPU and uses the memory.
+            // Neither deregistering nor freeing waits for work on the GPU that uses the memory.
             handle.device.synchronize()?;
             window.map_or(Ok(()), |window| handle.deregister(window))?;
             // SAFETY: allocated by `new`, and freed once.
