@@ -77,7 +77,8 @@ impl Groups {
 
     /// The group that a communicator rank is in, as the list of its members; `None` for a rank that does not take part and
     /// for [`Groups::All`].
-    pub fn group_of(&self, rank: Rank) -> Option<&[Rank]> {
+    pub fn group_of(&self, rank: impl Into<Rank>) -> Option<&[Rank]> {
+        let rank = rank.into();
         match self {
             Groups::All => None,
             Groups::Group(group) => group.contains(&rank).then_some(group.as_slice()),
@@ -88,7 +89,7 @@ impl Groups {
     }
 
     /// Whether a rank of the communicator takes part.
-    pub fn contains(&self, rank: Rank) -> bool {
+    pub fn contains(&self, rank: impl Into<Rank>) -> bool {
         matches!(self, Groups::All) || self.group_of(rank).is_some()
     }
 
@@ -132,8 +133,8 @@ pub struct Partition {
 impl Partition {
     /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Its rules are checked when it is
     /// added to a network.
-    pub fn new<G: IntoIterator<Item = u32>>(groups: impl IntoIterator<Item = G>) -> Self {
-        Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Rank).collect()).collect() }
+    pub fn new(groups: impl IntoIterator<Item: IntoIterator<Item: Into<Rank>>>) -> Self {
+        Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Into::into).collect()).collect() }
     }
 
     /// The groups.

@@ -45,8 +45,8 @@ impl Communicator {
     /// # Errors
     ///
     /// A root that is not a rank; and see the contract of [`Communicator`].
-    pub fn broadcast<'a>(&self, buffer: impl Into<TensorViewMut<'a>>, root: Rank) -> Result<()> {
-        self.in_place(Collective::Broadcast { root }, buffer.into())
+    pub fn broadcast<'a>(&self, buffer: impl Into<TensorViewMut<'a>>, root: impl Into<Rank>) -> Result<()> {
+        self.in_place(Collective::Broadcast { root: root.into() }, buffer.into())
     }
 
     /// Replaces `buffer` on the root by the reduction over all ranks; the others' stay as they are.
@@ -58,9 +58,9 @@ impl Communicator {
         &self,
         buffer: impl Into<TensorViewMut<'a>>,
         reduce_op: ReduceOperation,
-        root: Rank,
+        root: impl Into<Rank>,
     ) -> Result<()> {
-        self.in_place(Collective::Reduce { reduce_op, root }, buffer.into())
+        self.in_place(Collective::Reduce { reduce_op, root: root.into() }, buffer.into())
     }
 
     /// Gives every rank its block of the reduction over all ranks: `input` is `n` times as long as `output`.
@@ -99,9 +99,9 @@ impl Communicator {
         &self,
         input: impl Into<TensorView<'a>>,
         output: Option<TensorViewMut<'_>>,
-        root: Rank,
+        root: impl Into<Rank>,
     ) -> Result<()> {
-        self.collective(Collective::Gather { root }, Some(input.into()), output)
+        self.collective(Collective::Gather { root: root.into() }, Some(input.into()), output)
     }
 
     /// Gives every rank its block of the root's input, which is `n` times as long as `output`; the others need none.
@@ -113,9 +113,9 @@ impl Communicator {
         &self,
         input: Option<TensorView<'_>>,
         output: impl Into<TensorViewMut<'a>>,
-        root: Rank,
+        root: impl Into<Rank>,
     ) -> Result<()> {
-        self.collective(Collective::Scatter { root }, input, Some(output.into()))
+        self.collective(Collective::Scatter { root: root.into() }, input, Some(output.into()))
     }
 
     /// Any of the eight, with input and output apart. A buffer that this rank does not use may be absent; one that is given

@@ -334,7 +334,8 @@ impl DistCollectiveLayer {
     /// # Errors
     ///
     /// Attributes that do not fit together; a shape that the operation cannot take; a rank that is not one of the group's.
-    pub fn in_place(&self, rank: GroupRank, input: &[usize]) -> Result<InPlace> {
+    pub fn in_place(&self, rank: impl Into<GroupRank>, input: &[usize]) -> Result<InPlace> {
+        let rank = rank.into();
         let layer = self.resolve_one()?;
         let (shape, n) = (Shape::new(input)?, layer.nb_rank as usize);
         output_shape(self.operation, n, &shape).map_err(|e| self.label(e))?;

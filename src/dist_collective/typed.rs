@@ -98,36 +98,36 @@ impl DistCollective<Unrooted> {
     }
 
     /// Lets these ranks take part, in this order; the others skip the layer.
-    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
-        self.layer.groups = Groups::Group(ranks.into());
+    pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
     }
 }
 
 impl DistCollective<Rank> {
     /// Every rank gets the root's input.
-    pub fn broadcast(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Broadcast, None, Some(root.into()), Groups::All)
+    pub fn broadcast(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Broadcast, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// The root gets the reduction of all inputs.
-    pub fn reduce(reduce_op: ReduceOperation, root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(root.into()), Groups::All)
+    pub fn reduce(reduce_op: ReduceOperation, root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// The root gets all inputs, one after the other along dimension 0.
-    pub fn gather(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Gather, None, Some(root.into()), Groups::All)
+    pub fn gather(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Gather, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// Every rank gets its block, along dimension 0, of the root's input.
-    pub fn scatter(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Scatter, None, Some(root.into()), Groups::All)
+    pub fn scatter(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Scatter, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// Lets these ranks take part, in this order; the root is one of them. The others skip the layer.
-    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
-        self.layer.groups = Groups::Group(ranks.into());
+    pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
     }
 }
@@ -138,28 +138,28 @@ impl Partition {
         self,
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,
-        root: GroupRank,
+        root: impl Into<GroupRank>,
     ) -> DistCollective<GroupRank> {
-        DistCollective::from_parts(operation, reduce_op, Some(root.into()), Groups::Partition(self))
+        DistCollective::from_parts(operation, reduce_op, Some(Root::GroupRank(root.into())), Groups::Partition(self))
     }
 
     /// In each group, every rank gets the root's input.
-    pub fn broadcast(self, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn broadcast(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Broadcast, None, root)
     }
 
     /// In each group, the root gets the reduction of all inputs.
-    pub fn reduce(self, reduce_op: ReduceOperation, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn reduce(self, reduce_op: ReduceOperation, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Reduce, Some(reduce_op), root)
     }
 
     /// In each group, the root gets all inputs, one after the other along dimension 0.
-    pub fn gather(self, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn gather(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Gather, None, root)
     }
 
     /// In each group, every rank gets its block, along dimension 0, of the root's input.
-    pub fn scatter(self, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn scatter(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Scatter, None, root)
     }
 }
