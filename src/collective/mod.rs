@@ -2,6 +2,7 @@
 //! the `Call` that every door hands to a backend. No I/O and no communicator here.
 
 mod call;
+mod geometry;
 mod groups;
 mod operation;
 mod rules;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Call, Collective, CollectiveOperation, ReduceOperation};
+use super::{Call, CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
@@ -33,24 +33,14 @@ pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &S
     let Some(&rows) = input.as_slice().first() else {
         bail!(InvalidShape, "the input has no dimensions; a layer's collective needs 1 to 8");
     };
-    match operation {
-        CollectiveOperation::AllReduce | CollectiveOperation::Broadcast | CollectiveOperation::Reduce => Ok(*input),
-        CollectiveOperation::AllGather | CollectiveOperation::Gather => {
-            let rows = rows.checked_mul(rank_count).ok_or_else(|| {
-                error!(
-                    InvalidShape,
-                    "dimension 0 is {rows}; {rank_count} times that has more elements than memory can hold"
-                )
-            })?;
-            input.with_first(rows)
-        }
-        CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
-            if rows % rank_count != 0 {
-                bail!(InvalidShape, "dimension 0 is {rows}, which is not a multiple of {rank_count} ranks");
-            }
-            if operation == CollectiveOperation::AllToAll { Ok(*input) } else { input.with_first(rows / rank_count) }
-        }
+    let (divided_by, times) = (operation.input_blocks(rank_count), operation.output_blocks(rank_count));
+    if rows % divided_by != 0 {
+        bail!(InvalidShape, "dimension 0 is {rows}, which is not a multiple of {rank_count} ranks");
     }
+    let rows = (rows / divided_by).checked_mul(times).ok_or_else(|| {
+        error!(InvalidShape, "dimension 0 is {rows}; {rank_count} times that has more elements than memory can hold")
+    })?;
+    input.with_first(rows)
 }
 
 /// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is copied.
@@ -86,25 +76,6 @@ pub enum InPlace {
     Never,
     /// Gather and scatter off the root, and a rank that does not take part: one of the two is not used, so nothing can overlap.
     Unused,
-}
-
-impl Call {
-    /// The in-place rule of this call on one rank.
-    pub(crate) fn in_place(&self, rank: GroupRank) -> InPlace {
-        match self.collective {
-            Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                InPlace::SameAddress
-            }
-            Collective::Gather { root } | Collective::Scatter { root } if root != rank => InPlace::Unused,
-            Collective::AllGather | Collective::Gather { .. } => {
-                InPlace::InputAt { element_offset: rank.index() * self.block_elements }
-            }
-            Collective::ReduceScatter { .. } | Collective::Scatter { .. } => {
-                InPlace::OutputAt { element_offset: rank.index() * self.block_elements }
-            }
-            Collective::AllToAll => InPlace::Never,
-        }
-    }
 }
 
 /// Whether two ranges of addresses share a byte.

@@ -376,8 +376,8 @@ impl ResolvedLayer {
 
     /// Whether there may be a rank on which the output is not written.
     pub(crate) fn may_leave_output_unwritten(&self) -> bool {
-        let rooted = matches!(self.collective, Collective::Reduce { .. } | Collective::Gather { .. });
-        !self.is_identity() && (rooted || self.groups != Groups::All)
+        let only_root_writes = self.collective.operation().geometry().output.is_of_root;
+        !self.is_identity() && (only_root_writes || self.groups != Groups::All)
     }
 
     /// The shape of the output, with the input in the error.

@@ -42,12 +42,7 @@ impl Run<'_> {
         self.raise_round();
         // Nobody returns while a peer may touch its buffers.
         let finished = Mark::Round(self.progress.round);
-        let (by_all, by_one) = match call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => (rank == root, None),
-            Collective::Gather { root } | Collective::Reduce { root, .. } => (false, Some(root)),
-            _ => (true, None),
-        };
-        let touched_by = |peer: &GroupRank| by_all || by_one == Some(*peer);
+        let touched_by = |peer: &GroupRank| call.moves(rank, *peer);
         self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
     }
 

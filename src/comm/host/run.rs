@@ -71,11 +71,7 @@ impl<'a> Run<'a> {
 
     /// Whether this rank takes elements from a peer; a call without elements that takes from all is a barrier.
     pub(super) fn takes_from(&self, peer: GroupRank) -> bool {
-        match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
-            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
-            _ => true,
-        }
+        self.request.signature.call.moves(peer, self.host.rank)
     }
 
     /// Where peers find bytes of this rank.

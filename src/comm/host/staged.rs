@@ -30,10 +30,7 @@ impl Run<'_> {
         let n = self.host.segment.len();
         let (rank, block) = (self.host.rank, call.block_bytes());
         // A stage holds one piece for everybody, or one for each rank.
-        let parts = match call.collective {
-            Collective::ReduceScatter { .. } | Collective::AllToAll | Collective::Scatter { .. } => n,
-            _ => 1,
-        };
+        let parts = call.input().blocks(n);
         let most = self.piece_bytes(parts);
         if call.reads_input(rank) {
             let keep_going = || self.host.check().and_then(|()| in_time(self.request.deadline));
