@@ -46,7 +46,7 @@ mod private {
 
 /// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it, so that bytes from
 /// another rank are always valid.
-pub trait Element: private::Sealed + Copy + Send + Sync + 'static {
+pub trait Element: private::Sealed + Copy + Default + Send + Sync + 'static {
     /// The data type that this Rust type stands for.
     const DATA_TYPE: DataType;
 }

@@ -87,6 +87,14 @@ impl Stream {
         }
     }
 
+    /// The CUDA stream, if it is one.
+    pub(crate) fn as_cuda(&self) -> Option<&Arc<CudaStream>> {
+        match &self.kind {
+            Kind::Cuda(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
     /// A thread of its own.
     ///
     /// # Errors

@@ -254,6 +254,20 @@ impl<R: Copy> Collective<R> {
         })
     }
 
+    /// The same collective with another kind of root.
+    pub(crate) fn with_root<S: Copy>(self, convert: impl FnOnce(R) -> S) -> Collective<S> {
+        match self {
+            Collective::AllReduce { reduce_op } => Collective::AllReduce { reduce_op },
+            Collective::AllGather => Collective::AllGather,
+            Collective::Broadcast { root } => Collective::Broadcast { root: convert(root) },
+            Collective::Reduce { reduce_op, root } => Collective::Reduce { reduce_op, root: convert(root) },
+            Collective::ReduceScatter { reduce_op } => Collective::ReduceScatter { reduce_op },
+            Collective::AllToAll => Collective::AllToAll,
+            Collective::Gather { root } => Collective::Gather { root: convert(root) },
+            Collective::Scatter { root } => Collective::Scatter { root: convert(root) },
+        }
+    }
+
     /// Which of the eight operations it is.
     pub fn operation(&self) -> CollectiveOperation {
         match self {

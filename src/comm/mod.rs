@@ -7,6 +7,7 @@ pub(crate) mod host;
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;
+mod threads;
 mod wanted;
 
 use std::ffi::c_void;

@@ -228,6 +228,18 @@ impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
     }
 }
 
+impl<'a, T: Element> From<&'a T> for TensorView<'a> {
+    fn from(scalar: &'a T) -> Self {
+        slice::from_ref(scalar).into()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut T> for TensorViewMut<'a> {
+    fn from(scalar: &'a mut T) -> Self {
+        slice::from_mut(scalar).into()
+    }
+}
+
 impl<'a, T: Element, const N: usize> From<&'a [T; N]> for TensorView<'a> {
     fn from(array: &'a [T; N]) -> Self {
         array.as_slice().into()

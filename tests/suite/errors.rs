@@ -666,7 +666,11 @@ fn eager_calls() {
         InvalidArgument,
         "rank 0: all_reduce: bool has no average; sum and max mean or, prod and min mean and; cast to a number to average",
     );
-    expect(communicator.gather(&[1f32], None, Rank(0)), InvalidBuffer, "rank 0: gather: this rank needs an output");
+    expect(
+        communicator.gather(&[1f32], None::<&mut [f32]>, 0),
+        InvalidBuffer,
+        "rank 0: gather: this rank needs an output",
+    );
     expect(communicator.new_group(&[Rank(0), Rank(0)]), InvalidArgument, "rank 0 occurs twice");
     expect(communicator.new_group(&[Rank(1)]), InvalidArgument, "rank 1 is not in a communicator of 1 rank");
     assert_eq!(<f32 as Element>::DATA_TYPE, DataType::Float32);

@@ -187,8 +187,8 @@ fn eager(communicator: &Communicator) -> Result<()> {
 
     // Host memory cannot be enqueued; the other ranks do not notice.
     let host = Operands::in_place(Buffer::zeroed(distcollective::DataType::Float32, [1])?);
-    let work = communicator.collective_async(sum, host, &stream)?;
-    let error = work.wait().expect_err("host memory on a CUDA stream").error.to_string();
+    let failed = communicator.collective_async(sum, host, &stream);
+    let error = failed.expect_err("host memory on a CUDA stream").error.to_string();
     assert!(error.contains("on a CUDA stream has its tensors in the memory of GPU"), "{error}");
 
     let halves: Vec<Rank> = (0..n).filter(|r| r % 2 == rank % 2).rev().map(Rank).collect();
