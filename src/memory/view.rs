@@ -1,14 +1,13 @@
 //! Borrowed tensors, for calls that block.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::slice;
-
-use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
 
 use super::{Address, Buffer, Lease, MemorySpace};
 use crate::data_type::DataType;
 use crate::element::Element;
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
 use crate::shape::Shape;
 
 /// What a view knows of the memory it borrows.
@@ -58,19 +57,13 @@ impl RawTensor {
     fn slice_ptr<T>(&self) -> *mut T {
         if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
     }
-
-    fn dims(&self) -> IxDyn {
-        match self.shape {
-            Some(shape) => IxDyn(shape.as_slice()),
-            None => IxDyn(&[self.element_count()]),
-        }
-    }
 }
 
-/// A borrowed tensor to read: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+/// A borrowed tensor to read: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
+/// feature `ndarray`, from a contiguous array or view of that crate.
 #[derive(Clone, Copy)]
 pub struct TensorView<'a> {
-    raw: RawTensor,
+    pub(super) raw: RawTensor,
     borrow: PhantomData<&'a [u8]>,
 }
 
@@ -79,9 +72,10 @@ unsafe impl Send for TensorView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for TensorView<'_> {}
 
-/// A borrowed tensor to write: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+/// A borrowed tensor to write: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
+/// feature `ndarray`, from a contiguous array or view of that crate.
 pub struct TensorViewMut<'a> {
-    raw: RawTensor,
+    pub(super) raw: RawTensor,
     /// Who lends the memory of a [`Buffer`], to be told when a slice is made.
     lease: Option<&'a dyn Lease>,
     borrow: PhantomData<&'a mut [u8]>,
@@ -103,6 +97,13 @@ impl<'a> TensorView<'a> {
 
     pub(crate) fn raw(&self) -> RawTensor {
         self.raw
+    }
+
+    /// The view as a tensor of a shape with as many elements.
+    #[cfg(feature = "ndarray")]
+    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
+        self.raw.shape = Some(shape);
+        self
     }
 
     /// The type of the elements.
@@ -140,16 +141,6 @@ impl<'a> TensorView<'a> {
         // SAFETY: the view borrows that many initialized, aligned elements of `T` for `'a`.
         Ok(unsafe { slice::from_raw_parts(self.raw.slice_ptr(), self.element_count()) })
     }
-
-    /// The tensor as an array; a view of a slice has one dimension.
-    ///
-    /// # Errors
-    ///
-    /// `T` is not the type of the elements; the tensor is not in host memory.
-    pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'a, T>> {
-        ArrayViewD::from_shape(self.raw.dims(), self.as_slice()?)
-            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
-    }
 }
 
 impl<'a> TensorViewMut<'a> {
@@ -163,6 +154,13 @@ impl<'a> TensorViewMut<'a> {
 
     pub(crate) fn raw(&mut self) -> RawTensor {
         self.raw
+    }
+
+    /// The view as a tensor of a shape with as many elements.
+    #[cfg(feature = "ndarray")]
+    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
+        self.raw.shape = Some(shape);
+        self
     }
 
     /// The type of the elements.
@@ -202,17 +200,6 @@ impl<'a> TensorViewMut<'a> {
         }
         // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and `self` is borrowed mutably.
         Ok(unsafe { slice::from_raw_parts_mut(self.raw.slice_ptr(), self.element_count()) })
-    }
-
-    /// The tensor as an array; a view of a slice has one dimension.
-    ///
-    /// # Errors
-    ///
-    /// `T` is not the type of the elements; the tensor is not in host memory.
-    pub fn as_array_mut<T: Element>(&mut self) -> Result<ArrayViewMutD<'_, T>> {
-        let dims = self.raw.dims();
-        ArrayViewMutD::from_shape(dims, self.as_mut_slice()?)
-            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
     }
 }
 
@@ -292,39 +279,27 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
     }
 }
 
-impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D>> for TensorView<'a> {
-    type Error = Error;
-
-    /// # Errors
-    ///
-    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
-    fn try_from(array: &'a ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let Some(slice) = array.as_slice() else { return Err(not_contiguous(&shape)) };
-        Ok(TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), Some(shape)), borrow: PhantomData })
+impl fmt::Debug for RawTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shape {
+            Some(shape) => write!(f, "{} {shape}", self.data_type)?,
+            None => write!(f, "{} [{}]", self.data_type, self.element_count())?,
+        }
+        match self.space {
+            MemorySpace::Host => Ok(()),
+            space => write!(f, " in {space}"),
+        }
     }
 }
 
-impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBase<S, D>> for TensorViewMut<'a> {
-    type Error = Error;
-
-    /// # Errors
-    ///
-    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
-    fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let Some(slice) = array.as_slice_mut() else { return Err(not_contiguous(&shape)) };
-        Ok(TensorViewMut {
-            raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), Some(shape)),
-            lease: None,
-            borrow: PhantomData,
-        })
+impl fmt::Debug for TensorView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorView({:?})", self.raw)
     }
 }
 
-fn not_contiguous(shape: &Shape) -> Error {
-    crate::error::error!(
-        InvalidBuffer,
-        "the array {shape} is not contiguous in row-major order; make a copy with `as_standard_layout`"
-    )
+impl fmt::Debug for TensorViewMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorViewMut({:?})", self.raw)
+    }
 }

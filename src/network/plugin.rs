@@ -127,6 +127,17 @@ impl<'a> PluginCall<'a> {
     }
 }
 
+impl fmt::Debug for PluginCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = |side: &dyn Fn(usize) -> Option<RawTensor>| (0..).map_while(side).collect::<Vec<_>>();
+        f.debug_struct("PluginCall")
+            .field("inputs", &tensors(self.inputs))
+            .field("outputs", &tensors(self.outputs))
+            .field("cuda_stream", &self.stream)
+            .finish()
+    }
+}
+
 type Creator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
 
 /// How plugins are made again from what a plan keeps of them, by name and version.

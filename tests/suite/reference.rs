@@ -3,7 +3,8 @@
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
-use distcollective::{CollectiveOperation, DataType, F8E4M3, F8E5M2, ReduceOperation, bf16, f16};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation, bf16, f16};
+use float8::{F8E4M3, F8E5M2};
 use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 
 /// A tensor of one rank: each element is its bits.
