@@ -6,6 +6,7 @@ mod memory;
 mod plan;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,7 +18,7 @@ pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 use crate::context::{ContextOptions, ExecutionContext};
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
-use crate::error::Result;
+use crate::error::{Result, error};
 use crate::network::{Network, PluginRegistry, Source, TensorId};
 use crate::shape::Dims;
 
@@ -101,6 +102,41 @@ impl Engine {
     /// A plugin that cannot be serialized.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         plan::write(&self.inner.network)
+    }
+
+    /// Writes the plan into a file, to be read by [`load`](Self::load).
+    ///
+    /// # Errors
+    ///
+    /// - A plugin cannot be serialized.
+    /// - [`System`](crate::ErrorKind::System): the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        std::fs::write(path, self.serialize()?)
+            .map_err(|e| error!(System, "the plan cannot be written to {}: {e}", path.display()).with_source(e))
+    }
+
+    /// Reads a file of [`save`](Self::save): the plan of a network without plugins.
+    ///
+    /// # Errors
+    ///
+    /// - [`System`](crate::ErrorKind::System): the file cannot be read.
+    /// - The errors of [`deserialize`](Self::deserialize).
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, &PluginRegistry::new())
+    }
+
+    /// [`load`](Self::load), with the plugins of a registry.
+    ///
+    /// # Errors
+    ///
+    /// - [`System`](crate::ErrorKind::System): the file cannot be read.
+    /// - The errors of [`deserialize_with`](Self::deserialize_with).
+    pub fn load_with(path: impl AsRef<Path>, plugins: &PluginRegistry) -> Result<Self> {
+        let path = path.as_ref();
+        let plan = std::fs::read(path)
+            .map_err(|e| error!(System, "the plan {} cannot be read: {e}", path.display()).with_source(e))?;
+        Self::deserialize_with(&plan, plugins).map_err(|e| e.about(|| format!("plan {}", path.display())))
     }
 
     /// Reads plan bytes of a network without plugins.
@@ -191,7 +227,7 @@ impl EngineInner {
                     self.io.iter().filter(|t| t.mode == mode).map(|t| format!("{:?}", t.name)).collect();
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             };
-            crate::error::error!(
+            error!(
                 InvalidArgument,
                 "{name:?} is not an input or output; inputs are {}; outputs are {}",
                 list(IoMode::Input),

@@ -1,6 +1,6 @@
 //! Arrays of [`ndarray`] as tensors, and tensors as arrays.
 
-use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
+use ndarray::{ArrayBase, ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
 
 use super::view::RawTensor;
 use super::{TensorView, TensorViewMut};
@@ -54,6 +54,32 @@ impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBa
     fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
         let slice = array.as_slice_mut().ok_or_else(|| not_contiguous(&shape))?;
+        Ok(TensorViewMut::from(slice).with_shape(shape))
+    }
+}
+
+impl<'a, T: Element, D: Dimension> TryFrom<ArrayView<'a, T, D>> for TensorView<'a> {
+    type Error = Error;
+
+    /// # Errors
+    ///
+    /// As for a reference to an array.
+    fn try_from(array: ArrayView<'a, T, D>) -> Result<Self> {
+        let shape = Shape::new(array.shape())?;
+        let slice = array.to_slice().ok_or_else(|| not_contiguous(&shape))?;
+        Ok(TensorView::from(slice).with_shape(shape))
+    }
+}
+
+impl<'a, T: Element, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for TensorViewMut<'a> {
+    type Error = Error;
+
+    /// # Errors
+    ///
+    /// As for a reference to an array.
+    fn try_from(array: ArrayViewMut<'a, T, D>) -> Result<Self> {
+        let shape = Shape::new(array.shape())?;
+        let slice = array.into_slice().ok_or_else(|| not_contiguous(&shape))?;
         Ok(TensorViewMut::from(slice).with_shape(shape))
     }
 }

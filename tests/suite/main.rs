@@ -1,5 +1,6 @@
 //! The integration tests: one binary, so that it links once.
 
+mod api;
 mod cases;
 mod chaos;
 mod communicator;
