@@ -13,6 +13,7 @@ use crate::error::{Error, Result, error};
 /// does not have is numbered from 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum DataType {
     /// IEEE 754 binary32.
     Float32 = 0,

@@ -9,6 +9,8 @@ use crate::error::{Result, bail};
 use crate::rank::{GroupRank, Rank};
 
 /// The participants of a DistCollective layer.
+///
+/// The list of variants is complete: an engine that runs the layer itself has to handle each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Groups {
     /// Every rank of the communicator.
@@ -143,8 +145,8 @@ impl Partition {
     }
 }
 
-/// The root of a layer: a communicator rank with [`Groups::All`] and [`Groups::Group`], a number within each group with
-/// [`Groups::Partition`].
+/// The root of a layer: a communicator rank with [`Groups::All`] and [`Groups::Group`], a number
+/// within each group with [`Groups::Partition`]. There is no third way to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Root {
     /// A rank of the communicator.

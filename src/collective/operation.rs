@@ -11,6 +11,7 @@ use crate::rank::GroupRank;
 /// What a DistCollective layer does. The numbers are those of TensorRT's `CollectiveOperation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum CollectiveOperation {
     /// Every rank gets the reduction of all inputs.
     AllReduce = 0,
@@ -119,6 +120,7 @@ impl FromStr for CollectiveOperation {
 /// `Option<ReduceOperation>` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum ReduceOperation {
     /// The sum; integers wrap; for bool, or.
     Sum = 0,
@@ -196,6 +198,7 @@ impl FromStr for ReduceOperation {
 ///
 /// `R` is what the root is counted in: [`GroupRank`] once the participants are settled, [`crate::Rank`] on a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Collective<R = GroupRank> {
     /// See [`CollectiveOperation::AllReduce`].
     AllReduce {

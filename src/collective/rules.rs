@@ -56,8 +56,10 @@ pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Di
     Dims::new(&dims)
 }
 
-/// Where input and output may lie in the same memory, exactly as NCCL has it (`nccl.h`, "In-place operation will happen
-/// if …").
+/// Where input and output may share memory, exactly as NCCL has it (`nccl.h`, "In-place operation
+/// will happen if …").
+///
+/// The list of variants is complete: a program that places buffers has to handle each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
     /// Both at the same address.

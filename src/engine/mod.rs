@@ -38,13 +38,13 @@ pub(crate) struct EngineInner {
     pub(crate) fingerprint: String,
 }
 
-/// Whether the caller gives a tensor or gets it.
+/// Whether a tensor is an input or an output. There is no third kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoMode {
-    /// The caller gives it.
+    /// The caller binds a tensor to read.
     Input,
-    /// The caller gets it.
+    /// The caller binds a tensor to write.
     Output,
 }
 
@@ -54,7 +54,7 @@ pub enum IoMode {
 pub struct IoTensor {
     /// The name.
     pub name: String,
-    /// Whether it is given or got.
+    /// Whether it is an input or an output.
     pub mode: IoMode,
     /// The type of the elements.
     #[serde(serialize_with = "inspect::as_text")]

@@ -42,6 +42,7 @@ pub fn collective(
         }
         CollectiveOperation::Gather => (rank == root).then(gathered),
         CollectiveOperation::Scatter => Some(block(&inputs[root], rank)),
+        other => panic!("{other} is new"),
     }
 }
 
@@ -65,7 +66,7 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         return u64::from(match reduce_op {
             ReduceOperation::Sum | ReduceOperation::Max => truths.any(|x| x),
             ReduceOperation::Prod | ReduceOperation::Min => truths.all(|x| x),
-            ReduceOperation::Avg => panic!("bool has no average"),
+            other => panic!("bool has no {other}"),
         });
     }
     if data_type.is_float() {
@@ -78,6 +79,7 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
                 floats.reduce(|a, b| if float_order(a, b, false) == Ordering::Greater { b } else { a })
             }
             ReduceOperation::Avg => floats.reduce(|a, b| a + b).map(|sum| sum / elements.len() as f32),
+            other => panic!("{other} is new"),
         };
         return from_f32(data_type, result.expect("at least two inputs"));
     }
@@ -90,6 +92,7 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         ReduceOperation::Max => integers.max(),
         ReduceOperation::Min => integers.min(),
         ReduceOperation::Avg => integers.reduce(i64::wrapping_add).map(|sum| cut(sum) / elements.len() as i64),
+        other => panic!("{other} is new"),
     };
     from_i64(data_type, result.expect("at least two inputs"))
 }

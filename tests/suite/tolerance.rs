@@ -56,6 +56,7 @@ fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], w
             }
             (want - got).abs() <= 2.0 * n * epsilon * want.abs()
         }
+        other => panic!("{other} is new"),
     }
 }
 

@@ -44,6 +44,7 @@ fn special(data_type: DataType) -> &'static [u64] {
         DataType::Int32 => &[0, 1, 0xffff_ffff, 0x8000_0000, 0x7fff_ffff, 3, 0xffff_fff9],
         DataType::Int8 | DataType::Uint8 => &[0, 1, 0xff, 0x80, 0x7f, 3, 0xf9],
         DataType::Bool => &[0, 1, 2, 0x80, 0xff],
+        other => panic!("{other} is new"),
     }
 }
 
@@ -60,6 +61,7 @@ fn ordinary(data_type: DataType, random: &mut Random) -> u64 {
         DataType::Int32 => r & 0xffff_ffff,
         DataType::Int8 | DataType::Uint8 => r & 0xff,
         DataType::Bool => r & 1,
+        other => panic!("{other} is new"),
     }
 }
 
