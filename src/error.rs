@@ -84,6 +84,7 @@ impl Error {
     }
 
     /// Wraps an error of another library as the cause of this one.
+    #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.inner.source = Some(Arc::new(source));
         self

@@ -173,6 +173,15 @@ impl Engine {
         self.inner.io_index(name).map(|index| &self.inner.io[index])
     }
 
+    /// The index in [`io_tensors`](Self::io_tensors) of the input or output with a name.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor; the error lists those there are.
+    pub fn io_index(&self, name: &str) -> Result<usize> {
+        self.inner.io_index(name)
+    }
+
     /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
     pub fn fingerprint(&self) -> &str {
         &self.inner.fingerprint

@@ -178,6 +178,13 @@ impl LayerBody {
     }
 }
 
+impl From<DistCollectiveLayer> for Layer {
+    /// A layer of no network: it has no inputs and outputs.
+    fn from(layer: DistCollectiveLayer) -> Self {
+        Layer { inputs: Vec::new(), outputs: Vec::new(), body: LayerBody::DistCollective(layer) }
+    }
+}
+
 impl Layer {
     /// Whether the layer has as many inputs and outputs as its kind wants.
     pub(crate) fn has_right_arity(&self) -> bool {
@@ -198,8 +205,15 @@ impl Layer {
         }
     }
 
+    /// `layer "grad_sync" (all_reduce)`: what errors are about.
     pub(crate) fn subject(&self) -> String {
         self.body.subject()
+    }
+
+    /// What kind of layer it is: `all_reduce` and the other operations, `shuffle`, `cast`,
+    /// `constant`, or the [`type_name`](Plugin::type_name) of a plugin.
+    pub fn kind(&self) -> &str {
+        self.body.kind()
     }
 
     /// The name, which error messages and `inspect` use.

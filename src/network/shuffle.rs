@@ -16,6 +16,7 @@ use crate::shape::{Dims, MAX_DIMS, Shape};
 /// let split_heads = Shuffle::reshape([0, 8, -1]).then_transpose([1, 0, 2]);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[must_use = "a shuffle does nothing until it is added to a network"]
 pub struct Shuffle {
     first: Option<Vec<u8>>,
     reshape: Option<Vec<i64>>,
