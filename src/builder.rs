@@ -14,13 +14,14 @@ impl Builder {
         Builder::default()
     }
 
-    /// Validates a network, plans its memory and gives an immutable engine. What is allowed but deserves a second look goes
-    /// to the log and to [`Engine::warnings`].
+    /// Validates a network, plans its memory and gives an immutable engine. What is allowed but
+    /// deserves a second look goes to the log and to [`Engine::warnings`].
     ///
     /// # Errors
     ///
-    /// [`InvalidNetwork`](crate::ErrorKind::InvalidNetwork) with *all* mistakes, each naming its layer and rule; see
-    /// [`Error::mistakes`](crate::Error::mistakes). A mistake that only follows from another is left out.
+    /// [`InvalidNetwork`](crate::ErrorKind::InvalidNetwork) with *all* mistakes, each naming its
+    /// layer and rule; see [`Error::mistakes`](crate::Error::mistakes). A mistake that only follows
+    /// from another is left out.
     pub fn build(&self, network: &Network) -> Result<Engine> {
         let engine = Engine::new(network.clone())?;
         crate::util::log::event!(

@@ -9,8 +9,8 @@ use crate::error::{Error, Result, error};
 
 /// The type of a tensor's elements.
 ///
-/// The numbers are those of TensorRT's `DataType` (`NvInferRuntimeBase.h`), which the C ABI uses too; a type that TensorRT
-/// does not have is numbered from 100.
+/// The numbers are those of TensorRT's `DataType` (`NvInferRuntimeBase.h`), which the C ABI uses
+/// too; a type that TensorRT does not have is numbered from 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -27,13 +27,15 @@ pub enum DataType {
     Bool = 4,
     /// Unsigned 8-bit integer.
     Uint8 = 5,
-    /// 8-bit float with 4 exponent bits and no infinity (OCP `E4M3`, "FP8" in TensorRT). Largest finite value 448.
+    /// 8-bit float with 4 exponent bits and no infinity (OCP `E4M3`, "FP8" in TensorRT). Largest
+    /// finite value 448.
     Float8E4M3 = 6,
     /// The upper half of a binary32.
     Bfloat16 = 7,
     /// Signed 64-bit integer.
     Int64 = 8,
-    /// 8-bit float with 5 exponent bits (OCP `E5M2`). Largest finite value 57344. Not a TensorRT type.
+    /// 8-bit float with 5 exponent bits (OCP `E5M2`). Largest finite value 57344. Not a TensorRT
+    /// type.
     Float8E5M2 = 100,
 }
 
@@ -52,7 +54,8 @@ impl DataType {
         DataType::Bool,
     ];
 
-    /// The size of an element in bytes, which is also the alignment that a buffer of this type needs.
+    /// The size of an element in bytes, which is also the alignment that a buffer of this type
+    /// needs.
     pub const fn byte_len(self) -> usize {
         match self {
             DataType::Int64 => 8,
@@ -95,8 +98,8 @@ impl DataType {
     ///
     /// # Errors
     ///
-    /// A number that nobody uses; and, by name, TensorRT's `INT4` (9), `FP4` (10) and `E8M0` (11), whose elements are not
-    /// whole bytes or not values to reduce.
+    /// A number that nobody uses; and, by name, TensorRT's `INT4` (9), `FP4` (10) and `E8M0` (11),
+    /// whose elements are not whole bytes or not values to reduce.
     pub fn from_number(number: i32) -> Result<Self> {
         if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
             return Ok(data_type);

@@ -1,5 +1,5 @@
-//! The one error of the crate: what kind it is, which layer and rank it concerns, and a sentence with the rule, what was
-//! expected and what came.
+//! The one error of the crate: what kind it is, which layer and rank it concerns, and a sentence
+//! with the rule, what was expected and what came.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -46,8 +46,8 @@ pub enum ErrorKind {
 
 /// An error of this crate.
 ///
-/// It prints as one sentence that names, as far as they are known, the rank, the layer with its kind, the rule, what was
-/// expected and what came:
+/// It prints as one sentence that names, as far as they are known, the rank, the layer with its
+/// kind, the rule, what was expected and what came:
 ///
 /// ```text
 /// layer "grad_sync" (reduce_scatter): dimension 0 is 10, which is not a multiple of 4 ranks; input is float32 [10, 8]
@@ -69,7 +69,8 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a sentence of the caller's, for plugins and other code that extends this crate.
+    /// An error with a sentence of the caller's, for plugins and other code that extends this
+    /// crate.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error {
             inner: Box::new(Inner {

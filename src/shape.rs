@@ -1,4 +1,5 @@
-//! Dimensions of tensors: [`Dims`], of which some may be open until a shape is set, and [`Shape`], of which none is.
+//! Dimensions of tensors: [`Dims`], of which some may be open until a shape is set, and [`Shape`],
+//! of which none is.
 
 use std::fmt;
 
@@ -10,8 +11,8 @@ use crate::error::{Error, Result, bail};
 /// The most dimensions a tensor may have, as in TensorRT (`Dims::MAX_DIMS`).
 pub const MAX_DIMS: usize = 8;
 
-/// The dimensions of a tensor while a network is described. -1 stands for a dimension that a profile bounds and that
-/// `set_input_shape` settles.
+/// The dimensions of a tensor while a network is described. -1 stands for a dimension that a
+/// profile bounds and that `set_input_shape` settles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
 pub struct Dims {
@@ -119,7 +120,8 @@ impl fmt::Debug for Dims {
     }
 }
 
-/// The shape of a tensor: at most [`MAX_DIMS`] dimensions, whose element count times eight bytes fits the address space.
+/// The shape of a tensor: at most [`MAX_DIMS`] dimensions, whose element count times eight bytes
+/// fits the address space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Shape {
     len: u8,
@@ -180,7 +182,8 @@ impl Shape {
     pub fn to_dims(&self) -> Dims {
         let mut dims = [0; MAX_DIMS];
         for (to, &from) in dims.iter_mut().zip(self.as_slice()) {
-            // A dimension beside a zero may exceed i64 only on paper; it then prints as the largest number.
+            // A dimension beside a zero may exceed i64 only on paper; it then prints as the largest
+            // number.
             *to = i64::try_from(from).unwrap_or(i64::MAX);
         }
         Dims { len: self.len, dims }

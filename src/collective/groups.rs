@@ -16,7 +16,8 @@ pub enum Groups {
     /// Every rank of the communicator.
     #[default]
     All,
-    /// These ranks, in this order: it is the order of concatenation, of blocks and of reduction. The others skip the layer.
+    /// These ranks, in this order: it is the order of concatenation, of blocks and of reduction.
+    /// The others skip the layer.
     Group(Vec<Rank>),
     /// Disjoint groups, each of which does the collective by itself. Beyond TensorRT.
     Partition(Partition),
@@ -68,7 +69,8 @@ impl Groups {
         }
     }
 
-    /// The number of ranks in a group; `None` for [`Groups::All`], whose length is the communicator's.
+    /// The number of ranks in a group; `None` for [`Groups::All`], whose length is the
+    /// communicator's.
     pub fn group_len(&self) -> Option<usize> {
         match self {
             Groups::All => None,
@@ -77,8 +79,8 @@ impl Groups {
         }
     }
 
-    /// The group that a communicator rank is in, as the list of its members; `None` for a rank that does not take part and
-    /// for [`Groups::All`].
+    /// The group that a communicator rank is in, as the list of its members; `None` for a rank that
+    /// does not take part and for [`Groups::All`].
     pub fn group_of(&self, rank: impl Into<Rank>) -> Option<&[Rank]> {
         let rank = rank.into();
         match self {
@@ -133,8 +135,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Its rules are checked when it is
-    /// added to a network.
+    /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Its rules
+    /// are checked when it is added to a network.
     pub fn new(groups: impl IntoIterator<Item: IntoIterator<Item: Into<Rank>>>) -> Self {
         Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Into::into).collect()).collect() }
     }

@@ -1,5 +1,6 @@
-//! What a collective is, as values: operation, reduction, root, participants; the rules of shapes, types and buffers; and
-//! the `Call` that every door hands to a backend. No I/O and no communicator here.
+//! What a collective is, as values: operation, reduction, root, participants; the rules of shapes,
+//! types and buffers; and the `Call` that every door hands to a backend. No I/O and no communicator
+//! here.
 
 mod call;
 mod geometry;

@@ -116,8 +116,8 @@ impl FromStr for CollectiveOperation {
     }
 }
 
-/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`; its `kNONE` (5) is `None` of
-/// `Option<ReduceOperation>` here.
+/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`; its `kNONE` (5)
+/// is `None` of `Option<ReduceOperation>` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -130,7 +130,8 @@ pub enum ReduceOperation {
     Max = 2,
     /// The smallest; a NaN loses to a number and -0 is below +0; for bool, and.
     Min = 3,
-    /// The sum divided by the number of ranks; integers divide the wrapped sum towards zero; not for bool.
+    /// The sum divided by the number of ranks; integers divide the wrapped sum towards zero; not
+    /// for bool.
     Avg = 4,
 }
 
@@ -194,9 +195,11 @@ impl FromStr for ReduceOperation {
     }
 }
 
-/// One collective with exactly the attributes that its operation has, so that an illegal combination cannot be written.
+/// One collective with exactly the attributes that its operation has, so that an illegal
+/// combination cannot be written.
 ///
-/// `R` is what the root is counted in: [`GroupRank`] once the participants are settled, [`crate::Rank`] on a communicator.
+/// `R` is what the root is counted in: [`GroupRank`] once the participants are settled,
+/// [`crate::Rank`] on a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Collective<R = GroupRank> {
@@ -239,7 +242,8 @@ pub enum Collective<R = GroupRank> {
 }
 
 impl<R: Copy> Collective<R> {
-    /// Puts loose attributes together: `None` where the operation needs an attribute that is not given.
+    /// Puts loose attributes together: `None` where the operation needs an attribute that is not
+    /// given.
     pub(crate) fn from_parts(
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,

@@ -8,7 +8,8 @@ use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
 
-/// The type rule: every type with every operation and reduction, but for the average of bool, which has no meaning.
+/// The type rule: every type with every operation and reduction, but for the average of bool, which
+/// has no meaning.
 pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType) -> Result<()> {
     if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
         bail!(
@@ -19,13 +20,13 @@ pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType
     Ok(())
 }
 
-/// The shape of each rank's output, from that of its input, among `rank_count` ranks: NVIDIA TensorRT's DistCollective
-/// operator page.
+/// The shape of each rank's output, from that of its input, among `rank_count` ranks: NVIDIA
+/// TensorRT's DistCollective operator page.
 ///
 /// # Errors
 ///
-/// No rank; an input without dimensions; a dimension 0 that the ranks do not divide, where they share it out; an output that no
-/// address space holds.
+/// No rank; an input without dimensions; a dimension 0 that the ranks do not divide, where they
+/// share it out; an output that no address space holds.
 pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &Shape) -> Result<Shape> {
     if rank_count == 0 {
         bail!(InvalidArgument, "a collective has at least one rank");
@@ -43,7 +44,8 @@ pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &S
     input.with_first(rows)
 }
 
-/// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is copied.
+/// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is
+/// copied.
 ///
 /// # Errors
 ///
@@ -76,7 +78,8 @@ pub enum InPlace {
     },
     /// Never.
     Never,
-    /// Gather and scatter off the root, and a rank that does not take part: one of the two is not used, so nothing can overlap.
+    /// Gather and scatter off the root, and a rank that does not take part: one of the two is not
+    /// used, so nothing can overlap.
     Unused,
 }
 
@@ -85,8 +88,9 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means that the caller has
-/// none, which is allowed for a buffer that is not used and for one without elements.
+/// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means
+/// that the caller has none, which is allowed for a buffer that is not used and for one without
+/// elements.
 pub(crate) fn check_buffers(
     call: &Call,
     rank: GroupRank,

@@ -1,4 +1,5 @@
-//! The comparison that ranks make, once, when a communicator is set: does everybody have the same collective calls?
+//! The comparison that ranks make, once, when a communicator is set: does everybody have the same
+//! collective calls?
 
 use std::time::Instant;
 
@@ -53,8 +54,9 @@ struct Summary {
     region_bytes: u64,
 }
 
-/// Compares the calls of all ranks. `plan` is what errors call the plan, where there is one. Every rank comes here, one that has found the communicator unfit too, so that nobody
-/// waits for it. Gives the largest `region_bytes` of all. Collective.
+/// Compares the calls of all ranks. `plan` is what errors call the plan, where there is one. Every
+/// rank comes here, one that has found the communicator unfit too, so that nobody waits for it.
+/// Gives the largest `region_bytes` of all. Collective.
 pub(crate) fn agree(
     communicator: &Communicator,
     verdict: Result<&[PlannedCall]>,

@@ -1,5 +1,5 @@
-//! The DistCollective layer: its attributes and their rules, typed constructors, and running it on a communicator, in a
-//! network or by itself.
+//! The DistCollective layer: its attributes and their rules, typed constructors, and running it on
+//! a communicator, in a network or by itself.
 
 mod agreement;
 mod bound;
@@ -26,12 +26,13 @@ use crate::util::text::count_of;
 /// The attributes as bytes.
 const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" };
 
-/// A DistCollective layer: TensorRT's `IDistCollectiveLayer`, and the shape of a plugin for engines with a graph of their
-/// own (attributes → output dims → in-place rules → [`bind`](Self::bind) to a communicator → execute).
+/// A DistCollective layer: TensorRT's `IDistCollectiveLayer`, and the shape of a plugin for engines
+/// with a graph of their own (attributes → output dims → in-place rules → [`bind`](Self::bind) to a
+/// communicator → execute).
 ///
-/// Built from loose attributes with [`new`](Self::new), or with [`DistCollective`], where a wrong combination cannot be
-/// written. What the arguments alone show is checked here; how `nb_rank`, `groups`, `root` and shapes fit together is
-/// checked when the network is built, or at `bind`.
+/// Built from loose attributes with [`new`](Self::new), or with [`DistCollective`], where a wrong
+/// combination cannot be written. What the arguments alone show is checked here; how `nb_rank`,
+/// `groups`, `root` and shapes fit together is checked when the network is built, or at `bind`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DistCollectiveLayer {
     name: String,
@@ -44,14 +45,14 @@ pub struct DistCollectiveLayer {
 }
 
 impl DistCollectiveLayer {
-    /// A layer from TensorRT's loose arguments (`INetworkDefinition::addDistCollective`): `reduce_op` is `None` where the
-    /// operation does not reduce; `root` is -1 where it has none (another value is ignored, with a warning in the log);
-    /// `groups` is empty for all ranks.
+    /// A layer from TensorRT's loose arguments (`INetworkDefinition::addDistCollective`):
+    /// `reduce_op` is `None` where the operation does not reduce; `root` is -1 where it has none
+    /// (another value is ignored, with a warning in the log); `groups` is empty for all ranks.
     ///
     /// # Errors
     ///
-    /// A reduction missing or given against the operation; a negative root where one is needed; a negative or repeated
-    /// rank in `groups`.
+    /// A reduction missing or given against the operation; a negative root where one is needed; a
+    /// negative or repeated rank in `groups`.
     pub fn new(
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,
@@ -102,7 +103,8 @@ impl DistCollectiveLayer {
         &self.name
     }
 
-    /// Sets the name. A network needs different names for its layers, and gives one to a layer without.
+    /// Sets the name. A network needs different names for its layers, and gives one to a layer
+    /// without.
     pub fn set_name(&mut self, name: impl Into<String>) {
         self.name = name.into();
     }
@@ -152,7 +154,8 @@ impl DistCollectiveLayer {
         self.nb_rank
     }
 
-    /// Sets the number of ranks. Explicitly 1, without groups, makes the layer the identity on every rank.
+    /// Sets the number of ranks. Explicitly 1, without groups, makes the layer the identity on
+    /// every rank.
     ///
     /// # Errors
     ///
@@ -309,7 +312,8 @@ impl DistCollectiveLayer {
     ///
     /// # Errors
     ///
-    /// Bytes that are not a layer, not one of this version, or damaged; attributes that no call could have set.
+    /// Bytes that are not a layer, not one of this version, or damaged; attributes that no call
+    /// could have set.
     pub fn deserialize(bytes: &[u8]) -> Result<Self> {
         let layer: Self = FORMAT.read(bytes)?;
         layer.nb_rank.map_or(Ok(()), check_nb_rank).and_then(|()| layer.groups.check()).map_err(|e| layer.label(e))?;
@@ -328,12 +332,13 @@ impl DistCollectiveLayer {
 }
 
 impl DistCollectiveLayer {
-    /// The in-place rule on a rank of the group, for an input of these dimensions; see [`BoundLayer::in_place`] for a rank of a
-    /// communicator.
+    /// The in-place rule on a rank of the group, for an input of these dimensions; see
+    /// [`BoundLayer::in_place`] for a rank of a communicator.
     ///
     /// # Errors
     ///
-    /// Attributes that do not fit together; a shape that the operation cannot take; a rank that is not one of the group's.
+    /// Attributes that do not fit together; a shape that the operation cannot take; a rank that is
+    /// not one of the group's.
     pub fn in_place(&self, rank: impl Into<GroupRank>, input: &[usize]) -> Result<InPlace> {
         let rank = rank.into();
         let layer = self.resolve_one()?;
@@ -369,7 +374,8 @@ pub(crate) struct ResolvedLayer {
 }
 
 impl ResolvedLayer {
-    /// Whether the layer is the identity on every rank: one rank, and no groups of which a rank may not be a member.
+    /// Whether the layer is the identity on every rank: one rank, and no groups of which a rank may
+    /// not be a member.
     pub(crate) fn is_identity(&self) -> bool {
         self.nb_rank == 1 && self.groups == Groups::All
     }

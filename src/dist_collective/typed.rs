@@ -1,4 +1,5 @@
-//! Constructors with which a wrong combination of operation, reduction, root and groups cannot be written.
+//! Constructors with which a wrong combination of operation, reduction, root and groups cannot be
+//! written.
 
 use std::marker::PhantomData;
 
@@ -17,8 +18,9 @@ use crate::rank::{GroupRank, Rank};
 /// Partition::new([[0, 1], [2, 3]]).broadcast(GroupRank(1));
 /// ```
 ///
-/// `R` is what the root is counted in. An operation without a root takes any groups; a root that is a [`Rank`] goes with all
-/// ranks or one group; a root within each group of a partition is a [`GroupRank`], and such a layer begins at
+/// `R` is what the root is counted in. An operation without a root takes any groups; a root that is
+/// a [`Rank`] goes with all ranks or one group; a root within each group of a partition is a
+/// [`GroupRank`], and such a layer begins at
 /// [`Partition`]:
 ///
 /// ```compile_fail
@@ -46,7 +48,8 @@ impl<R> DistCollective<R> {
         DistCollective { layer: DistCollectiveLayer::from_parts(operation, reduce_op, root, groups), root: PhantomData }
     }
 
-    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. Zero is found when the layer is added.
+    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. Zero is found when the
+    /// layer is added.
     pub fn nb_rank(mut self, nb_rank: u32) -> Self {
         self.layer.nb_rank = Some(nb_rank);
         self
@@ -125,7 +128,8 @@ impl DistCollective<Rank> {
         Self::from_parts(CollectiveOperation::Scatter, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
-    /// Lets these ranks take part, in this order; the root is one of them. The others skip the layer.
+    /// Lets these ranks take part, in this order; the root is one of them. The others skip the
+    /// layer.
     pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
         self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self

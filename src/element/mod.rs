@@ -47,8 +47,8 @@ mod private {
     pub trait Sealed {}
 }
 
-/// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it, so
-/// that bytes of another rank are always valid.
+/// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it,
+/// so that bytes of another rank are always valid.
 pub trait Element: private::Sealed + Copy + Default + Send + Sync + 'static {
     /// The data type that this Rust type stands for.
     const DATA_TYPE: DataType;

@@ -20,7 +20,8 @@ pub(crate) const POINTS: [&str; 3] = ["min", "opt", "max"];
 pub(crate) struct Analysis {
     /// The layers, each after those it depends on.
     pub(crate) schedule: Vec<LayerId>,
-    /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each other and may go on together.
+    /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each
+    /// other and may go on together.
     pub(crate) steps: Vec<Range<usize>>,
     /// The type of each tensor.
     pub(crate) types: Vec<DataType>,
@@ -269,8 +270,8 @@ fn infer_profile_shapes(
     shapes
 }
 
-/// Works out the shape of every tensor from those of the inputs. Tensors behind a mistake stay without one; `report` gets
-/// the place in the schedule and the mistake.
+/// Works out the shape of every tensor from those of the inputs. Tensors behind a mistake stay
+/// without one; `report` gets the place in the schedule and the mistake.
 pub(crate) fn infer_shapes(
     network: &Network,
     schedule: &[LayerId],

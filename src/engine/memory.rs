@@ -45,7 +45,8 @@ pub(crate) struct Place {
 pub(crate) struct MemoryPlan {
     /// Where each tensor lies.
     pub(crate) locations: Vec<Location>,
-    /// For each tensor that lies elsewhere and is an output too, the number of that output, to copy it to.
+    /// For each tensor that lies elsewhere and is an output too, the number of that output, to copy
+    /// it to.
     pub(crate) copy_out: Vec<Option<usize>>,
     /// For each layer that needs room of its own while it runs.
     pub(crate) scratch: Vec<Option<Place>>,
@@ -96,7 +97,8 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
             let unwritten = analysis.collectives[id.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten());
             let is_read = !analysis.readers[tensor.index()].is_empty();
             match output {
-                // Where it is not written the caller's buffer keeps its bytes, while readers see zeros: two places.
+                // Where it is not written the caller's buffer keeps its bytes, while readers see
+                // zeros: two places.
                 Some(output) if unwritten && is_read => copy_out[tensor.index()] = Some(output),
                 Some(output) => {
                     locations[tensor.index()] = Location::Output(output);
@@ -160,9 +162,9 @@ fn largest(analysis: &Analysis, tensor: TensorId) -> usize {
     analysis.shapes.iter().map(|shapes| shapes[tensor.index()].byte_len(data_type)).max().unwrap_or(0)
 }
 
-/// The memory of the layer's input, where the layer may write its output over it: the input dies here, and the layer can
-/// work in place wherever the tensors lie. (all_gather and its like could too, but at an offset that depends on the rank,
-/// and plans do not.)
+/// The memory of the layer's input, where the layer may write its output over it: the input dies
+/// here, and the layer can work in place wherever the tensors lie. (all_gather and its like could
+/// too, but at an offset that depends on the rank, and plans do not.)
 fn in_place_with(
     network: &Network,
     analysis: &Analysis,
@@ -191,8 +193,8 @@ fn in_place_with(
     if able && dies && read_once && computed { allocation_of[input.index()] } else { None }
 }
 
-/// Gives each allocation of a region an offset, large ones first, each at the lowest place that is free while it lives.
-/// Returns the region's length; `None` where no address space has so much.
+/// Gives each allocation of a region an offset, large ones first, each at the lowest place that is
+/// free while it lives. Returns the region's length; `None` where no address space has so much.
 fn place(allocations: &mut [Allocation], region: Region) -> Option<usize> {
     let mut order: Vec<usize> = (0..allocations.len()).filter(|&a| allocations[a].region == region).collect();
     order.sort_by_key(|&a| std::cmp::Reverse(allocations[a].byte_len));

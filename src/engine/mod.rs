@@ -61,7 +61,8 @@ pub struct IoTensor {
     pub data_type: DataType,
     /// The dimensions; -1 where they depend on input shapes.
     pub dims: Dims,
-    /// The shapes between which the tensor lies: min, opt and max of the optimization profile, or what follows from it.
+    /// The shapes between which the tensor lies: min, opt and max of the optimization profile, or
+    /// what follows from it.
     pub profile: [Dims; 3],
     #[serde(skip)]
     pub(crate) tensor: TensorId,
@@ -95,7 +96,8 @@ impl Engine {
         Ok(Engine { inner: Arc::new(inner) })
     }
 
-    /// The engine as plan bytes, to be read by [`deserialize`](Self::deserialize). The same network gives the same bytes.
+    /// The engine as plan bytes, to be read by [`deserialize`](Self::deserialize). The same network
+    /// gives the same bytes.
     ///
     /// # Errors
     ///
@@ -152,9 +154,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`InvalidPlan`](crate::ErrorKind::InvalidPlan): bytes that are no plan, a plan of another format, one that is cut or
-    /// altered in any byte, a plugin that is not registered. A plan is validated as a network is, and its mistakes are
-    /// reported likewise.
+    /// [`InvalidPlan`](crate::ErrorKind::InvalidPlan): bytes that are no plan, a plan of another
+    /// format, one that is cut or altered in any byte, a plugin that is not registered. A plan is
+    /// validated as a network is, and its mistakes are reported likewise.
     pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
         Self::new(plan::read(plan, registry)?)
     }

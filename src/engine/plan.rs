@@ -1,7 +1,8 @@
 //! Plan bytes: an engine as a file.
 //!
-//! A plan holds the description of the network, not what was derived from it: reading it validates and plans again, so that
-//! bytes from elsewhere can break no rule. [`crate::framing`] has the layout.
+//! A plan holds the description of the network, not what was derived from it: reading it validates
+//! and plans again, so that bytes from elsewhere can break no rule. [`crate::framing`] has the
+//! layout.
 
 use std::sync::Arc;
 
@@ -199,8 +200,8 @@ fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> 
     })
 }
 
-/// A short name for what an engine computes: the beginning of a hash over its description, plugins by name where they are
-/// not serialized.
+/// A short name for what an engine computes: the beginning of a hash over its description, plugins
+/// by name where they are not serialized.
 pub(crate) fn fingerprint(network: &Network) -> String {
     let mut hash = Sha256::new();
     for tensor in &network.tensors {
@@ -247,7 +248,8 @@ mod tests {
         Ok(network)
     }
 
-    /// What whoever can compute a checksum may hand us: any body at all. It is an error or an engine, never a panic.
+    /// What whoever can compute a checksum may hand us: any body at all. It is an error or an
+    /// engine, never a panic.
     #[test]
     fn a_body_that_was_made_up_is_an_error_or_valid() {
         let network = network().expect("a network");

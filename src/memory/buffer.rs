@@ -301,7 +301,8 @@ impl Buffer {
     /// The buffer is not in host memory; see [`write`](Self::write).
     pub fn as_mut_bytes(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
-        // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
+        // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every
+        // element type.
         Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) })
     }
 
@@ -411,7 +412,8 @@ impl Buffer {
     /// `T` is not the type of the elements; the buffer is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
-        // SAFETY: the memory holds that many initialized elements of `T`, for which every bit pattern is valid.
+        // SAFETY: the memory holds that many initialized elements of `T`, for which every bit
+        // pattern is valid.
         Ok(unsafe { slice::from_raw_parts(self.address().as_ptr().cast(), self.shape.element_count()) })
     }
 

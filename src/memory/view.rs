@@ -89,8 +89,8 @@ unsafe impl Sync for TensorViewMut<'_> {}
 impl<'a> TensorView<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody writes it
-    /// during `'a`.
+    /// The memory is initialized, aligned to the element size, at least as long as it says, and
+    /// nobody writes it during `'a`.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorView { raw, borrow: PhantomData }
     }
@@ -146,8 +146,8 @@ impl<'a> TensorView<'a> {
 impl<'a> TensorViewMut<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody else uses it
-    /// during `'a`.
+    /// The memory is initialized, aligned to the element size, at least as long as it says, and
+    /// nobody else uses it during `'a`.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorViewMut { raw, lease: None, borrow: PhantomData }
     }
@@ -198,7 +198,8 @@ impl<'a> TensorViewMut<'a> {
         if let Some(lease) = self.lease {
             lease.set_sliced(true);
         }
-        // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and `self` is borrowed mutably.
+        // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and
+        // `self` is borrowed mutably.
         Ok(unsafe { slice::from_raw_parts_mut(self.raw.slice_ptr(), self.element_count()) })
     }
 }

@@ -256,7 +256,8 @@ impl Layer {
         }
     }
 
-    /// The number of ranks: 1 for a layer that is no collective, and for a collective without groups whose number is unset.
+    /// The number of ranks: 1 for a layer that is no collective, and for a collective without
+    /// groups whose number is unset.
     pub fn nb_rank(&self) -> u32 {
         match &self.body {
             LayerBody::DistCollective(layer) => {

@@ -1,5 +1,5 @@
-//! The description of a network: inputs, layers, outputs. Nothing is computed here; what a call's arguments alone show is
-//! checked at once, everything else when the network is built.
+//! The description of a network: inputs, layers, outputs. Nothing is computed here; what a call's
+//! arguments alone show is checked at once, everything else when the network is built.
 
 mod layer;
 mod plugin;
@@ -104,8 +104,9 @@ impl Network {
             .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
     }
 
-    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it was when it was added. Without
-    /// recursion, since a chain of layers may be longer than a stack is deep.
+    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it
+    /// was when it was added. Without recursion, since a chain of layers may be longer than a stack
+    /// is deep.
     fn current_type(&self, tensor: TensorId) -> DataType {
         let mut known: HashMap<TensorId, DataType> = HashMap::new();
         let mut open = HashSet::from([tensor]);
@@ -165,8 +166,8 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that is not an input; shapes with another number of dimensions or another value where the input's dimension
-    /// is fixed; min, opt and max out of order.
+    /// A tensor that is not an input; shapes with another number of dimensions or another value
+    /// where the input's dimension is fixed; min, opt and max out of order.
     pub fn set_optimization_profile<D: TryInto<Dims, Error: Into<Error>>>(
         &mut self,
         input: TensorId,
@@ -200,14 +201,15 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// What the arguments alone show: a repeated rank, groups of different lengths, the average of bool, `nb_rank` 0.
+    /// What the arguments alone show: a repeated rank, groups of different lengths, the average of
+    /// bool, `nb_rank` 0.
     pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
         let layer = self.add_collective_layer(collective.into(), input)?;
         self.output(layer)
     }
 
-    /// Adds a DistCollective layer from TensorRT's loose arguments, see [`DistCollectiveLayer::new`]; the number of ranks is
-    /// set afterwards:
+    /// Adds a DistCollective layer from TensorRT's loose arguments, see
+    /// [`DistCollectiveLayer::new`]; the number of ranks is set afterwards:
     ///
     /// ```
     /// # use distcollective::{CollectiveOperation, DataType, Network, ReduceOperation};
@@ -249,7 +251,8 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have; a transpose that is not a permutation; a reshape with more than one -1.
+    /// A tensor that this network does not have; a transpose that is not a permutation; a reshape
+    /// with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
         let data_type = self.tensor_data_type(input)?;
         let name = self.default_name("shuffle");
@@ -259,8 +262,9 @@ impl Network {
         self.output(layer)
     }
 
-    /// Adds a Cast layer: every element becomes `to`, rounded to nearest even; to float8 it saturates; from floats to
-    /// integers it truncates and saturates, and NaN becomes 0; to bool it is "not zero"; integers wrap.
+    /// Adds a Cast layer: every element becomes `to`, rounded to nearest even; to float8 it
+    /// saturates; from floats to integers it truncates and saturates, and NaN becomes 0; to bool it
+    /// is "not zero"; integers wrap.
     ///
     /// # Errors
     ///
@@ -298,12 +302,13 @@ impl Network {
         self.output(layer)
     }
 
-    /// Adds a layer of the user's own and gives its first output; the others are at [`layer_outputs`](Self::layer_outputs) of its
-    /// [`producer`](Self::producer).
+    /// Adds a layer of the user's own and gives its first output; the others are at
+    /// [`layer_outputs`](Self::layer_outputs) of its [`producer`](Self::producer).
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have; types that the plugin does not take; a plugin without outputs.
+    /// A tensor that this network does not have; types that the plugin does not take; a plugin
+    /// without outputs.
     pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
         let types: Vec<DataType> = inputs.iter().map(|&t| self.tensor_data_type(t)).collect::<Result<_>>()?;
         let info = Info::named(name.to_owned());
@@ -462,7 +467,8 @@ impl Network {
         })
     }
 
-    /// Gives a layer another input, as TensorRT's `ILayer::setInput`. Types, shapes and cycles are checked at build.
+    /// Gives a layer another input, as TensorRT's `ILayer::setInput`. Types, shapes and cycles are
+    /// checked at build.
     ///
     /// # Errors
     ///

@@ -10,11 +10,12 @@ use crate::error::{Result, bail, error};
 use crate::memory::{RawTensor, TensorView, TensorViewMut};
 use crate::shape::Shape;
 
-/// A layer of the user's own: a shape function and a computation, so that a real model's compute can stand between
-/// collectives.
+/// A layer of the user's own: a shape function and a computation, so that a real model's compute
+/// can stand between collectives.
 ///
-/// `output_types` and `output_shapes` are called while a network is described and built and when shapes are set; a panic in
-/// them goes through to the caller of those. A panic in `enqueue` is an error of the run.
+/// `output_types` and `output_shapes` are called while a network is described and built and when
+/// shapes are set; a panic in them goes through to the caller of those. A panic in `enqueue` is an
+/// error of the run.
 ///
 /// A plugin is shared by every context of an engine and may be called from several threads at once.
 pub trait Plugin: fmt::Debug + Send + Sync + 'static {
@@ -44,11 +45,13 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Whatever the plugin cannot do. It ends the communicator: the other ranks get an error that names this layer.
+    /// Whatever the plugin cannot do. It ends the communicator: the other ranks get an error that
+    /// names this layer.
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()>;
 
-    /// Whether [`enqueue`](Self::enqueue) can compute on a GPU: on the stream of [`PluginCall::cuda_stream`], with tensors in the
-    /// GPU's memory. Others cannot stand in a network that runs on GPUs.
+    /// Whether [`enqueue`](Self::enqueue) can compute on a GPU: on the stream of
+    /// [`PluginCall::cuda_stream`], with tensors in the GPU's memory. Others cannot stand in a
+    /// network that runs on GPUs.
     fn runs_on_cuda(&self) -> bool {
         false
     }
@@ -73,8 +76,9 @@ pub struct PluginCall<'a> {
 impl<'a> PluginCall<'a> {
     /// # Safety
     ///
-    /// During `'a`, or when the stream comes to it, the inputs are initialized memory that nobody writes; the outputs are initialized
-    /// memory that nobody else uses, apart from each other and from the inputs; all are aligned to their element size.
+    /// During `'a`, or when the stream comes to it, the inputs are initialized memory that nobody
+    /// writes; the outputs are initialized memory that nobody else uses, apart from each other and
+    /// from the inputs; all are aligned to their element size.
     pub(crate) unsafe fn new(
         inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
         outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
@@ -114,7 +118,8 @@ impl<'a> PluginCall<'a> {
     /// There is no such output.
     pub fn output(&mut self, index: usize) -> Result<TensorViewMut<'_>> {
         match (self.outputs)(index) {
-            // SAFETY: the promise of `new`; `self` is borrowed mutably, so there is one view of an output at a time.
+            // SAFETY: the promise of `new`; `self` is borrowed mutably, so there is one view of an
+            // output at a time.
             Some(raw) => Ok(unsafe { TensorViewMut::from_raw(raw) }),
             None => bail!(Plugin, "there is no output {index}"),
         }

@@ -7,7 +7,8 @@ use crate::shape::{Dims, MAX_DIMS, Shape};
 
 /// First transpose, reshape, second transpose, each optional.
 ///
-/// In the reshape, 0 copies the dimension of the same index (after the first transpose), and one -1 is inferred.
+/// In the reshape, 0 copies the dimension of the same index (after the first transpose), and one -1
+/// is inferred.
 ///
 /// ```
 /// use distcollective::Shuffle;
@@ -93,7 +94,8 @@ impl Shuffle {
         Ok(())
     }
 
-    /// The steps for an input of this shape: shapes in between and permutations that move something.
+    /// The steps for an input of this shape: shapes in between and permutations that move
+    /// something.
     pub(crate) fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
         let transposed = permuted(input, self.first.as_deref())?;
         let reshaped = match &self.reshape {
@@ -117,7 +119,8 @@ impl Shuffle {
             .all(|p| p.iter().enumerate().all(|(i, &d)| i == usize::from(d)))
     }
 
-    /// Whether both transposes may move something, so that the result of the first needs a place of its own.
+    /// Whether both transposes may move something, so that the result of the first needs a place of
+    /// its own.
     pub(crate) fn transposes_twice(&self) -> bool {
         let moves =
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));

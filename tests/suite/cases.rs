@@ -1,4 +1,5 @@
-//! The cases of the conformance suite: every cell of both tables, and every pair of the other parameters.
+//! The cases of the conformance suite: every cell of both tables, and every pair of the other
+//! parameters.
 
 use std::collections::HashSet;
 
@@ -35,7 +36,8 @@ pub enum Participants {
     SomeReversed,
     /// One rank.
     Lone,
-    /// Groups of two (of one where there is one rank), interleaved; an odd rank out does not take part.
+    /// Groups of two (of one where there is one rank), interleaved; an odd rank out does not take
+    /// part.
     Pairs,
 }
 
@@ -73,7 +75,8 @@ impl ShapeChoice {
             ShapeChoice::NoRows => vec![0, 5],
             ShapeChoice::NoColumns => vec![len, 0, 3],
             ShapeChoice::EightDims => vec![len, 2, 1, 3, 1, 2, 1, 2],
-            // More than one block of arithmetic, and with 8 ranks of 8 bytes just more than one access window.
+            // More than one block of arithmetic, and with 8 ranks of 8 bytes just more than one
+            // access window.
             ShapeChoice::Windows => vec![len, 1031],
             ShapeChoice::Large => vec![len, 5, 2251],
         }
@@ -210,8 +213,8 @@ pub fn exhaustive(n: u32) -> Vec<Case> {
     cases
 }
 
-/// For `n` ranks, a selection in which every cell occurs with all ranks taking part, and every pair of parameters that the
-/// exhaustive list has.
+/// For `n` ranks, a selection in which every cell occurs with all ranks taking part, and every pair
+/// of parameters that the exhaustive list has.
 pub fn pairwise(n: u32) -> Vec<Case> {
     let all = exhaustive(n);
     let mut random = Random(u64::from(n));

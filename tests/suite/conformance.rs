@@ -1,5 +1,6 @@
-//! The conformance suite: what a backend does, compared bit by bit with the reference. It is generic over backends: a case
-//! runs on whatever communicator it is given, and each rank checks its own part.
+//! The conformance suite: what a backend does, compared bit by bit with the reference. It is
+//! generic over backends: a case runs on whatever communicator it is given, and each rank checks
+//! its own part.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,7 +28,8 @@ pub enum Place {
     Symmetric,
 }
 
-/// A rank on its way through cases: its communicator, its memory of `ROOM` bytes, and where it enqueues.
+/// A rank on its way through cases: its communicator, its memory of `ROOM` bytes, and where it
+/// enqueues.
 pub struct Runner<'a> {
     communicator: &'a Communicator,
     memory: Buffer,
@@ -94,7 +96,8 @@ impl<'a> Runner<'a> {
             }
             after[output_at..output_at + out_len].copy_from_slice(&written);
         }
-        // In place, the part of an input that is not an output is the caller's no more than NCCL says; here it stays.
+        // In place, the part of an input that is not an output is the caller's no more than NCCL
+        // says; here it stays.
         if got != after {
             let at = got.iter().zip(&after).position(|(a, b)| a != b).expect("they differ");
             let output = &got[output_at..output_at + out_len];
@@ -145,8 +148,8 @@ fn is_exhaustive() -> bool {
     std::env::var("DCL_EXHAUSTIVE").is_ok_and(|value| value == "1")
 }
 
-/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on a machine that is busy with
-/// other things.
+/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on
+/// a machine that is busy with other things.
 pub fn run_quarter(communicator: &Communicator, quarter: usize, place: Place, stream: Stream) {
     let mut runner = Runner::new(communicator, place, stream).unwrap_or_else(|error| panic!("{error}"));
     let n = communicator.world_size();

@@ -676,8 +676,9 @@ fn eager_calls() {
     assert_eq!(<f32 as Element>::DATA_TYPE, DataType::Float32);
 }
 
-/// Every operation with every distance between input and output at which they overlap and which is not its in-place rule; and
-/// null addresses. All of it is found before anything is sent, so no rank waits for the other.
+/// Every operation with every distance between input and output at which they overlap and which is
+/// not its in-place rule; and null addresses. All of it is found before anything is sent, so no
+/// rank waits for the other.
 #[test]
 fn illegal_overlap_and_null_are_refused_for_every_operation() {
     on_ranks(2, |communicator| {
@@ -700,7 +701,8 @@ fn illegal_overlap_and_null_are_refused_for_every_operation() {
             let mut memory = [0i32; 64];
             let input: *mut i32 = &mut memory[32];
             let enqueue = |input: *const i32, output: *mut i32| {
-                // SAFETY: all addresses lie well within the array; what is not refused is not reached, see below.
+                // SAFETY: all addresses lie well within the array; what is not refused is not
+                // reached, see below.
                 let work = unsafe { bound.enqueue(input.cast(), output.cast(), &[ELEMENTS], &Stream::inline()) };
                 work.map(|_| ()).expect_err("it is refused").to_string()
             };

@@ -1,5 +1,5 @@
-//! Property tests: networks drawn at random, built, written, read, run on several ranks and compared bit by bit with the
-//! reference interpreter, every output on every rank.
+//! Property tests: networks drawn at random, built, written, read, run on several ranks and
+//! compared bit by bit with the reference interpreter, every output on every rank.
 
 use std::sync::Arc;
 
@@ -51,7 +51,8 @@ enum Action {
     Constant(DataType, Vec<usize>, u64),
 }
 
-/// A tensor as the reference has it: its type, and on each rank its bits, `None` where it is not written.
+/// A tensor as the reference has it: its type, and on each rank its bits, `None` where it is not
+/// written.
 type Interpreted = (DataType, Vec<Option<Bits>>);
 
 /// One random choice, of which a plan makes what is possible.
@@ -86,7 +87,8 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         tensors.push(result);
         steps.push(Step { input, action });
     }
-    // Everything is read or an output: an input that nobody reads is read by a shuffle that moves nothing.
+    // Everything is read or an output: an input that nobody reads is read by a shuffle that moves
+    // nothing.
     for (tensor, read) in read.into_iter().enumerate() {
         if !read && !outputs.contains(&tensor) {
             if tensor < inputs.len() {
@@ -360,7 +362,8 @@ impl Plan {
                     (1, Way::Execute),
                     (2, Way::Enqueue(Stream::inline(), MemorySpace::Host)),
                     (1, Way::Enqueue(stream.clone(), space)),
-                    // Where graphs are wanted, the second run is recorded, and replayed from the third on.
+                    // Where graphs are wanted, the second run is recorded, and replayed from the
+                    // third on.
                     (1, Way::Enqueue(stream.clone(), space)),
                     (1, Way::Enqueue(other, space)),
                     (1, Way::Enqueue(worker, space)),
@@ -513,8 +516,8 @@ enum Way {
     Enqueue(Stream, MemorySpace),
 }
 
-/// Networks drawn at random, those whose bits do not depend on the backend, on communicators of 1 to 4 ranks. Every second context
-/// records graphs. The same seed gives the same networks.
+/// Networks drawn at random, those whose bits do not depend on the backend, on communicators of 1
+/// to 4 ranks. Every second context records graphs. The same seed gives the same networks.
 pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicator>]) {
     let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
     let strategy = (0..communicators.len(), any::<bool>(), vec(0usize..DataType::ALL.len(), 1..=3), genes);

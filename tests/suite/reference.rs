@@ -1,4 +1,5 @@
-//! The reference interpreter: what operations mean, written once more, single-threaded, slow and plain, on arrays of bits.
+//! The reference interpreter: what operations mean, written once more, single-threaded, slow and
+//! plain, on arrays of bits.
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;
@@ -10,7 +11,8 @@ use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 /// A tensor of one rank: each element is its bits.
 pub type Bits = ArrayD<u64>;
 
-/// What a rank's output is, in the group of `inputs`: `None` where it is not written. `root` is a group rank.
+/// What a rank's output is, in the group of `inputs`: `None` where it is not written. `root` is a
+/// group rank.
 pub fn collective(
     operation: CollectiveOperation,
     reduce_op: Option<ReduceOperation>,
@@ -84,7 +86,8 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         return from_f32(data_type, result.expect("at least two inputs"));
     }
     let integers = elements.iter().map(|&x| to_i64(data_type, x));
-    // Wrapping in 64 bits and cutting off is wrapping in the element's width; the average divides what was cut off.
+    // Wrapping in 64 bits and cutting off is wrapping in the element's width; the average divides
+    // what was cut off.
     let cut = |x: i64| to_i64(data_type, from_i64(data_type, x));
     let result = match reduce_op {
         ReduceOperation::Sum => integers.reduce(i64::wrapping_add),
@@ -97,7 +100,8 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
     from_i64(data_type, result.expect("at least two inputs"))
 }
 
-/// The order of maximum and minimum: -0 below +0, and a NaN loses to any number, whichever is looked for.
+/// The order of maximum and minimum: -0 below +0, and a NaN loses to any number, whichever is
+/// looked for.
 fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
     let nan = if nan_is_least { Ordering::Less } else { Ordering::Greater };
     match (a.is_nan(), b.is_nan()) {
@@ -128,7 +132,8 @@ pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
     }
 }
 
-/// An integer rounded to a narrow float type: its leading bits, as many as the type keeps, rounded to nearest even.
+/// An integer rounded to a narrow float type: its leading bits, as many as the type keeps, rounded
+/// to nearest even.
 fn nearest(to: DataType, x: i128) -> u64 {
     let kept = match to {
         DataType::Float16 => 11,

@@ -1,5 +1,5 @@
-//! Where another backend's arithmetic may differ from the host's, and by how much: the last part of "Element types" in the
-//! documentation of what a layer means.
+//! Where another backend's arithmetic may differ from the host's, and by how much: the last part of
+//! "Element types" in the documentation of what a layer means.
 
 use distcollective::{CollectiveOperation, DataType, Rank, ReduceOperation};
 

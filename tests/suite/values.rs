@@ -1,4 +1,5 @@
-//! Element values that find mistakes: NaNs with payloads, infinities, signed zeros, subnormals, overflow, ties.
+//! Element values that find mistakes: NaNs with payloads, infinities, signed zeros, subnormals,
+//! overflow, ties.
 
 use distcollective::DataType;
 

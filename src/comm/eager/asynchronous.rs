@@ -38,7 +38,8 @@ impl Operands {
 }
 
 impl Communicator {
-    /// [`collective`](Self::collective) on a stream, with buffers that the work owns and hands back.
+    /// [`collective`](Self::collective) on a stream, with buffers that the work owns and hands
+    /// back.
     ///
     /// ```
     /// use distcollective::{Collective, Communicator, Operands, ReduceOperation, Stream};
