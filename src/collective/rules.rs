@@ -8,8 +8,7 @@ use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
 
-/// The type rule: every type with every operation and reduction, but for the average of bool, which
-/// has no meaning.
+/// The rule of types: every type with every operation and reduction, except the average of bool.
 pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType) -> Result<()> {
     if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
         bail!(
@@ -20,13 +19,23 @@ pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType
     Ok(())
 }
 
-/// The shape of each rank's output, from that of its input, among `rank_count` ranks: NVIDIA
-/// TensorRT's DistCollective operator page.
+/// The shape of each rank's output, from the shape of its input, among `rank_count` ranks. Source:
+/// the DistCollective page of NVIDIA TensorRT's operators.
+///
+/// ```
+/// use distcollective::{CollectiveOperation, Shape, output_shape};
+///
+/// let output = output_shape(CollectiveOperation::AllGather, 4, &Shape::new(&[2, 8])?)?;
+/// assert_eq!(output.as_slice(), [8, 8]);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 ///
 /// # Errors
 ///
-/// No rank; an input without dimensions; a dimension 0 that the ranks do not divide, where they
-/// share it out; an output that no address space holds.
+/// - There is no rank.
+/// - The input has no dimensions.
+/// - The operation divides dimension 0 among the ranks, and it is not a multiple of their number.
+/// - The output is longer than memory can be.
 pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &Shape) -> Result<Shape> {
     if rank_count == 0 {
         bail!(InvalidArgument, "a collective has at least one rank");
@@ -44,12 +53,11 @@ pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &S
     input.with_first(rows)
 }
 
-/// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is
-/// copied.
+/// [`output_shape`] of dimensions that may be dynamic (-1). A dynamic dimension stays dynamic.
 ///
 /// # Errors
 ///
-/// As [`output_shape`], as far as the known dimensions show.
+/// The errors of [`output_shape`] that the other dimensions show.
 pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Dims) -> Result<Dims> {
     let known: Vec<usize> = input.as_slice().iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
     let output = output_shape(operation, rank_count, &Shape::new(&known)?)?;
@@ -64,7 +72,7 @@ pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Di
 /// The list of variants is complete: a program that places buffers has to handle each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
-    /// Both at the same address.
+    /// Both are at the same address.
     SameAddress,
     /// The input is a block of the output, this many elements from its start.
     InputAt {
@@ -76,10 +84,10 @@ pub enum InPlace {
         /// The distance in elements.
         element_offset: usize,
     },
-    /// Never.
+    /// They may not share memory.
     Never,
-    /// Gather and scatter off the root, and a rank that does not take part: one of the two is not
-    /// used, so nothing can overlap.
+    /// This rank uses only one of the two, or neither, so they may overlap in any way: gather and
+    /// scatter on other ranks than the root, and a rank that does not take part.
     Unused,
 }
 
@@ -89,8 +97,7 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 /// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means
-/// that the caller has none, which is allowed for a buffer that is not used and for one without
-/// elements.
+/// no buffer. That is allowed if this rank does not use the buffer, or if it has no elements.
 pub(crate) fn check_buffers(
     call: &Call,
     rank: GroupRank,

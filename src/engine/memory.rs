@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::analysis::Analysis;
+use crate::collective::Sharing;
 use crate::error::{Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 
@@ -176,12 +177,9 @@ fn in_place_with(
     let [input] = layer.inputs[..] else { return None };
     let data_type = analysis.types[input.index()];
     let able = match &layer.body {
-        LayerBody::DistCollective(_) => analysis.collectives[id.index()].as_ref().is_some_and(|c| {
-            c.is_identity() || {
-                use crate::collective::Collective::{AllReduce, Broadcast, Reduce};
-                matches!(c.collective, AllReduce { .. } | Broadcast { .. } | Reduce { .. })
-            }
-        }),
+        LayerBody::DistCollective(_) => analysis.collectives[id.index()]
+            .as_ref()
+            .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().sharing() == Sharing::Same),
         LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Constant(_) | LayerBody::Plugin(_) => false,
