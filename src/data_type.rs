@@ -104,8 +104,8 @@ impl DataType {
     /// # Errors
     ///
     /// - No type has the number.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4` (10), whose
-    ///   elements are not whole bytes, and `E8M0` (11), which holds scales.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4` (10), of
+    ///   which an element is no whole byte, and `E8M0` (11), which holds scales.
     pub fn from_number(number: i32) -> Result<Self> {
         if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
             return Ok(data_type);

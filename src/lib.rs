@@ -87,7 +87,7 @@ pub use comm::{Communicator, CommunicatorBuilder, NcclId, Operands, RawCollectiv
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
 pub use diagnosis::Diagnosis;
-pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, RawCall, Unrooted};
+pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, NoRoot, RawCall};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};
 pub use environment::{ChaCha20Rng, DEFAULT_SEED, Environment, EnvironmentBuilder, Launcher};

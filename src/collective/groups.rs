@@ -79,7 +79,7 @@ impl Groups {
         }
     }
 
-    /// The members of the group that a communicator rank is in. `None` for a rank that does not take
+    /// The members of the group that a communicator rank is in. `None` for a rank that takes no
     /// part, and for [`Groups::All`].
     pub fn group_of(&self, rank: impl Into<Rank>) -> Option<&[Rank]> {
         let rank = rank.into();

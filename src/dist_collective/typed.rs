@@ -1,5 +1,5 @@
-//! Constructors with which a wrong combination of operation, reduction, root and groups cannot be
-//! written.
+//! Typed constructors: a wrong combination of operation, reduction, root and groups does not
+//! compile.
 
 use std::marker::PhantomData;
 
@@ -7,25 +7,31 @@ use super::DistCollectiveLayer;
 use crate::collective::{CollectiveOperation, Groups, Partition, ReduceOperation, Root};
 use crate::rank::{GroupRank, Rank};
 
-/// A DistCollective layer to be, for [`Network::add`](crate::Network::add).
+/// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
 ///
 /// ```
-/// use distcollective::{DistCollective, GroupRank, Partition, Rank, ReduceOperation};
+/// use distcollective::{DataType, DistCollective, Network, Partition, ReduceOperation};
 ///
-/// DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
-/// DistCollective::broadcast(Rank(2)).group([Rank(0), Rank(2)]);
-/// DistCollective::all_gather().partition(Partition::new([[0, 1], [2, 3]]));
-/// Partition::new([[0, 1], [2, 3]]).broadcast(GroupRank(1));
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
+/// let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
+/// let x = network.add(sum, x)?;
+/// let x = network.add(DistCollective::broadcast(2).group([0, 2]), x)?; // rank 2 is the root
+/// let pairs = || Partition::new([[0, 1], [2, 3]]);
+/// let x = network.add(DistCollective::all_gather().partition(pairs()), x)?;
+/// let x = network.add(pairs().broadcast(1), x)?; // ranks 1 and 3 are the roots
+/// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
-/// `R` is what the root is counted in. An operation without a root takes any groups; a root that is
-/// a [`Rank`] goes with all ranks or one group; a root within each group of a partition is a
-/// [`GroupRank`], and such a layer begins at
-/// [`Partition`]:
+/// `R` is how the root is counted:
+/// - [`NoRoot`]: the operation has no root, and takes any groups.
+/// - [`Rank`]: a rank of the communicator, with all ranks or one group.
+/// - [`GroupRank`]: a rank of each group of a partition. [`Partition`] has the constructors.
 ///
 /// ```compile_fail
-/// # use distcollective::{DistCollective, Partition, Rank};
-/// DistCollective::broadcast(Rank(1)).partition(Partition::new([[0, 1], [2, 3]])); // which of the groups has rank 1?
+/// # use distcollective::{DistCollective, Partition};
+/// // Only one of the groups has rank 1.
+/// DistCollective::broadcast(1).partition(Partition::new([[0, 1], [2, 3]]));
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a network"]
@@ -36,7 +42,7 @@ pub struct DistCollective<R> {
 
 /// Marks an operation that has no root.
 #[derive(Clone, Copy, Debug)]
-pub enum Unrooted {}
+pub enum NoRoot {}
 
 impl<R> DistCollective<R> {
     fn from_parts(
@@ -48,8 +54,8 @@ impl<R> DistCollective<R> {
         DistCollective { layer: DistCollectiveLayer::from_parts(operation, reduce_op, root, groups), root: PhantomData }
     }
 
-    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. Zero is found when the
-    /// layer is added.
+    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. If it is 0, adding the
+    /// layer is an error.
     pub fn nb_rank(mut self, nb_rank: u32) -> Self {
         self.layer.nb_rank = Some(nb_rank);
         self
@@ -73,13 +79,13 @@ impl<R> DistCollective<R> {
     }
 }
 
-impl DistCollective<Unrooted> {
+impl DistCollective<NoRoot> {
     /// Every rank gets the reduction of all inputs.
     pub fn all_reduce(reduce_op: ReduceOperation) -> Self {
         Self::from_parts(CollectiveOperation::AllReduce, Some(reduce_op), None, Groups::All)
     }
 
-    /// Every rank gets all inputs, one after the other along dimension 0.
+    /// Every rank gets all inputs, concatenated along dimension 0.
     pub fn all_gather() -> Self {
         Self::from_parts(CollectiveOperation::AllGather, None, None, Groups::All)
     }
@@ -94,13 +100,13 @@ impl DistCollective<Unrooted> {
         Self::from_parts(CollectiveOperation::AllToAll, None, None, Groups::All)
     }
 
-    /// Lets each group of a partition do the operation by itself.
+    /// Each group of the partition does the operation by itself.
     pub fn partition(mut self, partition: Partition) -> Self {
         self.layer.groups = Groups::Partition(partition);
         self
     }
 
-    /// Lets these ranks take part, in this order; the others skip the layer.
+    /// These ranks take part, in this order. The others skip the layer.
     pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
         self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
@@ -118,7 +124,7 @@ impl DistCollective<Rank> {
         Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(Root::Rank(root.into())), Groups::All)
     }
 
-    /// The root gets all inputs, one after the other along dimension 0.
+    /// The root gets all inputs, concatenated along dimension 0.
     pub fn gather(root: impl Into<Rank>) -> Self {
         Self::from_parts(CollectiveOperation::Gather, None, Some(Root::Rank(root.into())), Groups::All)
     }
@@ -128,8 +134,7 @@ impl DistCollective<Rank> {
         Self::from_parts(CollectiveOperation::Scatter, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
-    /// Lets these ranks take part, in this order; the root is one of them. The others skip the
-    /// layer.
+    /// These ranks take part, in this order. The root is one of them. The others skip the layer.
     pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
         self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
@@ -157,7 +162,7 @@ impl Partition {
         self.rooted(CollectiveOperation::Reduce, Some(reduce_op), root)
     }
 
-    /// In each group, the root gets all inputs, one after the other along dimension 0.
+    /// In each group, the root gets all inputs, concatenated along dimension 0.
     pub fn gather(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Gather, None, root)
     }

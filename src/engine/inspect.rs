@@ -1,4 +1,4 @@
-//! What an engine consists of, for people and for programs.
+//! What an engine consists of, as text and as JSON.
 
 use std::fmt;
 
@@ -49,8 +49,8 @@ struct TensorInspection {
     /// Bytes at the largest shape of the profile.
     max_byte_len: usize,
     place: PlaceInspection,
-    /// Whether there may be a rank on which the tensor is not written: an output keeps its bytes, a
-    /// reader sees zeros.
+    /// Whether the tensor may not be written on some rank. There, an output keeps its bytes, and a
+    /// layer that reads the tensor reads zeros.
     may_be_unwritten: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The engine: a validated network with its schedule and memory plan, immutable from here on.
+//! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
 mod inspect;
@@ -22,7 +22,25 @@ use crate::error::{Result, error};
 use crate::network::{Network, PluginRegistry, Source, TensorId};
 use crate::shape::Dims;
 
-/// A network that is ready to run: TensorRT's `ICudaEngine`. Clones are the same engine.
+/// A network that is ready to run: TensorRT's `ICudaEngine`. It never changes, and clones are the
+/// same engine.
+///
+/// ```
+/// use distcollective::{Builder, DataType, DistCollective, Engine, Network, ReduceOperation};
+///
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
+/// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
+/// network.mark_output(y, "y")?;
+/// let engine = Builder::new().build(&network)?;
+/// println!("{}", engine.inspect());
+///
+/// let plan = engine.serialize()?; // or `save` into a file
+/// let same = Engine::deserialize(&plan)?;
+/// assert_eq!(same.fingerprint(), engine.fingerprint());
+/// assert_eq!(same.io_tensor("y")?.dims.as_slice(), [4, 8]);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<EngineInner>,
@@ -59,10 +77,9 @@ pub struct IoTensor {
     /// The type of the elements.
     #[serde(serialize_with = "inspect::as_text")]
     pub data_type: DataType,
-    /// The dimensions; -1 where they depend on input shapes.
+    /// The dimensions. Those that depend on input shapes are -1.
     pub dims: Dims,
-    /// The shapes between which the tensor lies: min, opt and max of the optimization profile, or
-    /// what follows from it.
+    /// The shapes at min, opt and max of the optimization profile.
     pub profile: [Dims; 3],
     #[serde(skip)]
     pub(crate) tensor: TensorId,
@@ -96,17 +113,17 @@ impl Engine {
         Ok(Engine { inner: Arc::new(inner) })
     }
 
-    /// The engine as plan bytes, to be read by [`deserialize`](Self::deserialize). The same network
+    /// The engine as plan bytes, which [`deserialize`](Self::deserialize) reads. The same network
     /// gives the same bytes.
     ///
     /// # Errors
     ///
-    /// A plugin that cannot be serialized.
+    /// A plugin cannot be serialized.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         plan::write(&self.inner.network)
     }
 
-    /// Writes the plan into a file, to be read by [`load`](Self::load).
+    /// Writes the plan into a file, which [`load`](Self::load) reads.
     ///
     /// # Errors
     ///
@@ -150,13 +167,14 @@ impl Engine {
         Self::deserialize_with(plan, &PluginRegistry::new())
     }
 
-    /// Reads plan bytes, and makes their plugins from what is registered.
+    /// Reads plan bytes of a network with plugins, which the registry makes.
     ///
     /// # Errors
     ///
-    /// [`InvalidPlan`](crate::ErrorKind::InvalidPlan): bytes that are no plan, a plan of another
-    /// format, one that is cut or altered in any byte, a plugin that is not registered. A plan is
-    /// validated as a network is, and its mistakes are reported likewise.
+    /// - [`InvalidPlan`](crate::ErrorKind::InvalidPlan): the bytes are no plan, a plan of another
+    ///   format, or were cut or changed; a plugin is not registered.
+    /// - The errors of [`Builder::build`](crate::Builder::build): reading a plan validates it.
+    /// - The errors of a plugin's constructor.
     pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
         Self::new(plan::read(plan, registry)?)
     }
@@ -170,7 +188,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// No such tensor; the error lists those there are.
+    /// There is no such tensor. The error lists the names.
     pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
         self.inner.io_index(name).map(|index| &self.inner.io[index])
     }
@@ -179,7 +197,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// No such tensor; the error lists those there are.
+    /// There is no such tensor. The error lists the names.
     pub fn io_index(&self, name: &str) -> Result<usize> {
         self.inner.io_index(name)
     }
@@ -189,12 +207,12 @@ impl Engine {
         &self.inner.fingerprint
     }
 
-    /// What the build found allowed but deserving a second look.
+    /// What is allowed but may be a mistake, as text.
     pub fn warnings(&self) -> &[String] {
         &self.inner.analysis.warnings
     }
 
-    /// Tensors, layers, schedule and memory, for people and as JSON.
+    /// Tensors, layers, schedule and memory, as text or as JSON.
     pub fn inspect(&self) -> Inspection {
         inspect::inspect(&self.inner)
     }
@@ -230,7 +248,7 @@ impl EngineInner {
         self.network.inputs.len()
     }
 
-    /// The number of an input or output among [`EngineInner::io`].
+    /// See [`Engine::io_index`].
     pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
         self.io.iter().position(|t| t.name == name).ok_or_else(|| {
             let list = |mode| {

@@ -1,4 +1,4 @@
-//! Where memory is.
+//! Memory of the host, and memory of GPUs.
 
 use std::fmt;
 

@@ -10,13 +10,14 @@ use crate::element::Element;
 use crate::error::{Result, bail};
 use crate::shape::Shape;
 
-/// What a view knows of the memory it borrows.
+/// The memory that a view borrows.
 #[derive(Clone, Copy)]
 pub(crate) struct RawTensor {
     pub(crate) data_type: DataType,
     pub(crate) address: *mut u8,
     pub(crate) space: MemorySpace,
-    /// What tells memory of a GPU from other memory at the same address; 0 for the caller's own.
+    /// A number that differs from that of other memory of a GPU at the same address; 0 for memory
+    /// of the caller.
     pub(crate) generation: u64,
     pub(crate) byte_len: usize,
     /// A slice has a length but no shape.
@@ -53,7 +54,7 @@ impl RawTensor {
         Ok(())
     }
 
-    /// The address to make a slice from: not null, even where the view is.
+    /// The address to make a slice from. It is not null, even if the view's is.
     fn slice_ptr<T>(&self) -> *mut T {
         if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
     }
@@ -76,7 +77,7 @@ unsafe impl Sync for TensorView<'_> {}
 /// feature `ndarray`, from a contiguous array or view of that crate.
 pub struct TensorViewMut<'a> {
     pub(super) raw: RawTensor,
-    /// Who lends the memory of a [`Buffer`], to be told when a slice is made.
+    /// The lease of a [`Buffer`], which learns when a slice is made.
     lease: Option<&'a dyn Lease>,
     borrow: PhantomData<&'a mut [u8]>,
 }
@@ -89,8 +90,8 @@ unsafe impl Sync for TensorViewMut<'_> {}
 impl<'a> TensorView<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and
-    /// nobody writes it during `'a`.
+    /// During `'a` the memory is initialized, aligned to the element size, at least as long as
+    /// `raw` says, and not written.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorView { raw, borrow: PhantomData }
     }
@@ -121,12 +122,12 @@ impl<'a> TensorView<'a> {
         self.raw.shape
     }
 
-    /// Which memory the tensor is in.
+    /// The memory that the tensor is in.
     pub fn space(&self) -> MemorySpace {
         self.raw.space
     }
 
-    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.address
     }
@@ -146,8 +147,8 @@ impl<'a> TensorView<'a> {
 impl<'a> TensorViewMut<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and
-    /// nobody else uses it during `'a`.
+    /// During `'a` the memory is initialized, aligned to the element size, at least as long as
+    /// `raw` says, and used through this view only.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorViewMut { raw, lease: None, borrow: PhantomData }
     }
@@ -178,12 +179,12 @@ impl<'a> TensorViewMut<'a> {
         self.raw.shape
     }
 
-    /// Which memory the tensor is in.
+    /// The memory that the tensor is in.
     pub fn space(&self) -> MemorySpace {
         self.raw.space
     }
 
-    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.raw.address
     }
