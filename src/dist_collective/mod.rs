@@ -28,9 +28,9 @@ const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" }
 
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`.
 ///
-/// It is part of a [`Network`](crate::Network), or stands by itself in an engine with a graph of its
-/// own: the engine asks for the output's dimensions and the in-place rule, [binds](Self::bind) the
-/// layer to a communicator, and executes it.
+/// It is part of a [`Network`](crate::Network), or stands by itself in an engine with a graph of
+/// its own: the engine asks for the output's dimensions and the in-place rule, [binds](Self::bind)
+/// the layer to a communicator, and executes it.
 ///
 /// ```
 /// use distcollective::{CollectiveOperation, DistCollectiveLayer, Dims, InPlace};
@@ -391,8 +391,8 @@ pub(crate) struct ResolvedLayer {
 }
 
 impl ResolvedLayer {
-    /// Whether the layer is the identity on every rank: one rank and no groups. (With groups, a rank
-    /// may be no member.)
+    /// Whether the layer is the identity on every rank: one rank and no groups. (With groups, a
+    /// rank may be no member.)
     pub(crate) fn is_identity(&self) -> bool {
         self.nb_rank == 1 && self.groups == Groups::All
     }

@@ -72,7 +72,7 @@ impl Format {
             return f32::from_bits(sign | value.to_bits());
         }
         let rebias = (F32_BIAS - self.bias) << F32_MANTISSA_BITS;
-        f32::from_bits(sign | (magnitude << (F32_MANTISSA_BITS - self.mantissa_bits)) + rebias)
+        f32::from_bits(sign | ((magnitude << (F32_MANTISSA_BITS - self.mantissa_bits)) + rebias))
     }
 }
 

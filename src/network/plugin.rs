@@ -116,8 +116,8 @@ impl<'a> PluginCall<'a> {
     /// # Safety
     ///
     /// During `'a`, or when the stream reaches the plugin's work, inputs and outputs are
-    /// initialized memory, aligned to their element size. Inputs are not written. Outputs are used through this
-    /// call only, and overlap neither each other nor the inputs.
+    /// initialized memory, aligned to their element size. Inputs are not written. Outputs are used
+    /// through this call only, and overlap neither each other nor the inputs.
     pub(crate) unsafe fn new(
         inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
         outputs: &'a dyn Fn(usize) -> Option<RawTensor>,

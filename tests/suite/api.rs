@@ -158,7 +158,8 @@ fn allocating_forms_give_what_the_others_write() {
 fn groups_are_lists_of_whatever_is_a_rank() {
     let groups = on_ranks(3, |c| -> Result<_> {
         let last = c.new_group([2, 0])?.map(|group| group.rank());
-        let same = c.new_group(&[Rank(2), Rank(0)])?.map(|group| group.rank());
+        let list = [Rank(2), Rank(0)];
+        let same = c.new_group(list.iter())?.map(|group| group.rank());
         assert_eq!(last, same);
         Ok(last)
     });

@@ -1,5 +1,5 @@
-//! The reference interpreter: what operations mean, written once more, single-threaded, slow and
-//! plain, on arrays of bits.
+//! The reference interpreter: what operations mean, in plain single-threaded code on arrays of
+//! bits, independent of the library's.
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 /// A tensor of one rank: each element is its bits.
 pub type Bits = ArrayD<u64>;
 
-/// What a rank's output is, in the group of `inputs`: `None` where it is not written. `root` is a
+/// A rank's output in the group of `inputs`. `None` if the rank does not write it. `root` is a
 /// group rank.
 pub fn collective(
     operation: CollectiveOperation,
@@ -48,7 +48,7 @@ pub fn collective(
     }
 }
 
-/// The reduction, element by element, in the order of the inputs; of one input it is that input.
+/// The reduction, element by element, in the order of the inputs. Of one input it is that input.
 pub fn reduce(reduce_op: ReduceOperation, data_type: DataType, inputs: &[Bits]) -> Bits {
     if let [one] = inputs {
         return one.clone();
@@ -86,8 +86,8 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         return from_f32(data_type, result.expect("at least two inputs"));
     }
     let integers = elements.iter().map(|&x| to_i64(data_type, x));
-    // Wrapping in 64 bits and cutting off is wrapping in the element's width; the average divides
-    // what was cut off.
+    // Wrapping in 64 bits and truncating is wrapping in the element's width. The average divides
+    // the truncated sum.
     let cut = |x: i64| to_i64(data_type, from_i64(data_type, x));
     let result = match reduce_op {
         ReduceOperation::Sum => integers.reduce(i64::wrapping_add),
@@ -100,8 +100,7 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
     from_i64(data_type, result.expect("at least two inputs"))
 }
 
-/// The order of maximum and minimum: -0 below +0, and a NaN loses to any number, whichever is
-/// looked for.
+/// The order of maximum and minimum: -0 is below +0, and any number is preferred to a NaN.
 fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
     let nan = if nan_is_least { Ordering::Less } else { Ordering::Greater };
     match (a.is_nan(), b.is_nan()) {
@@ -132,8 +131,8 @@ pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
     }
 }
 
-/// An integer rounded to a narrow float type: its leading bits, as many as the type keeps, rounded
-/// to nearest even.
+/// An integer as a narrow float: its leading bits, as many as the type keeps, rounded to nearest
+/// even.
 fn nearest(to: DataType, x: i128) -> u64 {
     let kept = match to {
         DataType::Float16 => 11,
@@ -173,7 +172,7 @@ pub fn to_f32(data_type: DataType, bits: u64) -> f32 {
     }
 }
 
-/// One rounding to nearest even; float8 saturates; a NaN is the positive quiet one.
+/// Rounds once to nearest even. float8 saturates. A NaN becomes the positive quiet NaN.
 pub fn from_f32(data_type: DataType, x: f32) -> u64 {
     match data_type {
         DataType::Float32 if x.is_nan() => 0x7fc0_0000,
@@ -189,7 +188,7 @@ pub fn from_f32(data_type: DataType, x: f32) -> u64 {
     }
 }
 
-/// The float8 value nearest to `x`, found between its neighbours.
+/// The float8 value nearest to `x`, by search among all values.
 fn float8_by_search(data_type: DataType, x: f32) -> u64 {
     static TABLES: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
         let table = |t: DataType| (0..=largest_finite(t)).map(|bits| to_f32(t, bits)).collect();

@@ -11,7 +11,7 @@ impl Random {
     }
 }
 
-/// Bit patterns that deserve to meet each other.
+/// Bit patterns with special rules.
 fn special(data_type: DataType) -> &'static [u64] {
     match data_type {
         DataType::Float32 => &[
