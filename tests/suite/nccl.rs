@@ -178,6 +178,10 @@ fn eager(communicator: &Communicator) -> Result<()> {
     let mut bytes = [0; 12];
     buffer.read(0, &mut bytes)?;
     assert_eq!(bytes[..4], (n * (n + 1) / 2).to_le_bytes());
+    let mut copied = bytes;
+    copied.fill(0);
+    buffer.try_clone()?.read(0, &mut copied)?;
+    assert_eq!(copied, bytes);
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
 
     // What nobody waits for is kept until it is done.

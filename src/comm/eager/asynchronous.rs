@@ -56,8 +56,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`collective`](Self::collective), with the buffers: from this call if the
-    /// arguments are wrong, otherwise from [`Work::wait`].
+    /// They come with the buffers: those that leave the communicator as it was from this call, all
+    /// others from [`Work::wait`].
+    ///
+    #[doc = include_str!("errors.md")]
     pub fn collective_async(
         &self,
         collective: Collective<Rank>,

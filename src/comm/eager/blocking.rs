@@ -35,28 +35,12 @@ use super::arguments::given;
 /// ```
 ///
 /// Every call here blocks, is collective, and follows the contract of [`Communicator`].
-///
-/// # Errors
-///
-/// Each of these calls returns an error before anything moves and leaves the communicator as it
-/// was, if
-/// - the type or the length of a buffer does not fit the operation,
-/// - a buffer that this rank needs is absent, or not in memory that the communicator reaches,
-/// - an array is not contiguous,
-/// - the root is not a rank,
-/// - bool is averaged.
-///
-/// All other errors end the communicator: ranks that disagree
-/// ([`Disagreement`](crate::ErrorKind::Disagreement)), that do not call by the deadline
-/// ([`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded)), that left
-/// ([`PeerLost`](crate::ErrorKind::PeerLost)) or that failed
-/// ([`Aborted`](crate::ErrorKind::Aborted)).
 impl Communicator {
     /// Replaces `buffer` on every rank by the reduction over all ranks.
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_reduce<'a>(
         &self,
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
@@ -69,7 +53,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_reduce_into<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -83,7 +67,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_gather<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -96,7 +80,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_gather_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len() * self.world_size() as usize];
         self.all_gather(input, &mut output)?;
@@ -107,7 +91,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn broadcast<'a>(
         &self,
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
@@ -121,7 +105,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn reduce<'a>(
         &self,
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
@@ -136,7 +120,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn reduce_scatter<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -150,7 +134,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn reduce_scatter_vec<T: Element>(&self, input: &[T], reduce_op: ReduceOperation) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len() / self.world_size() as usize];
         self.reduce_scatter(input, &mut output, reduce_op)?;
@@ -162,7 +146,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_to_all<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -175,7 +159,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn all_to_all_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len()];
         self.all_to_all(input, &mut output)?;
@@ -188,7 +172,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn gather<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -202,7 +186,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn gather_vec<T: Element>(&self, input: &[T], root: impl Into<Rank>) -> Result<Option<Vec<T>>> {
         let (root, n) = (root.into(), self.world_size() as usize);
         let mut output = (root == self.rank()).then(|| vec![T::default(); input.len() * n]);
@@ -215,7 +199,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn scatter<'a, 'b>(
         &self,
         input: Option<impl TryInto<TensorView<'a>, Error: Into<Error>>>,
@@ -230,7 +214,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// See [Collectives](#collectives).
+    #[doc = include_str!("errors.md")]
     pub fn collective(
         &self,
         collective: Collective<Rank>,
