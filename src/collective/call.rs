@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Collective;
-use super::geometry::{Sharing, Side};
+use super::geometry::Side;
 use super::rules::InPlace;
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
@@ -77,15 +77,16 @@ impl Call {
         self.reads_input(from) && self.writes_output(to)
     }
 
-    /// The in-place rule of this call on one rank.
+    /// The in-place rule of this call on one rank. It follows from the numbers of blocks: the side
+    /// with one block is the rank's own block of the other side.
     pub(crate) fn in_place(&self, rank: GroupRank) -> InPlace {
-        let own_block = rank.index() * self.block_elements;
-        match self.collective.operation().geometry().sharing() {
-            Sharing::Same => InPlace::SameAddress,
+        let element_offset = rank.index() * self.block_elements;
+        match (self.input().is_per_rank, self.output().is_per_rank) {
+            (false, false) => InPlace::SameAddress,
             _ if !self.moves(rank, rank) => InPlace::Unused,
-            Sharing::InputInOutput => InPlace::InputAt { element_offset: own_block },
-            Sharing::OutputInInput => InPlace::OutputAt { element_offset: own_block },
-            Sharing::Never => InPlace::Never,
+            (false, true) => InPlace::InputAt { element_offset },
+            (true, false) => InPlace::OutputAt { element_offset },
+            (true, true) => InPlace::Never,
         }
     }
 }

@@ -36,27 +36,10 @@ pub(crate) struct Geometry {
     pub(crate) output: Side,
 }
 
-/// Where NCCL lets input and output share memory, on a rank that uses both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    /// Both have one block: the same address.
-    Same,
-    /// The input is the rank's own block of the output.
-    InputInOutput,
-    /// The output is the rank's own block of the input.
-    OutputInInput,
-    /// Every block of the input goes to another place in another output: never.
-    Never,
-}
-
 impl Geometry {
-    pub(crate) const fn sharing(self) -> Sharing {
-        match (self.input.is_per_rank, self.output.is_per_rank) {
-            (false, false) => Sharing::Same,
-            (false, true) => Sharing::InputInOutput,
-            (true, false) => Sharing::OutputInInput,
-            (true, true) => Sharing::Never,
-        }
+    /// Whether one buffer can be both input and output: each has one block.
+    pub(crate) const fn can_use_one_buffer(self) -> bool {
+        !self.input.is_per_rank && !self.output.is_per_rank
     }
 }
 

@@ -9,7 +9,6 @@ mod operation;
 mod rules;
 
 pub(crate) use call::Call;
-pub(crate) use geometry::Sharing;
 pub(crate) use groups::ranks_from;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};

@@ -4,7 +4,6 @@
 use serde::Serialize;
 
 use super::analysis::Analysis;
-use crate::collective::Sharing;
 use crate::error::{Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 
@@ -180,7 +179,7 @@ fn in_place_with(
     let able = match &layer.body {
         LayerBody::DistCollective(_) => analysis.collectives[id.index()]
             .as_ref()
-            .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().sharing() == Sharing::Same),
+            .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().can_use_one_buffer()),
         LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Constant(_) | LayerBody::Plugin(_) => false,

@@ -3,7 +3,7 @@
 use crate::collective::{Call, Collective, check_type};
 use crate::comm::Communicator;
 use crate::data_type::DataType;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, Result, bail};
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
 use crate::util::text::count_of;
@@ -11,9 +11,9 @@ use crate::util::text::count_of;
 /// The type and the number of elements of a buffer; `None` if the caller gives no buffer.
 pub(super) type Given = Option<(DataType, usize)>;
 
-/// What a call gets to know of a view.
-pub(super) fn given(raw: &Option<RawTensor>) -> Given {
-    raw.as_ref().map(|raw| (raw.data_type, raw.element_count()))
+/// The type and the length of a view.
+pub(super) fn given(raw: Option<RawTensor>) -> Given {
+    raw.map(|raw| (raw.data_type, raw.element_count()))
 }
 
 impl Communicator {
@@ -30,9 +30,9 @@ impl Communicator {
 
     fn checked_call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
         let n = self.world_size() as usize;
-        let ranks = count_of(n, "rank");
+        let ranks = || count_of(n, "rank");
         if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
-            bail!(InvalidArgument, "root {root} is not one of {ranks}");
+            bail!(InvalidArgument, "root {root} is not one of {}", ranks());
         }
         // All ranks of a communicator are a group in which ranks have the same numbers.
         let collective = collective.with_root(|rank| GroupRank(rank.0));
@@ -41,23 +41,21 @@ impl Communicator {
 
         let geometry = collective.operation().geometry();
         let sides = [("input", input, geometry.input), ("output", output, geometry.output)];
-        // A buffer of one block tells the block's length. If there is none, another is divided.
-        let known = sides.iter().filter(|(_, given, _)| given.is_some()).min_by_key(|(.., side)| side.is_per_rank);
-        let block_elements = match known {
-            Some((name, Some((_, elements)), side)) => {
-                let blocks = side.blocks(n);
-                if elements % blocks != 0 {
-                    let elements = count_of(*elements, "element");
-                    bail!(InvalidBuffer, "the {name} has {elements}, which is not a multiple of {ranks}");
-                }
-                elements / blocks
+        // The length of a block is that of a buffer with one block. Without one, it is a part of the
+        // other's.
+        let lengths = sides.iter().filter_map(|&(name, given, side)| given.map(|(_, elements)| (name, elements, side)));
+        let block_elements = match lengths.min_by_key(|(.., side)| side.is_per_rank) {
+            Some((name, elements, side)) if elements % side.blocks(n) != 0 => {
+                let elements = count_of(elements, "element");
+                bail!(InvalidBuffer, "the {name} has {elements}, which is not a multiple of {}", ranks())
             }
-            _ => 0,
+            Some((_, elements, side)) => elements / side.blocks(n),
+            None => 0,
         };
         let call = Call { collective, data_type, block_elements };
         let rank = GroupRank(self.rank().0);
-        for (name, given, side) in sides {
-            let is_used = if name == "input" { call.reads_input(rank) } else { call.writes_output(rank) };
+        let uses = [call.reads_input(rank), call.writes_output(rank)];
+        for ((name, given, side), is_used) in sides.into_iter().zip(uses) {
             let expected = block_elements * side.blocks(n);
             match given {
                 None if is_used => bail!(InvalidBuffer, "this rank needs an {name}"),
@@ -66,7 +64,7 @@ impl Communicator {
                 }
                 Some((_, elements)) if elements != expected => {
                     let elements = count_of(elements, "element");
-                    bail!(InvalidBuffer, "the {name} has {elements}; with {ranks} it must have {expected}")
+                    bail!(InvalidBuffer, "the {name} has {elements}; with {} it must have {expected}", ranks())
                 }
                 _ => {}
             }
@@ -97,10 +95,4 @@ impl Communicator {
         let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
         sides.map(|raw| raw.as_ref().map_or(none, RawTensor::located))
     }
-}
-
-/// The error of a raw call whose buffers no address space holds.
-pub(super) fn too_long(block_elements: usize, n: usize) -> Error {
-    let elements = count_of(block_elements, "element");
-    error!(InvalidBuffer, "{elements} for each of {n} ranks are more than memory can hold")
 }

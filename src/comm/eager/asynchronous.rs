@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::arguments::given;
 use super::raw::RawCollective;
-use crate::collective::{Collective, Sharing};
+use crate::collective::Collective;
 use crate::comm::Communicator;
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
@@ -83,9 +83,9 @@ impl Communicator {
     ) -> Result<RawCollective> {
         let output = operands.output.as_mut().map(|buffer| TensorViewMut::from(buffer).raw());
         let input = operands.input.as_ref().map(|buffer| TensorView::from(buffer).raw());
-        let shares_buffer = collective.operation().geometry().sharing() == Sharing::Same;
-        let input = input.or(if shares_buffer { output } else { None });
-        let call = self.call(collective, given(&input), given(&output))?;
+        let can_use_output = collective.operation().geometry().can_use_one_buffer();
+        let input = input.or(output.filter(|_| can_use_output));
+        let call = self.call(collective, given(input), given(output))?;
         RawCollective::new(self, call, self.addresses([input, output]), stream)
     }
 }

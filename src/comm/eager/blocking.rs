@@ -222,7 +222,7 @@ impl Communicator {
         output: Option<TensorViewMut<'_>>,
     ) -> Result<()> {
         let (input, output) = (input.map(|view| view.raw()), output.map(|mut view| view.raw()));
-        let call = self.call(collective, given(&input), given(&output))?;
+        let call = self.call(collective, given(input), given(output))?;
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
         unsafe { self.run_in_turn(&call, self.addresses([input, output])) }
     }
@@ -246,7 +246,7 @@ impl Communicator {
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<()> {
         let raw: Option<RawTensor> = Some(self.view_mut(&collective, buffer)?.raw());
-        let call = self.call(collective, given(&raw), given(&raw))?;
+        let call = self.call(collective, given(raw), given(raw))?;
         // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
         unsafe { self.run_in_turn(&call, self.addresses([raw, raw])) }
     }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::arguments::too_long;
 use crate::collective::{Call, Collective};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::Address;
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
+use crate::util::text::count_of;
 
 /// A collective on raw addresses, which have been checked.
 #[derive(Debug)]
@@ -65,7 +65,9 @@ impl Communicator {
         let n = self.world_size() as usize;
         let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
         if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            return Err(self.label(&collective, too_long(block_elements, n)));
+            let elements = count_of(block_elements, "element");
+            let error = error!(InvalidBuffer, "{elements} for each of {n} ranks are more than memory can hold");
+            return Err(self.label(&collective, error));
         }
         let operation = collective.operation();
         let [input_elements, output_elements] =
