@@ -20,6 +20,7 @@ use crate::network::Network;
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Builder {}
 
 impl Builder {

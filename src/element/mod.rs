@@ -3,7 +3,7 @@
 mod float8;
 
 pub use float8::{F8E4M3, F8E5M2};
-// half is past 1.0 and is what everybody uses, so its types stay in our signatures.
+// half is past 1.0, so its types may stand in public signatures.
 pub use half::{bf16, f16};
 
 use crate::data_type::DataType;

@@ -1,7 +1,7 @@
 //! Plan bytes: an engine as a file.
 //!
 //! A plan holds the description of the network and nothing that is derived from it. Reading a plan
-//! validates it and plans memory anew, so that bytes that somebody made up break no rule.
+//! validates it and plans memory anew, so that bytes from any source break no rule.
 //! [`crate::framing`] has the layout.
 
 use std::sync::Arc;

@@ -1,11 +1,14 @@
 //! What the public API takes and gives, beside what collectives mean: conversions of arguments,
 //! ranks as threads, buffers, plans in files, text for people.
 
+use std::sync::{Arc, Mutex};
+
 use distcollective::{
     Bindings, BoundLayer, Buffer, Builder, Communicator, CommunicatorBuilder, DataType, DistCollective,
-    DistCollectiveLayer, Engine, Environment, Error, ErrorKind, ExecutionContext, GroupRank, Groups, Inspection,
-    MemorySpace, NcclId, Network, Operands, Partition, PluginRegistry, Rank, RawCall, RawCollective, ReduceOperation,
-    Result, Shape, Shuffle, Stream, TensorView, TensorViewMut, Work, bf16, f16,
+    DistCollectiveLayer, Engine, Environment, Error, ErrorKind, ExecutionContext, GroupRank, Groups, Inspection, Layer,
+    MemorySpace, NcclId, Network, Operands, Partition, Plugin, PluginCall, PluginRegistry, Rank, RawCall,
+    RawCollective, ReduceOperation, Result, Shape, Shuffle, Stream, TensorView, TensorViewMut, Work, bf16, f16, inputs,
+    outputs,
 };
 use ndarray::{Array2, arr2, s};
 
@@ -220,6 +223,59 @@ fn an_engine_is_saved_and_loaded() {
     let missing = Engine::load(&path).expect_err("no file");
     assert_eq!(missing.kind(), ErrorKind::System);
     assert!(missing.to_string().starts_with(&format!("the plan {} cannot be read: ", path.display())), "{missing}");
+}
+
+/// A plugin that copies, and keeps what its call prints.
+#[derive(Clone, Debug, Default)]
+struct Recorder(Arc<Mutex<String>>);
+
+impl Plugin for Recorder {
+    fn type_name(&self) -> &str {
+        "recorder"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+        *self.0.lock().expect("no panic") = format!("{call:?}");
+        let input = call.input(0)?;
+        call.output(0)?.as_mut_slice::<i8>()?.copy_from_slice(input.as_slice()?);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_plugin_call_says_what_it_is() {
+    let recorder = Recorder::default();
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int8, [2]).expect("an input");
+    let y = network.add_plugin("copy", recorder.clone(), &[x]).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let layer = network.producer(y).expect("a tensor").expect("a layer");
+    assert_eq!(network.layer(layer).expect("a layer").kind(), "recorder");
+    let engine = Builder::new().build(&network).expect("a network");
+    assert_eq!((engine.io_index("x").expect("x"), engine.io_index("y").expect("y")), (0, 1));
+    let mut y = [0i8; 2];
+    let mut context = engine.create_execution_context().expect("memory");
+    context.execute(inputs!["x" => &[1i8, 2]], outputs!["y" => &mut y]).expect("no error");
+    assert_eq!(y, [1, 2]);
+    assert_eq!(
+        *recorder.0.lock().expect("no panic"),
+        "PluginCall { inputs: [int8 [2]], outputs: [int8 [2]], cuda_stream: None }"
+    );
+}
+
+#[test]
+fn a_layer_of_no_network_has_name_and_kind() {
+    let mut layer = Layer::from(DistCollective::all_gather().into_layer());
+    layer.set_name("gather");
+    assert_eq!((layer.name(), layer.kind(), layer.inputs().len()), ("gather", "all_gather", 0));
 }
 
 #[test]
