@@ -1,14 +1,13 @@
 //! Calls that return when their result is there.
 
+use super::arguments::given;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::issue_order::Extent;
-use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
+use crate::memory::{Address, TensorView, TensorViewMut};
 use crate::rank::Rank;
-
-use super::arguments::given;
 
 /// # Collectives
 ///
@@ -245,7 +244,7 @@ impl Communicator {
         collective: Collective<Rank>,
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<()> {
-        let raw: Option<RawTensor> = Some(self.view_mut(&collective, buffer)?.raw());
+        let raw = Some(self.view_mut(&collective, buffer)?.raw());
         let call = self.call(collective, given(raw), given(raw))?;
         // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
         unsafe { self.run_in_turn(&call, self.addresses([raw, raw])) }
