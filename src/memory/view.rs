@@ -10,56 +10,6 @@ use crate::element::Element;
 use crate::error::{Result, bail};
 use crate::shape::Shape;
 
-/// The memory that a view borrows.
-#[derive(Clone, Copy)]
-pub(crate) struct RawTensor {
-    pub(crate) data_type: DataType,
-    pub(crate) address: *mut u8,
-    pub(crate) space: MemorySpace,
-    /// A number that differs from that of other memory of a GPU at the same address; 0 for memory
-    /// of the caller.
-    pub(crate) generation: u64,
-    pub(crate) byte_len: usize,
-    /// A slice has a length but no shape.
-    pub(crate) shape: Option<Shape>,
-}
-
-impl RawTensor {
-    fn new<T: Element>(address: *const T, element_count: usize, shape: Option<Shape>) -> Self {
-        RawTensor {
-            data_type: T::DATA_TYPE,
-            address: address.cast_mut().cast(),
-            space: MemorySpace::Host,
-            generation: 0,
-            byte_len: element_count * size_of::<T>(),
-            shape,
-        }
-    }
-
-    pub(crate) fn element_count(&self) -> usize {
-        self.byte_len / self.data_type.byte_len()
-    }
-
-    pub(crate) fn located(&self) -> Address {
-        Address { pointer: self.address, space: self.space }
-    }
-
-    fn check_type<T: Element>(&self) -> Result<()> {
-        if self.space != MemorySpace::Host {
-            bail!(InvalidBuffer, "the tensor is in {}, which the processor cannot touch", self.space);
-        }
-        if T::DATA_TYPE != self.data_type {
-            bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
-        }
-        Ok(())
-    }
-
-    /// The address to make a slice from. It is not null, even if the view's is.
-    fn slice_ptr<T>(&self) -> *mut T {
-        if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
-    }
-}
-
 /// A borrowed tensor to read: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
 /// feature `ndarray`, from a contiguous array or view of that crate.
 #[derive(Clone, Copy)]
@@ -207,13 +157,13 @@ impl<'a> TensorViewMut<'a> {
 
 impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
     fn from(slice: &'a [T]) -> Self {
-        TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), None), borrow: PhantomData }
+        TensorView { raw: RawTensor::of_slice(slice.as_ptr(), slice.len()), borrow: PhantomData }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
     fn from(slice: &'a mut [T]) -> Self {
-        TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), None), lease: None, borrow: PhantomData }
+        TensorViewMut { raw: RawTensor::of_slice(slice.as_mut_ptr(), slice.len()), lease: None, borrow: PhantomData }
     }
 }
 
@@ -278,6 +228,56 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
             shape: Some(buffer.shape()),
         };
         TensorViewMut { raw, lease: buffer.lease(), borrow: PhantomData }
+    }
+}
+
+/// The memory that a view borrows.
+#[derive(Clone, Copy)]
+pub(crate) struct RawTensor {
+    pub(crate) data_type: DataType,
+    pub(crate) address: *mut u8,
+    pub(crate) space: MemorySpace,
+    /// A number that differs from that of other memory of a GPU at the same address; 0 for memory
+    /// of the caller.
+    pub(crate) generation: u64,
+    pub(crate) byte_len: usize,
+    /// A slice has a length but no shape.
+    pub(crate) shape: Option<Shape>,
+}
+
+impl RawTensor {
+    fn of_slice<T: Element>(address: *const T, element_count: usize) -> Self {
+        RawTensor {
+            data_type: T::DATA_TYPE,
+            address: address.cast_mut().cast(),
+            space: MemorySpace::Host,
+            generation: 0,
+            byte_len: element_count * size_of::<T>(),
+            shape: None,
+        }
+    }
+
+    pub(crate) fn element_count(&self) -> usize {
+        self.byte_len / self.data_type.byte_len()
+    }
+
+    pub(crate) fn located(&self) -> Address {
+        Address { pointer: self.address, space: self.space }
+    }
+
+    fn check_type<T: Element>(&self) -> Result<()> {
+        if self.space != MemorySpace::Host {
+            bail!(InvalidBuffer, "the tensor is in {}, which the processor cannot touch", self.space);
+        }
+        if T::DATA_TYPE != self.data_type {
+            bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
+        }
+        Ok(())
+    }
+
+    /// The address to make a slice from. It is not null, even if the view's is.
+    fn slice_ptr<T>(&self) -> *mut T {
+        if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
     }
 }
 
