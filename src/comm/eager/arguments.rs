@@ -41,8 +41,8 @@ impl Communicator {
 
         let geometry = collective.operation().geometry();
         let sides = [("input", input, geometry.input), ("output", output, geometry.output)];
-        // The length of a block is that of a buffer with one block. Without one, it is a part of the
-        // other's.
+        // The length of a block is that of a buffer with one block. Without one, it is a part of
+        // the other's.
         let lengths = sides.iter().filter_map(|&(name, given, side)| given.map(|(_, elements)| (name, elements, side)));
         let block_elements = match lengths.min_by_key(|(.., side)| side.is_per_rank) {
             Some((name, elements, side)) if elements % side.blocks(n) != 0 => {
