@@ -9,10 +9,19 @@ use crate::error::{Error, Result, error};
 
 /// The type of a tensor's elements.
 ///
-/// The numbers are those of TensorRT's `DataType` (`NvInferRuntimeBase.h`), which the C ABI uses too; a type that TensorRT
-/// does not have is numbered from 100.
+/// The numbers are those of TensorRT's `DataType` (`NvInferRuntimeBase.h`). A type that TensorRT
+/// does not have has a number from 100 on. The C ABI uses the same numbers.
+///
+/// ```
+/// use distcollective::DataType;
+///
+/// assert_eq!("bfloat16".parse::<DataType>()?, DataType::Bfloat16);
+/// assert_eq!((DataType::Int64.byte_len(), DataType::Int64.number()), (8, 8));
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum DataType {
     /// IEEE 754 binary32.
     Float32 = 0,
@@ -22,22 +31,22 @@ pub enum DataType {
     Int8 = 2,
     /// Signed 32-bit integer.
     Int32 = 3,
-    /// One byte, any non-zero value is true; a reduction writes 0 or 1.
+    /// One byte. Zero is false, every other value is true. A reduction writes 0 or 1.
     Bool = 4,
     /// Unsigned 8-bit integer.
     Uint8 = 5,
-    /// 8-bit float with 4 exponent bits and no infinity (OCP `E4M3`, "FP8" in TensorRT). Largest finite value 448.
+    /// 8-bit float with 4 bits of exponent: [`F8E4M3`](crate::F8E4M3), "FP8" in TensorRT.
     Float8E4M3 = 6,
     /// The upper half of a binary32.
     Bfloat16 = 7,
     /// Signed 64-bit integer.
     Int64 = 8,
-    /// 8-bit float with 5 exponent bits (OCP `E5M2`). Largest finite value 57344. Not a TensorRT type.
+    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::F8E5M2). Not a TensorRT type.
     Float8E5M2 = 100,
 }
 
 impl DataType {
-    /// Every type, in the order of semantics and documentation.
+    /// Every type.
     pub const ALL: [DataType; 10] = [
         DataType::Float32,
         DataType::Float16,
@@ -51,7 +60,7 @@ impl DataType {
         DataType::Bool,
     ];
 
-    /// The size of an element in bytes, which is also the alignment that a buffer of this type needs.
+    /// The size of an element in bytes. Buffers of this type are aligned to it.
     pub const fn byte_len(self) -> usize {
         match self {
             DataType::Int64 => 8,
@@ -85,17 +94,18 @@ impl DataType {
         }
     }
 
-    /// The number: TensorRT's, or from 100 where TensorRT has none.
+    /// The number: TensorRT's, or one from 100 on if TensorRT does not have the type.
     pub const fn number(self) -> i32 {
         self as i32
     }
 
-    /// The type with a number of [`DataType::number`].
+    /// The type with a [`number`](Self::number).
     ///
     /// # Errors
     ///
-    /// A number that nobody uses; and, by name, TensorRT's `INT4` (9), `FP4` (10) and `E8M0` (11), whose elements are not
-    /// whole bytes or not values to reduce.
+    /// - No type has the number.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4` (10), of
+    ///   which an element is no whole byte, and `E8M0` (11), which holds scales.
     pub fn from_number(number: i32) -> Result<Self> {
         if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
             return Ok(data_type);
@@ -127,7 +137,7 @@ impl fmt::Display for DataType {
 impl FromStr for DataType {
     type Err = Error;
 
-    /// Reads a name in any case; `float8` is `float8_e4m3`.
+    /// Reads a name in upper or lower case. `float8` is `float8_e4m3`.
     fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
         if name == "float8" {

@@ -1,5 +1,5 @@
-//! The one error of the crate: what kind it is, which layer and rank it concerns, and a sentence with the rule, what was
-//! expected and what came.
+//! The error of all calls: its kind, the rank and the layer it is about, and a sentence with the
+//! rule, what was expected and what came.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,37 +10,38 @@ use crate::rank::Rank;
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for programs. The text of the [`Error`] is for people.
+/// What went wrong, for programs. The text of an [`Error`] is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument is wrong by itself, whatever the network or the communicator.
+    /// An argument is wrong by itself, with any network and communicator.
     InvalidArgument,
-    /// The network breaks one rule or more; [`Error::mistakes`] lists them all.
+    /// The network breaks rules. [`Error::mistakes`] lists every place.
     InvalidNetwork,
-    /// Bytes are not a plan, not a plan of this version, or a damaged one.
+    /// Bytes are no plan, a plan of another version, or a damaged plan.
     InvalidPlan,
     /// A shape is outside its profile, or breaks a shape rule of a layer.
     InvalidShape,
-    /// A buffer's length, type, alignment or place in memory does not fit its tensor.
+    /// The length, type, alignment, address or memory of a buffer does not fit its tensor.
     InvalidBuffer,
     /// A layer's participants do not fit the communicator.
     InvalidCommunicator,
-    /// Something that has to come first has not: a communicator, a shape, a binding.
+    /// The call needs something that has not been set: a communicator, a shape, a binding.
     NotReady,
-    /// What is wanted exists, but not here: a type, a device, a machine.
+    /// The call is valid, but not on this machine, device, backend or type.
     Unsupported,
-    /// Ranks that have to make the same call made different ones.
+    /// Ranks made different calls where they have to make the same.
     Disagreement,
-    /// Other ranks did not arrive before the deadline.
+    /// Other ranks did not make the call by the deadline.
     DeadlineExceeded,
     /// Another rank left the communicator while this one needed it.
     PeerLost,
-    /// Another rank failed, or somebody called abort; the text says who and why.
+    /// A rank failed or called [`abort`](crate::Communicator::abort). The text names the rank and
+    /// the reason.
     Aborted,
     /// A plugin layer failed or panicked.
     Plugin,
-    /// The operating system refused something.
+    /// The operating system, or a library of the system, refused something.
     System,
 }
 
@@ -66,7 +67,7 @@ impl ErrorKind {
 
 /// An error of this crate.
 ///
-/// It prints as one sentence that names, as far as they are known, the rank, the layer with its kind, the rule, what was
+/// It prints as one sentence: the rank and the layer, if they are known, then the rule, what was
 /// expected and what came:
 ///
 /// ```text
@@ -81,7 +82,7 @@ pub struct Error {
 struct Inner {
     kind: ErrorKind,
     rank: Option<Rank>,
-    /// `layer "grad_sync" (reduce_scatter)`, `tensor "x"`: what the sentence is about.
+    /// What the sentence is about: `layer "grad_sync" (reduce_scatter)`, `tensor "x"`.
     subject: Option<String>,
     message: String,
     mistakes: Vec<Error>,
@@ -89,7 +90,16 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a sentence of the caller's, for plugins and other code that extends this crate.
+    /// An error with a sentence of the caller's, for plugins and other code that extends this
+    /// crate.
+    ///
+    /// ```
+    /// use distcollective::{Error, ErrorKind};
+    ///
+    /// let error = Error::new(ErrorKind::Plugin, "the weights do not fit");
+    /// assert_eq!(error.kind(), ErrorKind::Plugin);
+    /// assert_eq!(error.to_string(), "the weights do not fit");
+    /// ```
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error {
             inner: Box::new(Inner {
@@ -104,6 +114,7 @@ impl Error {
     }
 
     /// Wraps an error of another library as the cause of this one.
+    #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.inner.source = Some(Arc::new(source));
         self
@@ -116,13 +127,13 @@ impl Error {
         self
     }
 
-    /// Adds to the sentence.
+    /// Adds text at the end of the sentence.
     pub(crate) fn followed_by(mut self, text: &str) -> Self {
         self.inner.message.push_str(text);
         self
     }
 
-    /// Says on which rank the error happened, where nobody has said so before.
+    /// Sets the rank on which the error happened, unless that is set.
     pub(crate) fn on_rank(mut self, rank: Rank) -> Self {
         self.inner.rank.get_or_insert(rank);
         self
@@ -140,7 +151,7 @@ impl Error {
         self.inner.kind
     }
 
-    /// The communicator rank on which the error happened, where it is known.
+    /// The communicator rank on which the error happened, if it is known.
     pub fn rank(&self) -> Option<Rank> {
         self.inner.rank
     }
@@ -150,7 +161,7 @@ impl Error {
         self.inner.subject.as_deref()
     }
 
-    /// Every mistake that building found in the network; empty on all other errors.
+    /// Every mistake that building found in the network. Empty on all other errors.
     pub fn mistakes(&self) -> &[Error] {
         &self.inner.mistakes
     }

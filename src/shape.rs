@@ -1,4 +1,4 @@
-//! Dimensions of tensors: [`Dims`], of which some may be open until a shape is set, and [`Shape`], of which none is.
+//! Dimensions of tensors: [`Dims`], which may be dynamic, and [`Shape`], which are not.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use crate::error::{Error, Result, bail};
 /// The most dimensions a tensor may have, as in TensorRT (`Dims::MAX_DIMS`).
 pub const MAX_DIMS: usize = 8;
 
-/// The dimensions of a tensor while a network is described. -1 stands for a dimension that a profile bounds and that
-/// `set_input_shape` settles.
+/// The dimensions of a tensor in a network's description. -1 is a dynamic dimension: an
+/// optimization profile gives its range, and `set_input_shape` its value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
 pub struct Dims {
@@ -42,7 +42,7 @@ impl Dims {
         &self.dims[..usize::from(self.len)]
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     pub fn dim_count(&self) -> usize {
         usize::from(self.len)
     }
@@ -52,11 +52,11 @@ impl Dims {
         self.as_slice().contains(&-1)
     }
 
-    /// The shape, where no dimension is open.
+    /// The dimensions as a shape.
     ///
     /// # Errors
     ///
-    /// A dimension of -1, or a product that does not fit the address space.
+    /// A dimension is -1, or memory cannot hold the tensor.
     pub fn to_shape(&self) -> Result<Shape> {
         if self.is_dynamic() {
             bail!(InvalidArgument, "{self} has a dynamic dimension where a shape is needed");
@@ -119,7 +119,8 @@ impl fmt::Debug for Dims {
     }
 }
 
-/// The shape of a tensor: at most [`MAX_DIMS`] dimensions, whose element count times eight bytes fits the address space.
+/// The shape of a tensor: at most [`MAX_DIMS`] dimensions. A tensor of eight-byte elements of any
+/// shape fits the address space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Shape {
     len: u8,
@@ -131,7 +132,7 @@ impl Shape {
     ///
     /// # Errors
     ///
-    /// More than [`MAX_DIMS`] dimensions, or a tensor that no address space holds.
+    /// More than [`MAX_DIMS`] dimensions, or more elements than memory can hold.
     pub fn new(dims: &[usize]) -> Result<Self> {
         if dims.len() > MAX_DIMS {
             bail!(InvalidArgument, "{dims:?} has {} dimensions; a tensor has at most {MAX_DIMS}", dims.len());
@@ -153,12 +154,12 @@ impl Shape {
         &self.dims[..usize::from(self.len)]
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     pub fn dim_count(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// The number of elements: the product of the dimensions, 1 without any.
+    /// The number of elements: the product of the dimensions. It is 1 if there are none.
     pub fn element_count(&self) -> usize {
         let dims = self.as_slice();
         if dims.contains(&0) { 0 } else { dims.iter().product() }
@@ -180,7 +181,7 @@ impl Shape {
     pub fn to_dims(&self) -> Dims {
         let mut dims = [0; MAX_DIMS];
         for (to, &from) in dims.iter_mut().zip(self.as_slice()) {
-            // A dimension beside a zero may exceed i64 only on paper; it then prints as the largest number.
+            // Only a dimension beside a zero can exceed i64. It then prints as the largest number.
             *to = i64::try_from(from).unwrap_or(i64::MAX);
         }
         Dims { len: self.len, dims }

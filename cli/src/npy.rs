@@ -119,6 +119,7 @@ pub fn read(path: &Path, wanted: Option<DataType>, bar: &ProgressBar) -> Result<
             DataType::Int8 => read_as::<i8>(path, *data_type, bar),
             DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => read_as::<u8>(path, *data_type, bar),
             DataType::Bool => read_as::<bool>(path, *data_type, bar),
+            other => Err(format!("{other} is kept in no .npy file")),
         };
         if let Some(buffer) = found.map_err(|e| format!("{}: {e}", path.display()))? {
             return Ok(buffer);
@@ -183,6 +184,7 @@ pub fn write(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), Stri
         DataType::Int8 => write_as::<i8>(path, buffer, bar),
         DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => write_as::<u8>(path, buffer, bar),
         DataType::Bool => write_as::<bool>(path, buffer, bar),
+        other => Err(format!("{other} is kept in no .npy file")),
     };
     written.map_err(|e| format!("{}: {e}", path.display()))
 }

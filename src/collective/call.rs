@@ -1,21 +1,22 @@
-//! The description of one collective that every door hands to a backend.
+//! The description of one collective, as a backend gets it.
 
 use std::fmt;
 
-use super::{Collective, CollectiveOperation};
+use super::Collective;
+use super::geometry::Side;
+use super::rules::InPlace;
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
 
-/// One collective of one group: what it does, on which type and how many elements. It has passed every rule of shapes and
-/// types; a backend moves and reduces, and does not check again.
+/// One collective of one group: what it does, on which type and on how many elements. The rules of
+/// shapes and types have been checked; a backend moves and reduces, and does not check them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     /// The operation with its reduction and root.
     pub(crate) collective: Collective<GroupRank>,
     /// The type of the elements.
     pub(crate) data_type: DataType,
-    /// The number of elements of a block: what a rank gives to all_gather and gather, what it gets from reduce_scatter and
-    /// scatter, what it sends each rank in all_to_all, and the whole buffer in all_reduce, broadcast and reduce.
+    /// The number of elements of a [block](super::geometry).
     pub(crate) block_elements: usize,
 }
 
@@ -27,18 +28,23 @@ impl Call {
         input_elements: usize,
         rank_count: usize,
     ) -> Self {
-        let block_elements = match collective.operation() {
-            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
-                input_elements / rank_count
-            }
-            _ => input_elements,
-        };
+        let block_elements = input_elements / collective.operation().input_blocks(rank_count);
         Call { collective, data_type, block_elements }
     }
 
-    /// The call as it is among one rank, where every operation is the identity: all_to_all may be in place too.
+    /// The call among one rank, where every operation is the identity and may be in place.
     pub(crate) fn of_one_rank(&self) -> Self {
         Call { collective: Collective::Broadcast { root: GroupRank(0) }, ..*self }
+    }
+
+    /// The inputs.
+    pub(crate) fn input(&self) -> Side {
+        self.collective.operation().geometry().input
+    }
+
+    /// The outputs.
+    pub(crate) fn output(&self) -> Side {
+        self.collective.operation().geometry().output
     }
 
     /// The number of bytes of a block.
@@ -48,37 +54,39 @@ impl Call {
 
     /// The number of bytes of a rank's input.
     pub(crate) fn input_bytes(&self, rank_count: usize) -> usize {
-        match self.collective.operation() {
-            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
-                self.block_bytes() * rank_count
-            }
-            _ => self.block_bytes(),
-        }
+        self.block_bytes() * self.input().blocks(rank_count)
     }
 
     /// The number of bytes of a rank's output.
     pub(crate) fn output_bytes(&self, rank_count: usize) -> usize {
-        match self.collective.operation() {
-            CollectiveOperation::AllGather | CollectiveOperation::AllToAll | CollectiveOperation::Gather => {
-                self.block_bytes() * rank_count
-            }
-            _ => self.block_bytes(),
-        }
+        self.block_bytes() * self.output().blocks(rank_count)
     }
 
     /// Whether a rank's input is read.
     pub(crate) fn reads_input(&self, rank: GroupRank) -> bool {
-        match self.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => rank == root,
-            _ => true,
-        }
+        self.collective.reads_input(rank)
     }
 
     /// Whether a rank's output is written.
     pub(crate) fn writes_output(&self, rank: GroupRank) -> bool {
-        match self.collective {
-            Collective::Reduce { root, .. } | Collective::Gather { root } => rank == root,
-            _ => true,
+        self.collective.writes_output(rank)
+    }
+
+    /// Whether the output of `to` depends on the input of `from`.
+    pub(crate) fn moves(&self, from: GroupRank, to: GroupRank) -> bool {
+        self.reads_input(from) && self.writes_output(to)
+    }
+
+    /// The in-place rule of this call on one rank. It follows from the numbers of blocks: the side
+    /// with one block is the rank's own block of the other side.
+    pub(crate) fn in_place(&self, rank: GroupRank) -> InPlace {
+        let element_offset = rank.index() * self.block_elements;
+        match (self.input().is_per_rank, self.output().is_per_rank) {
+            (false, false) => InPlace::SameAddress,
+            _ if !self.moves(rank, rank) => InPlace::Unused,
+            (false, true) => InPlace::InputAt { element_offset },
+            (true, false) => InPlace::OutputAt { element_offset },
+            (true, true) => InPlace::Never,
         }
     }
 }

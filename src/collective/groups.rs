@@ -1,4 +1,4 @@
-//! Who takes part in a collective, and in what the root is counted.
+//! The participants of a collective, and how the root is counted.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,23 +9,27 @@ use crate::error::{Result, bail};
 use crate::rank::{GroupRank, Rank};
 
 /// The participants of a DistCollective layer.
+///
+/// The list of variants is complete: an engine that runs the layer itself has to handle each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Groups {
     /// Every rank of the communicator.
     #[default]
     All,
-    /// These ranks, in this order: it is the order of concatenation, of blocks and of reduction. The others skip the layer.
+    /// These ranks. Their order is the order of concatenation, of blocks and of reduction. The
+    /// other ranks skip the layer.
     Group(Vec<Rank>),
-    /// Disjoint groups, each of which does the collective by itself. Beyond TensorRT.
+    /// Disjoint groups. Each does the collective by itself. TensorRT does not have this.
     Partition(Partition),
 }
 
 impl Groups {
-    /// One group from communicator ranks in group order; empty is [`Groups::All`], as in TensorRT.
+    /// One group from communicator ranks in group order. An empty list is [`Groups::All`], as in
+    /// TensorRT.
     ///
     /// # Errors
     ///
-    /// A negative rank, one that no communicator has, or one that occurs twice.
+    /// A rank is negative, above `u32::MAX`, or occurs twice.
     pub fn from_ranks(ranks: &[i64]) -> Result<Self> {
         if ranks.is_empty() {
             return Ok(Groups::All);
@@ -53,11 +57,11 @@ impl Groups {
         Ok(groups)
     }
 
-    /// What the list alone shows: no rank twice, no empty group, groups of equal length.
+    /// Checks the rules that need no communicator.
     ///
     /// # Errors
     ///
-    /// The first of those rules that is broken, with the groups.
+    /// A rank occurs twice, a group is empty, or groups have different lengths.
     pub fn check(&self) -> Result<()> {
         let members: Vec<Rank> = match self {
             Groups::All => return Ok(()),
@@ -84,7 +88,7 @@ impl Groups {
         }
     }
 
-    /// The number of ranks in a group; `None` for [`Groups::All`], whose length is the communicator's.
+    /// The number of ranks in a group. `None` for [`Groups::All`]: it is the communicator's.
     pub fn group_len(&self) -> Option<usize> {
         match self {
             Groups::All => None,
@@ -93,9 +97,10 @@ impl Groups {
         }
     }
 
-    /// The group that a communicator rank is in, as the list of its members; `None` for a rank that does not take part and
-    /// for [`Groups::All`].
-    pub fn group_of(&self, rank: Rank) -> Option<&[Rank]> {
+    /// The members of the group that a communicator rank is in. `None` for a rank that takes no
+    /// part, and for [`Groups::All`].
+    pub fn group_of(&self, rank: impl Into<Rank>) -> Option<&[Rank]> {
+        let rank = rank.into();
         match self {
             Groups::All => None,
             Groups::Group(group) => group.contains(&rank).then_some(group.as_slice()),
@@ -106,11 +111,11 @@ impl Groups {
     }
 
     /// Whether a rank of the communicator takes part.
-    pub fn contains(&self, rank: Rank) -> bool {
+    pub fn contains(&self, rank: impl Into<Rank>) -> bool {
         matches!(self, Groups::All) || self.group_of(rank).is_some()
     }
 
-    /// The largest rank that is named.
+    /// The largest rank in the lists.
     pub(crate) fn largest_rank(&self) -> Option<Rank> {
         match self {
             Groups::All => None,
@@ -148,10 +153,10 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Its rules are checked when it is
-    /// added to a network.
-    pub fn new<G: IntoIterator<Item = u32>>(groups: impl IntoIterator<Item = G>) -> Self {
-        Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Rank).collect()).collect() }
+    /// A partition from lists of communicator ranks: `Partition::new([[0, 1], [2, 3]])`. Adding the
+    /// layer checks it.
+    pub fn new(groups: impl IntoIterator<Item: IntoIterator<Item: Into<Rank>>>) -> Self {
+        Partition { groups: groups.into_iter().map(|group| group.into_iter().map(Into::into).collect()).collect() }
     }
 
     /// The groups.
@@ -160,18 +165,18 @@ impl Partition {
     }
 }
 
-/// The root of a layer: a communicator rank with [`Groups::All`] and [`Groups::Group`], a number within each group with
-/// [`Groups::Partition`].
+/// The root of a layer: a communicator rank with [`Groups::All`] and [`Groups::Group`], a number
+/// within each group with [`Groups::Partition`]. There is no third way to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Root {
     /// A rank of the communicator.
     Rank(Rank),
-    /// A place in each group of a partition.
+    /// An index into each group of a partition.
     GroupRank(GroupRank),
 }
 
 impl Root {
-    /// The bare number.
+    /// The number, whichever way it is counted.
     pub fn number(self) -> u32 {
         match self {
             Root::Rank(Rank(number)) | Root::GroupRank(GroupRank(number)) => number,
@@ -191,7 +196,7 @@ impl From<GroupRank> for Root {
     }
 }
 
-/// A list of ranks from loose numbers.
+/// A list of ranks from numbers. `name` is what errors call the list.
 fn ranks_from(name: &str, numbers: &[i64]) -> Result<Vec<Rank>> {
     let rank = |&number: &i64| match u32::try_from(number) {
         Ok(rank) => Ok(Rank(rank)),

@@ -1,7 +1,9 @@
-//! What a collective is, as values: operation, reduction, root, participants; the rules of shapes, types and buffers; and
-//! the `Call` that every door hands to a backend. No I/O and no communicator here.
+//! What a collective is, as values: operation, reduction, root and participants; the rules of
+//! types, shapes and buffers; and the `Call` that a backend gets. This module does no I/O and knows
+//! no communicator.
 
 mod call;
+mod geometry;
 mod groups;
 mod operation;
 mod rules;

@@ -11,10 +11,11 @@ use crate::rank::GroupRank;
 /// What a DistCollective layer does. The numbers are those of TensorRT's `CollectiveOperation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum CollectiveOperation {
     /// Every rank gets the reduction of all inputs.
     AllReduce = 0,
-    /// Every rank gets all inputs, one after the other along dimension 0.
+    /// Every rank gets all inputs, concatenated along dimension 0.
     AllGather = 1,
     /// Every rank gets the root's input.
     Broadcast = 2,
@@ -24,7 +25,7 @@ pub enum CollectiveOperation {
     ReduceScatter = 4,
     /// Every rank gets its block of each input, along dimension 0.
     AllToAll = 5,
-    /// The root gets all inputs, one after the other along dimension 0.
+    /// The root gets all inputs, concatenated along dimension 0.
     Gather = 6,
     /// Every rank gets its block, along dimension 0, of the root's input.
     Scatter = 7,
@@ -105,7 +106,7 @@ impl fmt::Display for CollectiveOperation {
 impl FromStr for CollectiveOperation {
     type Err = Error;
 
-    /// Reads a name in any case.
+    /// Reads a name in upper or lower case.
     fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
         Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
@@ -115,20 +116,22 @@ impl FromStr for CollectiveOperation {
     }
 }
 
-/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`; its `kNONE` (5) is `None` of
-/// `Option<ReduceOperation>` here.
+/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`. Its `kNONE` (5)
+/// is `None` of an `Option<ReduceOperation>` here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum ReduceOperation {
-    /// The sum; integers wrap; for bool, or.
+    /// The sum. Integers wrap. Of bool: or.
     Sum = 0,
-    /// The product; integers wrap; for bool, and.
+    /// The product. Integers wrap. Of bool: and.
     Prod = 1,
-    /// The largest; a NaN loses to a number and -0 is below +0; for bool, or.
+    /// The maximum. A number is preferred to a NaN, and -0 is below +0. Of bool: or.
     Max = 2,
-    /// The smallest; a NaN loses to a number and -0 is below +0; for bool, and.
+    /// The minimum. A number is preferred to a NaN, and -0 is below +0. Of bool: and.
     Min = 3,
-    /// The sum divided by the number of ranks; integers divide the wrapped sum towards zero; not for bool.
+    /// The sum divided by the number of ranks. Integers divide the wrapped sum and truncate. bool
+    /// has none.
     Avg = 4,
 }
 
@@ -183,7 +186,7 @@ impl fmt::Display for ReduceOperation {
 impl FromStr for ReduceOperation {
     type Err = Error;
 
-    /// Reads a name in any case.
+    /// Reads a name in upper or lower case.
     fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
         Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
@@ -192,10 +195,20 @@ impl FromStr for ReduceOperation {
     }
 }
 
-/// One collective with exactly the attributes that its operation has, so that an illegal combination cannot be written.
+/// One collective, with the attributes that its operation has and no others.
 ///
-/// `R` is what the root is counted in: [`GroupRank`] once the participants are settled, [`crate::Rank`] on a communicator.
+/// `R` is how the root is counted: as a [`Rank`](crate::Rank) of a communicator, or as a
+/// [`GroupRank`] of the ranks that take part.
+///
+/// ```
+/// use distcollective::{Collective, CollectiveOperation, Rank, ReduceOperation};
+///
+/// let collective = Collective::Reduce { reduce_op: ReduceOperation::Sum, root: Rank(1) };
+/// assert_eq!(collective.operation(), CollectiveOperation::Reduce);
+/// assert_eq!(collective.root(), Some(Rank(1)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Collective<R = GroupRank> {
     /// See [`CollectiveOperation::AllReduce`].
     AllReduce {
@@ -230,13 +243,13 @@ pub enum Collective<R = GroupRank> {
     },
     /// See [`CollectiveOperation::Scatter`].
     Scatter {
-        /// The rank whose input is shared out.
+        /// The rank whose input is divided among the ranks.
         root: R,
     },
 }
 
 impl<R: Copy> Collective<R> {
-    /// Puts loose attributes together: `None` where the operation needs an attribute that is not given.
+    /// A collective from attributes. `None` if the operation needs one that is absent.
     pub(crate) fn from_parts(
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,
@@ -254,7 +267,21 @@ impl<R: Copy> Collective<R> {
         })
     }
 
-    /// Which of the eight operations it is.
+    /// The same collective with its root counted in another way.
+    pub(crate) fn with_root<S: Copy>(self, convert: impl FnOnce(R) -> S) -> Collective<S> {
+        match self {
+            Collective::AllReduce { reduce_op } => Collective::AllReduce { reduce_op },
+            Collective::AllGather => Collective::AllGather,
+            Collective::Broadcast { root } => Collective::Broadcast { root: convert(root) },
+            Collective::Reduce { reduce_op, root } => Collective::Reduce { reduce_op, root: convert(root) },
+            Collective::ReduceScatter { reduce_op } => Collective::ReduceScatter { reduce_op },
+            Collective::AllToAll => Collective::AllToAll,
+            Collective::Gather { root } => Collective::Gather { root: convert(root) },
+            Collective::Scatter { root } => Collective::Scatter { root: convert(root) },
+        }
+    }
+
+    /// The operation.
     pub fn operation(&self) -> CollectiveOperation {
         match self {
             Collective::AllReduce { .. } => CollectiveOperation::AllReduce,

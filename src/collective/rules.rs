@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::{Call, Collective, CollectiveOperation, ReduceOperation};
+use super::{Call, CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
 
-/// The type rule: every type with every operation and reduction, but for the average of bool, which has no meaning.
+/// The rule of types: every type with every operation and reduction, except the average of bool.
 pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType) -> Result<()> {
     if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
         bail!(
@@ -19,13 +19,23 @@ pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType
     Ok(())
 }
 
-/// The shape of each rank's output, from that of its input, among `rank_count` ranks: NVIDIA TensorRT's DistCollective
-/// operator page.
+/// The shape of each rank's output, from the shape of its input, among `rank_count` ranks. Source:
+/// the DistCollective page of NVIDIA TensorRT's operators.
+///
+/// ```
+/// use distcollective::{CollectiveOperation, Shape, output_shape};
+///
+/// let output = output_shape(CollectiveOperation::AllGather, 4, &Shape::new(&[2, 8])?)?;
+/// assert_eq!(output.as_slice(), [8, 8]);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 ///
 /// # Errors
 ///
-/// No rank; an input without dimensions; a dimension 0 that the ranks do not divide, where they share it out; an output that no
-/// address space holds.
+/// - There is no rank.
+/// - The input has no dimensions.
+/// - The operation divides dimension 0 among the ranks, and it is not a multiple of their number.
+/// - The output is longer than memory can be.
 pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &Shape) -> Result<Shape> {
     if rank_count == 0 {
         bail!(InvalidArgument, "a collective has at least one rank");
@@ -33,31 +43,21 @@ pub fn output_shape(operation: CollectiveOperation, rank_count: usize, input: &S
     let Some(&rows) = input.as_slice().first() else {
         bail!(InvalidShape, "the input has no dimensions; a layer's collective needs 1 to 8");
     };
-    match operation {
-        CollectiveOperation::AllReduce | CollectiveOperation::Broadcast | CollectiveOperation::Reduce => Ok(*input),
-        CollectiveOperation::AllGather | CollectiveOperation::Gather => {
-            let rows = rows.checked_mul(rank_count).ok_or_else(|| {
-                error!(
-                    InvalidShape,
-                    "dimension 0 is {rows}; {rank_count} times that has more elements than memory can hold"
-                )
-            })?;
-            input.with_first(rows)
-        }
-        CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
-            if rows % rank_count != 0 {
-                bail!(InvalidShape, "dimension 0 is {rows}, which is not a multiple of {rank_count} ranks");
-            }
-            if operation == CollectiveOperation::AllToAll { Ok(*input) } else { input.with_first(rows / rank_count) }
-        }
+    let (divided_by, times) = (operation.input_blocks(rank_count), operation.output_blocks(rank_count));
+    if rows % divided_by != 0 {
+        bail!(InvalidShape, "dimension 0 is {rows}, which is not a multiple of {rank_count} ranks");
     }
+    let rows = (rows / divided_by).checked_mul(times).ok_or_else(|| {
+        error!(InvalidShape, "dimension 0 is {rows}; {rank_count} times that has more elements than memory can hold")
+    })?;
+    input.with_first(rows)
 }
 
-/// [`output_shape`] where dimensions may be dynamic: a dynamic dimension 0 stays so, the rest is copied.
+/// [`output_shape`] of dimensions that may be dynamic (-1). A dynamic dimension stays dynamic.
 ///
 /// # Errors
 ///
-/// As [`output_shape`], as far as the known dimensions show.
+/// The errors of [`output_shape`] that the other dimensions show.
 pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Dims) -> Result<Dims> {
     let known: Vec<usize> = input.as_slice().iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
     let output = output_shape(operation, rank_count, &Shape::new(&known)?)?;
@@ -66,11 +66,13 @@ pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Di
     Dims::new(&dims)
 }
 
-/// Where input and output may lie in the same memory, exactly as NCCL has it (`nccl.h`, "In-place operation will happen
-/// if …").
+/// Where input and output may share memory, exactly as NCCL has it (`nccl.h`, "In-place operation
+/// will happen if …").
+///
+/// The list of variants is complete: a program that places buffers has to handle each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
-    /// Both at the same address.
+    /// Both are at the same address.
     SameAddress,
     /// The input is a block of the output, this many elements from its start.
     InputAt {
@@ -82,29 +84,11 @@ pub enum InPlace {
         /// The distance in elements.
         element_offset: usize,
     },
-    /// Never.
+    /// They may not share memory.
     Never,
-    /// Gather and scatter off the root, and a rank that does not take part: one of the two is not used, so nothing can overlap.
+    /// This rank uses only one of the two, or neither, so they may overlap in any way: gather and
+    /// scatter on other ranks than the root, and a rank that does not take part.
     Unused,
-}
-
-impl Call {
-    /// The in-place rule of this call on one rank.
-    pub(crate) fn in_place(&self, rank: GroupRank) -> InPlace {
-        match self.collective {
-            Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                InPlace::SameAddress
-            }
-            Collective::Gather { root } | Collective::Scatter { root } if root != rank => InPlace::Unused,
-            Collective::AllGather | Collective::Gather { .. } => {
-                InPlace::InputAt { element_offset: rank.index() * self.block_elements }
-            }
-            Collective::ReduceScatter { .. } | Collective::Scatter { .. } => {
-                InPlace::OutputAt { element_offset: rank.index() * self.block_elements }
-            }
-            Collective::AllToAll => InPlace::Never,
-        }
-    }
 }
 
 /// Whether two ranges of addresses share a byte.
@@ -112,8 +96,8 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means that the caller has
-/// none, which is allowed for a buffer that is not used and for one without elements.
+/// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means
+/// no buffer. That is allowed if this rank does not use the buffer, or if it has no elements.
 pub(crate) fn check_buffers(
     call: &Call,
     rank: GroupRank,

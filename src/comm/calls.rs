@@ -55,10 +55,15 @@ impl Communicator {
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
     /// are valid for the lengths that the call says, and used by no other code.
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        let checked = self.check_buffers(&request.signature.call, request.input, request.output);
-        checked.map_err(|e| request.label(e))?;
+        self.check_request(request).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.run_checked(request) }
+        unsafe { self.run_accepted(request) }
+    }
+
+    /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
+    pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
+        self.check_buffers(&request.signature.call, request.input, request.output)?;
+        self.check_spaces(request)
     }
 
     /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers).
@@ -67,9 +72,20 @@ impl Communicator {
     ///
     /// As [`run`](Self::run); and the buffers have passed that check.
     pub(crate) unsafe fn run_checked(&self, request: &Request<'_>) -> Result<()> {
-        // The task of a `Work` runs on its stream and does not go through `in_turn`.
-        self.check_process().and_then(|()| self.check_spaces(request)).map_err(|e| request.label(e))?;
+        self.check_spaces(request).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
+        unsafe { self.run_accepted(request) }
+    }
+
+    /// [`run`](Self::run) after [`check_request`](Self::check_request).
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run); and the request has passed that check.
+    pub(crate) unsafe fn run_accepted(&self, request: &Request<'_>) -> Result<()> {
+        // The task of a `Work` runs on its stream and does not go through `in_turn`.
+        self.check_process().map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise, and the rules that the request has passed.
         unsafe { self.backend.run(&request.with_used_sides(self.group_rank())) }
     }
 

@@ -40,8 +40,8 @@ impl Communicator {
     ///
     /// A rank that is named twice or is not in this communicator; and see the contract of
     /// [`Communicator`].
-    pub fn new_group(&self, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        self.new_named_group(None, ranks)
+    pub fn new_group(&self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Result<Option<Communicator>> {
+        self.new_named_group(None, &ranks.into_iter().map(Into::into).collect::<Vec<Rank>>())
     }
 
     /// [`new_group`](Self::new_group), where ranks compare a name too.

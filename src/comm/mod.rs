@@ -14,6 +14,7 @@ pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;
 mod split;
+mod threads;
 
 use std::fmt;
 use std::sync::Arc;

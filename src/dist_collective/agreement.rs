@@ -1,4 +1,4 @@
-//! The comparison that ranks make, once, when a communicator is set: does everybody have the same collective calls?
+//! The agreement on plans: when a communicator is set, the ranks compare their collective calls.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::util::text::{count_of, list_ranks};
 
-/// A collective call of a plan, as ranks compare it. Layer names may differ; they are only told.
+/// A collective call of a plan, as ranks compare it. Layer names may differ; errors show them.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedCall {
     /// `layer "grad_sync" (all_reduce)`.
@@ -23,7 +23,7 @@ pub(crate) struct PlannedCall {
 }
 
 impl PlannedCall {
-    /// `input` is its dimensions and, as text, its profile, where they are known.
+    /// `input` is the input's dimensions and, as text, its profile, if they are known.
     pub(crate) fn new(layer: &ResolvedLayer, data_type: DataType, input: Option<(&Dims, &str)>) -> Self {
         let collective = &layer.collective;
         let mut call = collective.operation().to_string();
@@ -45,7 +45,7 @@ impl PlannedCall {
     }
 }
 
-/// What each rank says first: short and of one length.
+/// What ranks exchange first. It is short, and as long on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 struct Summary {
     accepts: bool,
@@ -53,8 +53,9 @@ struct Summary {
     region_bytes: u64,
 }
 
-/// Compares the calls of all ranks. `plan` is what errors call the plan, where there is one. Every rank comes here, one that has found the communicator unfit too, so that nobody
-/// waits for it. Gives the largest `region_bytes` of all. Collective.
+/// Compares the calls of all ranks, and gives the largest `region_bytes` of all. Collective: a rank
+/// that cannot use the communicator calls it too, with its error, so that no peer waits for it.
+/// `plan` is what errors call the plan; it is empty for a layer by itself.
 pub(crate) fn agree(
     communicator: &Communicator,
     verdict: Result<&[PlannedCall]>,
@@ -99,7 +100,7 @@ fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(
     all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(damaged)).collect()
 }
 
-/// Names the first call in which ranks differ, and all sides of it.
+/// The error that shows the first call that differs between ranks, with each rank's version.
 fn difference(communicator: &Communicator, sides: &[(String, Vec<(String, String)>)]) -> Error {
     let longest = sides.iter().map(|(_, calls)| calls.len()).max().unwrap_or(0);
     let call_of = |rank: usize, i: usize| sides[rank].1.get(i).map(|(_, call)| call.as_str());
@@ -127,7 +128,7 @@ fn difference(communicator: &Communicator, sides: &[(String, Vec<(String, String
         false => format!("the plans of the ranks differ at collective {}: {texts}", first + 1),
     };
     let error = Error::new(ErrorKind::Disagreement, difference);
-    // This rank's name of the layer, or where it has none, that of the first rank that has one.
+    // This rank's name of the layer, or that of the first rank that has the layer.
     let named = std::iter::once(communicator.rank().index()).chain(0..sides.len()).find_map(|r| sides[r].1.get(first));
     match named {
         Some((subject, _)) => error.about(|| subject.clone()),

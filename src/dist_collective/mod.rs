@@ -1,5 +1,5 @@
-//! The DistCollective layer: its attributes and their rules, typed constructors, and running it on a communicator, in a
-//! network or by itself.
+//! The DistCollective layer: its attributes and their rules, typed constructors, the agreement of
+//! ranks, and the layer on a communicator.
 
 mod agreement;
 mod bound;
@@ -26,12 +26,27 @@ use crate::util::text::count_of;
 /// The attributes as bytes.
 const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" };
 
-/// A DistCollective layer: TensorRT's `IDistCollectiveLayer`, and the shape of a plugin for engines with a graph of their
-/// own (attributes → output dims → in-place rules → [`bind`](Self::bind) to a communicator → execute).
+/// A DistCollective layer: TensorRT's `IDistCollectiveLayer`.
 ///
-/// Built from loose attributes with [`new`](Self::new), or with [`DistCollective`], where a wrong combination cannot be
-/// written. What the arguments alone show is checked here; how `nb_rank`, `groups`, `root` and shapes fit together is
-/// checked when the network is built, or at `bind`.
+/// It is part of a [`Network`](crate::Network), or stands by itself in an engine with a graph of
+/// its own: the engine asks for the output's dimensions and the in-place rule, [binds](Self::bind)
+/// the layer to a communicator, and executes it.
+///
+/// ```
+/// use distcollective::{CollectiveOperation, DistCollectiveLayer, Dims, InPlace};
+///
+/// let mut layer = DistCollectiveLayer::new(CollectiveOperation::AllGather, None, -1, &[])?;
+/// layer.set_name("gather_logits");
+/// layer.set_nb_rank(4)?;
+/// assert_eq!(layer.output_dims(&Dims::new(&[-1, 8])?)?.as_slice(), [-1, 8]);
+/// assert_eq!(layer.output_dims(&Dims::new(&[2, 8])?)?.as_slice(), [8, 8]);
+/// assert_eq!(layer.in_place(1, &[2, 8])?, InPlace::InputAt { element_offset: 16 });
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// [`DistCollective`] makes the same layer, and a wrong combination of attributes does not compile.
+/// The methods here check what their arguments show. How `nb_rank`, `groups`, `root` and shapes fit
+/// together is checked when the network is built, or at `bind`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DistCollectiveLayer {
     name: String,
@@ -44,14 +59,17 @@ pub struct DistCollectiveLayer {
 }
 
 impl DistCollectiveLayer {
-    /// A layer from TensorRT's loose arguments (`INetworkDefinition::addDistCollective`): `reduce_op` is `None` where the
-    /// operation does not reduce; `root` is -1 where it has none (another value is ignored, with a warning in the log);
-    /// `groups` is empty for all ranks.
+    /// A layer from the arguments of TensorRT's `addDistCollective`:
+    /// - `reduce_op`: `None` (TensorRT's `kNONE`) if the operation does not reduce.
+    /// - `root`: a rank of the communicator, or -1 if the operation has no root. For such an
+    ///   operation another value is ignored, with a warning in the log.
+    /// - `groups`: the ranks that take part, in group order; empty for all ranks.
     ///
     /// # Errors
     ///
-    /// A reduction missing or given against the operation; a negative root where one is needed; a negative or repeated
-    /// rank in `groups`.
+    /// - The operation reduces and `reduce_op` is `None`, or it does not and `reduce_op` is given.
+    /// - The operation has a root, and `root` is negative or above `u32::MAX`.
+    /// - A rank in `groups` is negative, above `u32::MAX`, or occurs twice.
     pub fn new(
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,
@@ -97,17 +115,18 @@ impl DistCollectiveLayer {
         }
     }
 
-    /// The name, which error messages and `inspect` use.
+    /// The name, which errors and `inspect` use.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sets the name. A network needs different names for its layers, and gives one to a layer without.
+    /// Sets the name. Layers of a network have different names. A network names a layer that has
+    /// none.
     pub fn set_name(&mut self, name: impl Into<String>) {
         self.name = name.into();
     }
 
-    /// Text of the user's that goes with the layer and means nothing to it.
+    /// Text of the user's, which is kept with the layer and has no effect.
     pub fn metadata(&self) -> &str {
         &self.metadata
     }
@@ -122,12 +141,12 @@ impl DistCollectiveLayer {
         self.operation
     }
 
-    /// Sets what the layer does. Reduction and root stay, and are checked against it at build.
+    /// Sets what the layer does. Reduction and root stay; the build checks them against it.
     pub fn set_collective_operation(&mut self, operation: CollectiveOperation) {
         self.operation = operation;
     }
 
-    /// The reduction; `None` is TensorRT's `kNONE`.
+    /// The reduction. `None` is TensorRT's `kNONE`.
     pub fn reduce_op(&self) -> Option<ReduceOperation> {
         self.reduce_op
     }
@@ -137,7 +156,7 @@ impl DistCollectiveLayer {
         self.reduce_op = reduce_op;
     }
 
-    /// The root; `None` is TensorRT's -1.
+    /// The root. `None` is TensorRT's -1.
     pub fn root(&self) -> Option<Root> {
         self.root
     }
@@ -147,12 +166,12 @@ impl DistCollectiveLayer {
         self.root = root;
     }
 
-    /// The number of ranks as it was set. Unset, it is the length of a group, or 1 without groups.
+    /// The number of ranks, if it is set. If not, it is the length of a group, or 1 without groups.
     pub fn nb_rank(&self) -> Option<u32> {
         self.nb_rank
     }
 
-    /// Sets the number of ranks. Explicitly 1, without groups, makes the layer the identity on every rank.
+    /// Sets the number of ranks. 1, without groups, makes the layer the identity on every rank.
     ///
     /// # Errors
     ///
@@ -163,12 +182,12 @@ impl DistCollectiveLayer {
         Ok(())
     }
 
-    /// Who takes part.
+    /// The ranks that take part.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Sets who takes part.
+    /// Sets the ranks that take part.
     ///
     /// # Errors
     ///
@@ -191,7 +210,7 @@ impl DistCollectiveLayer {
         error.about(|| self.subject())
     }
 
-    /// What the attributes alone show.
+    /// Checks the rules that need neither type nor shape.
     pub(crate) fn check_arguments(&self) -> Result<()> {
         let operation = self.operation;
         match self.reduce_op {
@@ -219,7 +238,7 @@ impl DistCollectiveLayer {
         check_type(self.reduce_op, data_type).map_err(|e| self.label(e))
     }
 
-    /// Checks how the attributes fit together and puts them into one value. All mistakes are found.
+    /// Checks that the attributes fit together, and puts them into one value. Finds all mistakes.
     pub(crate) fn resolve(&self) -> Result<ResolvedLayer, Vec<Error>> {
         let mut mistakes = Vec::new();
         let mut note = |result: Result<()>| {
@@ -257,7 +276,7 @@ impl DistCollectiveLayer {
         }
     }
 
-    /// The root as a number in the group.
+    /// The root as a rank of the group.
     fn group_root(&self, root: Root, nb_rank: u32) -> Result<GroupRank> {
         match (&self.groups, root) {
             (Groups::All, Root::Rank(rank)) if rank.0 < nb_rank => Ok(GroupRank(rank.0)),
@@ -296,31 +315,32 @@ impl DistCollectiveLayer {
         self.resolve().map_err(Error::from_mistakes)
     }
 
-    /// The attributes as bytes, for a plugin that is kept in an engine's own file.
+    /// The attributes as bytes, for an engine that keeps the layer in a file of its own.
     ///
     /// # Errors
     ///
-    /// None so far.
+    /// None at present.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         FORMAT.write(self)
     }
 
-    /// Reads those bytes, which may come from anywhere.
+    /// Reads the bytes of [`serialize`](Self::serialize). They need not be trusted.
     ///
     /// # Errors
     ///
-    /// Bytes that are not a layer, not one of this version, or damaged; attributes that no call could have set.
+    /// The bytes are no layer, a layer of another version, or damaged.
     pub fn deserialize(bytes: &[u8]) -> Result<Self> {
         let layer: Self = FORMAT.read(bytes)?;
         layer.nb_rank.map_or(Ok(()), check_nb_rank).and_then(|()| layer.groups.check()).map_err(|e| layer.label(e))?;
         Ok(layer)
     }
 
-    /// The dimensions of the output, from those of the input; a dynamic dimension stays so.
+    /// The dimensions of the output, from those of the input. A dynamic dimension stays dynamic.
     ///
     /// # Errors
     ///
-    /// Attributes that do not fit together, and shapes that the operation cannot take.
+    /// - The attributes do not fit together.
+    /// - The operation cannot take the dimensions; see [`output_shape`](crate::output_shape).
     pub fn output_dims(&self, input: &Dims) -> Result<Dims> {
         let resolved = self.resolve_one()?;
         output_dims(self.operation, resolved.nb_rank as usize, input).map_err(|e| self.label(e))
@@ -328,13 +348,16 @@ impl DistCollectiveLayer {
 }
 
 impl DistCollectiveLayer {
-    /// The in-place rule on a rank of the group, for an input of these dimensions; see [`BoundLayer::in_place`] for a rank of a
-    /// communicator.
+    /// The in-place rule on a rank of the group, for an input of these dimensions.
+    /// [`BoundLayer::in_place`] gives it for a rank of a communicator.
     ///
     /// # Errors
     ///
-    /// Attributes that do not fit together; a shape that the operation cannot take; a rank that is not one of the group's.
-    pub fn in_place(&self, rank: GroupRank, input: &[usize]) -> Result<InPlace> {
+    /// - The attributes do not fit together.
+    /// - The operation cannot take the shape; see [`output_shape`](crate::output_shape).
+    /// - The group has no such rank.
+    pub fn in_place(&self, rank: impl Into<GroupRank>, input: &[usize]) -> Result<InPlace> {
+        let rank = rank.into();
         let layer = self.resolve_one()?;
         let (shape, n) = (Shape::new(input)?, layer.nb_rank as usize);
         output_shape(self.operation, n, &shape).map_err(|e| self.label(e))?;
@@ -344,7 +367,7 @@ impl DistCollectiveLayer {
         if n == 1 {
             return Ok(InPlace::SameAddress);
         }
-        // The rule counts elements, of whichever type.
+        // The rule counts elements, so the type does not matter.
         Ok(Call::new(layer.collective, DataType::Uint8, shape.element_count(), n).in_place(rank))
     }
 }
@@ -356,7 +379,7 @@ fn check_nb_rank(nb_rank: u32) -> Result<()> {
     Ok(())
 }
 
-/// A layer whose attributes fit together.
+/// The attributes of a layer, which fit together.
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedLayer {
     pub(crate) collective: Collective<GroupRank>,
@@ -368,15 +391,16 @@ pub(crate) struct ResolvedLayer {
 }
 
 impl ResolvedLayer {
-    /// Whether the layer is the identity on every rank: one rank, and no groups of which a rank may not be a member.
+    /// Whether the layer is the identity on every rank: one rank and no groups. (With groups, a
+    /// rank may be no member.)
     pub(crate) fn is_identity(&self) -> bool {
         self.nb_rank == 1 && self.groups == Groups::All
     }
 
-    /// Whether there may be a rank on which the output is not written.
+    /// Whether some rank may not write the output.
     pub(crate) fn may_leave_output_unwritten(&self) -> bool {
-        let rooted = matches!(self.collective, Collective::Reduce { .. } | Collective::Gather { .. });
-        !self.is_identity() && (rooted || self.groups != Groups::All)
+        let only_root_writes = self.collective.operation().geometry().output.is_of_root;
+        !self.is_identity() && (only_root_writes || self.groups != Groups::All)
     }
 
     /// The shape of the output, with the input in the error.

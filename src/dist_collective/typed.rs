@@ -1,4 +1,5 @@
-//! Constructors with which a wrong combination of operation, reduction, root and groups cannot be written.
+//! Typed constructors: a wrong combination of operation, reduction, root and groups does not
+//! compile.
 
 use std::marker::PhantomData;
 
@@ -6,24 +7,31 @@ use super::DistCollectiveLayer;
 use crate::collective::{CollectiveOperation, Groups, Partition, ReduceOperation, Root};
 use crate::rank::{GroupRank, Rank};
 
-/// A DistCollective layer to be, for [`Network::add`](crate::Network::add).
+/// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
 ///
 /// ```
-/// use distcollective::{DistCollective, GroupRank, Partition, Rank, ReduceOperation};
+/// use distcollective::{DataType, DistCollective, Network, Partition, ReduceOperation};
 ///
-/// DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
-/// DistCollective::broadcast(Rank(2)).group([Rank(0), Rank(2)]);
-/// DistCollective::all_gather().partition(Partition::new([[0, 1], [2, 3]]));
-/// Partition::new([[0, 1], [2, 3]]).broadcast(GroupRank(1));
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
+/// let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
+/// let x = network.add(sum, x)?;
+/// let x = network.add(DistCollective::broadcast(2).group([0, 2]), x)?; // rank 2 is the root
+/// let pairs = || Partition::new([[0, 1], [2, 3]]);
+/// let x = network.add(DistCollective::all_gather().partition(pairs()), x)?;
+/// let x = network.add(pairs().broadcast(1), x)?; // ranks 1 and 3 are the roots
+/// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
-/// `R` is what the root is counted in. An operation without a root takes any groups; a root that is a [`Rank`] goes with all
-/// ranks or one group; a root within each group of a partition is a [`GroupRank`], and such a layer begins at
-/// [`Partition`]:
+/// `R` is how the root is counted:
+/// - [`NoRoot`]: the operation has no root, and takes any groups.
+/// - [`Rank`]: a rank of the communicator, with all ranks or one group.
+/// - [`GroupRank`]: a rank of each group of a partition. [`Partition`] has the constructors.
 ///
 /// ```compile_fail
-/// # use distcollective::{DistCollective, Partition, Rank};
-/// DistCollective::broadcast(Rank(1)).partition(Partition::new([[0, 1], [2, 3]])); // which of the groups has rank 1?
+/// # use distcollective::{DistCollective, Partition};
+/// // Only one of the groups has rank 1.
+/// DistCollective::broadcast(1).partition(Partition::new([[0, 1], [2, 3]]));
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a network"]
@@ -46,7 +54,8 @@ impl<R> DistCollective<R> {
         DistCollective { layer: DistCollectiveLayer::from_parts(operation, reduce_op, root, groups), root: PhantomData }
     }
 
-    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. Zero is found when the layer is added.
+    /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. If it is 0, adding the
+    /// layer is an error.
     pub fn nb_rank(mut self, nb_rank: u32) -> Self {
         self.layer.nb_rank = Some(nb_rank);
         self
@@ -76,7 +85,7 @@ impl DistCollective<NoRoot> {
         Self::from_parts(CollectiveOperation::AllReduce, Some(reduce_op), None, Groups::All)
     }
 
-    /// Every rank gets all inputs, one after the other along dimension 0.
+    /// Every rank gets all inputs, concatenated along dimension 0.
     pub fn all_gather() -> Self {
         Self::from_parts(CollectiveOperation::AllGather, None, None, Groups::All)
     }
@@ -91,43 +100,43 @@ impl DistCollective<NoRoot> {
         Self::from_parts(CollectiveOperation::AllToAll, None, None, Groups::All)
     }
 
-    /// Lets each group of a partition do the operation by itself.
+    /// Each group of the partition does the operation by itself.
     pub fn partition(mut self, partition: Partition) -> Self {
         self.layer.groups = Groups::Partition(partition);
         self
     }
 
-    /// Lets these ranks take part, in this order; the others skip the layer.
-    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
-        self.layer.groups = Groups::Group(ranks.into());
+    /// These ranks take part, in this order. The others skip the layer.
+    pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
     }
 }
 
 impl DistCollective<Rank> {
     /// Every rank gets the root's input.
-    pub fn broadcast(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Broadcast, None, Some(root.into()), Groups::All)
+    pub fn broadcast(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Broadcast, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// The root gets the reduction of all inputs.
-    pub fn reduce(reduce_op: ReduceOperation, root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(root.into()), Groups::All)
+    pub fn reduce(reduce_op: ReduceOperation, root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(Root::Rank(root.into())), Groups::All)
     }
 
-    /// The root gets all inputs, one after the other along dimension 0.
-    pub fn gather(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Gather, None, Some(root.into()), Groups::All)
+    /// The root gets all inputs, concatenated along dimension 0.
+    pub fn gather(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Gather, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
     /// Every rank gets its block, along dimension 0, of the root's input.
-    pub fn scatter(root: Rank) -> Self {
-        Self::from_parts(CollectiveOperation::Scatter, None, Some(root.into()), Groups::All)
+    pub fn scatter(root: impl Into<Rank>) -> Self {
+        Self::from_parts(CollectiveOperation::Scatter, None, Some(Root::Rank(root.into())), Groups::All)
     }
 
-    /// Lets these ranks take part, in this order; the root is one of them. The others skip the layer.
-    pub fn group(mut self, ranks: impl Into<Vec<Rank>>) -> Self {
-        self.layer.groups = Groups::Group(ranks.into());
+    /// These ranks take part, in this order. The root is one of them. The others skip the layer.
+    pub fn group(mut self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Self {
+        self.layer.groups = Groups::Group(ranks.into_iter().map(Into::into).collect());
         self
     }
 }
@@ -138,28 +147,28 @@ impl Partition {
         self,
         operation: CollectiveOperation,
         reduce_op: Option<ReduceOperation>,
-        root: GroupRank,
+        root: impl Into<GroupRank>,
     ) -> DistCollective<GroupRank> {
-        DistCollective::from_parts(operation, reduce_op, Some(root.into()), Groups::Partition(self))
+        DistCollective::from_parts(operation, reduce_op, Some(Root::GroupRank(root.into())), Groups::Partition(self))
     }
 
     /// In each group, every rank gets the root's input.
-    pub fn broadcast(self, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn broadcast(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Broadcast, None, root)
     }
 
     /// In each group, the root gets the reduction of all inputs.
-    pub fn reduce(self, reduce_op: ReduceOperation, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn reduce(self, reduce_op: ReduceOperation, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Reduce, Some(reduce_op), root)
     }
 
-    /// In each group, the root gets all inputs, one after the other along dimension 0.
-    pub fn gather(self, root: GroupRank) -> DistCollective<GroupRank> {
+    /// In each group, the root gets all inputs, concatenated along dimension 0.
+    pub fn gather(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Gather, None, root)
     }
 
     /// In each group, every rank gets its block, along dimension 0, of the root's input.
-    pub fn scatter(self, root: GroupRank) -> DistCollective<GroupRank> {
+    pub fn scatter(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
         self.rooted(CollectiveOperation::Scatter, None, root)
     }
 }

@@ -1,4 +1,4 @@
-//! Validation of a network: every rule that needs the whole description, all mistakes at once.
+//! Validation of a network: every rule that needs the whole description. It finds all mistakes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
@@ -15,12 +15,13 @@ use crate::util::text::count_of;
 /// The points of a profile, in the order in which shapes are kept.
 pub(crate) const POINTS: [&str; 3] = ["min", "opt", "max"];
 
-/// What validation finds out about a network that is right.
+/// What validation finds out about a valid network.
 #[derive(Debug)]
 pub(crate) struct Analysis {
     /// The layers, each after those it depends on.
     pub(crate) schedule: Vec<LayerId>,
-    /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each other and may go on together.
+    /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each
+    /// other and may go on together.
     pub(crate) steps: Vec<Range<usize>>,
     /// The type of each tensor.
     pub(crate) types: Vec<DataType>,
@@ -30,7 +31,7 @@ pub(crate) struct Analysis {
     pub(crate) collectives: Vec<Option<ResolvedLayer>>,
     /// The layers that read each tensor, in the order of the schedule.
     pub(crate) readers: Vec<Vec<LayerId>>,
-    /// What is allowed but deserves a second look.
+    /// What is allowed but may be a mistake.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -44,7 +45,7 @@ impl Analysis {
     }
 }
 
-/// Checks every rule that the whole network shows.
+/// Checks every rule that needs the whole network.
 pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
     let mut mistakes = Vec::new();
     for layer in network.layers.iter().filter(|layer| !layer.has_right_arity()) {
@@ -101,7 +102,7 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
     }
 }
 
-/// Each layer after those it depends on, otherwise in the order in which they were added.
+/// The layers, each after those it depends on, and otherwise in the order of their addition.
 fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
     let layer_inputs = |i: usize| {
         network.layers[i].inputs.iter().filter_map(|input| match network.tensors[input.index()].source {
@@ -204,7 +205,7 @@ fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mut Vec<Error
     for &id in schedule {
         let layer = &network.layers[id.index()];
         let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
-        // A layer behind a mistake is not checked: its own mistakes would be consequences.
+        // A layer that depends on a mistake is not checked: its errors would follow from that one.
         let Some(inputs) = inputs else { continue };
         match layer.body.output_types(&inputs) {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {
@@ -247,7 +248,7 @@ fn infer_profile_shapes(
             Err(error) => mistakes.push(error.about(|| format!("input {:?}", tensor.name))),
         }
     }
-    // A mistake that all points share is told once, without saying at which.
+    // A mistake at all points is reported once, without the point.
     let mut found: BTreeMap<usize, Vec<(usize, Error)>> = BTreeMap::new();
     let shapes = [0, 1, 2].map(|point| {
         let given: Vec<Option<Shape>> = inputs.iter().map(|points| points.map(|points| points[point])).collect();
@@ -269,8 +270,8 @@ fn infer_profile_shapes(
     shapes
 }
 
-/// Works out the shape of every tensor from those of the inputs. Tensors behind a mistake stay without one; `report` gets
-/// the place in the schedule and the mistake.
+/// Infers the shape of every tensor from those of the inputs. A tensor that depends on a mistake
+/// gets none. `report` gets each mistake with its position in the schedule.
 pub(crate) fn infer_shapes(
     network: &Network,
     schedule: &[LayerId],

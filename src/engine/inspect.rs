@@ -1,4 +1,4 @@
-//! What an engine consists of, for people and for programs.
+//! What an engine consists of, as text and as JSON.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use super::{EngineInner, IoTensor};
 use crate::network::LayerBody;
 use crate::shape::Dims;
 
-/// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine). `Display` is for people,
-/// [`to_json`](Self::to_json) for programs.
+/// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine).
+/// `Display` is for people, [`to_json`](Self::to_json) for programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     fingerprint: String,
@@ -49,7 +49,8 @@ struct TensorInspection {
     /// Bytes at the largest shape of the profile.
     max_byte_len: usize,
     place: PlaceInspection,
-    /// Whether there may be a rank on which the tensor is not written: an output keeps its bytes, a reader sees zeros.
+    /// Whether the tensor may not be written on some rank. There, an output keeps its bytes, and a
+    /// layer that reads the tensor reads zeros.
     may_be_unwritten: bool,
 }
 

@@ -1,4 +1,5 @@
-//! The memory plan: where each tensor lies, so that memory is reused as soon as a tensor is dead.
+//! The memory plan: where each tensor lies. Memory is reused after the last layer that reads a
+//! tensor.
 
 use serde::Serialize;
 
@@ -9,7 +10,7 @@ use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 /// The alignment of tensors in a region, in bytes.
 const ALIGN: usize = 256;
 
-/// Memory of a context that is not the caller's.
+/// Memory of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Region {
@@ -22,9 +23,9 @@ pub(crate) enum Region {
 /// Where a tensor lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// In what the caller bound as this input.
+    /// In the memory that the caller binds as this input.
     Input(usize),
-    /// In what the caller bound as this output.
+    /// In the memory that the caller binds as this output.
     Output(usize),
     /// In the engine, with the constant layer.
     Constant(LayerId),
@@ -45,7 +46,8 @@ pub(crate) struct Place {
 pub(crate) struct MemoryPlan {
     /// Where each tensor lies.
     pub(crate) locations: Vec<Location>,
-    /// For each tensor that lies elsewhere and is an output too, the number of that output, to copy it to.
+    /// For each tensor that lies elsewhere and is an output too, the number of that output, to copy
+    /// it to.
     pub(crate) copy_out: Vec<Option<usize>>,
     /// For each layer that needs room of its own while it runs.
     pub(crate) scratch: Vec<Option<Place>>,
@@ -96,7 +98,8 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
             let unwritten = analysis.collectives[id.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten());
             let is_read = !analysis.readers[tensor.index()].is_empty();
             match output {
-                // Where it is not written the caller's buffer keeps its bytes, while readers see zeros: two places.
+                // On a rank that does not write it, the caller's buffer keeps its bytes and readers
+                // see zeros. So it needs memory of its own.
                 Some(output) if unwritten && is_read => copy_out[tensor.index()] = Some(output),
                 Some(output) => {
                     locations[tensor.index()] = Location::Output(output);
@@ -160,9 +163,9 @@ fn largest(analysis: &Analysis, tensor: TensorId) -> usize {
     analysis.shapes.iter().map(|shapes| shapes[tensor.index()].byte_len(data_type)).max().unwrap_or(0)
 }
 
-/// The memory of the layer's input, where the layer may write its output over it: the input dies here, and the layer can
-/// work in place wherever the tensors lie. (all_gather and its like could too, but at an offset that depends on the rank,
-/// and plans do not.)
+/// The memory of the layer's input, if the layer may write its output over it: no later layer reads
+/// the input, and the layer can work in place. (all_gather can too, but at an offset that depends
+/// on the rank. Plans do not depend on the rank.)
 fn in_place_with(
     network: &Network,
     analysis: &Analysis,
@@ -174,12 +177,9 @@ fn in_place_with(
     let [input] = layer.inputs[..] else { return None };
     let data_type = analysis.types[input.index()];
     let able = match &layer.body {
-        LayerBody::DistCollective(_) => analysis.collectives[id.index()].as_ref().is_some_and(|c| {
-            c.is_identity() || {
-                use crate::collective::Collective::{AllReduce, Broadcast, Reduce};
-                matches!(c.collective, AllReduce { .. } | Broadcast { .. } | Reduce { .. })
-            }
-        }),
+        LayerBody::DistCollective(_) => analysis.collectives[id.index()]
+            .as_ref()
+            .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().can_use_one_buffer()),
         LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Constant(_) | LayerBody::Plugin(_) => false,
@@ -191,8 +191,9 @@ fn in_place_with(
     if able && dies && read_once && computed { allocation_of[input.index()] } else { None }
 }
 
-/// Gives each allocation of a region an offset, large ones first, each at the lowest place that is free while it lives.
-/// Returns the region's length; `None` where no address space has so much.
+/// Gives each allocation of a region an offset: large ones first, each at the lowest offset that is
+/// free while the allocation is in use. Returns the region's length, or `None` if no memory is that
+/// long.
 fn place(allocations: &mut [Allocation], region: Region) -> Option<usize> {
     let mut order: Vec<usize> = (0..allocations.len()).filter(|&a| allocations[a].region == region).collect();
     order.sort_by_key(|&a| std::cmp::Reverse(allocations[a].byte_len));
@@ -222,7 +223,7 @@ fn place(allocations: &mut [Allocation], region: Region) -> Option<usize> {
     isize::try_from(region_len).is_ok().then_some(region_len)
 }
 
-/// Every tensor has some memory, so that no two that live together have the same address.
+/// At least one byte, so that no two tensors in use have the same address.
 fn padded(byte_len: usize) -> usize {
     byte_len.max(1).next_multiple_of(ALIGN)
 }

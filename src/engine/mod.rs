@@ -1,4 +1,4 @@
-//! The engine: a validated network with its schedule and memory plan, immutable from here on.
+//! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
 mod inspect;
@@ -6,6 +6,7 @@ mod memory;
 mod plan;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,11 +18,29 @@ pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 use crate::context::{ContextOptions, ExecutionContext};
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
-use crate::error::Result;
+use crate::error::{Result, error};
 use crate::network::{Network, PluginRegistry, Source, TensorId};
 use crate::shape::Dims;
 
-/// A network that is ready to run: TensorRT's `ICudaEngine`. Clones are the same engine.
+/// A network that is ready to run: TensorRT's `ICudaEngine`. It never changes, and clones are the
+/// same engine.
+///
+/// ```
+/// use distcollective::{Builder, DataType, DistCollective, Engine, Network, ReduceOperation};
+///
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
+/// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
+/// network.mark_output(y, "y")?;
+/// let engine = Builder::new().build(&network)?;
+/// println!("{}", engine.inspect());
+///
+/// let plan = engine.serialize()?; // or `save` into a file
+/// let same = Engine::deserialize(&plan)?;
+/// assert_eq!(same.fingerprint(), engine.fingerprint());
+/// assert_eq!(same.io_tensor("y")?.dims.as_slice(), [4, 8]);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<EngineInner>,
@@ -37,13 +56,13 @@ pub(crate) struct EngineInner {
     pub(crate) fingerprint: String,
 }
 
-/// Whether the caller gives a tensor or gets it.
+/// Whether a tensor is an input or an output. There is no third kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoMode {
-    /// The caller gives it.
+    /// The caller binds a tensor to read.
     Input,
-    /// The caller gets it.
+    /// The caller binds a tensor to write.
     Output,
 }
 
@@ -53,14 +72,14 @@ pub enum IoMode {
 pub struct IoTensor {
     /// The name.
     pub name: String,
-    /// Whether it is given or got.
+    /// Whether it is an input or an output.
     pub mode: IoMode,
     /// The type of the elements.
     #[serde(serialize_with = "inspect::as_text")]
     pub data_type: DataType,
-    /// The dimensions; -1 where they depend on input shapes.
+    /// The dimensions. Those that depend on input shapes are -1.
     pub dims: Dims,
-    /// The shapes between which the tensor lies: min, opt and max of the optimization profile, or what follows from it.
+    /// The shapes at min, opt and max of the optimization profile.
     pub profile: [Dims; 3],
     #[serde(skip)]
     pub(crate) tensor: TensorId,
@@ -94,13 +113,49 @@ impl Engine {
         Ok(Engine { inner: Arc::new(inner) })
     }
 
-    /// The engine as plan bytes, to be read by [`deserialize`](Self::deserialize). The same network gives the same bytes.
+    /// The engine as plan bytes, which [`deserialize`](Self::deserialize) reads. The same network
+    /// gives the same bytes.
     ///
     /// # Errors
     ///
-    /// A plugin that cannot be serialized.
+    /// A plugin cannot be serialized.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         plan::write(&self.inner.network)
+    }
+
+    /// Writes the plan into a file, which [`load`](Self::load) reads.
+    ///
+    /// # Errors
+    ///
+    /// - A plugin cannot be serialized.
+    /// - [`System`](crate::ErrorKind::System): the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        std::fs::write(path, self.serialize()?)
+            .map_err(|e| error!(System, "the plan cannot be written to {}: {e}", path.display()).with_source(e))
+    }
+
+    /// Reads a file of [`save`](Self::save): the plan of a network without plugins.
+    ///
+    /// # Errors
+    ///
+    /// - [`System`](crate::ErrorKind::System): the file cannot be read.
+    /// - The errors of [`deserialize`](Self::deserialize).
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path, &PluginRegistry::new())
+    }
+
+    /// [`load`](Self::load), with the plugins of a registry.
+    ///
+    /// # Errors
+    ///
+    /// - [`System`](crate::ErrorKind::System): the file cannot be read.
+    /// - The errors of [`deserialize_with`](Self::deserialize_with).
+    pub fn load_with(path: impl AsRef<Path>, plugins: &PluginRegistry) -> Result<Self> {
+        let path = path.as_ref();
+        let plan = std::fs::read(path)
+            .map_err(|e| error!(System, "the plan {} cannot be read: {e}", path.display()).with_source(e))?;
+        Self::deserialize_with(&plan, plugins).map_err(|e| e.about(|| format!("plan {}", path.display())))
     }
 
     /// Reads plan bytes of a network without plugins.
@@ -112,13 +167,14 @@ impl Engine {
         Self::deserialize_with(plan, &PluginRegistry::new())
     }
 
-    /// Reads plan bytes, and makes their plugins from what is registered.
+    /// Reads plan bytes of a network with plugins, which the registry makes.
     ///
     /// # Errors
     ///
-    /// [`InvalidPlan`](crate::ErrorKind::InvalidPlan): bytes that are no plan, a plan of another format, one that is cut or
-    /// altered in any byte, a plugin that is not registered. A plan is validated as a network is, and its mistakes are
-    /// reported likewise.
+    /// - [`InvalidPlan`](crate::ErrorKind::InvalidPlan): the bytes are no plan, a plan of another
+    ///   format, or were cut or changed; a plugin is not registered.
+    /// - The errors of [`Builder::build`](crate::Builder::build): reading a plan validates it.
+    /// - The errors of a plugin's constructor.
     pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
         Self::new(plan::read(plan, registry)?)
     }
@@ -132,9 +188,18 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// No such tensor; the error lists those there are.
+    /// There is no such tensor. The error lists the names.
     pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
         self.inner.io_index(name).map(|index| &self.inner.io[index])
+    }
+
+    /// The index in [`io_tensors`](Self::io_tensors) of the input or output with a name.
+    ///
+    /// # Errors
+    ///
+    /// There is no such tensor. The error lists the names.
+    pub fn io_index(&self, name: &str) -> Result<usize> {
+        self.inner.io_index(name)
     }
 
     /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
@@ -142,12 +207,12 @@ impl Engine {
         &self.inner.fingerprint
     }
 
-    /// What the build found allowed but deserving a second look.
+    /// What is allowed but may be a mistake, as text.
     pub fn warnings(&self) -> &[String] {
         &self.inner.analysis.warnings
     }
 
-    /// Tensors, layers, schedule and memory, for people and as JSON.
+    /// Tensors, layers, schedule and memory, as text or as JSON.
     pub fn inspect(&self) -> Inspection {
         inspect::inspect(&self.inner)
     }
@@ -183,7 +248,7 @@ impl EngineInner {
         self.network.inputs.len()
     }
 
-    /// The number of an input or output among [`EngineInner::io`].
+    /// See [`Engine::io_index`].
     pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
         self.io.iter().position(|t| t.name == name).ok_or_else(|| {
             let list = |mode| {
@@ -191,7 +256,7 @@ impl EngineInner {
                     self.io.iter().filter(|t| t.mode == mode).map(|t| format!("{:?}", t.name)).collect();
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             };
-            crate::error::error!(
+            error!(
                 InvalidArgument,
                 "{name:?} is not an input or output; inputs are {}; outputs are {}",
                 list(IoMode::Input),

@@ -1,7 +1,8 @@
 //! Plan bytes: an engine as a file.
 //!
-//! A plan holds the description of the network, not what was derived from it: reading it validates and plans again, so that
-//! bytes from elsewhere can break no rule. [`crate::framing`] has the layout.
+//! A plan holds the description of the network and nothing that is derived from it. Reading a plan
+//! validates it and plans memory anew, so that bytes from any source break no rule.
+//! [`crate::framing`] has the layout.
 
 use std::sync::Arc;
 
@@ -107,7 +108,7 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
     })
 }
 
-/// The network, with every number in range and every tensor with the one source that it says.
+/// The network. Checks that each number is in range, and that each tensor has one source.
 fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
     let damaged = |what: &str| error!(InvalidPlan, "the plan contradicts itself: {what}");
     let tensor_count = body.tensors.len();
@@ -151,7 +152,7 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
         return Err(damaged("a tensor has two sources"));
     }
     let mut network = Network { tensors, layers, inputs, outputs: Vec::new() };
-    // The rules of the description are those of the methods that make one.
+    // The methods that describe a network check the rest.
     for tensor in outputs {
         let name = network.tensors[tensor.index()].name.clone();
         network.mark_output(tensor, &name).map_err(in_plan)?;
@@ -199,8 +200,8 @@ fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> 
     })
 }
 
-/// A short name for what an engine computes: the beginning of a hash over its description, plugins by name where they are
-/// not serialized.
+/// A short name for what an engine computes: the beginning of a hash over its description. A plugin
+/// that cannot be serialized counts by its name.
 pub(crate) fn fingerprint(network: &Network) -> String {
     let mut hash = Sha256::new();
     for tensor in &network.tensors {
@@ -247,7 +248,8 @@ mod tests {
         Ok(network)
     }
 
-    /// What whoever can compute a checksum may hand us: any body at all. It is an error or an engine, never a panic.
+    /// Anybody can compute the checksum, so any body may come. Reading it gives an error or an
+    /// engine, and never panics.
     #[test]
     fn a_body_that_was_made_up_is_an_error_or_valid() {
         let network = network().expect("a network");

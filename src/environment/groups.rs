@@ -117,7 +117,7 @@ mod tests {
                     // Beside a group without a name.
                     let unnamed = match rank {
                         0 => groups.make(all, "tp", &BOTH),
-                        _ => all.new_group(&BOTH),
+                        _ => all.new_group(BOTH),
                     };
                     let message = unnamed.expect_err("one has no name").to_string();
                     let sides = ["\"tp\" [0, 1]", "[0, 1] without a name"];

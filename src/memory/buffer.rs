@@ -14,16 +14,36 @@ use crate::element::Element;
 use crate::error::{Result, bail};
 use crate::shape::{Dims, Shape};
 
-/// The alignment of every buffer in host memory, in bytes: pages for the copy, and more than any vector instruction wants.
+/// The alignment of the host memory that buffers allocate, in bytes: a page.
 const ALIGN: usize = 4096;
 
-/// How long a GPU may take to write zeros.
-const ZEROING_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time that a GPU may take to fill a new buffer.
+const FILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A tensor that owns its memory: a type, a shape and zeroed bytes to begin with.
+/// A tensor that owns its memory: a type, a shape and bytes.
 ///
-/// There is one owner at a time. An asynchronous call takes the buffer and [`crate::Work::wait`] hands it back, so that
-/// nobody can read it while peers write; a `Work` that is leaked keeps the memory for ever.
+/// An asynchronous call takes the buffer, and [`Work::wait`](crate::Work::wait) hands it back. So
+/// the program cannot read the buffer while peers write it. A `Work` that is leaked keeps the
+/// memory for ever.
+///
+/// ```
+/// use distcollective::{Buffer, DataType};
+///
+/// let mut zeros = Buffer::zeroed(DataType::Float32, [2, 3])?;
+/// zeros.as_mut_slice::<f32>()?[0] = 1.0;
+/// let ones = Buffer::from(vec![1.0f32; 3]); // takes the vector's memory
+/// assert_eq!(ones.shape().as_slice(), [3]);
+/// let mut copy = zeros.try_clone()?;
+/// copy.write(0, &2f32.to_ne_bytes())?; // into whichever memory the buffer is in
+/// assert_eq!((zeros.as_slice::<f32>()?[0], copy.as_slice::<f32>()?[0]), (1.0, 2.0));
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// # Panics
+///
+/// A buffer of [`Communicator::allocate`](crate::Communicator::allocate) on the host gets private
+/// memory with the same bytes when it is next used after its communicator has failed. Every method
+/// that reads or writes it, or gives its address, panics if the system has no memory for that.
 pub struct Buffer {
     memory: Memory,
     data_type: DataType,
@@ -32,25 +52,28 @@ pub struct Buffer {
 
 /// Where a buffer's bytes are.
 enum Memory {
+    /// Memory of the global allocator; none if the layout has no bytes.
     Heap { address: NonNull<u8>, layout: Layout },
+    /// Memory of a communicator or a GPU.
     Leased(Box<dyn Lease>),
 }
 
-/// Memory that a communicator lends out, until it is dropped.
+/// Memory that a buffer holds until it drops this.
 pub(crate) trait Lease: Send + Sync {
-    /// Where it is: always at the same address.
+    /// The address, always the same.
     fn address(&self) -> NonNull<u8>;
 
-    /// Says whether a slice of it, which can be written, may be alive while a collective writes it. Peers that a failed
-    /// collective has left behind may write what they reach, so they must not reach that.
+    /// Says whether a mutable slice of the memory may exist while a collective writes the memory. A
+    /// peer that is still in a failed collective may write the memory it reaches, so it must not
+    /// reach memory with such a slice.
     fn set_sliced(&self, is_sliced: bool);
 
-    /// What tells it from other memory of a GPU at the same address.
+    /// A number that differs from that of other memory of a GPU at the same address.
     fn generation(&self) -> u64 {
         0
     }
 
-    /// The GPU whose memory it is, if it is not the host's.
+    /// The GPU that the memory is on; `None` for host memory.
     fn device(&self) -> Option<&Arc<Device>> {
         None
     }
@@ -72,7 +95,7 @@ impl Lease for DeviceMemory {
     }
 }
 
-// SAFETY: a buffer is plain memory that its one owner reads and writes.
+// SAFETY: a buffer is plain memory that only its owner reads and writes.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for Buffer {}
@@ -88,31 +111,63 @@ impl Buffer {
         Self::with_shape(data_type, shape)
     }
 
-    /// A buffer of zeros in this memory. What [`Communicator::allocate`](crate::Communicator::allocate) gives is faster where
-    /// collectives use it.
+    /// A buffer of zeros in this memory. Collectives are faster on buffers of
+    /// [`Communicator::allocate`](crate::Communicator::allocate).
     ///
     /// # Errors
     ///
-    /// As [`zeroed`](Self::zeroed); no such GPU, or none that works.
+    /// - Dimensions that are not a shape (see [`Shape::new`]), or more memory than there is.
+    /// - There is no such GPU, or CUDA does not work.
     pub fn zeroed_in(
         space: MemorySpace,
         data_type: DataType,
         dims: impl TryInto<Dims, Error: Into<crate::Error>>,
     ) -> Result<Self> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
-        let ordinal = match space {
-            MemorySpace::Host => return Self::with_shape(data_type, shape),
-            MemorySpace::Cuda(ordinal) => ordinal,
-        };
-        let byte_len = shape.byte_len(data_type);
-        let memory = DeviceMemory::new(&Device::open(ordinal)?, byte_len)?;
-        let stream = CudaStream::new(memory.device())?;
-        // SAFETY: the memory is as long, aligned as CUDA aligns it (256 bytes), and nobody else has it.
-        unsafe {
-            stream.zero(memory.address(), byte_len)?;
-            stream.synchronize(Instant::now() + ZEROING_TIMEOUT, || Ok(()))?;
-            Self::leased(Box::new(memory), byte_len)?.reshaped(data_type, shape)
+        match space {
+            MemorySpace::Host => Self::with_shape(data_type, shape),
+            MemorySpace::Cuda(ordinal) => {
+                let byte_len = shape.byte_len(data_type);
+                // SAFETY: the memory is as long.
+                Self::on_gpu(&Device::open(ordinal)?, byte_len, |stream, address| unsafe {
+                    stream.zero(address, byte_len)
+                })?
+                .reshaped(data_type, shape)
+            }
         }
+    }
+
+    /// Bytes on a GPU, which `fill` enqueues.
+    fn on_gpu(
+        device: &Arc<Device>,
+        byte_len: usize,
+        fill: impl FnOnce(&CudaStream, *mut u8) -> Result<()>,
+    ) -> Result<Self> {
+        let memory = DeviceMemory::new(device, byte_len)?;
+        let stream = CudaStream::new(device)?;
+        fill(&stream, memory.address())?;
+        stream.synchronize(Instant::now() + FILL_TIMEOUT, || Ok(()))?;
+        // SAFETY: the memory is as long, filled, aligned to 256 bytes by CUDA, and only this buffer
+        // has it.
+        unsafe { Self::leased(Box::new(memory), byte_len) }
+    }
+
+    /// A copy in memory of its own, of the same kind: host memory, or memory of the same GPU.
+    ///
+    /// # Errors
+    ///
+    /// More memory than there is; a GPU that fails.
+    pub fn try_clone(&self) -> Result<Self> {
+        let Some(device) = self.device() else {
+            let mut copy = Self::with_shape(self.data_type, self.shape)?;
+            copy.as_mut_bytes()?.copy_from_slice(self.as_bytes()?);
+            return Ok(copy);
+        };
+        // SAFETY: both are as long, and this buffer is not written while it is borrowed.
+        Self::on_gpu(device, self.byte_len(), |stream, address| unsafe {
+            stream.copy(self.as_ptr(), address, self.byte_len())
+        })?
+        .reshaped(self.data_type, self.shape)
     }
 
     pub(crate) fn with_shape(data_type: DataType, shape: Shape) -> Result<Self> {
@@ -128,12 +183,12 @@ impl Buffer {
         Ok(Buffer { memory: Memory::Heap { address, layout }, data_type, shape })
     }
 
-    /// A buffer of bytes in memory that is lent.
+    /// A buffer of bytes in memory of a lease.
     ///
     /// # Safety
     ///
-    /// Until the lease is dropped, so many bytes at its address are valid in the memory that it says, initialized, aligned to every
-    /// element type, and used by nobody but the buffer's owner.
+    /// Until the lease is dropped, `byte_len` bytes at its address are valid in the memory that it
+    /// names, initialized, aligned to every element type, and used by the buffer's owner only.
     pub(crate) unsafe fn leased(lease: Box<dyn Lease>, byte_len: usize) -> Result<Self> {
         Ok(Buffer { memory: Memory::Leased(lease), data_type: DataType::Uint8, shape: Shape::new(&[byte_len])? })
     }
@@ -145,7 +200,6 @@ impl Buffer {
         }
     }
 
-    /// Who lends the memory, if somebody does.
     pub(super) fn lease(&self) -> Option<&dyn Lease> {
         match &self.memory {
             Memory::Heap { .. } => None,
@@ -180,7 +234,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The same memory as another tensor of the same length in bytes.
+    /// The same memory as another tensor of the same length in bytes. The memory has to be aligned
+    /// to the type.
     pub(crate) fn reshaped(mut self, data_type: DataType, shape: Shape) -> Result<Self> {
         if shape.byte_len(data_type) != self.byte_len() {
             bail!(InvalidBuffer, "{data_type} {shape} has not the length of {self:?}");
@@ -205,7 +260,7 @@ impl Buffer {
         self.shape.byte_len(self.data_type)
     }
 
-    /// Which memory the buffer is in.
+    /// The memory that the buffer is in.
     pub fn space(&self) -> MemorySpace {
         self.device().map_or(MemorySpace::Host, |device| MemorySpace::Cuda(device.ordinal()))
     }
@@ -246,7 +301,8 @@ impl Buffer {
     /// The buffer is not in host memory; see [`write`](Self::write).
     pub fn as_mut_bytes(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
-        // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every element type.
+        // SAFETY: as above, `self` is borrowed mutably, and every bit pattern is valid for every
+        // element type.
         Ok(unsafe { slice::from_raw_parts_mut(self.address_for_writing(true), self.byte_len()) })
     }
 
@@ -261,7 +317,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies bytes out, from this offset on, from whichever memory the buffer is in, and waits for it.
+    /// Copies bytes from this offset on into `bytes`, whichever memory the buffer is in, and waits
+    /// until that is done.
     ///
     /// # Errors
     ///
@@ -271,7 +328,8 @@ impl Buffer {
         unsafe { self.copy_to(offset, bytes.as_mut_ptr(), bytes.len()) }
     }
 
-    /// Copies bytes in, from this offset on, to whichever memory the buffer is in, and waits for it.
+    /// Copies `bytes` to this offset, whichever memory the buffer is in, and waits until that is
+    /// done.
     ///
     /// # Errors
     ///
@@ -281,18 +339,18 @@ impl Buffer {
         unsafe { self.copy_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
-    /// [`read`](Self::read) into memory of the host's, which may be this buffer's own.
+    /// [`read`](Self::read) into host memory, which may be this buffer's.
     ///
     /// # Safety
     ///
-    /// So many bytes from `bytes` on are the caller's to write.
+    /// The caller may write `byte_len` bytes from `bytes` on.
     pub unsafe fn copy_to(&self, offset: usize, bytes: *mut u8, byte_len: usize) -> Result<()> {
         self.check_range(offset, byte_len)?;
         if byte_len == 0 {
             return Ok(());
         }
-        // SAFETY: the buffer holds that many bytes, and nobody writes them while it is borrowed; the caller's promise. Memory of the host's
-        // is apart from a GPU's.
+        // SAFETY: the buffer holds that many bytes, which are not written while it is borrowed; the
+        // caller's promise. Host memory does not overlap a GPU's.
         unsafe {
             let source = self.as_ptr().add(offset);
             match self.device() {
@@ -305,11 +363,11 @@ impl Buffer {
         }
     }
 
-    /// [`write`](Self::write) from memory of the host's, which may be this buffer's own.
+    /// [`write`](Self::write) from host memory, which may be this buffer's.
     ///
     /// # Safety
     ///
-    /// So many bytes from `bytes` on are valid, and nobody writes them meanwhile.
+    /// `byte_len` bytes from `bytes` on are valid, and are not written during the call.
     pub unsafe fn copy_from(&mut self, offset: usize, bytes: *const u8, byte_len: usize) -> Result<()> {
         self.check_range(offset, byte_len)?;
         if byte_len == 0 {
@@ -328,14 +386,14 @@ impl Buffer {
         }
     }
 
-    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_ptr(&self) -> *const u8 {
         self.address().as_ptr()
     }
 
     /// The address of the first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        // Nobody has a slice: this borrows the buffer.
+        // This borrows the buffer mutably, so there is no slice of it.
         self.address_for_writing(false)
     }
 
@@ -354,7 +412,8 @@ impl Buffer {
     /// `T` is not the type of the elements; the buffer is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.check_type::<T>()?;
-        // SAFETY: the memory holds that many initialized elements of `T`, for which every bit pattern is valid.
+        // SAFETY: the memory holds that many initialized elements of `T`, for which every bit
+        // pattern is valid.
         Ok(unsafe { slice::from_raw_parts(self.address().as_ptr().cast(), self.shape.element_count()) })
     }
 
@@ -370,9 +429,28 @@ impl Buffer {
     }
 }
 
+impl<T: Element> From<Vec<T>> for Buffer {
+    /// A tensor of one dimension in the vector's memory. Room that the vector does not use is given
+    /// back, which may move the elements.
+    ///
+    /// # Panics
+    ///
+    /// On a 32-bit target, if there are more than `isize::MAX / 8` elements: see [`Shape`].
+    fn from(elements: Vec<T>) -> Self {
+        let shape = Shape::new(&[elements.len()]).unwrap_or_else(|error| panic!("{error}"));
+        let elements = Box::leak(elements.into_boxed_slice());
+        // A box of a slice has its memory from the global allocator, with the slice's layout.
+        let layout = Layout::for_value(elements);
+        let memory = Memory::Heap { address: NonNull::from(elements).cast(), layout };
+        Buffer { memory, data_type: T::DATA_TYPE, shape }
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Memory::Heap { address, layout } = self.memory {
+        if let Memory::Heap { address, layout } = self.memory
+            && layout.size() > 0
+        {
             // SAFETY: allocated with this layout, and freed once.
             unsafe { dealloc(address.as_ptr(), layout) };
         }

@@ -1,5 +1,7 @@
 //! Tensors in memory: [`Buffer`] owns, [`TensorView`] and [`TensorViewMut`] borrow.
 
+#[cfg(feature = "ndarray")]
+mod array;
 mod buffer;
 mod space;
 mod view;

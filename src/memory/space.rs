@@ -1,14 +1,14 @@
-//! Where memory is.
+//! Memory of the host, and memory of GPUs.
 
 use std::fmt;
 
-/// Where memory is: the host's, or a GPU's, which the processor cannot touch.
+/// Where memory is: on the host, or on a GPU, whose memory the processor cannot touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemorySpace {
-    /// The host's.
+    /// Memory of the host.
     Host,
-    /// That of the GPU with this number among those that the process sees.
+    /// Memory of the GPU with this number among those that the process sees.
     Cuda(u32),
 }
 

@@ -1,76 +1,20 @@
 //! Borrowed tensors, for calls that block.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::slice;
-
-use ndarray::{ArrayBase, ArrayViewD, ArrayViewMutD, Data, DataMut, Dimension, IxDyn};
 
 use super::{Address, Buffer, Lease, MemorySpace};
 use crate::data_type::DataType;
 use crate::element::Element;
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
 use crate::shape::Shape;
 
-/// What a view knows of the memory it borrows.
-#[derive(Clone, Copy)]
-pub(crate) struct RawTensor {
-    pub(crate) data_type: DataType,
-    pub(crate) address: *mut u8,
-    pub(crate) space: MemorySpace,
-    /// What tells memory of a GPU from other memory at the same address; 0 for the caller's own.
-    pub(crate) generation: u64,
-    pub(crate) byte_len: usize,
-    /// A slice has a length but no shape.
-    pub(crate) shape: Option<Shape>,
-}
-
-impl RawTensor {
-    fn new<T: Element>(address: *const T, element_count: usize, shape: Option<Shape>) -> Self {
-        RawTensor {
-            data_type: T::DATA_TYPE,
-            address: address.cast_mut().cast(),
-            space: MemorySpace::Host,
-            generation: 0,
-            byte_len: element_count * size_of::<T>(),
-            shape,
-        }
-    }
-
-    pub(crate) fn element_count(&self) -> usize {
-        self.byte_len / self.data_type.byte_len()
-    }
-
-    pub(crate) fn located(&self) -> Address {
-        Address { pointer: self.address, space: self.space }
-    }
-
-    fn check_type<T: Element>(&self) -> Result<()> {
-        if self.space != MemorySpace::Host {
-            bail!(InvalidBuffer, "the tensor is in {}, which the processor cannot touch", self.space);
-        }
-        if T::DATA_TYPE != self.data_type {
-            bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
-        }
-        Ok(())
-    }
-
-    /// The address to make a slice from: not null, even where the view is.
-    fn slice_ptr<T>(&self) -> *mut T {
-        if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
-    }
-
-    fn dims(&self) -> IxDyn {
-        match self.shape {
-            Some(shape) => IxDyn(shape.as_slice()),
-            None => IxDyn(&[self.element_count()]),
-        }
-    }
-}
-
-/// A borrowed tensor to read: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+/// A borrowed tensor to read: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
+/// feature `ndarray`, from a contiguous array or view of that crate.
 #[derive(Clone, Copy)]
 pub struct TensorView<'a> {
-    raw: RawTensor,
+    pub(super) raw: RawTensor,
     borrow: PhantomData<&'a [u8]>,
 }
 
@@ -79,10 +23,11 @@ unsafe impl Send for TensorView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for TensorView<'_> {}
 
-/// A borrowed tensor to write: from a slice, a `Vec`, a contiguous [`ndarray`] array or a [`Buffer`].
+/// A borrowed tensor to write: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
+/// feature `ndarray`, from a contiguous array or view of that crate.
 pub struct TensorViewMut<'a> {
-    raw: RawTensor,
-    /// Who lends the memory of a [`Buffer`], to be told when a slice is made.
+    pub(super) raw: RawTensor,
+    /// The lease of a [`Buffer`], which learns when a slice is made.
     lease: Option<&'a dyn Lease>,
     borrow: PhantomData<&'a mut [u8]>,
 }
@@ -95,14 +40,21 @@ unsafe impl Sync for TensorViewMut<'_> {}
 impl<'a> TensorView<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody writes it
-    /// during `'a`.
+    /// During `'a` the memory is initialized, aligned to the element size, at least as long as
+    /// `raw` says, and not written.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorView { raw, borrow: PhantomData }
     }
 
     pub(crate) fn raw(&self) -> RawTensor {
         self.raw
+    }
+
+    /// The view as a tensor of a shape with as many elements.
+    #[cfg(feature = "ndarray")]
+    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
+        self.raw.shape = Some(shape);
+        self
     }
 
     /// The type of the elements.
@@ -120,12 +72,12 @@ impl<'a> TensorView<'a> {
         self.raw.shape
     }
 
-    /// Which memory the tensor is in.
+    /// The memory that the tensor is in.
     pub fn space(&self) -> MemorySpace {
         self.raw.space
     }
 
-    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.address
     }
@@ -140,29 +92,26 @@ impl<'a> TensorView<'a> {
         // SAFETY: the view borrows that many initialized, aligned elements of `T` for `'a`.
         Ok(unsafe { slice::from_raw_parts(self.raw.slice_ptr(), self.element_count()) })
     }
-
-    /// The tensor as an array; a view of a slice has one dimension.
-    ///
-    /// # Errors
-    ///
-    /// `T` is not the type of the elements; the tensor is not in host memory.
-    pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'a, T>> {
-        ArrayViewD::from_shape(self.raw.dims(), self.as_slice()?)
-            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
-    }
 }
 
 impl<'a> TensorViewMut<'a> {
     /// # Safety
     ///
-    /// The memory is initialized, aligned to the element size, at least as long as it says, and nobody else uses it
-    /// during `'a`.
+    /// During `'a` the memory is initialized, aligned to the element size, at least as long as
+    /// `raw` says, and used through this view only.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorViewMut { raw, lease: None, borrow: PhantomData }
     }
 
     pub(crate) fn raw(&mut self) -> RawTensor {
         self.raw
+    }
+
+    /// The view as a tensor of a shape with as many elements.
+    #[cfg(feature = "ndarray")]
+    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
+        self.raw.shape = Some(shape);
+        self
     }
 
     /// The type of the elements.
@@ -180,12 +129,12 @@ impl<'a> TensorViewMut<'a> {
         self.raw.shape
     }
 
-    /// Which memory the tensor is in.
+    /// The memory that the tensor is in.
     pub fn space(&self) -> MemorySpace {
         self.raw.space
     }
 
-    /// The address of the first byte, in the memory that [`space`](Self::space) says.
+    /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.raw.address
     }
@@ -200,31 +149,33 @@ impl<'a> TensorViewMut<'a> {
         if let Some(lease) = self.lease {
             lease.set_sliced(true);
         }
-        // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and `self` is borrowed mutably.
+        // SAFETY: the view borrows that many initialized, aligned elements of `T` mutably, and
+        // `self` is borrowed mutably.
         Ok(unsafe { slice::from_raw_parts_mut(self.raw.slice_ptr(), self.element_count()) })
-    }
-
-    /// The tensor as an array; a view of a slice has one dimension.
-    ///
-    /// # Errors
-    ///
-    /// `T` is not the type of the elements; the tensor is not in host memory.
-    pub fn as_array_mut<T: Element>(&mut self) -> Result<ArrayViewMutD<'_, T>> {
-        let dims = self.raw.dims();
-        ArrayViewMutD::from_shape(dims, self.as_mut_slice()?)
-            .map_err(|e| crate::error::error!(InvalidBuffer, "the tensor is not an array").with_source(e))
     }
 }
 
 impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
     fn from(slice: &'a [T]) -> Self {
-        TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), None), borrow: PhantomData }
+        TensorView { raw: RawTensor::of_slice(slice.as_ptr(), slice.len()), borrow: PhantomData }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
     fn from(slice: &'a mut [T]) -> Self {
-        TensorViewMut { raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), None), lease: None, borrow: PhantomData }
+        TensorViewMut { raw: RawTensor::of_slice(slice.as_mut_ptr(), slice.len()), lease: None, borrow: PhantomData }
+    }
+}
+
+impl<'a, T: Element> From<&'a T> for TensorView<'a> {
+    fn from(scalar: &'a T) -> Self {
+        slice::from_ref(scalar).into()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut T> for TensorViewMut<'a> {
+    fn from(scalar: &'a mut T) -> Self {
+        slice::from_mut(scalar).into()
     }
 }
 
@@ -280,39 +231,77 @@ impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
     }
 }
 
-impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D>> for TensorView<'a> {
-    type Error = Error;
+/// The memory that a view borrows.
+#[derive(Clone, Copy)]
+pub(crate) struct RawTensor {
+    pub(crate) data_type: DataType,
+    pub(crate) address: *mut u8,
+    pub(crate) space: MemorySpace,
+    /// A number that differs from that of other memory of a GPU at the same address; 0 for memory
+    /// of the caller.
+    pub(crate) generation: u64,
+    pub(crate) byte_len: usize,
+    /// A slice has a length but no shape.
+    pub(crate) shape: Option<Shape>,
+}
 
-    /// # Errors
-    ///
-    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
-    fn try_from(array: &'a ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let Some(slice) = array.as_slice() else { return Err(not_contiguous(&shape)) };
-        Ok(TensorView { raw: RawTensor::new(slice.as_ptr(), slice.len(), Some(shape)), borrow: PhantomData })
+impl RawTensor {
+    fn of_slice<T: Element>(address: *const T, element_count: usize) -> Self {
+        RawTensor {
+            data_type: T::DATA_TYPE,
+            address: address.cast_mut().cast(),
+            space: MemorySpace::Host,
+            generation: 0,
+            byte_len: element_count * size_of::<T>(),
+            shape: None,
+        }
+    }
+
+    pub(crate) fn element_count(&self) -> usize {
+        self.byte_len / self.data_type.byte_len()
+    }
+
+    pub(crate) fn located(&self) -> Address {
+        Address { pointer: self.address, space: self.space }
+    }
+
+    fn check_type<T: Element>(&self) -> Result<()> {
+        if self.space != MemorySpace::Host {
+            bail!(InvalidBuffer, "the tensor is in {}, which the processor cannot touch", self.space);
+        }
+        if T::DATA_TYPE != self.data_type {
+            bail!(InvalidBuffer, "the tensor is {}, not {}", self.data_type, T::DATA_TYPE);
+        }
+        Ok(())
+    }
+
+    /// The address to make a slice from. It is not null, even if the view's is.
+    fn slice_ptr<T>(&self) -> *mut T {
+        if self.byte_len == 0 { std::ptr::dangling_mut() } else { self.address.cast() }
     }
 }
 
-impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBase<S, D>> for TensorViewMut<'a> {
-    type Error = Error;
-
-    /// # Errors
-    ///
-    /// The array is not contiguous in standard (row-major) layout, or has more than [`crate::MAX_DIMS`] dimensions.
-    fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let Some(slice) = array.as_slice_mut() else { return Err(not_contiguous(&shape)) };
-        Ok(TensorViewMut {
-            raw: RawTensor::new(slice.as_mut_ptr(), slice.len(), Some(shape)),
-            lease: None,
-            borrow: PhantomData,
-        })
+impl fmt::Debug for RawTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shape {
+            Some(shape) => write!(f, "{} {shape}", self.data_type)?,
+            None => write!(f, "{} [{}]", self.data_type, self.element_count())?,
+        }
+        match self.space {
+            MemorySpace::Host => Ok(()),
+            space => write!(f, " in {space}"),
+        }
     }
 }
 
-fn not_contiguous(shape: &Shape) -> Error {
-    crate::error::error!(
-        InvalidBuffer,
-        "the array {shape} is not contiguous in row-major order; make a copy with `as_standard_layout`"
-    )
+impl fmt::Debug for TensorView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorView({:?})", self.raw)
+    }
+}
+
+impl fmt::Debug for TensorViewMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorViewMut({:?})", self.raw)
+    }
 }

@@ -29,9 +29,9 @@ pub enum LayerBody {
     Shuffle(ShuffleLayer),
     /// Conversion to another type.
     Cast(CastLayer),
-    /// A value that is part of the network.
+    /// A constant.
     Constant(ConstantLayer),
-    /// A layer of the user's own.
+    /// A layer that the user implements.
     Plugin(PluginLayer),
 }
 
@@ -123,7 +123,7 @@ impl ConstantLayer {
         &self.value
     }
 
-    /// Sets the value. Type and shape may be others than before.
+    /// Sets the value. Its type and shape may differ from those of the value before.
     pub fn set_value(&mut self, value: Buffer) {
         self.value = Arc::new(value);
     }
@@ -163,7 +163,7 @@ impl LayerBody {
         format!("layer {:?} ({})", self.name(), self.kind())
     }
 
-    /// The types of the outputs, from those of the inputs, by the rules of types.
+    /// The types of the outputs, from the types of the inputs.
     pub(crate) fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
         match self {
             LayerBody::DistCollective(layer) => {
@@ -178,15 +178,15 @@ impl LayerBody {
     }
 }
 
-/// A layer that belongs to no network: it has attributes, and no inputs and outputs.
 impl From<DistCollectiveLayer> for Layer {
+    /// A layer of no network: it has no inputs and outputs.
     fn from(layer: DistCollectiveLayer) -> Self {
         Layer { inputs: Vec::new(), outputs: Vec::new(), body: LayerBody::DistCollective(layer) }
     }
 }
 
 impl Layer {
-    /// Whether the layer has as many inputs and outputs as its kind wants.
+    /// Whether the layer has as many inputs and outputs as its kind needs.
     pub(crate) fn has_right_arity(&self) -> bool {
         match &self.body {
             LayerBody::Constant(_) => self.inputs.is_empty() && self.outputs.len() == 1,
@@ -205,8 +205,15 @@ impl Layer {
         }
     }
 
+    /// `layer "grad_sync" (all_reduce)`: what errors are about.
     pub(crate) fn subject(&self) -> String {
         self.body.subject()
+    }
+
+    /// What kind of layer it is: `all_reduce` and the other operations, `shuffle`, `cast`,
+    /// `constant`, or the [`type_name`](Plugin::type_name) of a plugin.
+    pub fn kind(&self) -> &str {
+        self.body.kind()
     }
 
     /// The name, which error messages and `inspect` use.
@@ -226,7 +233,7 @@ impl Layer {
         }
     }
 
-    /// Text of the user's that goes with the layer and means nothing to it.
+    /// Text of the user's, which is kept with the layer and has no effect.
     pub fn metadata(&self) -> &str {
         match &self.body {
             LayerBody::DistCollective(layer) => layer.metadata(),
@@ -249,7 +256,8 @@ impl Layer {
         }
     }
 
-    /// The number of ranks: 1 for a layer that is no collective, and for a collective without groups whose number is unset.
+    /// The number of ranks. It is 1 for a layer that is no collective, and for a collective without
+    /// groups whose number is not set.
     pub fn nb_rank(&self) -> u32 {
         match &self.body {
             LayerBody::DistCollective(layer) => {
@@ -263,7 +271,7 @@ impl Layer {
     ///
     /// # Errors
     ///
-    /// Zero, and more than one for a layer that is no collective.
+    /// Zero, or more than one for a layer that is no collective.
     pub fn set_nb_rank(&mut self, nb_rank: u32) -> Result<()> {
         match &mut self.body {
             LayerBody::DistCollective(layer) => layer.set_nb_rank(nb_rank),

@@ -1,5 +1,5 @@
-//! The description of a network: inputs, layers, outputs. Nothing is computed here; what a call's arguments alone show is
-//! checked at once, everything else when the network is built.
+//! The description of a network: inputs, layers, outputs. A method checks what its arguments show.
+//! The builder checks the rest.
 
 mod layer;
 mod plugin;
@@ -22,7 +22,7 @@ use crate::error::{Error, Result, bail, error};
 use crate::memory::Buffer;
 use crate::shape::{Dims, Shape};
 
-/// A tensor of one network. In another one it is another tensor or none, so keep them apart.
+/// A tensor of one network. Another network has another tensor with the same id, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub(crate) u32);
 
@@ -32,7 +32,7 @@ impl TensorId {
     }
 }
 
-/// A layer of one network. In another one it is another layer or none, so keep them apart.
+/// A layer of one network. Another network has another layer with the same id, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId(pub(crate) u32);
 
@@ -42,17 +42,20 @@ impl LayerId {
     }
 }
 
-/// A network while it is described: TensorRT's `INetworkDefinition`.
+/// The description of a network: TensorRT's `INetworkDefinition`.
 ///
 /// ```
-/// use distcollective::{Builder, CollectiveOperation, DataType, DistCollective, Network, ReduceOperation};
+/// use distcollective::{DataType, DistCollective, Network, ReduceOperation, Shuffle};
 ///
 /// let mut network = Network::new();
-/// let x = network.add_input("x", DataType::Float32, [4, 8])?;
-/// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("sum"), x)?;
+/// let x = network.add_input("x", DataType::Float16, [-1, 8])?;
+/// network.set_optimization_profile(x, [1, 8], [4, 8], [64, 8])?; // min, opt, max
+/// let x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+/// let x = network.add_cast(x, DataType::Float32)?;
+/// let y = network.add(DistCollective::all_reduce(ReduceOperation::Avg).nb_rank(2), x)?;
+/// network.layer_of_mut(y)?.set_name("grad_sync");
 /// network.mark_output(y, "y")?;
-/// let engine = Builder::new().build(&network)?;
-/// assert_eq!(engine.io_tensors().len(), 2);
+/// assert_eq!(network.layers().count(), 3);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -67,12 +70,12 @@ pub struct Network {
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
-    /// As known when its layer was added; see [`Network::tensor_data_type`] for the type now.
+    /// The type when the layer was added. See [`Network::tensor_data_type`] for the current one.
     pub(crate) data_type: DataType,
     pub(crate) source: Source,
 }
 
-/// Where a tensor comes from.
+/// What computes a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Input { dims: Dims, profile: Option<Box<Profile>> },
@@ -104,8 +107,9 @@ impl Network {
             .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
     }
 
-    /// The type of a tensor as the layers are now; where a cycle or a mistake is in the way, as it was when it was added. Without
-    /// recursion, since a chain of layers may be longer than a stack is deep.
+    /// The type of a tensor, from the layers' current attributes. If a cycle or a mistake prevents
+    /// that, it is the type when the layer was added. This is a loop, because a recursion over a
+    /// long chain of layers would overflow the stack.
     fn current_type(&self, tensor: TensorId) -> DataType {
         let mut known: HashMap<TensorId, DataType> = HashMap::new();
         let mut open = HashSet::from([tensor]);
@@ -116,7 +120,7 @@ impl Network {
                 Source::Input { .. } => *stored,
                 Source::Layer { layer, port } => {
                     let Layer { inputs, body, .. } = &self.layers[layer.index()];
-                    // What is on the path already closes a cycle.
+                    // An input that is on the path already closes a cycle.
                     if let Some(&next) = inputs.iter().find(|&&input| !known.contains_key(&input) && open.insert(input))
                     {
                         path.push(next);
@@ -142,9 +146,9 @@ impl Network {
         Ok(())
     }
 
-    /// Adds an input. A dimension of -1 is settled by
-    /// [`set_input_shape`](crate::ExecutionContext::set_input_shape) within a profile, see
-    /// [`set_optimization_profile`](Self::set_optimization_profile).
+    /// Adds an input. A dimension of -1 is dynamic:
+    /// [`set_optimization_profile`](Self::set_optimization_profile) gives its range, and
+    /// [`set_input_shape`](crate::ExecutionContext::set_input_shape) its value.
     ///
     /// # Errors
     ///
@@ -161,12 +165,14 @@ impl Network {
         Ok(tensor)
     }
 
-    /// Says between which shapes an input with dimensions of -1 lies, and which is the usual one.
+    /// Sets the smallest, the usual and the largest shape of an input with dynamic dimensions.
     ///
     /// # Errors
     ///
-    /// A tensor that is not an input; shapes with another number of dimensions or another value where the input's dimension
-    /// is fixed; min, opt and max out of order.
+    /// - The tensor is not an input.
+    /// - A shape has another number of dimensions, or another value for a dimension that is not
+    ///   dynamic.
+    /// - Not min <= opt <= max in each dimension.
     pub fn set_optimization_profile<D: TryInto<Dims, Error: Into<Error>>>(
         &mut self,
         input: TensorId,
@@ -196,18 +202,25 @@ impl Network {
         Ok(())
     }
 
-    /// Adds a DistCollective layer made by a typed constructor, and gives its output.
+    /// Adds a DistCollective layer from a typed constructor, and gives its output.
     ///
     /// # Errors
     ///
-    /// What the arguments alone show: a repeated rank, groups of different lengths, the average of bool, `nb_rank` 0.
+    /// - A rank occurs twice, a group is empty, or groups have different lengths.
+    /// - `nb_rank` is 0.
+    /// - bool is averaged.
+    /// - A tensor that this network does not have.
     pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
         let layer = self.add_collective_layer(collective.into(), input)?;
         self.output(layer)
     }
 
-    /// Adds a DistCollective layer from TensorRT's loose arguments, see [`DistCollectiveLayer::new`]; the number of ranks is
-    /// set afterwards:
+    /// Adds a DistCollective layer from the arguments of TensorRT's `addDistCollective`:
+    /// - `reduce_op`: `None` (TensorRT's `kNONE`) if the operation does not reduce.
+    /// - `root`: a rank of the communicator, or -1 if the operation has no root.
+    /// - `groups`: the ranks that take part, in group order; empty for all ranks.
+    ///
+    /// As in TensorRT, the number of ranks is set on the layer that it adds:
     ///
     /// ```
     /// # use distcollective::{CollectiveOperation, DataType, Network, ReduceOperation};
@@ -222,7 +235,9 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// As [`DistCollectiveLayer::new`], and the average of bool.
+    /// - The errors of [`DistCollectiveLayer::new`].
+    /// - bool is averaged.
+    /// - A tensor that this network does not have.
     pub fn add_dist_collective(
         &mut self,
         input: TensorId,
@@ -245,11 +260,12 @@ impl Network {
         Ok(self.add_layer(LayerBody::DistCollective(layer), &[input], &[data_type]))
     }
 
-    /// Adds a Shuffle layer: first transpose, reshape, second transpose; see [`Shuffle`].
+    /// Adds a [`Shuffle`] layer: transpose, reshape, transpose.
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have; a transpose that is not a permutation; a reshape with more than one -1.
+    /// - A tensor that this network does not have.
+    /// - A transpose that is not a permutation, or a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
         let data_type = self.tensor_data_type(input)?;
         let name = self.default_name("shuffle");
@@ -259,8 +275,11 @@ impl Network {
         self.output(layer)
     }
 
-    /// Adds a Cast layer: every element becomes `to`, rounded to nearest even; to float8 it saturates; from floats to
-    /// integers it truncates and saturates, and NaN becomes 0; to bool it is "not zero"; integers wrap.
+    /// Adds a Cast layer, which converts every element to `to`:
+    /// - to a float, rounding to nearest even; to float8, saturating too;
+    /// - from a float to an integer, truncating and saturating, and NaN to 0;
+    /// - to a narrower integer, wrapping;
+    /// - to bool, whether it is not zero.
     ///
     /// # Errors
     ///
@@ -298,12 +317,14 @@ impl Network {
         self.output(layer)
     }
 
-    /// Adds a layer of the user's own and gives its first output; the others are at [`layer_outputs`](Self::layer_outputs) of its
-    /// [`producer`](Self::producer).
+    /// Adds a layer that the user implements, and gives its first output. All outputs are
+    /// [`layer_outputs`](Self::layer_outputs) of its [`producer`](Self::producer).
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have; types that the plugin does not take; a plugin without outputs.
+    /// - A tensor that this network does not have.
+    /// - The plugin does not take the types of the inputs.
+    /// - The plugin has no outputs.
     pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
         let types: Vec<DataType> = inputs.iter().map(|&t| self.tensor_data_type(t)).collect::<Result<_>>()?;
         let info = Info::named(name.to_owned());
@@ -328,7 +349,7 @@ impl Network {
         id
     }
 
-    /// A name that no layer has yet.
+    /// A name that no layer has.
     fn default_name(&self, kind: &str) -> String {
         let taken = |name: &String| self.layers.iter().any(|layer| layer.name() == name);
         let mut names = (self.layers.len()..).map(|number| format!("{kind}_{number}"));
@@ -353,7 +374,7 @@ impl Network {
         Ok(())
     }
 
-    /// Names a tensor. Names of inputs and outputs are how a context finds them.
+    /// Names a tensor. A context finds inputs and outputs by their names.
     ///
     /// # Errors
     ///
@@ -450,7 +471,7 @@ impl Network {
         Ok(&self.layer(layer)?.outputs)
     }
 
-    /// The layer that computes a tensor; `None` for an input.
+    /// The layer that computes a tensor. `None` for an input.
     ///
     /// # Errors
     ///
@@ -462,11 +483,12 @@ impl Network {
         })
     }
 
-    /// Gives a layer another input, as TensorRT's `ILayer::setInput`. Types, shapes and cycles are checked at build.
+    /// Gives a layer another input, as TensorRT's `ILayer::setInput`. Types, shapes and cycles are
+    /// checked at build.
     ///
     /// # Errors
     ///
-    /// A layer or tensor of another network; an input that the layer does not have.
+    /// A layer or tensor that this network does not have; an input that the layer does not have.
     pub fn set_input(&mut self, layer: LayerId, index: usize, tensor: TensorId) -> Result<()> {
         self.check_tensor(tensor)?;
         let layer = self.layer_mut(layer)?;

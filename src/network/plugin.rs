@@ -10,54 +10,96 @@ use crate::error::{Result, bail, error};
 use crate::memory::{RawTensor, TensorView, TensorViewMut};
 use crate::shape::Shape;
 
-/// A layer of the user's own: a shape function and a computation, so that a real model's compute can stand between
-/// collectives.
+/// A layer that the user implements: it infers shapes and computes, so that a model's own layers
+/// can run between collectives.
 ///
-/// `output_types` and `output_shapes` are called while a network is described and built and when shapes are set; a panic in
-/// them goes through to the caller of those. A panic in `enqueue` is an error of the run.
+/// The library calls `output_types` and `output_shapes` when a network is described and built, and
+/// when shapes are set. If they panic, that call panics. If `enqueue` panics, the run returns an
+/// error. All contexts of an engine share its plugins, so several threads may call one at a time.
 ///
-/// A plugin is shared by every context of an engine and may be called from several threads at once.
+/// ```
+/// use distcollective::{Builder, DataType, Network, Plugin, PluginCall, Result, Shape};
+/// use distcollective::{inputs, outputs};
+///
+/// #[derive(Debug)]
+/// struct Scale(f32);
+///
+/// impl Plugin for Scale {
+///     fn type_name(&self) -> &str {
+///         "scale"
+///     }
+///
+///     fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+///         Ok(inputs.to_vec())
+///     }
+///
+///     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+///         Ok(inputs.to_vec())
+///     }
+///
+///     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
+///         let x = call.input(0)?;
+///         let mut y = call.output(0)?;
+///         for (y, x) in y.as_mut_slice::<f32>()?.iter_mut().zip(x.as_slice::<f32>()?) {
+///             *y = self.0 * x;
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [2])?;
+/// let y = network.add_plugin("double", Scale(2.0), &[x])?;
+/// network.mark_output(y, "y")?;
+/// let mut context = Builder::new().build(&network)?.create_execution_context()?;
+/// let mut y = [0f32; 2];
+/// context.execute(inputs!["x" => &[1f32, 2.0]], outputs!["y" => &mut y])?;
+/// assert_eq!(y, [2.0, 4.0]);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 pub trait Plugin: fmt::Debug + Send + Sync + 'static {
-    /// The kind of layer: how a plan and a [`PluginRegistry`] know it, and error messages call it.
+    /// The kind of layer. A plan, a [`PluginRegistry`] and error messages name the plugin by it.
     fn type_name(&self) -> &str;
 
-    /// The version of the plugin: a plan is read back by the same version only.
+    /// The version of the plugin. Only the same version reads a plan back.
     fn version(&self) -> &str {
         "1"
     }
 
-    /// The types of the outputs, from those of the inputs. There is at least one output.
+    /// The types of the outputs, from the types of the inputs. There is at least one output.
     ///
     /// # Errors
     ///
     /// Inputs that the plugin does not take.
     fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>>;
 
-    /// The shapes of the outputs, from those of the inputs.
+    /// The shapes of the outputs, from the shapes of the inputs.
     ///
     /// # Errors
     ///
     /// Inputs that the plugin does not take.
     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
 
-    /// Computes the outputs. On a GPU it enqueues what computes them, and waits for nothing.
+    /// Computes the outputs. On a GPU it enqueues that on the stream and does not wait.
     ///
     /// # Errors
     ///
-    /// Whatever the plugin cannot do. It ends the communicator: the other ranks get an error that names this layer.
+    /// The plugin fails. That ends the communicator: the other ranks get an error that names this
+    /// layer.
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()>;
 
-    /// Whether [`enqueue`](Self::enqueue) can compute on a GPU: on the stream of [`PluginCall::cuda_stream`], with tensors in the
-    /// GPU's memory. Others cannot stand in a network that runs on GPUs.
+    /// Whether [`enqueue`](Self::enqueue) can compute on a GPU: on the stream of
+    /// [`PluginCall::cuda_stream`], with tensors in the GPU's memory. A network with another plugin
+    /// does not run on GPUs.
     fn runs_on_cuda(&self) -> bool {
         false
     }
 
-    /// What a plan keeps of the plugin, for [`PluginRegistry`] to make it again.
+    /// The plugin as bytes in a plan, from which [`PluginRegistry`] makes it again.
     ///
     /// # Errors
     ///
-    /// A plugin that cannot be kept.
+    /// The plugin cannot be serialized. Unless implemented, none can.
     fn serialize(&self) -> Result<Vec<u8>> {
         Err(error!(Unsupported, "plugin {:?} does not say how it is serialized", self.type_name()))
     }
@@ -73,8 +115,9 @@ pub struct PluginCall<'a> {
 impl<'a> PluginCall<'a> {
     /// # Safety
     ///
-    /// During `'a`, or when the stream comes to it, the inputs are initialized memory that nobody writes; the outputs are initialized
-    /// memory that nobody else uses, apart from each other and from the inputs; all are aligned to their element size.
+    /// During `'a`, or when the stream reaches the plugin's work, inputs and outputs are
+    /// initialized memory, aligned to their element size. Inputs are not written. Outputs are used
+    /// through this call only, and overlap neither each other nor the inputs.
     pub(crate) unsafe fn new(
         inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
         outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
@@ -83,7 +126,7 @@ impl<'a> PluginCall<'a> {
         PluginCall { inputs, outputs, stream }
     }
 
-    /// The CUDA stream, a `CUstream`, on which to compute; none on the host.
+    /// The CUDA stream (a `CUstream`) on which to compute. `None` on the host.
     pub fn cuda_stream(&self) -> Option<*mut c_void> {
         self.stream
     }
@@ -107,29 +150,75 @@ impl<'a> PluginCall<'a> {
         (0..).map_while(|index| (self.inputs)(index)).map(|raw| unsafe { TensorView::from_raw(raw) })
     }
 
-    /// An output, to be written whole. What it holds before is not defined.
+    /// An output. The plugin writes all of it; its contents before are not defined.
     ///
     /// # Errors
     ///
     /// There is no such output.
     pub fn output(&mut self, index: usize) -> Result<TensorViewMut<'_>> {
         match (self.outputs)(index) {
-            // SAFETY: the promise of `new`; `self` is borrowed mutably, so there is one view of an output at a time.
+            // SAFETY: the promise of `new`; `self` is borrowed mutably, so there is one view of an
+            // output at a time.
             Some(raw) => Ok(unsafe { TensorViewMut::from_raw(raw) }),
             None => bail!(Plugin, "there is no output {index}"),
         }
     }
 
-    /// All outputs, to be written together.
+    /// All outputs.
     pub fn outputs(&mut self) -> impl Iterator<Item = TensorViewMut<'_>> {
         // SAFETY: the promise of `new`: outputs are apart from each other; each index comes once.
         (0..).map_while(|index| (self.outputs)(index)).map(|raw| unsafe { TensorViewMut::from_raw(raw) })
     }
 }
 
+impl fmt::Debug for PluginCall<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = |side: &dyn Fn(usize) -> Option<RawTensor>| (0..).map_while(side).collect::<Vec<_>>();
+        f.debug_struct("PluginCall")
+            .field("inputs", &tensors(self.inputs))
+            .field("outputs", &tensors(self.outputs))
+            .field("cuda_stream", &self.stream)
+            .finish()
+    }
+}
+
 type Creator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
 
-/// How plugins are made again from what a plan keeps of them, by name and version.
+/// How plugins are made from the bytes in a plan, by name and version.
+///
+/// ```
+/// # use distcollective::{DataType, Plugin, PluginCall, Result, Shape};
+/// use distcollective::{Error, ErrorKind, PluginRegistry};
+///
+/// # #[derive(Debug)]
+/// struct Scale(f32);
+///
+/// impl Plugin for Scale {
+///     // …
+///     fn serialize(&self) -> Result<Vec<u8>> {
+///         Ok(self.0.to_le_bytes().to_vec())
+///     }
+/// #   fn type_name(&self) -> &str { "scale" }
+/// #   fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> { Ok(inputs.to_vec()) }
+/// #   fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> { Ok(inputs.to_vec()) }
+/// #   fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> { Ok(()) }
+/// }
+///
+/// let mut plugins = PluginRegistry::new();
+/// plugins.register("scale", "1", |bytes| {
+///     let wrong = || Error::new(ErrorKind::InvalidPlan, "a scale is 4 bytes");
+///     Ok(Scale(f32::from_le_bytes(bytes.try_into().map_err(|_| wrong())?)))
+/// })?;
+/// # let path = std::env::temp_dir().join(format!("dcl-doc-{}.plan", std::process::id()));
+/// # let mut network = distcollective::Network::new();
+/// # let x = network.add_input("x", DataType::Float32, [2])?;
+/// # let y = network.add_plugin("double", Scale(2.0), &[x])?;
+/// # network.mark_output(y, "y")?;
+/// # distcollective::Builder::new().build(&network)?.save(&path)?;
+/// let engine = distcollective::Engine::load_with(&path, &plugins)?;
+/// # std::fs::remove_file(&path).expect("the file");
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Default)]
 pub struct PluginRegistry {
     creators: HashMap<(String, String), Creator>,

@@ -1,21 +1,28 @@
-//! The Shuffle layer's meaning: TensorRT's `IShuffleLayer`.
+//! What a Shuffle layer does: TensorRT's `IShuffleLayer`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, bail};
 use crate::shape::{Dims, MAX_DIMS, Shape};
 
-/// First transpose, reshape, second transpose, each optional.
+/// A transpose, a reshape and a second transpose. Each is optional.
 ///
-/// In the reshape, 0 copies the dimension of the same index (after the first transpose), and one -1 is inferred.
+/// In the reshape, a dimension of 0 is the dimension with the same index after the first transpose.
+/// One dimension may be -1: it follows from the number of elements.
 ///
 /// ```
-/// use distcollective::Shuffle;
+/// use distcollective::{DataType, Network, Shuffle};
 ///
-/// let transpose = Shuffle::transpose([1, 0]);
-/// let split_heads = Shuffle::reshape([0, 8, -1]).then_transpose([1, 0, 2]);
+/// let mut network = Network::new();
+/// let x = network.add_input("x", DataType::Float32, [64, 512])?;
+/// // [64, 512] as 8 heads of [64, 64]
+/// let heads = network.add_shuffle(x, Shuffle::reshape([0, 8, -1]).then_transpose([1, 0, 2]))?;
+/// let merged = Shuffle::transpose([1, 0, 2]).then_reshape([0, -1]);
+/// let x = network.add_shuffle(heads, merged)?; // and back
+/// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[must_use = "a shuffle does nothing until it is added to a network"]
 pub struct Shuffle {
     first: Option<Vec<u8>>,
     reshape: Option<Vec<i64>>,
@@ -75,7 +82,7 @@ impl Shuffle {
         self.second = permutation;
     }
 
-    /// What the arguments alone show.
+    /// Checks the rules that need no input.
     pub(crate) fn check(&self) -> Result<()> {
         for permutation in [&self.first, &self.second].into_iter().flatten() {
             let len = permutation.len();
@@ -92,7 +99,7 @@ impl Shuffle {
         Ok(())
     }
 
-    /// The steps for an input of this shape: shapes in between and permutations that move something.
+    /// The steps for an input of this shape.
     pub(crate) fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
         let transposed = permuted(input, self.first.as_deref())?;
         let reshaped = match &self.reshape {
@@ -108,7 +115,7 @@ impl Shuffle {
         })
     }
 
-    /// Whether the layer moves nothing, whatever the shape: a mere reshape.
+    /// Whether the layer moves no element of an input of any shape.
     pub(crate) fn only_reshapes(&self) -> bool {
         [&self.first, &self.second]
             .into_iter()
@@ -116,7 +123,7 @@ impl Shuffle {
             .all(|p| p.iter().enumerate().all(|(i, &d)| i == usize::from(d)))
     }
 
-    /// Whether both transposes may move something, so that the result of the first needs a place of its own.
+    /// Whether both transposes may move elements. The result of the first then needs memory.
     pub(crate) fn transposes_twice(&self) -> bool {
         let moves =
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
@@ -127,16 +134,16 @@ impl Shuffle {
 /// A Shuffle for one shape.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShuffleSteps {
-    /// The first transpose, where it moves something.
+    /// The first transpose, if it moves elements.
     pub(crate) first: Option<[u8; MAX_DIMS]>,
     /// The shape between the transposes.
     pub(crate) reshaped: Shape,
-    /// The second transpose, where it moves something.
+    /// The second transpose, if it moves elements.
     pub(crate) second: Option<[u8; MAX_DIMS]>,
     pub(crate) output: Shape,
 }
 
-/// The permutation, unless the elements keep their order: dimensions of 1 move freely.
+/// The permutation, unless the elements keep their order: moving a dimension of 1 moves none.
 fn moving(permutation: Option<&[u8]>, shape: &Shape) -> Option<[u8; MAX_DIMS]> {
     let permutation = permutation?;
     let wide = permutation.iter().filter(|&&d| shape.as_slice()[usize::from(d)] != 1);

@@ -119,6 +119,14 @@ impl Stream {
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
     }
 
+    /// The CUDA stream, if it is one.
+    pub(crate) fn as_cuda(&self) -> Option<&Arc<CudaStream>> {
+        match &self.kind {
+            Kind::Cuda(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
     /// The `CUstream` of a CUDA stream; `None` for other streams.
     pub fn as_raw_cuda(&self) -> Option<*mut c_void> {
         match &self.kind {

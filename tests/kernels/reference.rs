@@ -22,6 +22,7 @@ pub fn value(data_type: DataType, bits: u64) -> Value {
         DataType::Int8 => Value::Integer(i64::from(bits as i8)),
         DataType::Uint8 => Value::Integer(i64::from(bits as u8)),
         DataType::Bool => Value::Integer(i64::from(bits != 0)),
+        other => panic!("no kernel for {other}"),
     }
 }
 
@@ -50,6 +51,7 @@ pub fn element_of_float(data_type: DataType, x: f32) -> u64 {
         DataType::Int8 => u64::from(x as i8 as u8),
         DataType::Uint8 => u64::from(x as u8),
         DataType::Bool => u64::from(x != 0.0),
+        other => panic!("no kernel for {other}"),
     }
 }
 
@@ -64,6 +66,7 @@ fn element_of_integer(data_type: DataType, x: i64) -> u64 {
         DataType::Int32 => u64::from(x as u32),
         DataType::Int8 | DataType::Uint8 => u64::from(x as u8),
         DataType::Bool => u64::from(x != 0),
+        other => panic!("no kernel for {other}"),
     }
 }
 

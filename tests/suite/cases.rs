@@ -1,4 +1,5 @@
-//! The cases of the conformance suite: every cell of both tables, and every pair of the other parameters.
+//! The cases of the conformance suite: every operation, reduction and type, and every pair of the
+//! other parameters.
 
 use std::collections::HashSet;
 
@@ -35,7 +36,8 @@ pub enum Participants {
     SomeReversed,
     /// One rank.
     Lone,
-    /// Groups of two (of one where there is one rank), interleaved; an odd rank out does not take part.
+    /// Interleaved groups of two, or of one if there is one rank. With an odd number, one rank
+    /// takes no part.
     Pairs,
 }
 
@@ -65,7 +67,7 @@ const SHAPES: [ShapeChoice; 7] = [
 ];
 
 impl ShapeChoice {
-    /// The input's dimensions, in a group of `len` ranks that can share out dimension 0.
+    /// The input's dimensions in a group of `len` ranks, which divide dimension 0.
     pub fn dims(self, len: usize) -> Vec<usize> {
         match self {
             ShapeChoice::OneRow => vec![len],
@@ -73,7 +75,8 @@ impl ShapeChoice {
             ShapeChoice::NoRows => vec![0, 5],
             ShapeChoice::NoColumns => vec![len, 0, 3],
             ShapeChoice::EightDims => vec![len, 2, 1, 3, 1, 2, 1, 2],
-            // More than one block of arithmetic, and with 8 ranks of 8 bytes just more than one access window.
+            // More than one block of arithmetic, and with 8 ranks of 8 bytes just more than one
+            // access window.
             ShapeChoice::Windows => vec![len, 1031],
             ShapeChoice::Large => vec![len, 5, 2251],
         }
@@ -81,7 +84,7 @@ impl ShapeChoice {
 }
 
 impl Case {
-    /// Who takes part, as the layer wants it.
+    /// The layer's groups.
     pub fn groups(&self) -> Groups {
         let n = self.n;
         let ranks = |ranks: Vec<u32>| ranks.into_iter().map(Rank).collect();
@@ -109,7 +112,7 @@ impl Case {
         }
     }
 
-    /// The root as the layer wants it.
+    /// The layer's root.
     pub fn layer_root(&self) -> Option<Root> {
         let root = self.group_root();
         self.operation.has_root().then(|| match self.groups() {
@@ -119,7 +122,7 @@ impl Case {
         })
     }
 
-    /// The members of a rank's group, in group order; `None` where it does not take part.
+    /// The members of a rank's group, in group order. `None` if the rank takes no part.
     pub fn members(&self, rank: Rank) -> Option<Vec<Rank>> {
         match self.groups() {
             Groups::All => Some((0..self.n).map(Rank).collect()),
@@ -140,25 +143,25 @@ impl Case {
         ArrayD::from_shape_vec(IxDyn(&dims), elements(self.data_type, count, seed)).expect("count of dims")
     }
 
-    /// The inputs of a rank's group, in group order; none where it does not take part.
+    /// The inputs of a rank's group, in group order. Empty if the rank takes no part.
     pub fn inputs(&self, rank: Rank) -> Vec<Bits> {
         self.members(rank).iter().flatten().map(|&member| self.input(member)).collect()
     }
 
-    /// What a rank's output is; `None` where it is not written.
+    /// A rank's output. `None` if the rank does not write it.
     pub fn expected(&self, rank: Rank) -> Option<Bits> {
         let own = self.members(rank)?.iter().position(|member| *member == rank).expect("a member");
         let inputs = self.inputs(rank);
         reference::collective(self.operation, self.reduce_op, self.data_type, self.group_root(), own, &inputs)
     }
 
-    /// Whether input and output can share memory at all.
+    /// Whether input and output can share memory.
     fn makes_sense(&self) -> bool {
         !(self.in_place && self.operation == CollectiveOperation::AllToAll && self.group_len() > 1)
             && (self.operation.has_root() || self.root == RootChoice::First)
     }
 
-    /// What pairs are drawn from: the number of each parameter and its value.
+    /// The parameters of which pairs are formed: each parameter's number and value.
     fn parameters(&self) -> Vec<(usize, usize)> {
         let position = |found: Option<usize>| found.expect("every value is listed");
         vec![
@@ -192,7 +195,7 @@ fn cells() -> Vec<(CollectiveOperation, Option<ReduceOperation>, DataType)> {
     cells
 }
 
-/// Every case for `n` ranks that makes sense.
+/// Every valid case for `n` ranks.
 pub fn exhaustive(n: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (operation, reduce_op, data_type) in cells() {
@@ -210,8 +213,8 @@ pub fn exhaustive(n: u32) -> Vec<Case> {
     cases
 }
 
-/// For `n` ranks, a selection in which every cell occurs with all ranks taking part, and every pair of parameters that the
-/// exhaustive list has.
+/// For `n` ranks, a selection in which every cell occurs with all ranks taking part, and every pair
+/// of parameters that the exhaustive list has.
 pub fn pairwise(n: u32) -> Vec<Case> {
     let all = exhaustive(n);
     let mut random = Random(u64::from(n));
@@ -226,7 +229,7 @@ pub fn pairwise(n: u32) -> Vec<Case> {
         pairs
     };
     let mut cells_left: HashSet<_> = cells().into_iter().collect();
-    // Large tensors come last in the drawing, so that they occur in few cases.
+    // Large tensors come last, so that few cases have them.
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_cached_key(|&i| (all[i].shape == ShapeChoice::Large, random.next()));
     for i in order {

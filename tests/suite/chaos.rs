@@ -137,6 +137,7 @@ fn checked(
         AllToAll => (Collective::AllToAll, n, n),
         Gather => (Collective::Gather { root }, 1, n),
         Scatter => (Collective::Scatter { root }, n, 1),
+        other => panic!("{other} is new"),
     };
     let buffer = |blocks: usize| -> Result<Buffer> {
         let elements = (blocks * block) as i64;

@@ -308,7 +308,7 @@ fn abort_reaches_ranks_that_wait_anywhere_in_the_family() {
 #[test]
 fn groups_have_the_order_they_are_given() {
     let numbers = on_ranks(4, |c| -> Result<_> {
-        let reversed = c.new_group(&[Rank(3), Rank(2), Rank(0)])?;
+        let reversed = c.new_group([3, 2, 0])?;
         let by_key = c.split(Some(7), -(c.rank().0 as i32))?.expect("a color");
         let mut gathered = [0u8; 3];
         if let Some(group) = &reversed {
@@ -434,7 +434,7 @@ fn an_in_process_communicator_has_a_rank() {
 fn new_group_wants_one_list() {
     let texts = on_ranks(3, |c| {
         let list = if c.rank() == Rank(0) { [Rank(0), Rank(1)] } else { [Rank(1), Rank(2)] };
-        let error = c.new_group(&list).expect_err("two lists");
+        let error = c.new_group(list).expect_err("two lists");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         c.barrier().expect("every rank knows, so nothing is broken");
         error.to_string()

@@ -1,5 +1,5 @@
-//! The conformance suite: what a backend does, compared bit by bit with the reference. It is generic over backends: a case
-//! runs on whatever communicator it is given, and each rank checks its own part.
+//! The conformance suite: compares what a backend does bit by bit with the reference. It is generic
+//! over backends: a case runs on any communicator, and each rank checks its own part.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -21,13 +21,13 @@ const ROOM: usize = 8 << 20;
 pub enum Place {
     /// In host memory.
     Host,
-    /// In memory of the rank's own, of the communicator's kind.
+    /// In private memory of the communicator's kind.
     Own,
-    /// In memory that the communicator gives.
+    /// In memory of `Communicator::allocate`.
     Symmetric,
 }
 
-/// A rank on its way through cases: its communicator, its memory of `ROOM` bytes, and where it enqueues.
+/// A rank that runs cases: its communicator, its memory of `ROOM` bytes, and its stream.
 pub struct Runner<'a> {
     communicator: &'a Communicator,
     memory: Buffer,
@@ -66,7 +66,7 @@ impl<'a> Runner<'a> {
         let input = to_bytes(case.data_type, case.input(rank));
         let expected = case.expected(rank);
 
-        // One memory for both, with room around that must stay as it is.
+        // One memory for both, with guard bytes around that must not change.
         const GUARD: usize = 64;
         let out_len = out_dims.byte_len(case.data_type);
         let (input_at, output_at, len) = match bound.in_place(&dims)? {
@@ -89,12 +89,13 @@ impl<'a> Runner<'a> {
             assert_eq!(expected.shape(), out_dims.as_slice(), "rank {rank}: {case:?}");
             let mut written = to_bytes(case.data_type, expected.iter().copied());
             if self.communicator.space() != MemorySpace::Host {
-                // What may differ and does not differ too much is taken for what was expected.
+                // Differences within the tolerance count as equal.
                 tolerance::accept(case, &case.inputs(rank), rank, &mut written, &got[output_at..output_at + out_len]);
             }
             after[output_at..output_at + out_len].copy_from_slice(&written);
         }
-        // In place, the part of an input that is not an output is the caller's no more than NCCL says; here it stays.
+        // In place, NCCL does not promise to keep the part of an input that is no output. Here it
+        // is kept.
         if got != after {
             let at = got.iter().zip(&after).position(|(a, b)| a != b).expect("they differ");
             let output = &got[output_at..output_at + out_len];
@@ -118,12 +119,12 @@ impl<'a> Runner<'a> {
     ) -> Result<()> {
         let address = self.memory.as_mut_ptr();
         if self.memory.space() == self.communicator.space() {
-            // SAFETY: both ranges lie in the buffer, which nobody touches until the work is done.
+            // SAFETY: both ranges are in the buffer, which only the work uses until it is done.
             let work =
                 unsafe { bound.enqueue(address.add(input.start), address.add(output.start), dims, &self.stream)? };
             return Ok(work.wait().map(|_| ())?);
         }
-        // What is borrowed is never in place: that is for raw addresses.
+        // Borrowed tensors cannot overlap, so they are never in place.
         let tensor = |bytes: &[u8]| -> Result<Buffer> {
             let mut buffer = Buffer::zeroed(case.data_type, [(bytes.len() / case.data_type.byte_len()) as i64])?;
             buffer.write(0, bytes)?;
@@ -136,7 +137,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// How long a quarter of the cases may take.
+/// The deadline of a quarter of the cases.
 pub fn deadline() -> Duration {
     if is_exhaustive() { Duration::from_secs(3600) } else { DEADLINE }
 }
@@ -145,8 +146,8 @@ fn is_exhaustive() -> bool {
     std::env::var("DCL_EXHAUSTIVE").is_ok_and(|value| value == "1")
 }
 
-/// Runs a quarter of the cases on one rank. Quarters, so that each is far from its deadline also on a machine that is busy with
-/// other things.
+/// Runs a quarter of the cases on one rank. A quarter is far from its deadline on a busy machine
+/// too.
 pub fn run_quarter(communicator: &Communicator, quarter: usize, place: Place, stream: Stream) {
     let mut runner = Runner::new(communicator, place, stream).unwrap_or_else(|error| panic!("{error}"));
     let n = communicator.world_size();
@@ -161,7 +162,7 @@ pub fn run_quarter(communicator: &Communicator, quarter: usize, place: Place, st
     assert!(count > 50, "the cases of a quarter, {count}");
 }
 
-/// A quarter of the cases on `n` threads that live through them all.
+/// Runs a quarter of the cases on `n` threads, which stay the same for all of them.
 fn conforms(n: u32, quarter: usize) {
     on_ranks_within(deadline(), n, move |communicator| {
         run_quarter(&communicator, quarter, Place::Own, Stream::inline())

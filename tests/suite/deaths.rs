@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use distcollective::{Communicator, Rank};
+use distcollective::Communicator;
 
 use crate::processes::{Role, command_under, new_job, wait_for_line};
 use crate::ranks::{DEADLINE, can_start, wait_all};
@@ -18,7 +18,7 @@ const PAIR_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Ranks 1 and 2 make a group. Rank 1 waits in it, and rank 2 ends when it is told to.
 pub fn play(role: &str, communicator: Communicator) {
-    let pair = communicator.new_group(&[Rank(1), Rank(2)]).expect("a group");
+    let pair = communicator.new_group([1, 2]).expect("a group");
     println!("ready");
     match (communicator.rank().0, role) {
         (0, "pair: rank 0 waits") => wait_to_be_told(),

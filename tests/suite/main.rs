@@ -1,5 +1,6 @@
 //! The integration tests: one binary, so that it links once.
 
+mod api;
 mod bootstrap;
 mod cases;
 mod chaos;

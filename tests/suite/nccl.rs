@@ -178,6 +178,10 @@ fn eager(communicator: &Communicator) -> Result<()> {
     let mut bytes = [0; 12];
     buffer.read(0, &mut bytes)?;
     assert_eq!(bytes[..4], (n * (n + 1) / 2).to_le_bytes());
+    let mut copied = bytes;
+    copied.fill(0);
+    buffer.try_clone()?.read(0, &mut copied)?;
+    assert_eq!(copied, bytes);
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
 
     // What nobody waits for is kept until it is done.
@@ -187,8 +191,8 @@ fn eager(communicator: &Communicator) -> Result<()> {
 
     // Host memory cannot be enqueued; the other ranks do not notice.
     let host = Operands::in_place(Buffer::zeroed(distcollective::DataType::Float32, [1])?);
-    let work = communicator.collective_async(sum, host, &stream)?;
-    let error = work.wait().expect_err("host memory on a CUDA stream").error.to_string();
+    let failed = communicator.collective_async(sum, host, &stream);
+    let error = failed.expect_err("host memory on a CUDA stream").error.to_string();
     assert!(error.contains("on a CUDA stream has its tensors in the memory of GPU"), "{error}");
 
     let halves: Vec<Rank> = (0..n).filter(|r| r % 2 == rank % 2).rev().map(Rank).collect();
@@ -199,7 +203,7 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert_eq!(group.origin_rank(), communicator.rank());
     group.finalize()?;
     // A group of nobody exchanges nothing, and still is a call of everybody's.
-    assert!(communicator.new_group(&[])?.is_none());
+    assert!(communicator.new_group([] as [Rank; 0])?.is_none());
     // NCCL's colors are signed, and ours are not.
     let all = communicator.split(Some(u32::MAX), i32::MAX - rank as i32)?.expect("a color");
     assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));

@@ -1,5 +1,5 @@
-//! Property tests: networks drawn at random, built, written, read, run on several ranks and compared bit by bit with the
-//! reference interpreter, every output on every rank.
+//! Property tests: random networks are built, written and read as plans, and run on several ranks.
+//! Every output of every rank is compared bit by bit with the reference interpreter.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::ranks::{DEADLINE, on_communicators, on_ranks};
 use crate::reference::{self, Bits};
 use crate::values::{elements, to_bytes};
 
-/// The rows of dynamic inputs: at the least, and at the most, where everything is twice as long.
+/// The rows of dynamic inputs at min and at max of the profile.
 const ROWS: [usize; 2] = [12, 24];
 
-/// What a buffer keeps where nothing is written.
+/// The byte of buffers before a run, which unwritten outputs keep.
 const PATTERN: u8 = 0xa5;
 
-/// A network to be: inputs, then operations on tensors that exist already.
+/// The plan of a network: inputs, then operations on tensors that exist.
 #[derive(Clone, Debug)]
 struct Plan {
     n: u32,
@@ -37,7 +37,7 @@ struct Plan {
 
 #[derive(Clone, Debug)]
 struct Step {
-    /// The tensor that is read; a constant reads none.
+    /// The tensor that it reads; a constant reads none.
     input: usize,
     action: Action,
 }
@@ -51,10 +51,11 @@ enum Action {
     Constant(DataType, Vec<usize>, u64),
 }
 
-/// A tensor as the reference has it: its type, and on each rank its bits, `None` where it is not written.
+/// A tensor of the reference: its type, and its bits on each rank, `None` on a rank that does not
+/// write it.
 type Interpreted = (DataType, Vec<Option<Bits>>);
 
-/// One random choice, of which a plan makes what is possible.
+/// Random numbers, from which a plan takes what is possible.
 type Gene = (u8, usize, u64);
 
 fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
@@ -86,7 +87,7 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         tensors.push(result);
         steps.push(Step { input, action });
     }
-    // Everything is read or an output: an input that nobody reads is read by a shuffle that moves nothing.
+    // Every tensor is read or is an output: a shuffle that moves nothing reads an unread input.
     for (tensor, read) in read.into_iter().enumerate() {
         if !read && !outputs.contains(&tensor) {
             if tensor < inputs.len() {
@@ -298,7 +299,7 @@ impl Plan {
             let (data_type, values) = &tensors[step.input];
             let data_type = *data_type;
             let shape = values.iter().flatten().next().map(|x| x.shape().to_vec());
-            // Where it is not written, a reader sees zeros.
+            // On a rank that does not write it, a reader sees zeros.
             let read: Vec<Bits> = values
                 .iter()
                 .map(|x| {
@@ -332,7 +333,7 @@ impl Plan {
         tensors
     }
 
-    /// Whether what other backends give has the same bits: reductions of floats may differ.
+    /// Whether other backends give the same bits. Reductions of floats may differ.
     fn is_exact(&self) -> bool {
         let types: Vec<DataType> = self.interpret(1).iter().map(|(data_type, _)| *data_type).collect();
         self.steps.iter().all(|step| match &step.action {
@@ -341,7 +342,7 @@ impl Plan {
         })
     }
 
-    /// One rank's runs, by all ways to run, compared with the reference.
+    /// Runs one rank in every way to run, and compares with the reference.
     fn run(
         &self,
         engine: &Engine,
@@ -360,7 +361,7 @@ impl Plan {
                     (1, Way::Execute),
                     (2, Way::Enqueue(Stream::inline(), MemorySpace::Host)),
                     (1, Way::Enqueue(stream.clone(), space)),
-                    // Where graphs are wanted, the second run is recorded, and replayed from the third on.
+                    // With graphs, the second run is recorded, and the others replay it.
                     (1, Way::Enqueue(stream.clone(), space)),
                     (1, Way::Enqueue(other, space)),
                     (1, Way::Enqueue(worker, space)),
@@ -394,8 +395,8 @@ impl Plan {
         Ok(())
     }
 
-    /// One rank's runs of two contexts, each on a worker stream of its own, one run issued after
-    /// the other; then a barrier.
+    /// Runs two contexts on one rank, each on a worker stream of its own, in alternation, and then
+    /// a barrier.
     fn run_two_contexts(&self, engine: &Engine, expected: &[Interpreted], communicator: &Communicator) -> Result<()> {
         let mut runs = Vec::new();
         for _ in 0..2 {
@@ -420,7 +421,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What a tensor of the caller's holds before a run.
+    /// The bytes of an input or output before a run.
     fn content(&self, io: &IoTensor, rank: Rank, scale: usize, byte_len: usize) -> Vec<u8> {
         match io.name.strip_prefix("in") {
             Some(i) => to_bytes(io.data_type, self.input(i.parse().expect("a number"), rank.0, scale)),
@@ -450,7 +451,7 @@ impl Plan {
         outputs.iter().map(|(_, buffer)| buffer.as_bytes().map(<[u8]>::to_vec)).collect()
     }
 
-    /// Fills and binds a buffer for each tensor: the one that is bound already, if it fits.
+    /// Fills and binds a buffer for each tensor. Uses the bound one again, if it fits.
     fn bind(
         &self,
         engine: &Engine,
@@ -471,7 +472,7 @@ impl Plan {
             buffer.write(0, &content)?;
             match io.mode {
                 IoMode::Output => bindings.bind_output(&io.name, buffer)?,
-                // An input may be shared; on a GPU it stays where it is, for the next run.
+                // An input may be shared. On a GPU it keeps its address for the next run.
                 IoMode::Input if space == MemorySpace::Host => bindings.bind_input(&io.name, Arc::new(buffer))?,
                 IoMode::Input => bindings.bind_input(&io.name, buffer)?,
             }
@@ -507,14 +508,14 @@ fn outputs_of(engine: &Engine, bindings: &Bindings) -> Result<Vec<Vec<u8>>> {
     outputs.map(read).collect()
 }
 
-/// How a run is done.
+/// The way to run.
 enum Way {
     Execute,
     Enqueue(Stream, MemorySpace),
 }
 
-/// Networks drawn at random, those whose bits do not depend on the backend, on communicators of 1 to 4 ranks. Every second context
-/// records graphs. The same seed gives the same networks.
+/// Random networks whose bits do not depend on the backend, on communicators of 1 to 4 ranks. Every
+/// second context records graphs. The same seed gives the same networks.
 pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicator>]) {
     let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
     let strategy = (0..communicators.len(), any::<bool>(), vec(0usize..DataType::ALL.len(), 1..=3), genes);

@@ -1,15 +1,18 @@
-//! The reference interpreter: what operations mean, written once more, single-threaded, slow and plain, on arrays of bits.
+//! The reference interpreter: what operations mean, in plain single-threaded code on arrays of
+//! bits, independent of the library's.
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
-use distcollective::{CollectiveOperation, DataType, F8E4M3, F8E5M2, ReduceOperation, bf16, f16};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation, bf16, f16};
+use float8::{F8E4M3, F8E5M2};
 use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 
 /// A tensor of one rank: each element is its bits.
 pub type Bits = ArrayD<u64>;
 
-/// What a rank's output is, in the group of `inputs`: `None` where it is not written. `root` is a group rank.
+/// A rank's output in the group of `inputs`. `None` if the rank does not write it. `root` is a
+/// group rank.
 pub fn collective(
     operation: CollectiveOperation,
     reduce_op: Option<ReduceOperation>,
@@ -41,10 +44,11 @@ pub fn collective(
         }
         CollectiveOperation::Gather => (rank == root).then(gathered),
         CollectiveOperation::Scatter => Some(block(&inputs[root], rank)),
+        other => panic!("{other} is new"),
     }
 }
 
-/// The reduction, element by element, in the order of the inputs; of one input it is that input.
+/// The reduction, element by element, in the order of the inputs. Of one input it is that input.
 pub fn reduce(reduce_op: ReduceOperation, data_type: DataType, inputs: &[Bits]) -> Bits {
     if let [one] = inputs {
         return one.clone();
@@ -64,7 +68,7 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         return u64::from(match reduce_op {
             ReduceOperation::Sum | ReduceOperation::Max => truths.any(|x| x),
             ReduceOperation::Prod | ReduceOperation::Min => truths.all(|x| x),
-            ReduceOperation::Avg => panic!("bool has no average"),
+            other => panic!("bool has no {other}"),
         });
     }
     if data_type.is_float() {
@@ -77,11 +81,13 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
                 floats.reduce(|a, b| if float_order(a, b, false) == Ordering::Greater { b } else { a })
             }
             ReduceOperation::Avg => floats.reduce(|a, b| a + b).map(|sum| sum / elements.len() as f32),
+            other => panic!("{other} is new"),
         };
         return from_f32(data_type, result.expect("at least two inputs"));
     }
     let integers = elements.iter().map(|&x| to_i64(data_type, x));
-    // Wrapping in 64 bits and cutting off is wrapping in the element's width; the average divides what was cut off.
+    // Wrapping in 64 bits and truncating is wrapping in the element's width. The average divides
+    // the truncated sum.
     let cut = |x: i64| to_i64(data_type, from_i64(data_type, x));
     let result = match reduce_op {
         ReduceOperation::Sum => integers.reduce(i64::wrapping_add),
@@ -89,11 +95,12 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         ReduceOperation::Max => integers.max(),
         ReduceOperation::Min => integers.min(),
         ReduceOperation::Avg => integers.reduce(i64::wrapping_add).map(|sum| cut(sum) / elements.len() as i64),
+        other => panic!("{other} is new"),
     };
     from_i64(data_type, result.expect("at least two inputs"))
 }
 
-/// The order of maximum and minimum: -0 below +0, and a NaN loses to any number, whichever is looked for.
+/// The order of maximum and minimum: -0 is below +0, and any number is preferred to a NaN.
 fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
     let nan = if nan_is_least { Ordering::Less } else { Ordering::Greater };
     match (a.is_nan(), b.is_nan()) {
@@ -124,7 +131,8 @@ pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
     }
 }
 
-/// An integer rounded to a narrow float type: its leading bits, as many as the type keeps, rounded to nearest even.
+/// An integer as a narrow float: its leading bits, as many as the type keeps, rounded to nearest
+/// even.
 fn nearest(to: DataType, x: i128) -> u64 {
     let kept = match to {
         DataType::Float16 => 11,
@@ -164,7 +172,7 @@ pub fn to_f32(data_type: DataType, bits: u64) -> f32 {
     }
 }
 
-/// One rounding to nearest even; float8 saturates; a NaN is the positive quiet one.
+/// Rounds once to nearest even. float8 saturates. A NaN becomes the positive quiet NaN.
 pub fn from_f32(data_type: DataType, x: f32) -> u64 {
     match data_type {
         DataType::Float32 if x.is_nan() => 0x7fc0_0000,
@@ -180,7 +188,7 @@ pub fn from_f32(data_type: DataType, x: f32) -> u64 {
     }
 }
 
-/// The float8 value nearest to `x`, found between its neighbours.
+/// The float8 value nearest to `x`, by search among all values.
 fn float8_by_search(data_type: DataType, x: f32) -> u64 {
     static TABLES: LazyLock<[Vec<f32>; 2]> = LazyLock::new(|| {
         let table = |t: DataType| (0..=largest_finite(t)).map(|bits| to_f32(t, bits)).collect();

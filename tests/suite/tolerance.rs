@@ -1,5 +1,5 @@
-//! Where another backend's arithmetic may differ from the host's, and by how much: the last part of "Element types" in the
-//! documentation of what a layer means.
+//! How much the arithmetic of another backend may differ from the host's: the bounds that the
+//! crate's documentation gives under "On GPUs".
 
 use distcollective::{CollectiveOperation, DataType, Rank, ReduceOperation};
 
@@ -7,7 +7,7 @@ use crate::cases::Case;
 use crate::reference::{Bits, to_f32};
 use crate::values::{to_bits, to_bytes};
 
-/// Replaces elements of `expected` by those of `got` where the difference is allowed.
+/// Replaces elements of `expected` by those of `got` if the difference is within the bounds.
 pub fn accept(case: &Case, inputs: &[Bits], rank: Rank, expected: &mut [u8], got: &[u8]) {
     let (Some(reduce_op), true) = (case.reduce_op, case.data_type.is_float()) else { return };
     if inputs.len() == 1 {
@@ -15,7 +15,7 @@ pub fn accept(case: &Case, inputs: &[Bits], rank: Rank, expected: &mut [u8], got
     }
     let wanted = to_bits(case.data_type, expected);
     let given = to_bits(case.data_type, got);
-    // The element of the inputs that an element of the output comes from.
+    // The index in the inputs of the first element of the output.
     let first = match case.operation {
         CollectiveOperation::ReduceScatter => {
             let members = case.members(rank).expect("the rank has an output");
@@ -38,17 +38,17 @@ fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], w
     let n = operands.len() as f64;
     let Format { epsilon, smallest, smallest_normal, largest } = format(data_type);
     match reduce_op {
-        // Which NaN, or which zero, is not said.
+        // Any NaN, and any zero.
         ReduceOperation::Max | ReduceOperation::Min => want == got || want.is_nan() && got.is_nan(),
         ReduceOperation::Sum | ReduceOperation::Avg => {
             let sum: f64 = operands.iter().map(|x| x.abs()).sum();
-            // Nothing is promised where the sum of the magnitudes is not below the largest number.
+            // There is no bound if the sum of the magnitudes is not below the largest number.
             let is_bounded = sum < largest;
             !is_bounded || (want - got).abs() <= n * (epsilon * sum + smallest)
         }
         ReduceOperation::Prod => {
             let is_ordinary = |x: f64| x.abs() < largest && x.abs() > smallest_normal;
-            // Nor where a product on the way overflows or underflows, in whatever order it is made.
+            // There is none if an intermediate product overflows or underflows in some order.
             let (small, large): (Vec<f64>, Vec<f64>) = operands.iter().map(|x| x.abs()).partition(|x| *x < 1.0);
             let (greatest, least): (f64, f64) = (large.iter().product(), small.iter().product());
             if !is_ordinary(greatest) || !is_ordinary(least) {
@@ -56,6 +56,7 @@ fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], w
             }
             (want - got).abs() <= 2.0 * n * epsilon * want.abs()
         }
+        other => panic!("{other} is new"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Element values that find mistakes: NaNs with payloads, infinities, signed zeros, subnormals, overflow, ties.
+//! Element values that find mistakes: NaNs with payloads, infinities, signed zeros, subnormals,
+//! overflow, ties.
 
 use distcollective::DataType;
 
@@ -10,7 +11,7 @@ impl Random {
     }
 }
 
-/// Bit patterns that deserve to meet each other.
+/// Bit patterns with special rules.
 fn special(data_type: DataType) -> &'static [u64] {
     match data_type {
         DataType::Float32 => &[
@@ -44,6 +45,7 @@ fn special(data_type: DataType) -> &'static [u64] {
         DataType::Int32 => &[0, 1, 0xffff_ffff, 0x8000_0000, 0x7fff_ffff, 3, 0xffff_fff9],
         DataType::Int8 | DataType::Uint8 => &[0, 1, 0xff, 0x80, 0x7f, 3, 0xf9],
         DataType::Bool => &[0, 1, 2, 0x80, 0xff],
+        other => panic!("{other} is new"),
     }
 }
 
@@ -60,6 +62,7 @@ fn ordinary(data_type: DataType, random: &mut Random) -> u64 {
         DataType::Int32 => r & 0xffff_ffff,
         DataType::Int8 | DataType::Uint8 => r & 0xff,
         DataType::Bool => r & 1,
+        other => panic!("{other} is new"),
     }
 }
 

@@ -100,6 +100,7 @@ impl Row {
             | CollectiveOperation::AllToAll
             | CollectiveOperation::Gather
             | CollectiveOperation::Scatter => (n - 1.0) / n,
+            other => unimplemented!("bus bandwidth of {other}"),
         }
     }
 }

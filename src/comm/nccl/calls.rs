@@ -12,6 +12,7 @@ use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
+use crate::rank::GroupRank;
 
 /// What NCCL moves or reduces: blocks of elements of one type.
 #[derive(Clone, Copy)]
@@ -287,19 +288,11 @@ impl NcclBackend {
         let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let Elements { data_type, byte_len, block } = elements;
-        // Which block of the input goes to a peer, and which of the output comes from it.
-        let sends = |peer: usize| match collective {
-            Collective::AllToAll => Some(peer),
-            Collective::Gather { root } => (peer == root.index()).then_some(0),
-            Collective::Scatter { root } => (self.rank == *root).then_some(peer),
-            _ => None,
-        };
-        let receives = |peer: usize| match collective {
-            Collective::AllToAll => Some(peer),
-            Collective::Gather { root } => (self.rank == *root).then_some(peer),
-            Collective::Scatter { root } => (peer == root.index()).then_some(0),
-            _ => None,
-        };
+        // What goes to a rank and comes from it: the number of a block of the input, and of one of the output.
+        let geometry = collective.operation().geometry();
+        let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
+        let sends = |peer: usize| uses(self.rank, GroupRank(peer as u32)).then_some(geometry.input.block_of(peer));
+        let receives = |peer: usize| uses(GroupRank(peer as u32), self.rank).then_some(geometry.output.block_of(peer));
         // SAFETY: the caller's promise; blocks are within the buffers.
         unsafe {
             let mut result = start();

@@ -179,11 +179,7 @@ impl<'a> RunningCall<'a> {
     /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call
     /// without elements that takes from every peer is a barrier.
     pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
-        match self.request.signature.call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => peer == root,
-            Collective::Gather { root } | Collective::Reduce { root, .. } => self.host.rank == root,
-            _ => true,
-        }
+        self.request.signature.call.moves(peer, self.host.rank)
     }
 
     /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are

@@ -41,12 +41,7 @@ impl RunningCall<'_> {
         self.publish_round();
         // No rank returns while a peer may touch its buffers (invariant 10).
         let finished = Milestone::Round(self.progress.round);
-        let (by_all, by_one) = match call.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => (rank == root, None),
-            Collective::Gather { root } | Collective::Reduce { root, .. } => (false, Some(root)),
-            _ => (true, None),
-        };
-        let touched_by = |peer: &GroupRank| by_all || by_one == Some(*peer);
+        let touched_by = |peer: &GroupRank| call.moves(rank, *peer);
         self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
     }
 

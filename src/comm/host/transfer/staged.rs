@@ -31,10 +31,7 @@ impl RunningCall<'_> {
         let n = self.host.segment.len();
         let (rank, block) = (self.host.rank, call.block_bytes());
         // A half holds one piece for all peers, or one for each.
-        let parts = match call.collective {
-            Collective::ReduceScatter { .. } | Collective::AllToAll | Collective::Scatter { .. } => n,
-            _ => 1,
-        };
+        let parts = call.input().blocks(n);
         let most = self.piece_bytes(parts);
         if call.reads_input(rank) {
             let keep_going = || self.host.check().and_then(|()| check_allocation_deadline(self.request.deadline));

@@ -1,14 +1,17 @@
 //! The Rust types of tensor elements.
 
+mod float8;
+
 pub use float8::{F8E4M3, F8E5M2};
+// half is past 1.0, so its types may stand in public signatures.
 pub use half::{bf16, f16};
 
 use crate::data_type::DataType;
 
-/// One byte of a bool tensor: zero is false, anything else is true.
+/// One byte of a bool tensor: zero is false, all else is true.
 ///
-/// Rust's `bool` may only hold 0 and 1, while a collective that moves bool tensors never changes a byte; hence a type of
-/// its own.
+/// Rust's `bool` may only hold 0 and 1. A collective that moves bool tensors never changes a byte,
+/// so an element may have another value.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(transparent)]
 pub struct Bool(pub u8);
@@ -44,9 +47,9 @@ mod private {
     pub trait Sealed {}
 }
 
-/// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it, so that bytes from
-/// another rank are always valid.
-pub trait Element: private::Sealed + Copy + Send + Sync + 'static {
+/// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it,
+/// so that bytes of another rank are always valid.
+pub trait Element: private::Sealed + Copy + Default + Send + Sync + 'static {
     /// The data type that this Rust type stands for.
     const DATA_TYPE: DataType;
 }

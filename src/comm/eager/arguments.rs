@@ -1,0 +1,98 @@
+//! From the arguments of an eager call to the call that a backend gets.
+
+use crate::collective::{Call, Collective, check_type};
+use crate::comm::Communicator;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, bail};
+use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
+use crate::rank::{GroupRank, Rank};
+use crate::util::text::count_of;
+
+/// The type and the number of elements of a buffer; `None` if the caller gives no buffer.
+pub(super) type Given = Option<(DataType, usize)>;
+
+/// The type and the length of a view.
+pub(super) fn given(raw: Option<RawTensor>) -> Given {
+    raw.map(|raw| (raw.data_type, raw.element_count()))
+}
+
+impl Communicator {
+    /// The call of an operation on buffers of these types and lengths. Checks all that a call's
+    /// arguments show without the addresses.
+    pub(super) fn call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
+        self.checked_call(collective, input, output).map_err(|error| self.label(&collective, error))
+    }
+
+    /// Says in an error which rank and operation it is about.
+    pub(super) fn label(&self, collective: &Collective<Rank>, error: Error) -> Error {
+        error.on_rank(self.origin_rank()).about(|| collective.operation().to_string())
+    }
+
+    fn checked_call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
+        let n = self.world_size() as usize;
+        let ranks = || count_of(n, "rank");
+        if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
+            bail!(InvalidArgument, "root {root} is not one of {}", ranks());
+        }
+        // All ranks of a communicator are a group in which ranks have the same numbers.
+        let collective = collective.with_root(|rank| GroupRank(rank.0));
+        let Some((data_type, _)) = input.or(output) else { bail!(InvalidBuffer, "there is no buffer") };
+        check_type(collective.reduce_op(), data_type)?;
+
+        let geometry = collective.operation().geometry();
+        let sides = [("input", input, geometry.input), ("output", output, geometry.output)];
+        // The length of a block is that of a buffer with one block. Without one, it is a part of
+        // the other's.
+        let lengths = sides.iter().filter_map(|&(name, given, side)| given.map(|(_, elements)| (name, elements, side)));
+        let block_elements = match lengths.min_by_key(|(.., side)| side.is_per_rank) {
+            Some((name, elements, side)) if elements % side.blocks(n) != 0 => {
+                let elements = count_of(elements, "element");
+                bail!(InvalidBuffer, "the {name} has {elements}, which is not a multiple of {}", ranks())
+            }
+            Some((_, elements, side)) => elements / side.blocks(n),
+            None => 0,
+        };
+        let call = Call { collective, data_type, block_elements };
+        let rank = GroupRank(self.rank().0);
+        let uses = [call.reads_input(rank), call.writes_output(rank)];
+        for ((name, given, side), is_used) in sides.into_iter().zip(uses) {
+            let expected = block_elements * side.blocks(n);
+            match given {
+                None if is_used => bail!(InvalidBuffer, "this rank needs an {name}"),
+                Some((other, _)) if other != data_type => {
+                    bail!(InvalidBuffer, "the input is {data_type} and the output {other}")
+                }
+                Some((_, elements)) if elements != expected => {
+                    let elements = count_of(elements, "element");
+                    bail!(InvalidBuffer, "the {name} has {elements}; with {} it must have {expected}", ranks())
+                }
+                _ => {}
+            }
+        }
+        Ok(call)
+    }
+
+    /// A view of an argument that is read.
+    pub(super) fn view<'a>(
+        &self,
+        collective: &Collective<Rank>,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+    ) -> Result<TensorView<'a>> {
+        input.try_into().map_err(|error| self.label(collective, error.into()))
+    }
+
+    /// A view of an argument that is written.
+    pub(super) fn view_mut<'a>(
+        &self,
+        collective: &Collective<Rank>,
+        output: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
+    ) -> Result<TensorViewMut<'a>> {
+        output.try_into().map_err(|error| self.label(collective, error.into()))
+    }
+
+    /// The addresses of buffers; null where there is none.
+    pub(super) fn addresses(&self, sides: [Option<RawTensor>; 2]) -> [Address; 2] {
+        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
+        sides.map(|raw| raw.as_ref().map_or(none, RawTensor::located))
+    }
+}

@@ -1,0 +1,268 @@
+//! Calls that return when their result is there.
+
+use super::arguments::given;
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::issue_order::Extent;
+use crate::memory::{Address, TensorView, TensorViewMut};
+use crate::rank::Rank;
+
+/// # Collectives
+///
+/// A buffer is a slice, an array, a `Vec`, a scalar, a [`Buffer`](crate::Buffer) or, with the
+/// feature `ndarray`, a contiguous array or view. Only its number of elements counts, so any shape
+/// fits, 0-d too. Lengths are in elements, and `n` is the number of ranks.
+///
+/// ```
+/// use distcollective::{Communicator, ReduceOperation};
+///
+/// let results = Communicator::spawn(2, |communicator| {
+///     let mut loss = communicator.rank().0 as f32;
+///     communicator.all_reduce(&mut loss, ReduceOperation::Avg)?;
+///     let ranks = communicator.all_gather_vec(&[communicator.rank().0 as i32])?;
+///     let mut all = [0i32; 4];
+///     let root = 1;
+///     let output = (communicator.rank().0 == root).then_some(&mut all);
+///     communicator.gather(&ranks, output, root)?;
+///     Ok((loss, ranks, all))
+/// })?;
+/// assert_eq!(results[0], (0.5, vec![0, 1], [0; 4]));
+/// assert_eq!(results[1], (0.5, vec![0, 1], [0, 1, 0, 1]));
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// Every call here blocks, is collective, and follows the contract of [`Communicator`].
+impl Communicator {
+    /// Replaces `buffer` on every rank by the reduction over all ranks.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_reduce<'a>(
+        &self,
+        buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
+        reduce_op: ReduceOperation,
+    ) -> Result<()> {
+        self.in_place(Collective::AllReduce { reduce_op }, buffer)
+    }
+
+    /// Writes the reduction of every rank's `input` into every rank's `output`, which is as long.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_reduce_into<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+        reduce_op: ReduceOperation,
+    ) -> Result<()> {
+        self.apart(Collective::AllReduce { reduce_op }, Some(input), Some(output))
+    }
+
+    /// Gives every rank all inputs in rank order: `output` is `n` times as long as `input`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_gather<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+    ) -> Result<()> {
+        self.apart(Collective::AllGather, Some(input), Some(output))
+    }
+
+    /// [`all_gather`](Self::all_gather) into a new vector.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_gather_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
+        let mut output = vec![T::default(); input.len() * self.world_size() as usize];
+        self.all_gather(input, &mut output)?;
+        Ok(output)
+    }
+
+    /// Replaces `buffer` on every rank by the root's.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn broadcast<'a>(
+        &self,
+        buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        self.in_place(Collective::Broadcast { root: root.into() }, buffer)
+    }
+
+    /// Replaces `buffer` on the root by the reduction over all ranks. On the other ranks it keeps
+    /// its elements.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn reduce<'a>(
+        &self,
+        buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
+        reduce_op: ReduceOperation,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        self.in_place(Collective::Reduce { reduce_op, root: root.into() }, buffer)
+    }
+
+    /// Gives every rank its block of the reduction over all ranks: `input` is `n` times as long as
+    /// `output`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn reduce_scatter<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+        reduce_op: ReduceOperation,
+    ) -> Result<()> {
+        self.apart(Collective::ReduceScatter { reduce_op }, Some(input), Some(output))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) into a new vector.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn reduce_scatter_vec<T: Element>(&self, input: &[T], reduce_op: ReduceOperation) -> Result<Vec<T>> {
+        let mut output = vec![T::default(); input.len() / self.world_size() as usize];
+        self.reduce_scatter(input, &mut output, reduce_op)?;
+        Ok(output)
+    }
+
+    /// Gives every rank its block of each input, in rank order: `input` and `output` have the same
+    /// length, a multiple of `n`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_to_all<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+    ) -> Result<()> {
+        self.apart(Collective::AllToAll, Some(input), Some(output))
+    }
+
+    /// [`all_to_all`](Self::all_to_all) into a new vector.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn all_to_all_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
+        let mut output = vec![T::default(); input.len()];
+        self.all_to_all(input, &mut output)?;
+        Ok(output)
+    }
+
+    /// Gives the root all inputs in rank order. The root's `output` is `n` times as long as
+    /// `input`; the other ranks may give `None`, which then names a type:
+    /// `None::<&mut [f32]>`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn gather<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        self.apart(Collective::Gather { root: root.into() }, Some(input), output)
+    }
+
+    /// [`gather`](Self::gather) into a new vector on the root, and `None` on the other ranks.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn gather_vec<T: Element>(&self, input: &[T], root: impl Into<Rank>) -> Result<Option<Vec<T>>> {
+        let (root, n) = (root.into(), self.world_size() as usize);
+        let mut output = (root == self.rank()).then(|| vec![T::default(); input.len() * n]);
+        self.gather(input, output.as_mut(), root)?;
+        Ok(output)
+    }
+
+    /// Gives every rank its block of the root's `input`, which is `n` times as long as `output`.
+    /// The other ranks may give `None`, which then names a type: `None::<&[f32]>`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn scatter<'a, 'b>(
+        &self,
+        input: Option<impl TryInto<TensorView<'a>, Error: Into<Error>>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        self.apart(Collective::Scatter { root: root.into() }, input, Some(output))
+    }
+
+    /// Any of the eight operations, with input and output apart. A buffer that this rank does not
+    /// use may be absent; if it is given, it must fit.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    pub fn collective(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<TensorView<'_>>,
+        output: Option<TensorViewMut<'_>>,
+    ) -> Result<()> {
+        let (input, output) = (input.map(|view| view.raw()), output.map(|mut view| view.raw()));
+        let call = self.call(collective, given(input), given(output))?;
+        // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
+        unsafe { self.run_in_turn(&call, self.addresses([input, output])) }
+    }
+
+    /// [`collective`](Self::collective) on what the caller gives.
+    fn apart<'a, 'b>(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<impl TryInto<TensorView<'a>, Error: Into<Error>>>,
+        output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
+    ) -> Result<()> {
+        let input = input.map(|input| self.view(&collective, input)).transpose()?;
+        let output = output.map(|output| self.view_mut(&collective, output)).transpose()?;
+        self.collective(collective, input, output)
+    }
+
+    /// A collective whose input is its output.
+    fn in_place<'a>(
+        &self,
+        collective: Collective<Rank>,
+        buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
+    ) -> Result<()> {
+        let raw = Some(self.view_mut(&collective, buffer)?.raw());
+        let call = self.call(collective, given(raw), given(raw))?;
+        // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
+        unsafe { self.run_in_turn(&call, self.addresses([raw, raw])) }
+    }
+
+    /// Runs a call on this thread when the calls that this rank made before have ended.
+    ///
+    /// # Safety
+    ///
+    /// The buffers that the call uses on this rank are valid for the lengths that it says, and used
+    /// by nothing else during the call.
+    unsafe fn run_in_turn(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
+        let deadline = self.deadline();
+        let signature = Signature { purpose: Purpose::Collective, call: *call };
+        let request = Request { signature, label: None, input, output, deadline, stream: None };
+        // SAFETY: the caller's promise.
+        let run = || unsafe { self.run(&request) };
+        self.in_turn(Extent::Communicator, &call.collective.operation(), deadline, run)
+            .map_err(|error| error.on_rank(self.origin_rank()))
+    }
+}

@@ -1,0 +1,119 @@
+//! Calls on raw addresses, for engines that have memory of their own.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::collective::{Call, Collective};
+use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::cuda::CudaStream;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, error};
+use crate::issue_order::{Extent, IssueOrder};
+use crate::memory::Address;
+use crate::rank::Rank;
+use crate::stream::{Stream, Task, Watch, Work};
+use crate::util::text::count_of;
+
+/// A collective on raw addresses, which have been checked.
+#[derive(Debug)]
+pub struct RawCollective {
+    communicator: Communicator,
+    call: Call,
+    sides: [Address; 2],
+    deadline: Instant,
+}
+
+// SAFETY: `enqueue`'s caller promised that the addresses are valid until the work is done, on any
+// thread; those of `Operands` are of buffers that the work owns.
+unsafe impl Send for RawCollective {}
+// SAFETY: a shared reference gives no way to the addresses.
+unsafe impl Sync for RawCollective {}
+
+impl Communicator {
+    /// Any of the eight operations on raw addresses, on a stream. The addresses are in the memory
+    /// of the communicator, [`space`](Self::space). An address that this rank does not use may be
+    /// null. Collective.
+    ///
+    /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
+    /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
+    /// all_reduce, broadcast and reduce.
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, and for ever if it is leaked before, the buffers that this rank uses
+    /// are as long as the operation and the count say, and nothing else uses that memory.
+    ///
+    /// # Errors
+    ///
+    /// - The root is not a rank.
+    /// - bool is averaged.
+    /// - The elements are more than memory can hold.
+    /// - An address that this rank uses is null or not aligned to the element, or both overlap in
+    ///   another way than [`InPlace`](crate::InPlace) says.
+    /// - The stream is not for the communicator's memory.
+    ///
+    /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
+    pub unsafe fn enqueue(
+        &self,
+        collective: Collective<Rank>,
+        data_type: DataType,
+        block_elements: usize,
+        input: *const u8,
+        output: *mut u8,
+        stream: &Stream,
+    ) -> Result<Work<RawCollective>> {
+        let n = self.world_size() as usize;
+        let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
+        if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let elements = count_of(block_elements, "element");
+            let error = error!(InvalidBuffer, "{elements} for each of {n} ranks are more than memory can hold");
+            return Err(self.label(&collective, error));
+        }
+        let operation = collective.operation();
+        let [input_elements, output_elements] =
+            [operation.input_blocks(n), operation.output_blocks(n)].map(|blocks| blocks * block_elements);
+        let call = self.call(collective, Some((data_type, input_elements)), Some((data_type, output_elements)))?;
+        let space = self.space();
+        let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
+        Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, None))
+    }
+}
+
+impl RawCollective {
+    /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
+    /// runs.
+    pub(super) fn new(communicator: &Communicator, call: Call, sides: [Address; 2], stream: &Stream) -> Result<Self> {
+        let task = RawCollective { communicator: communicator.clone(), call, sides, deadline: communicator.deadline() };
+        communicator
+            .check_request(&task.request(stream.as_cuda()))
+            .map_err(|error| error.on_rank(communicator.origin_rank()).about(|| call.to_string()))?;
+        Ok(task)
+    }
+
+    fn request<'a>(&self, stream: Option<&'a Arc<CudaStream>>) -> Request<'a> {
+        let signature = Signature { purpose: Purpose::Collective, call: self.call };
+        let [input, output] = self.sides;
+        Request { signature, label: None, input, output, deadline: self.deadline, stream }
+    }
+}
+
+impl Task for RawCollective {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        Some(self.communicator.order(Extent::Communicator))
+    }
+
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        // SAFETY: the promise of `enqueue`, or buffers that the work owns; `new` has checked the
+        // rules of memory, alignment and overlap for this stream.
+        unsafe { self.communicator.run_accepted(&self.request(stream)) }
+            .map_err(|error| error.on_rank(self.communicator.origin_rank()))
+    }
+
+    fn label(&self, error: Error) -> Error {
+        error.on_rank(self.communicator.origin_rank()).about(|| self.call.collective.operation().to_string())
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        Some((self.communicator.watch(), self.deadline))
+    }
+}

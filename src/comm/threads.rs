@@ -1,0 +1,99 @@
+//! Ranks that are threads of one process: starting them, and joining them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::Communicator;
+use crate::error::{Error, ErrorKind, Result, error};
+use crate::rank::Rank;
+use crate::util::panic_message;
+
+impl Communicator {
+    /// Runs `body` on `world_size` threads, one for each rank of a new communicator
+    /// ([`in_process`](Self::in_process)), and gives what the ranks return, in rank order.
+    ///
+    /// ```
+    /// use distcollective::{Communicator, ReduceOperation};
+    ///
+    /// let sums = Communicator::spawn(3, |communicator| {
+    ///     let mut x = [communicator.rank().0 as f32, 1.0];
+    ///     communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(sums, [[3.0, 3.0]; 3]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - A communicator of no rank, or of more than 1024.
+    /// - A thread cannot be started.
+    /// - A rank returns an error or panics. When it does, it leaves the communicator, and ranks
+    ///   that wait for it fail too. The error is that of the rank that failed first, not one that
+    ///   follows from it, and names the rank; a panic is an [`ErrorKind::Aborted`].
+    pub fn spawn<T: Send>(world_size: u32, body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
+        Self::spawn_on(Self::in_process(world_size)?, body)
+    }
+
+    /// [`spawn`](Self::spawn) on communicators that exist: each is moved to a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_on<T: Send>(
+        communicators: Vec<Communicator>,
+        body: impl Fn(Communicator) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let body = &body;
+        let results: Vec<Result<T, Failure>> = std::thread::scope(|scope| {
+            let start = |communicator: Communicator| {
+                let rank = communicator.origin_rank();
+                let name = format!("dcl-rank-{rank}");
+                let thread =
+                    std::thread::Builder::new().name(name).spawn_scoped(scope, move || run(communicator, body));
+                (rank, thread)
+            };
+            let threads: Vec<_> = communicators.into_iter().map(start).collect();
+            let join = |(rank, thread): (Rank, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match thread {
+                // `run` catches panics.
+                Ok(thread) => thread.join().unwrap_or_else(|panic| Err(Failure::of_panic(rank, panic.as_ref()))),
+                Err(refused) => {
+                    let error = error!(System, "no thread for the rank").with_source(refused).on_rank(rank);
+                    Err(Failure { error, is_consequence: false })
+                }
+            };
+            threads.into_iter().map(join).collect()
+        });
+        // The first rank whose error does not follow from another's; else the first of all.
+        let failures = || results.iter().filter_map(|result| result.as_ref().err());
+        match failures().find(|failure| !failure.is_consequence).or_else(|| failures().next()) {
+            Some(failure) => Err(failure.error.clone()),
+            None => Ok(results.into_iter().filter_map(Result::ok).collect()),
+        }
+    }
+}
+
+/// How a rank ended without a result.
+struct Failure {
+    error: Error,
+    /// Whether another rank's failure is the likely cause.
+    is_consequence: bool,
+}
+
+impl Failure {
+    fn of_panic(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Self {
+        let error = error!(Aborted, "the rank panicked: {}", panic_message(panic)).on_rank(rank);
+        Failure { error, is_consequence: false }
+    }
+}
+
+fn run<T>(communicator: Communicator, body: impl Fn(Communicator) -> Result<T>) -> Result<T, Failure> {
+    let rank = communicator.origin_rank();
+    // A panic leaves nothing behind but the communicator, whose last handle the unwinding drops.
+    match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
+        Ok(result) => result.map_err(|error| {
+            let is_consequence = matches!(error.kind(), ErrorKind::Aborted | ErrorKind::PeerLost);
+            Failure { error: error.on_rank(rank), is_consequence }
+        }),
+        Err(panic) => Err(Failure::of_panic(rank, panic.as_ref())),
+    }
+}
