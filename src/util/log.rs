@@ -5,8 +5,9 @@
 use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use tracing::Level;
 use tracing::dispatcher::get_default;
@@ -14,11 +15,16 @@ use tracing::level_filters::LevelFilter;
 use tracing::subscriber::NoSubscriber;
 
 use crate::error::{Result, bail};
+use crate::util::fork::ProcessGuard;
 use crate::util::settings::settings;
 
 static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
 static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
+
+/// The process that has the handler. A forked child has a copy of the lock, which a thread that
+/// does not exist there may hold.
+static HANDLER_PROCESS: OnceLock<ProcessGuard> = OnceLock::new();
 
 /// Whether there is a handler, so that an event without one takes no lock.
 static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
@@ -41,7 +47,8 @@ struct Handler {
 pub enum LogLevel {
     /// A call fails, or memory is lost.
     Error,
-    /// Something is probably not as the program wants it: a wait takes long, an attribute is ignored.
+    /// Something is probably not as the program wants it: a wait takes long, an attribute is
+    /// ignored.
     Warn,
     /// Something that happens a few times in a job.
     Info,
@@ -77,7 +84,8 @@ pub fn show_warnings() {
 /// A program's `tracing` subscriber gets the events too.
 ///
 /// Any thread may call the handler, several at once. Events that the library logs while a thread
-/// is inside the handler are not passed to it on that thread.
+/// is inside the handler are not passed to it on that thread. A panic of the handler ends there: the
+/// library catches it and drops the event. A process that is forked from this one has no handler.
 ///
 /// ```
 /// use distcollective::{LogLevel, clear_log_handler, set_log_handler};
@@ -89,7 +97,7 @@ pub fn show_warnings() {
 ///
 /// # Errors
 ///
-/// The handler itself calls this.
+/// The handler itself calls this; or this process was forked from one that has a handler.
 pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Result<()> {
     replace_handler(Some(Handler { most_verbose, call: Box::new(handler) }))
 }
@@ -98,7 +106,7 @@ pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) 
 ///
 /// # Errors
 ///
-/// The handler itself calls this.
+/// As [`set_log_handler`].
 pub fn clear_log_handler() -> Result<()> {
     replace_handler(None)
 }
@@ -107,6 +115,7 @@ fn replace_handler(handler: Option<Handler>) -> Result<()> {
     if IN_HANDLER.get() {
         bail!(InvalidArgument, "the handler of the log cannot replace itself");
     }
+    HANDLER_PROCESS.get_or_init(ProcessGuard::current).check("the handler of the log")?;
     // Each call of the handler holds the lock for reading.
     let mut place = HANDLER.write().unwrap_or_else(PoisonError::into_inner);
     HAS_HANDLER.store(handler.is_some(), Ordering::Relaxed);
@@ -141,24 +150,22 @@ pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
 
 /// Calls the handler, and says whether there is one.
 fn handle(level: LogLevel, text: fmt::Arguments<'_>) -> bool {
-    /// Resets the flag, also when the handler panics.
-    struct Inside;
-
-    impl Drop for Inside {
-        fn drop(&mut self) {
-            IN_HANDLER.set(false);
-        }
-    }
-
     if IN_HANDLER.get() {
         return true;
+    }
+    if !HANDLER_PROCESS.get().is_some_and(ProcessGuard::is_current) {
+        return false;
     }
     let handler = HANDLER.read().unwrap_or_else(PoisonError::into_inner);
     let Some(handler) = handler.as_ref() else { return false };
     if level <= handler.most_verbose {
         IN_HANDLER.set(true);
-        let _inside = Inside;
-        (handler.call)(level, &text.to_string());
+        // A panic here would end a call of the caller's or a thread of the library's.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (handler.call)(level, &text.to_string()))) {
+            // Its drop may panic too.
+            std::mem::forget(panic);
+        }
+        IN_HANDLER.set(false);
     }
     true
 }
