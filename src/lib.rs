@@ -70,6 +70,8 @@ mod environment;
 mod error;
 mod executor;
 mod framing;
+#[cfg(doctest)]
+mod guides;
 mod handshake;
 mod issue_order;
 mod memory;
@@ -103,8 +105,3 @@ pub use shape::{Dims, MAX_DIMS, Shape};
 pub use stream::{EnqueueError, Stream, Work};
 pub use util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
 pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
-
-/// The README's example is compiled and run with the documentation's.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-pub struct Readme;

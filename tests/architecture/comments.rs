@@ -6,15 +6,19 @@ const WIDTH: usize = 100;
 
 /// What the rule covers, folders and files.
 const COVERED: &[&str] = &[
+    "README.md",
     "build.rs",
     "cuda",
+    "docs",
     "src/compute",
     "src/cuda",
     "src/executor.rs",
+    "src/guides.rs",
     "src/issue_order.rs",
     "src/stream",
     "src/util",
     "tests/architecture",
+    "tests/guides.rs",
     "tests/host_kernels",
     "tests/kernels",
     "tests/no_alloc.rs",

@@ -1,0 +1,18 @@
+//! The programs in README.md and in the guides are tests.
+
+macro_rules! guide {
+    ($name:ident, $path:literal) => {
+        #[doc = include_str!($path)]
+        pub struct $name;
+    };
+}
+
+guide!(Readme, "../README.md");
+guide!(Introduction, "../docs/src/introduction.md");
+guide!(Laptop, "../docs/src/laptop.md");
+guide!(Launchers, "../docs/src/launchers.md");
+guide!(Gpus, "../docs/src/gpus.md");
+guide!(C, "../docs/src/c.md");
+guide!(Plugins, "../docs/src/plugins.md");
+guide!(Errors, "../docs/src/errors.md");
+guide!(Settings, "../docs/src/settings.md");
