@@ -771,7 +771,7 @@ typedef struct dcl_environment_config {
     int32_t rank;
     int32_t world_size;
     int32_t local_rank;
-    /* The launcher's meeting point, with `host`: MASTER_ADDR and MASTER_PORT. The launcher itself may listen there. */
+    /* Where the launcher's rendezvous is, with `host`: MASTER_ADDR and MASTER_PORT. The launcher itself may listen there. */
     int32_t port;
     /* The port at `host` where our ranks meet over TCP; -1 is the one after `port`. */
     int32_t rendezvous_port;
@@ -785,7 +785,7 @@ typedef struct dcl_environment_config {
     const char *backend;
     /* Rank 0's reaches every rank. */
     uint64_t seed;
-    /* For meeting, and then for each call. */
+    /* For the bootstrap, and then for each call. */
     int64_t timeout_ms;
     /* Not 0: rank 0 prints a line when it is ready. */
     int32_t verbose;
@@ -847,7 +847,7 @@ dcl_status_t dcl_communicator_new_in_process(const char *backend, int32_t world_
                                              dcl_communicator_t **communicators);
 
 /* How processes of one machine meet on the host backend without a launcher. */
-typedef struct dcl_meeting {
+typedef struct dcl_bootstrap_config {
     size_t struct_size;
     /* The job's name: the same in all processes, and of no other job of this user at the same time. */
     const char *job;
@@ -860,12 +860,12 @@ typedef struct dcl_meeting {
     /* 0. */
     int32_t reserved;
     int64_t timeout_ms;
-} dcl_meeting_t;
-#define DCL_MEETING_INIT {sizeof(dcl_meeting_t), NULL, 1, 0, 1, 0, DCL_TIMEOUT_DEFAULT}
+} dcl_bootstrap_config_t;
+#define DCL_BOOTSTRAP_CONFIG_INIT {sizeof(dcl_bootstrap_config_t), NULL, 1, 0, 1, 0, DCL_TIMEOUT_DEFAULT}
 
-/* Meets the other processes. `communicators` has room for `meeting->local_ranks` handles, each to be used by a thread of its own
+/* Meets the other processes. `communicators` has room for `config->local_ranks` handles, each to be used by a thread of its own
  * and freed with dcl_communicator_free. Nothing is left in the file system, and nothing survives a crash. [collective, shared] */
-dcl_status_t dcl_communicator_meet(const dcl_meeting_t *meeting, dcl_communicator_t **communicators);
+dcl_status_t dcl_communicator_bootstrap(const dcl_bootstrap_config_t *config, dcl_communicator_t **communicators);
 
 /* The bytes of an ncclUniqueId. */
 #define DCL_NCCL_ID_BYTES 128

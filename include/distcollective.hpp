@@ -178,8 +178,8 @@ struct ExecutionContextOptions : dcl_execution_context_options_t {
 struct EnvironmentConfig : dcl_environment_config_t {
     EnvironmentConfig() noexcept : dcl_environment_config_t DCL_ENVIRONMENT_CONFIG_INIT {}
 };
-struct Meeting : dcl_meeting_t {
-    Meeting() noexcept : dcl_meeting_t DCL_MEETING_INIT {}
+struct BootstrapConfig : dcl_bootstrap_config_t {
+    BootstrapConfig() noexcept : dcl_bootstrap_config_t DCL_BOOTSTRAP_CONFIG_INIT {}
 };
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -477,11 +477,11 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return communicators;
     }
     // This process's ranks, each for a thread of its own.
-    static Result<std::vector<Communicator>> meet(const Meeting &meeting) {
-        std::vector<dcl_communicator_t *> raw(room(meeting.local_ranks));
+    static Result<std::vector<Communicator>> bootstrap(const BootstrapConfig &config) {
+        std::vector<dcl_communicator_t *> raw(room(config.local_ranks));
         std::vector<Communicator> communicators;
         communicators.reserve(raw.size());
-        if (auto met = detail::check(dcl_communicator_meet(&meeting, raw.data())); !met) return met.error();
+        if (auto met = detail::check(dcl_communicator_bootstrap(&config, raw.data())); !met) return met.error();
         for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
         return communicators;
     }

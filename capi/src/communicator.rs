@@ -45,10 +45,10 @@ extern "C" fn dcl_communicator_new_in_process(
     })
 }
 
-/// `dcl_meeting_t`.
+/// `dcl_bootstrap_config_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CMeeting {
+pub(super) struct CBootstrapConfig {
     struct_size: usize,
     job: Text,
     world_size: i32,
@@ -58,12 +58,12 @@ pub(super) struct CMeeting {
     timeout_ms: i64,
 }
 
-const _: () = assert!(size_of::<CMeeting>() == CMeeting::FIRST_LEN);
+const _: () = assert!(size_of::<CBootstrapConfig>() == CBootstrapConfig::FIRST_LEN);
 
 // SAFETY: numbers and a pointer, of which the size comes first.
-unsafe impl Growing for CMeeting {
+unsafe impl Growing for CBootstrapConfig {
     const FIRST_LEN: usize = 40;
-    const INITIAL: Self = CMeeting {
+    const INITIAL: Self = CBootstrapConfig {
         struct_size: size_of::<Self>(),
         job: Text::NULL,
         world_size: 1,
@@ -75,18 +75,21 @@ unsafe impl Growing for CMeeting {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Handle<CCommunicator>>) -> Status {
+extern "C" fn dcl_communicator_bootstrap(
+    config: In<CBootstrapConfig>,
+    communicators: Out<Handle<CCommunicator>>,
+) -> Status {
     call(|| {
-        let meeting = meeting.required("meeting")?;
-        zero("reserved of meeting", meeting.reserved)?;
-        let local_ranks = positive("local_ranks", meeting.local_ranks)?;
+        let config = config.required("config")?;
+        zero("reserved of config", config.reserved)?;
+        let local_ranks = positive("local_ranks", config.local_ranks)?;
         let places = communicators.place("communicators")?;
         let builder = Communicator::builder()
-            .job(meeting.job.get("job")?)
-            .world_size(positive("world_size", meeting.world_size)?)
-            .rank(Rank(unsigned("rank", meeting.rank)?))
+            .job(config.job.get("job")?)
+            .world_size(positive("world_size", config.world_size)?)
+            .rank(Rank(unsigned("rank", config.rank)?))
             .local_ranks(local_ranks)
-            .timeout(timeout_or_default(meeting.timeout_ms)?);
+            .timeout(timeout_or_default(config.timeout_ms)?);
         hand_over(builder.meet()?, places);
         Ok(())
     })

@@ -19,7 +19,7 @@ enum kind {
     /* Structures with a struct_size. */
     OPTIONS,
     CONFIG,
-    MEETING,
+    BOOTSTRAP_CONFIG,
     PLUGIN,
     CREATORS,
     /* Tensors that are given. */
@@ -301,13 +301,13 @@ static uint64_t good(const struct function *function, int i) {
         break;
     }
     case CONFIG: *(dcl_environment_config_t *)(void *)area = alone(); break;
-    case MEETING: {
+    case BOOTSTRAP_CONFIG: {
         static char job[32];
         snprintf(job, sizeof job, "c_abi %ld", (long)getpid());
-        dcl_meeting_t meeting = DCL_MEETING_INIT;
-        meeting.job = job;
-        meeting.timeout_ms = 1000;
-        *(dcl_meeting_t *)(void *)area = meeting;
+        dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+        config.job = job;
+        config.timeout_ms = 1000;
+        *(dcl_bootstrap_config_t *)(void *)area = config;
         break;
     }
     case PLUGIN: *(dcl_plugin_t *)(void *)area = a_plugin(); break;

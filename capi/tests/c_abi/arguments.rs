@@ -70,7 +70,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         ("const dcl_dims_t *", _) => ("DIMS", detail),
         ("const dcl_execution_context_options_t *", _) => ("OPTIONS", detail),
         ("const dcl_environment_config_t *", _) => ("CONFIG", detail),
-        ("const dcl_meeting_t *", _) => ("MEETING", detail),
+        ("const dcl_bootstrap_config_t *", _) => ("BOOTSTRAP_CONFIG", detail),
         ("const dcl_plugin_t *", _) => ("PLUGIN", detail),
         ("const dcl_plugin_creator_t *", _) => ("CREATORS", detail),
         ("char *", _) => ("TAKEN", "CHARACTERS".to_owned()),

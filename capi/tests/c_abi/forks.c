@@ -63,12 +63,12 @@ static void be_a_rank(const char *job, int32_t number) {
     struct rank rank;
     void *address;
     unsigned char bytes[BYTES];
-    dcl_meeting_t meeting = DCL_MEETING_INIT;
-    meeting.job = job;
-    meeting.world_size = 2;
-    meeting.rank = number;
-    meeting.timeout_ms = TIMEOUT_MS;
-    OK(dcl_communicator_meet(&meeting, &rank.communicator));
+    dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+    config.job = job;
+    config.world_size = 2;
+    config.rank = number;
+    config.timeout_ms = TIMEOUT_MS;
+    OK(dcl_communicator_bootstrap(&config, &rank.communicator));
     OK(dcl_communicator_split(rank.communicator, 0, 0, &rank.group));
     OK(dcl_communicator_allocate(rank.communicator, BYTES, &rank.buffer));
     OK(dcl_stream_new_worker(&rank.stream));
@@ -174,12 +174,12 @@ static void fork_while_work_goes_on(void) {
  * at once; if it has only freed its handles, it goes on passing memory to them. */
 static void leave_a_child_behind(const char *job, int32_t number, bool frees, int going_on) {
     dcl_communicator_t *communicator, *group, *other = NULL;
-    dcl_meeting_t meeting = DCL_MEETING_INIT;
-    meeting.job = job;
-    meeting.world_size = 3;
-    meeting.rank = number;
-    meeting.timeout_ms = TIMEOUT_MS;
-    OK(dcl_communicator_meet(&meeting, &communicator));
+    dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+    config.job = job;
+    config.world_size = 3;
+    config.rank = number;
+    config.timeout_ms = TIMEOUT_MS;
+    OK(dcl_communicator_bootstrap(&config, &communicator));
     OK(dcl_communicator_split(communicator, number == 0 ? DCL_NO_COLOR : 0, 0, &group));
     if (number == 0) {
         pid_t child;

@@ -181,22 +181,22 @@ static void structures_have_a_size(void) {
 
     char job[64];
     snprintf(job, sizeof job, "c_abi text %ld", (long)getpid());
-    LARGER(dcl_meeting_t) meeting = {DCL_MEETING_INIT, {0}};
-    meeting.known.job = job;
-    meeting.known.timeout_ms = TIMEOUT_MS;
+    LARGER(dcl_bootstrap_config_t) bootstrap = {DCL_BOOTSTRAP_CONFIG_INIT, {0}};
+    bootstrap.known.job = job;
+    bootstrap.known.timeout_ms = TIMEOUT_MS;
     dcl_communicator_t *communicator = NULL;
     for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
-        meeting.known.struct_size = wrong[i];
-        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(&meeting.known, &communicator));
+        bootstrap.known.struct_size = wrong[i];
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     }
-    meeting.known.struct_size = sizeof meeting;
-    meeting.tail[1] = 1;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(&meeting.known, &communicator));
+    bootstrap.known.struct_size = sizeof bootstrap;
+    bootstrap.tail[1] = 1;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     CHECK(communicator == NULL);
-    meeting.tail[1] = 0;
-    OK(dcl_communicator_meet(&meeting.known, &communicator));
+    bootstrap.tail[1] = 0;
+    OK(dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     OK(dcl_communicator_free(communicator));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(NULL, &communicator));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(NULL, &communicator));
 
     LARGER(dcl_environment_config_t) config = {DCL_ENVIRONMENT_CONFIG_INIT, {0}};
     dcl_environment_t *environment = NULL;

@@ -20,7 +20,7 @@ const STRUCTURES: [(&str, &str); 7] = [
     ("dcl_plugin_creator", "CPluginCreator"),
     ("dcl_execution_context_options", "COptions"),
     ("dcl_environment_config", "CConfig"),
-    ("dcl_meeting", "CMeeting"),
+    ("dcl_bootstrap_config", "CBootstrapConfig"),
 ];
 
 /// Enumerators that have another name in Rust than the header's, in its case.
