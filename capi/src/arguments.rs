@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use dcl::{CollectiveOperation, DEFAULT_TIMEOUT, DataType, Dims, MAX_DIMS, ReduceOperation, Shape, timeout_or};
 
-use super::status::{Fault, Result};
+use super::status::{CallError, Result};
 
 /// `const T *`: one value, or several.
 #[repr(transparent)]
-pub(super) struct In<T>(*const T);
+pub(super) struct InPointer<T>(*const T);
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InPointer<T> {
     /// The value, where there is one.
     pub(super) fn optional(&self) -> Option<T> {
         // SAFETY: C's promise.
@@ -25,10 +25,10 @@ impl<T: Copy> In<T> {
     }
 
     /// So many values.
-    pub(super) fn several(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
+    pub(super) fn array(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
         let fits = |count: &usize| count.checked_mul(size_of::<T>()).is_some_and(|len| isize::try_from(len).is_ok());
         let Some(count) = count.try_into().ok().filter(fits) else {
-            return Err(Fault::invalid_argument(format!("the length of {name} is negative, or beyond memory")));
+            return Err(CallError::invalid_argument(format!("the length of {name} is negative, or beyond memory")));
         };
         if count == 0 {
             return Ok(Vec::new());
@@ -46,21 +46,21 @@ impl<T: Copy> In<T> {
 /// # Safety
 ///
 /// Any bytes are a value of it, and its first field is a `usize`, its size.
-pub(super) unsafe trait Growing: Copy {
+pub(super) unsafe trait SizedStruct: Copy {
     /// The length of its first version.
-    const FIRST_LEN: usize;
+    const FIRST_BYTE_LEN: usize;
     /// What C gets from the macro of the header.
     const INITIAL: Self;
 }
 
-impl<T: Growing> In<T> {
+impl<T: SizedStruct> InPointer<T> {
     /// One of this library's own.
     ///
     /// # Safety
     ///
     /// As C promises for its own: it is valid, as long as it says that it is.
     pub(super) unsafe fn of(structure: *const T) -> Self {
-        In(structure)
+        InPointer(structure)
     }
 
     /// The structure; the initial one for NULL.
@@ -71,7 +71,7 @@ impl<T: Growing> In<T> {
     /// So many structures, of one version.
     pub(super) fn structures(&self, name: &str, count: i32) -> Result<Vec<T>> {
         let Ok(count) = usize::try_from(count) else {
-            return Err(Fault::invalid_argument(format!("the number of {name} is negative")));
+            return Err(CallError::invalid_argument(format!("the number of {name} is negative")));
         };
         let mut structures = Vec::new();
         if count > 0 && self.0.is_null() {
@@ -84,9 +84,9 @@ impl<T: Growing> In<T> {
             let size = unsafe { next.cast::<usize>().read() };
             if *first_size.get_or_insert(size) != size || !size.is_multiple_of(align_of::<usize>()) {
                 let message = format!("struct_size of one of {name} is {size}; it is the same sizeof in all of them");
-                return Err(Fault::invalid_argument(message));
+                return Err(CallError::invalid_argument(message));
             }
-            structures.push(In(next).required(name)?);
+            structures.push(InPointer(next).required(name)?);
             // SAFETY: C's promise: there is another one, or the array ends here.
             next = unsafe { next.byte_add(size) };
         }
@@ -102,9 +102,9 @@ impl<T: Growing> In<T> {
         // SAFETY: C's promise; the first field is the size.
         let size = unsafe { start.cast::<usize>().read() };
         let own = size_of::<T>();
-        let wrong = |why: String| Err(Fault::invalid_argument(format!("struct_size of {name} is {size}, {why}")));
-        if size < T::FIRST_LEN {
-            return wrong(format!("less than the {} bytes of its first version", T::FIRST_LEN));
+        let wrong = |why: String| Err(CallError::invalid_argument(format!("struct_size of {name} is {size}, {why}")));
+        if size < T::FIRST_BYTE_LEN {
+            return wrong(format!("less than the {} bytes of its first version", T::FIRST_BYTE_LEN));
         }
         const LARGEST: usize = 4096;
         if size > LARGEST {
@@ -125,10 +125,10 @@ impl<T: Growing> In<T> {
 /// `const char *`: text in UTF-8 that ends with a NUL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Text(*const c_char);
+pub(super) struct TextPointer(*const c_char);
 
-impl Text {
-    pub(super) const NULL: Text = Text(std::ptr::null());
+impl TextPointer {
+    pub(super) const NULL: TextPointer = TextPointer(std::ptr::null());
 
     pub(super) fn optional(&self, name: &str) -> Result<Option<&str>> {
         if self.0.is_null() {
@@ -137,7 +137,7 @@ impl Text {
         // SAFETY: C's promise.
         match unsafe { CStr::from_ptr(self.0) }.to_str() {
             Ok(text) => Ok(Some(text)),
-            Err(_) => Err(Fault::invalid_argument(format!("{name} is not UTF-8"))),
+            Err(_) => Err(CallError::invalid_argument(format!("{name} is not UTF-8"))),
         }
     }
 
@@ -148,9 +148,9 @@ impl Text {
 
 /// `const void *`: bytes to read, or an address to keep.
 #[repr(transparent)]
-pub(super) struct Bytes(*const c_void);
+pub(super) struct ConstVoidPointer(*const c_void);
 
-impl Bytes {
+impl ConstVoidPointer {
     pub(super) fn get(&self, name: &str, byte_len: usize) -> Result<&[u8]> {
         if byte_len == 0 {
             return Ok(&[]);
@@ -159,7 +159,9 @@ impl Bytes {
             return Err(is_null(name));
         }
         if isize::try_from(byte_len).is_err() {
-            return Err(Fault::invalid_argument(format!("{byte_len} bytes of {name} are more than memory can hold")));
+            return Err(CallError::invalid_argument(format!(
+                "{byte_len} bytes of {name} are more than memory can hold"
+            )));
         }
         // SAFETY: C's promise.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), byte_len) })
@@ -173,9 +175,9 @@ impl Bytes {
 
 /// `void *`: room for bytes, or an address to keep.
 #[repr(transparent)]
-pub(super) struct Room(*mut c_void);
+pub(super) struct VoidPointer(*mut c_void);
 
-impl Room {
+impl VoidPointer {
     /// The address of room for so many bytes.
     pub(super) fn for_bytes(&self, name: &str, byte_len: usize) -> Result<*mut u8> {
         match self.0.is_null() && byte_len > 0 {
@@ -192,30 +194,30 @@ impl Room {
 
 /// `T *`: where a result goes.
 #[repr(transparent)]
-pub(super) struct Out<T>(*mut T);
+pub(super) struct OutPointer<T>(*mut T);
 
-impl<T> Out<T> {
+impl<T> OutPointer<T> {
     /// Makes sure that there is a place, before anything is done.
-    pub(super) fn place(self, name: &str) -> Result<Place<T>> {
-        if self.0.is_null() { Err(is_null(name)) } else { Ok(Place(self.0)) }
+    pub(super) fn check(self, name: &str) -> Result<CheckedOut<T>> {
+        if self.0.is_null() { Err(is_null(name)) } else { Ok(CheckedOut(self.0)) }
     }
 
-    pub(super) fn optional(self) -> Option<Place<T>> {
-        (!self.0.is_null()).then_some(Place(self.0))
+    pub(super) fn optional(self) -> Option<CheckedOut<T>> {
+        (!self.0.is_null()).then_some(CheckedOut(self.0))
     }
 }
 
 /// Where results go.
-pub(super) struct Place<T>(*mut T);
+pub(super) struct CheckedOut<T>(*mut T);
 
-impl<T> Place<T> {
+impl<T> CheckedOut<T> {
     pub(super) fn set(self, value: T) {
         // SAFETY: C's promise.
         unsafe { self.0.write(value) };
     }
 
     /// Writes several, for which the function promises room.
-    pub(super) fn set_several(self, values: impl IntoIterator<Item = T>) {
+    pub(super) fn set_array(self, values: impl IntoIterator<Item = T>) {
         for (i, value) in values.into_iter().enumerate() {
             // SAFETY: C's promise.
             unsafe { self.0.add(i).write(value) };
@@ -223,8 +225,8 @@ impl<T> Place<T> {
     }
 }
 
-fn is_null(name: &str) -> Fault {
-    Fault::invalid_argument(format!("{name} is NULL"))
+fn is_null(name: &str) -> CallError {
+    CallError::invalid_argument(format!("{name} is NULL"))
 }
 
 /// `dcl_dims_t`.
@@ -246,7 +248,7 @@ impl CDims {
     pub(super) fn as_slice(&self) -> Result<&[i64]> {
         match usize::try_from(self.nb_dims).ok().and_then(|count| self.d.get(..count)) {
             Some(dims) => Ok(dims),
-            None => Err(Fault::invalid_argument(format!("nb_dims is {}; it is 0 to {MAX_DIMS}", self.nb_dims))),
+            None => Err(CallError::invalid_argument(format!("nb_dims is {}; it is 0 to {MAX_DIMS}", self.nb_dims))),
         }
     }
 
@@ -300,14 +302,14 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
 pub(super) fn unsigned(name: &str, number: impl Into<i64>) -> Result<u32> {
     let number = number.into();
     let most = if number < 0 { String::new() } else { format!(", and at most {}", u32::MAX) };
-    u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more{most}")))
+    u32::try_from(number).map_err(|_| CallError::invalid_argument(format!("{name} is {number}; it is 0 or more{most}")))
 }
 
 /// What has no meaning yet, and so can have one later.
 pub(super) fn zero(name: &str, number: i32) -> Result<()> {
     match number {
         0 => Ok(()),
-        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 0"))),
+        _ => Err(CallError::invalid_argument(format!("{name} is {number}; it is 0"))),
     }
 }
 
@@ -315,7 +317,7 @@ pub(super) fn zero(name: &str, number: i32) -> Result<()> {
 pub(super) fn positive(name: &str, number: i32) -> Result<u32> {
     match u32::try_from(number) {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
+        _ => Err(CallError::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
     }
 }
 
@@ -323,7 +325,7 @@ pub(super) fn positive(name: &str, number: i32) -> Result<u32> {
 pub(super) fn index(noun: &str, index: i32, len: usize) -> Result<usize> {
     match usize::try_from(index) {
         Ok(index) if index < len => Ok(index),
-        _ => Err(Fault::invalid_argument(format!("there is no {noun} {index}; there are {len}"))),
+        _ => Err(CallError::invalid_argument(format!("there is no {noun} {index}; there are {len}"))),
     }
 }
 
@@ -332,7 +334,7 @@ pub(super) fn timeout(milliseconds: i64) -> Result<Option<Duration>> {
     match u64::try_from(milliseconds) {
         Ok(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),
         Err(_) if milliseconds == -1 => Ok(None),
-        Err(_) => Err(Fault::invalid_argument(format!(
+        Err(_) => Err(CallError::invalid_argument(format!(
             "timeout_ms is {milliseconds}; it is 0 or more, or DCL_TIMEOUT_DEFAULT"
         ))),
     }

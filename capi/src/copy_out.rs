@@ -1,26 +1,26 @@
-//! Text and bytes for the caller's buffers, by (buffer, capacity, length).
+//! TextPointer and bytes for the caller's buffers, by (buffer, capacity, length).
 
 use std::ffi::{c_char, c_void};
 
-use super::arguments::{Out, Place};
-use super::status::{Fault, Result, Status};
+use super::arguments::{CheckedOut, OutPointer};
+use super::status::{CallError, Result, Status};
 
 /// `char *` with room for text.
 #[repr(transparent)]
-pub(super) struct TextRoom(*mut c_char);
+pub(super) struct TextBuffer(*mut c_char);
 
 /// `void *` with room for bytes.
 #[repr(transparent)]
-pub(super) struct BytesRoom(*mut c_void);
+pub(super) struct ByteBuffer(*mut c_void);
 
 /// Where text goes.
-pub(super) struct TextOut {
-    pub(super) buffer: TextRoom,
+pub(super) struct TextDestination {
+    pub(super) buffer: TextBuffer,
     pub(super) capacity: usize,
-    pub(super) length: Out<usize>,
+    pub(super) length: OutPointer<usize>,
 }
 
-impl TextOut {
+impl TextDestination {
     /// Copies text and a NUL.
     pub(super) fn write(self, text: &str) -> Result<()> {
         let text = [text.as_bytes(), &[0]].concat();
@@ -30,13 +30,13 @@ impl TextOut {
 }
 
 /// Where bytes go.
-pub(super) struct BytesOut {
-    pub(super) buffer: BytesRoom,
+pub(super) struct ByteDestination {
+    pub(super) buffer: ByteBuffer,
     pub(super) capacity: usize,
-    pub(super) length: Out<usize>,
+    pub(super) length: OutPointer<usize>,
 }
 
-impl BytesOut {
+impl ByteDestination {
     /// Copies bytes.
     pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
         // SAFETY: C's promise (see `arguments`).
@@ -51,7 +51,7 @@ unsafe fn copy_out(
     bytes: &[u8],
     buffer: *mut u8,
     capacity: usize,
-    length: Option<Place<usize>>,
+    length: Option<CheckedOut<usize>>,
     shown_len: usize,
 ) -> Result<()> {
     if let Some(length) = length {
@@ -62,14 +62,14 @@ unsafe fn copy_out(
     }
     if capacity < bytes.len() {
         let message = format!("the buffer has room for {capacity} bytes, and {} are needed", bytes.len());
-        return Err(Fault::new(Status::BUFFER_TOO_SMALL, message));
+        return Err(CallError::new(Status::BUFFER_TOO_SMALL, message));
     }
     // SAFETY: the room was compared just now.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
     Ok(())
 }
 
-impl TextRoom {
+impl TextBuffer {
     /// Copies as much of a text as fits, and a NUL.
     pub(super) fn write_fitting(&self, text: &[u8], capacity: usize) {
         if self.0.is_null() || capacity == 0 {

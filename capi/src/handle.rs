@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-use super::status::{Fault, Result, Status};
+use super::status::{CallError, Result, Status};
 
 /// What handles are names of.
 pub(super) trait Object: Send + Sync + 'static {
@@ -26,20 +26,20 @@ struct Entry {
 /// A part of the table, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Part {
+struct Shard {
     entries: RwLock<SlotMap<DefaultKey, Entry>>,
 }
 
 /// The table is in parts, so that ranks on threads of one process do not wait for each other to look up what is theirs.
-static TABLE: LazyLock<[Part; PARTS]> = LazyLock::new(Default::default);
+static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
 
-const PARTS: usize = 16;
+const SHARDS: usize = 16;
 
 /// The part of the object that is made next: they take turns.
-static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
+static NEXT_SHARD: AtomicUsize = AtomicUsize::new(0);
 
-/// Where a key, which is a version above 32 bits of an index, has the number of its part. No part has so many entries.
-const PART_SHIFT: u32 = 28;
+/// Where a key, which is a version above 32 bits of an index, has the number of its shard. No shard has so many entries.
+const SHARD_SHIFT: u32 = 28;
 
 /// `dcl_..._t *`: the name of an object. Never an address.
 #[repr(transparent)]
@@ -80,27 +80,27 @@ impl<T: Object> Handle<T> {
     /// Puts an object into the table.
     pub(super) fn new(object: T) -> Self {
         let entry = Entry { object: Arc::new(object), type_name: T::TYPE };
-        let part = NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS;
-        let key = TABLE[part].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
-        let number = key.data().as_ffi() | (part as u64) << PART_SHIFT;
+        let shard = NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let key = TABLE[shard].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
+        let number = key.data().as_ffi() | (shard as u64) << SHARD_SHIFT;
         Handle { name: std::ptr::without_provenance_mut(number as usize), names: PhantomData }
     }
 
     /// The part of the table, and the key in it; no object has it if it is not a key.
-    fn place(self) -> (&'static Part, DefaultKey) {
+    fn locate(self) -> (&'static Shard, DefaultKey) {
         let number = self.name.addr() as u64;
-        let part = (number >> PART_SHIFT) as usize % PARTS;
-        let number = number & !((PARTS as u64 - 1) << PART_SHIFT);
+        let shard = (number >> SHARD_SHIFT) as usize % SHARDS;
+        let number = number & !((SHARDS as u64 - 1) << SHARD_SHIFT);
         let key = DefaultKey::from(KeyData::from_ffi(number));
         // What is no key becomes another number on its way.
         let key = if key.data().as_ffi() == number { key } else { DefaultKey::null() };
-        (&TABLE[part], key)
+        (&TABLE[shard], key)
     }
 
     /// The object, which stays until the caller drops it, whatever becomes of the handle.
     pub(super) fn get(self) -> Result<Arc<T>> {
-        let (part, key) = self.place();
-        match part.entries.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        let (shard, key) = self.locate();
+        match shard.entries.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             Some(entry) => Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name)),
             None => Err(self.is_nothing()),
         }
@@ -108,8 +108,8 @@ impl<T: Object> Handle<T> {
 
     /// Takes the object out of the table.
     pub(super) fn take(self) -> Result<Arc<T>> {
-        let (part, key) = self.place();
-        let mut entries = part.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let (shard, key) = self.locate();
+        let mut entries = shard.entries.write().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = entries.get(key) else { return Err(self.is_nothing()) };
         let object = Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name))?;
         // The object is dropped by the caller, when the table is free again.
@@ -125,39 +125,39 @@ impl<T: Object> Handle<T> {
         Ok(())
     }
 
-    fn is_nothing(self) -> Fault {
+    fn is_nothing(self) -> CallError {
         let what = match self.is_null() {
             true => format!("the {} is NULL", T::TYPE),
             false => format!("{:p} is not a {}, or not any more", self.name, T::TYPE),
         };
-        Fault::new(Status::INVALID_HANDLE, what)
+        CallError::new(Status::INVALID_HANDLE, what)
     }
 
-    fn is_a(self, other: &str) -> Fault {
-        Fault::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, and not a {}", self.name, T::TYPE))
+    fn is_a(self, other: &str) -> CallError {
+        CallError::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, and not a {}", self.name, T::TYPE))
     }
 }
 
 /// What several calls may read at once, and one at a time may change, behind handles to `O`. Nobody waits: a call that cannot have it now
-/// is a fault, also where it comes from a callback of the call that has it.
-pub(super) struct Guarded<T, O> {
+/// is a error, also where it comes from a callback of the call that has it.
+pub(super) struct TryRwLock<T, O> {
     value: RwLock<T>,
     behind: PhantomData<fn() -> O>,
 }
 
-impl<T: Default, O> Default for Guarded<T, O> {
+impl<T: Default, O> Default for TryRwLock<T, O> {
     fn default() -> Self {
-        Guarded::new(T::default())
+        TryRwLock::new(T::default())
     }
 }
 
-impl<T, O> Guarded<T, O> {
+impl<T, O> TryRwLock<T, O> {
     pub(super) fn new(value: T) -> Self {
-        Guarded { value: RwLock::new(value), behind: PhantomData }
+        TryRwLock { value: RwLock::new(value), behind: PhantomData }
     }
 }
 
-impl<T, O: Object> Guarded<T, O> {
+impl<T, O: Object> TryRwLock<T, O> {
     /// For a call that is shared.
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, T>> {
         match self.value.try_read() {
@@ -177,8 +177,8 @@ impl<T, O: Object> Guarded<T, O> {
     }
 }
 
-fn busy<O: Object>() -> Fault {
-    Fault::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
+fn busy<O: Object>() -> CallError {
+    CallError::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
 }
 
 #[cfg(test)]
@@ -205,7 +205,7 @@ mod tests {
         Handle { name: std::ptr::without_provenance_mut(number), names: PhantomData }
     }
 
-    /// In every part of the table, and again where something was before.
+    /// In every shard of the table, and again where something was before.
     #[test]
     fn handles_name_one_object_until_they_are_freed() {
         let mut freed = Vec::new();

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 
 use dcl::{CollectiveOperation, DataType, LogLevel, ReduceOperation, clear_log_handler, set_log_handler};
 
-use super::arguments::Text;
-use super::copy_out::TextRoom;
-use super::status::{Fault, Status, call, last_message, last_rank, set_last};
+use super::arguments::TextPointer;
+use super::copy_out::TextBuffer;
+use super::status::{CallError, Status, call, last_message, last_rank, set_last_error};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_version() -> u32 {
@@ -29,17 +29,17 @@ extern "C" fn dcl_status_name(status: Status) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_last_error_message(buffer: TextRoom, capacity: usize) -> usize {
+extern "C" fn dcl_last_error_message(buffer: TextBuffer, capacity: usize) -> usize {
     last_message(|message| buffer.write_fitting(message, capacity))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_set_last_error(status: Status, message: Text) -> Status {
+extern "C" fn dcl_set_last_error(status: Status, message: TextPointer) -> Status {
     call(|| {
         if status == Status::SUCCESS {
-            return Err(Fault::invalid_argument("the status is that of an error, and not DCL_STATUS_SUCCESS"));
+            return Err(CallError::invalid_argument("the status is that of an error, and not DCL_STATUS_SUCCESS"));
         }
-        set_last(status, message.get("message")?);
+        set_last_error(status, message.get("message")?);
         Ok(())
     })
 }
@@ -105,7 +105,7 @@ thread_local! {
 extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c_void, most_verbose: i32) -> Status {
     call(|| {
         if IN_CALLBACK.get() {
-            return Err(Fault::new(Status::BUSY, "the callback for the log calls this itself"));
+            return Err(CallError::new(Status::BUSY, "the callback for the log calls this itself"));
         }
         let Some(callback) = callback else { return Ok(clear_log_handler()?) };
         let level = match most_verbose {
@@ -115,7 +115,7 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
             4 => LogLevel::Trace,
             _ => {
                 let message = format!("most_verbose is {most_verbose}; it is 1 (errors) to 4 (verbose)");
-                return Err(Fault::invalid_argument(message));
+                return Err(CallError::invalid_argument(message));
             }
         };
         let user_data = UserData(user_data);

@@ -94,46 +94,46 @@ impl From<ErrorKind> for Status {
 
 /// Why a call fails: an error of the library's, or one that only this door has.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct CallError {
     status: Status,
     error: Error,
 }
 
-pub(super) type Result<T> = std::result::Result<T, Fault>;
+pub(super) type Result<T> = std::result::Result<T, CallError>;
 
-impl Fault {
-    /// A fault whose status is none of an [`ErrorKind`]'s, or need not be: in Rust code it is an invalid argument.
+impl CallError {
+    /// A error whose status is none of an [`ErrorKind`]'s, or need not be: in Rust code it is an invalid argument.
     pub(super) fn new(status: Status, message: impl Into<String>) -> Self {
-        Fault { status, error: Error::new(ErrorKind::InvalidArgument, message) }
+        CallError { status, error: Error::new(ErrorKind::InvalidArgument, message) }
     }
 
     pub(super) fn invalid_argument(message: impl Into<String>) -> Self {
-        Fault::new(Status::INVALID_ARGUMENT, message)
+        CallError::new(Status::INVALID_ARGUMENT, message)
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for CallError {
     fn from(error: Error) -> Self {
-        Fault { status: error.kind().into(), error }
+        CallError { status: error.kind().into(), error }
     }
 }
 
-impl<T> From<EnqueueError<T>> for Fault {
+impl<T> From<EnqueueError<T>> for CallError {
     fn from(failed: EnqueueError<T>) -> Self {
         failed.error.into()
     }
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.error.fmt(f)
     }
 }
 
 /// For code of ours that C's callbacks stand behind.
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
-        fault.error
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        error.error
     }
 }
 
@@ -155,33 +155,33 @@ pub(super) fn failure_count() -> u64 {
 }
 
 /// Keeps what went wrong.
-fn remember(last: LastError) {
+fn store_last_error(last: LastError) {
     FAILURES.set(FAILURES.get() + 1);
     // A thread that is ending has no last error any more.
     let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
 }
 
 /// Makes a message of the caller's the last one.
-pub(super) fn set_last(status: Status, message: &str) {
-    remember(LastError { status, message: message.to_owned(), rank: None });
+pub(super) fn set_last_error(status: Status, message: &str) {
+    store_last_error(LastError { status, message: message.to_owned(), rank: None });
 }
 
-/// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
+/// Runs the body of a function of the header. A error, or a panic, becomes a status and this thread's last error.
 pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
-    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::SUCCESS,
-        Ok(Err(fault)) => fault,
+        Ok(Err(error)) => error,
         Err(panic) => {
             let text = panic_message(panic.as_ref()).to_owned();
             // Its drop may panic too.
             std::mem::forget(panic);
-            Fault::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
+            CallError::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
         }
     };
-    let Fault { status, error } = fault;
+    let CallError { status, error } = error;
     // Where the sentence is about nothing yet, it is about the function.
     let error = error.about(|| function_name::<F>().to_owned());
-    remember(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
+    store_last_error(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
     status
 }
 

@@ -18,8 +18,8 @@ const STRUCTURES: [(&str, &str); 7] = [
     ("dcl_plugin_tensor", "CPluginTensor"),
     ("dcl_plugin", "CPlugin"),
     ("dcl_plugin_creator", "CPluginCreator"),
-    ("dcl_execution_context_options", "COptions"),
-    ("dcl_environment_config", "CConfig"),
+    ("dcl_execution_context_options", "CExecutionContextOptions"),
+    ("dcl_environment_config", "CEnvironmentConfig"),
     ("dcl_bootstrap_config", "CBootstrapConfig"),
 ];
 
