@@ -156,7 +156,9 @@ struct Dims : dcl_dims_t {
         return dims;
     }
 
-    std::size_t size() const noexcept { return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS)); }
+    std::size_t size() const noexcept {
+        return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS));
+    }
     const std::int64_t *begin() const noexcept { return d; }
     const std::int64_t *end() const noexcept { return d + size(); }
 };
@@ -475,12 +477,14 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
     using Owned::Owned;
 
     // Element r is rank r. Use each element from a thread of its own.
-    static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size, const std::string &backend = "auto",
+    static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size,
+                                                            const std::string &backend = "auto",
                                                             Timeout timeout = default_timeout) {
         std::vector<dcl_communicator_t *> raw(room(world_size));
         std::vector<Communicator> communicators;
         communicators.reserve(raw.size());
-        auto made = detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
+        auto made =
+            detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
         if (!made) return made.error();
         for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
         return communicators;
@@ -494,32 +498,44 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
         return communicators;
     }
-    static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size, std::int32_t device,
-                                         Timeout timeout = default_timeout) {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_nccl, id.data(), rank, world_size, device,
-                                                                  timeout.count());
+    static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size,
+                                         std::int32_t device, Timeout timeout = default_timeout) {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_nccl, id.data(), rank,
+                                                                  world_size, device, timeout.count());
     }
     // Borrows the caller's ncclComm_t. It must outlive this object and everything created from it.
     static Result<Communicator> from_nccl(void *nccl_comm, Timeout timeout = default_timeout) {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm, timeout.count());
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm,
+                                                                  timeout.count());
     }
 
     // Frees the handle, also if the call fails.
     Result<void> finalize() { return detail::check(dcl_communicator_finalize(release())); }
 
     Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_rank, get()); }
-    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_communicator_get_world_size, get()); }
-    Result<std::int32_t> get_origin_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get()); }
-    Result<std::string> get_backend() const { return detail::copy_out<std::string>(dcl_communicator_get_backend, get()); }
+    Result<std::int32_t> get_world_size() const {
+        return detail::output<std::int32_t>(dcl_communicator_get_world_size, get());
+    }
+    Result<std::int32_t> get_origin_rank() const {
+        return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get());
+    }
+    Result<std::string> get_backend() const {
+        return detail::copy_out<std::string>(dcl_communicator_get_backend, get());
+    }
     Result<std::int32_t> get_device() const { return detail::output<std::int32_t>(dcl_communicator_get_device, get()); }
-    Result<Timeout> get_timeout() const { return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get()); }
+    Result<Timeout> get_timeout() const {
+        return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get());
+    }
     // Another handle on the same rank.
     Result<Communicator> with_timeout(Timeout timeout) const {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(), timeout.count());
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(),
+                                                                  timeout.count());
     }
 
     Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
-    Result<void> abort(const std::string &reason) const { return detail::check(dcl_communicator_abort(get(), reason.c_str())); }
+    Result<void> abort(const std::string &reason) const {
+        return detail::check(dcl_communicator_abort(get(), reason.c_str()));
+    }
     Result<void> barrier() const { return detail::check(dcl_communicator_barrier(get())); }
 
     // A rank that joins no group receives a Communicator without a handle.
@@ -537,44 +553,53 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
 
     // Eager collectives. The caller's memory must stay valid until the call is done. If `work` is
     // not NULL, *work receives a handle of the call.
-    Result<void> all_reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                            const Stream &stream = Stream(), Work *work = nullptr) const {
+    Result<void> all_reduce(const void *input, void *output, std::size_t count, DataType data_type,
+                            ReduceOperation reduce_op, const Stream &stream = Stream(), Work *work = nullptr) const {
         return detail::enqueue(work, dcl_all_reduce, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), stream.get());
     }
-    Result<void> all_gather(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
-                            Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_all_gather, get(), input, output, count, detail::number(data_type), stream.get());
+    Result<void> all_gather(const void *input, void *output, std::size_t count, DataType data_type,
+                            const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_gather, get(), input, output, count, detail::number(data_type),
+                               stream.get());
     }
     Result<void> broadcast(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                            const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_broadcast, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_broadcast, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
-    Result<void> reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                        std::int32_t root, const Stream &stream = Stream(), Work *work = nullptr) const {
+    Result<void> reduce(const void *input, void *output, std::size_t count, DataType data_type,
+                        ReduceOperation reduce_op, std::int32_t root, const Stream &stream = Stream(),
+                        Work *work = nullptr) const {
         return detail::enqueue(work, dcl_reduce, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), root, stream.get());
     }
-    Result<void> reduce_scatter(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                                const Stream &stream = Stream(), Work *work = nullptr) const {
+    Result<void> reduce_scatter(const void *input, void *output, std::size_t count, DataType data_type,
+                                ReduceOperation reduce_op, const Stream &stream = Stream(),
+                                Work *work = nullptr) const {
         return detail::enqueue(work, dcl_reduce_scatter, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), stream.get());
     }
-    Result<void> all_to_all(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
-                            Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_all_to_all, get(), input, output, count, detail::number(data_type), stream.get());
+    Result<void> all_to_all(const void *input, void *output, std::size_t count, DataType data_type,
+                            const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_to_all, get(), input, output, count, detail::number(data_type),
+                               stream.get());
     }
     Result<void> gather(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                         const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_gather, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_gather, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
     Result<void> scatter(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                          const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_scatter, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_scatter, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
 
   private:
-    static std::size_t room(std::int32_t ranks) noexcept { return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0)); }
+    static std::size_t room(std::int32_t ranks) noexcept {
+        return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0));
+    }
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -586,7 +611,9 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
   public:
     using Owned::Owned;
 
-    static Result<std::string> detect_launcher() { return detail::copy_out<std::string>(dcl_environment_detect_launcher); }
+    static Result<std::string> detect_launcher() {
+        return detail::copy_out<std::string>(dcl_environment_detect_launcher);
+    }
     static Result<Environment> initialize(const EnvironmentConfig &config = EnvironmentConfig()) {
         return detail::output<dcl_environment_t *, Environment>(dcl_environment_initialize, &config);
     }
@@ -595,12 +622,18 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
     Result<void> finalize() { return detail::check(dcl_environment_finalize(release())); }
 
     Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_environment_get_rank, get()); }
-    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_environment_get_world_size, get()); }
-    Result<std::int32_t> get_local_rank() const { return detail::output<std::int32_t>(dcl_environment_get_local_rank, get()); }
+    Result<std::int32_t> get_world_size() const {
+        return detail::output<std::int32_t>(dcl_environment_get_world_size, get());
+    }
+    Result<std::int32_t> get_local_rank() const {
+        return detail::output<std::int32_t>(dcl_environment_get_local_rank, get());
+    }
     Result<std::int32_t> get_local_world_size() const {
         return detail::output<std::int32_t>(dcl_environment_get_local_world_size, get());
     }
-    Result<std::string> get_launcher() const { return detail::copy_out<std::string>(dcl_environment_get_launcher, get()); }
+    Result<std::string> get_launcher() const {
+        return detail::copy_out<std::string>(dcl_environment_get_launcher, get());
+    }
     Result<std::uint64_t> get_seed() const { return detail::output<std::uint64_t>(dcl_environment_get_seed, get()); }
     Result<Communicator> get_communicator() const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_communicator, get());
@@ -646,7 +679,9 @@ class Layer : public detail::Handle<dcl_layer_t> {
     Result<void> set_input(std::int32_t index, Tensor tensor) {
         return detail::check(dcl_layer_set_input(get(), index, tensor.get()));
     }
-    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_layer_get_nb_outputs, get()); }
+    Result<std::int32_t> get_nb_outputs() const {
+        return detail::output<std::int32_t>(dcl_layer_get_nb_outputs, get());
+    }
     Result<Tensor> get_output(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_layer_get_output, get(), index);
     }
@@ -665,7 +700,8 @@ class DistCollectiveLayer : public Layer {
     explicit DistCollectiveLayer(Layer layer) noexcept : Layer(layer) {}
 
     Result<CollectiveOperation> get_collective_operation() const {
-        return detail::output<dcl_collective_operation_t, CollectiveOperation>(dcl_dist_collective_get_collective_operation, get());
+        return detail::output<dcl_collective_operation_t, CollectiveOperation>(
+            dcl_dist_collective_get_collective_operation, get());
     }
     Result<void> set_collective_operation(CollectiveOperation operation) {
         return detail::check(dcl_dist_collective_set_collective_operation(get(), detail::number(operation)));
@@ -686,26 +722,30 @@ class DistCollectiveLayer : public Layer {
         auto asked = detail::check(dcl_dist_collective_get_groups(get(), nullptr, 0, &nb_groups, &group_size));
         if (!asked) return asked.error();
         Ranks flat(static_cast<std::size_t>(nb_groups * group_size));
-        auto copied = detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
+        auto copied =
+            detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
         if (!copied) return copied.error();
         // Another thread may have set fewer in between.
         flat.resize(static_cast<std::size_t>(nb_groups * group_size));
         std::vector<Ranks> groups;
-        for (auto first = flat.begin(); first != flat.end(); first += group_size) groups.emplace_back(first, first + group_size);
+        for (auto first = flat.begin(); first != flat.end(); first += group_size)
+            groups.emplace_back(first, first + group_size);
         return groups;
     }
     Result<void> set_groups(const Ranks &group) {
-        return detail::check(dcl_dist_collective_set_groups(get(), group.data(), static_cast<std::int64_t>(group.size())));
+        return detail::check(
+            dcl_dist_collective_set_groups(get(), group.data(), static_cast<std::int64_t>(group.size())));
     }
     Result<void> set_partition(const std::vector<Ranks> &groups) {
         const std::size_t group_size = groups.empty() ? 0 : groups.front().size();
         Ranks flat;
         for (const Ranks &group : groups) {
-            if (group.size() != group_size) return Error(Status::kINVALID_ARGUMENT, "groups of a partition have the same length");
+            if (group.size() != group_size)
+                return Error(Status::kINVALID_ARGUMENT, "groups of a partition have the same length");
             flat.insert(flat.end(), group.begin(), group.end());
         }
-        return detail::check(dcl_dist_collective_set_partition(get(), flat.data(), static_cast<std::int64_t>(groups.size()),
-                                                               static_cast<std::int64_t>(group_size)));
+        return detail::check(dcl_dist_collective_set_partition(
+            get(), flat.data(), static_cast<std::int64_t>(groups.size()), static_cast<std::int64_t>(group_size)));
     }
 
     // The layer by itself, for a plugin of another engine.
@@ -720,7 +760,8 @@ class DistCollectiveLayer : public Layer {
     Result<InPlaceRule> get_in_place(std::int32_t group_rank, const Dims &input) const {
         dcl_in_place_t in_place = DCL_IN_PLACE_NEVER;
         std::size_t element_offset = 0;
-        auto got = detail::check(dcl_dist_collective_get_in_place(get(), group_rank, &input, &in_place, &element_offset));
+        auto got =
+            detail::check(dcl_dist_collective_get_in_place(get(), group_rank, &input, &in_place, &element_offset));
         if (!got) return got.error();
         return InPlaceRule{static_cast<InPlace>(in_place), element_offset};
     }
@@ -732,8 +773,9 @@ class DistCollective : public detail::Owned<DistCollectiveLayer, dcl_layer_free>
   public:
     using Owned::Owned;
 
-    static Result<DistCollective> create(CollectiveOperation operation, ReduceOperation reduce_op = ReduceOperation::kNONE,
-                                         std::int64_t root = -1, const Ranks &groups = {}) {
+    static Result<DistCollective> create(CollectiveOperation operation,
+                                         ReduceOperation reduce_op = ReduceOperation::kNONE, std::int64_t root = -1,
+                                         const Ranks &groups = {}) {
         return detail::output<dcl_layer_t *, DistCollective>(dcl_dist_collective_new, detail::number(operation),
                                                              detail::number(reduce_op), root, groups.data(),
                                                              static_cast<std::int64_t>(groups.size()));
@@ -771,7 +813,8 @@ class BoundLayer : public detail::Owned<detail::Handle<dcl_bound_layer_t>, dcl_b
     Result<Uses> get_uses() const {
         std::int32_t reads_input = 0;
         std::int32_t writes_output = 0;
-        if (auto got = detail::check(dcl_bound_layer_get_uses(get(), &reads_input, &writes_output)); !got) return got.error();
+        if (auto got = detail::check(dcl_bound_layer_get_uses(get(), &reads_input, &writes_output)); !got)
+            return got.error();
         return Uses{reads_input != 0, writes_output != 0};
     }
     // The caller's memory must stay valid until the run ends. If `work` is not NULL, *work receives
@@ -801,7 +844,9 @@ class ShuffleLayer : public Layer {
         return detail::check(dcl_shuffle_set_first_transpose(get(), permutation.data(), nb_dims(permutation)));
     }
     // Dims::none() if there is no reshape.
-    Result<Dims> get_reshape_dimensions() const { return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get()); }
+    Result<Dims> get_reshape_dimensions() const {
+        return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get());
+    }
     Result<void> set_reshape_dimensions(const Dims &dims) {
         return detail::check(dcl_shuffle_set_reshape_dimensions(get(), &dims));
     }
@@ -811,7 +856,9 @@ class ShuffleLayer : public Layer {
     }
 
   private:
-    static std::int32_t nb_dims(const Permutation &permutation) noexcept { return static_cast<std::int32_t>(permutation.size()); }
+    static std::int32_t nb_dims(const Permutation &permutation) noexcept {
+        return static_cast<std::int32_t>(permutation.size());
+    }
     Result<Permutation> get_transpose(dcl_status_t (*get_it)(dcl_layer_t *, std::int32_t *, std::int32_t *)) const {
         Permutation permutation(DCL_MAX_DIMS);
         std::int32_t length = 0;
@@ -827,8 +874,12 @@ class CastLayer : public Layer {
     using Layer::Layer;
     explicit CastLayer(Layer layer) noexcept : Layer(layer) {}
 
-    Result<DataType> get_to_type() const { return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get()); }
-    Result<void> set_to_type(DataType to_type) { return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type))); }
+    Result<DataType> get_to_type() const {
+        return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get());
+    }
+    Result<void> set_to_type(DataType to_type) {
+        return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type)));
+    }
 };
 
 // A view of a Constant layer.
@@ -869,9 +920,10 @@ class Plugin {
 
     virtual Status get_output_data_types(const DataType *inputs, std::int32_t nb_inputs, DataType *outputs,
                                          std::int32_t nb_outputs) const = 0;
-    virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs, std::int32_t nb_outputs) const = 0;
-    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs, std::int32_t nb_outputs,
-                           void *cuda_stream) const = 0;
+    virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs,
+                                     std::int32_t nb_outputs) const = 0;
+    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
+                           std::int32_t nb_outputs, void *cuda_stream) const = 0;
     virtual Status serialize(Bytes &) const { return Status::kUNSUPPORTED; }
 };
 
@@ -908,12 +960,13 @@ dcl_status_t callback(Body body) noexcept {
 
 // The callbacks. The user_data is the Plugin or the PluginCreator.
 
-inline dcl_status_t plugin_data_types(void *plugin, const dcl_data_type_t *inputs, std::int32_t nb_inputs, dcl_data_type_t *outputs,
-                                      std::int32_t nb_outputs) noexcept {
+inline dcl_status_t plugin_data_types(void *plugin, const dcl_data_type_t *inputs, std::int32_t nb_inputs,
+                                      dcl_data_type_t *outputs, std::int32_t nb_outputs) noexcept {
     return callback([=] {
         std::array<DataType, DCL_MAX_PLUGIN_TENSORS> in{};
         std::array<DataType, DCL_MAX_PLUGIN_TENSORS> out{};
-        std::transform(inputs, inputs + nb_inputs, in.begin(), [](dcl_data_type_t type) { return static_cast<DataType>(type); });
+        std::transform(inputs, inputs + nb_inputs, in.begin(),
+                       [](dcl_data_type_t type) { return static_cast<DataType>(type); });
         out.fill(static_cast<DataType>(-1)); // an error if the plugin does not write it
         const auto status =
             static_cast<const Plugin *>(plugin)->get_output_data_types(in.data(), nb_inputs, out.data(), nb_outputs);
@@ -929,16 +982,18 @@ inline dcl_status_t plugin_shapes(void *plugin, const dcl_dims_t *inputs, std::i
         std::array<Dims, DCL_MAX_PLUGIN_TENSORS> out;
         std::copy_n(inputs, nb_inputs, in.begin());
         out.fill(Dims::none()); // an error if the plugin does not write it
-        const auto status = static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
+        const auto status =
+            static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
         std::copy_n(out.begin(), nb_outputs, outputs);
         return status;
     });
 }
 
-inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
-                                   std::int32_t nb_outputs, void *cuda_stream) noexcept {
-    return callback(
-        [=] { return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream); });
+inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs,
+                                   const PluginTensor *outputs, std::int32_t nb_outputs, void *cuda_stream) noexcept {
+    return callback([=] {
+        return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream);
+    });
 }
 
 inline dcl_status_t plugin_serialize(void *plugin, void *buffer, std::size_t capacity, std::size_t *length) noexcept {
@@ -970,10 +1025,12 @@ inline void describe(const Plugin &plugin, dcl_plugin_t &c_plugin) {
     c_plugin.destroy = plugin_destroy;
 }
 
-inline dcl_status_t plugin_create(void *creator, const void *bytes, std::size_t byte_len, dcl_plugin_t *c_plugin) noexcept {
+inline dcl_status_t plugin_create(void *creator, const void *bytes, std::size_t byte_len,
+                                  dcl_plugin_t *c_plugin) noexcept {
     return callback([=] {
         const auto *first = static_cast<const std::uint8_t *>(bytes);
-        std::unique_ptr<Plugin> plugin = static_cast<const PluginCreator *>(creator)->create(Bytes(first, first + byte_len));
+        std::unique_ptr<Plugin> plugin =
+            static_cast<const PluginCreator *>(creator)->create(Bytes(first, first + byte_len));
         if (plugin == nullptr) return Status::kINVALID_PLAN;
         describe(*plugin, *c_plugin);
         plugin.release(); // the library owns it now
@@ -995,30 +1052,34 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
     static Result<Network> create() { return detail::output<dcl_network_t *, Network>(dcl_network_new); }
 
     Result<Tensor> add_input(const std::string &name, DataType data_type, const Dims &dims) {
-        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(), detail::number(data_type), &dims);
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(),
+                                                      detail::number(data_type), &dims);
     }
     Result<void> set_optimization_profile(Tensor input, const Dims &min, const Dims &opt, const Dims &max) {
         return detail::check(dcl_network_set_optimization_profile(get(), input.get(), &min, &opt, &max));
     }
     Result<DistCollectiveLayer> add_dist_collective(Tensor input, CollectiveOperation operation,
-                                                    ReduceOperation reduce_op = ReduceOperation::kNONE, std::int64_t root = -1,
-                                                    const Ranks &groups = {}) {
-        return detail::output<dcl_layer_t *, DistCollectiveLayer>(dcl_network_add_dist_collective, get(), input.get(),
-                                                                  detail::number(operation), detail::number(reduce_op), root,
-                                                                  groups.data(), static_cast<std::int64_t>(groups.size()));
+                                                    ReduceOperation reduce_op = ReduceOperation::kNONE,
+                                                    std::int64_t root = -1, const Ranks &groups = {}) {
+        return detail::output<dcl_layer_t *, DistCollectiveLayer>(
+            dcl_network_add_dist_collective, get(), input.get(), detail::number(operation), detail::number(reduce_op),
+            root, groups.data(), static_cast<std::int64_t>(groups.size()));
     }
     Result<ShuffleLayer> add_shuffle(Tensor input) {
         return detail::output<dcl_layer_t *, ShuffleLayer>(dcl_network_add_shuffle, get(), input.get());
     }
     Result<CastLayer> add_cast(Tensor input, DataType to_type) {
-        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(), detail::number(to_type));
+        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(),
+                                                        detail::number(to_type));
     }
-    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
-        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type), &dims,
-                                                            weights, byte_len);
+    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights,
+                                       std::size_t byte_len) {
+        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type),
+                                                            &dims, weights, byte_len);
     }
     // The library frees the plugin with the last object that uses it, or at once if the call fails.
-    Result<Layer> add_plugin(const std::string &name, const std::vector<Tensor> &inputs, std::unique_ptr<Plugin> plugin) {
+    Result<Layer> add_plugin(const std::string &name, const std::vector<Tensor> &inputs,
+                             std::unique_ptr<Plugin> plugin) {
         std::vector<dcl_tensor_t *> tensors;
         for (const Tensor &input : inputs) tensors.push_back(input.get());
         dcl_plugin_t c_plugin = DCL_PLUGIN_INIT;
@@ -1032,15 +1093,21 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
         return detail::check(dcl_network_mark_output(get(), tensor.get(), name.c_str()));
     }
 
-    Result<std::int32_t> get_nb_layers() const { return detail::output<std::int32_t>(dcl_network_get_nb_layers, get()); }
+    Result<std::int32_t> get_nb_layers() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_layers, get());
+    }
     Result<Layer> get_layer(std::int32_t index) const {
         return detail::output<dcl_layer_t *, Layer>(dcl_network_get_layer, get(), index);
     }
-    Result<std::int32_t> get_nb_inputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_inputs, get()); }
+    Result<std::int32_t> get_nb_inputs() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_inputs, get());
+    }
     Result<Tensor> get_input(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_input, get(), index);
     }
-    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_outputs, get()); }
+    Result<std::int32_t> get_nb_outputs() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_outputs, get());
+    }
     Result<Tensor> get_output(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_output, get(), index);
     }
@@ -1115,8 +1182,8 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
             c_creator.create = detail::plugin_create;
             c_creators.push_back(c_creator);
         }
-        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len, c_creators.data(),
-                                                      static_cast<std::int32_t>(c_creators.size()));
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len,
+                                                      c_creators.data(), static_cast<std::int32_t>(c_creators.size()));
     }
     static Result<Engine> deserialize_with_plugins(const Bytes &plan, const std::vector<PluginCreator> &creators) {
         return deserialize_with_plugins(plan.data(), plan.size(), creators);
@@ -1124,13 +1191,19 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
 
     Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_engine_serialize, get()); }
     Result<std::string> inspect() const { return detail::copy_out<std::string>(dcl_engine_inspect, get()); }
-    Result<std::string> get_fingerprint() const { return detail::copy_out<std::string>(dcl_engine_get_fingerprint, get()); }
-    Result<std::int32_t> get_nb_warnings() const { return detail::output<std::int32_t>(dcl_engine_get_nb_warnings, get()); }
+    Result<std::string> get_fingerprint() const {
+        return detail::copy_out<std::string>(dcl_engine_get_fingerprint, get());
+    }
+    Result<std::int32_t> get_nb_warnings() const {
+        return detail::output<std::int32_t>(dcl_engine_get_nb_warnings, get());
+    }
     Result<std::string> get_warning(std::int32_t index) const {
         return detail::copy_out<std::string>(dcl_engine_get_warning, get(), index);
     }
 
-    Result<std::int32_t> get_nb_io_tensors() const { return detail::output<std::int32_t>(dcl_engine_get_nb_io_tensors, get()); }
+    Result<std::int32_t> get_nb_io_tensors() const {
+        return detail::output<std::int32_t>(dcl_engine_get_nb_io_tensors, get());
+    }
     Result<std::string> get_io_tensor_name(std::int32_t index) const {
         return detail::copy_out<std::string>(dcl_engine_get_io_tensor_name, get(), index);
     }
@@ -1147,8 +1220,10 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
         return detail::output<Dims>(dcl_engine_get_profile_shape, get(), name.c_str(), detail::number(selector));
     }
 
-    Result<ExecutionContext> create_execution_context(const ExecutionContextOptions &options = ExecutionContextOptions()) const {
-        return detail::output<dcl_execution_context_t *, ExecutionContext>(dcl_engine_create_execution_context, get(), &options);
+    Result<ExecutionContext> create_execution_context(
+        const ExecutionContextOptions &options = ExecutionContextOptions()) const {
+        return detail::output<dcl_execution_context_t *, ExecutionContext>(dcl_engine_create_execution_context, get(),
+                                                                           &options);
     }
 };
 
