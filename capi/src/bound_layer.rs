@@ -1,4 +1,4 @@
-//! The layer by itself, on a communicator.
+//! `dcl_bound_layer_*`, and binding a layer to a communicator.
 
 use dcl::BoundLayer;
 
@@ -101,7 +101,8 @@ extern "C" fn dcl_bound_layer_enqueue(
         let shape = dims.get("dims")?.to_shape()?;
         enqueue(stream, work, |stream| {
             let (input, output) = (input.address(), output.address().cast());
-            // SAFETY: the header wants memory that is long enough and nobody else's until the run is done.
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the run ends.
             let work = unsafe { bound.bound.enqueue(input, output, shape.as_slice(), stream)? };
             Ok(AnyWork::Layer(work))
         })

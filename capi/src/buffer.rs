@@ -1,4 +1,4 @@
-//! Buffers.
+//! `dcl_buffer_*`, and symmetric memory of a communicator.
 
 use std::ffi::c_void;
 
@@ -93,7 +93,8 @@ extern "C" fn dcl_buffer_read(
     call(|| {
         let buffer = buffer.get()?;
         let bytes = bytes.for_bytes("bytes", byte_len)?;
-        // SAFETY: C's promise (see `arguments`), for memory that is not NULL where there are bytes.
+        // SAFETY: C's promise (see `arguments`): `byte_len` bytes are valid for writing. The
+        // address is not NULL unless `byte_len` is 0.
         unsafe { buffer.buffer.read()?.copy_to(byte_offset, bytes, byte_len)? };
         Ok(())
     })
@@ -109,7 +110,7 @@ extern "C" fn dcl_buffer_write(
     call(|| {
         let buffer = buffer.get()?;
         let bytes = bytes.get("bytes", byte_len)?.as_ptr();
-        // SAFETY: as above.
+        // SAFETY: the slice has `byte_len` bytes, and no other thread writes them.
         unsafe { buffer.buffer.write()?.copy_from(byte_offset, bytes, byte_len)? };
         Ok(())
     })

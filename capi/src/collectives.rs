@@ -1,4 +1,4 @@
-//! Collectives, called eagerly.
+//! The eager collectives: `dcl_all_reduce` to `dcl_scatter`.
 
 use dcl::{Collective, Rank, ReduceOperation};
 
@@ -8,7 +8,7 @@ use super::handle::Handle;
 use super::status::{CallError, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 
-/// What every collective is given.
+/// The arguments that every collective has.
 struct EagerCall {
     communicator: Handle<CCommunicator>,
     input: ConstVoidPointer,
@@ -25,7 +25,8 @@ impl EagerCall {
         let (communicator, data_type) = (communicator.get()?, self::data_type(data_type)?);
         enqueue(stream, work, |stream| {
             let (input, output) = (input.address(), output.address().cast());
-            // SAFETY: the header wants memory that is long enough and nobody else's until the work is done.
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the work is done.
             let work =
                 unsafe { communicator.communicator.enqueue(collective, data_type, count, input, output, stream)? };
             Ok(AnyWork::Collective(work))

@@ -1,4 +1,4 @@
-//! Communicators.
+//! `dcl_communicator_*` and `dcl_nccl_id_new`.
 
 use dcl::{Communicator, MemorySpace, NcclId, Rank};
 
@@ -25,7 +25,7 @@ impl CCommunicator {
     }
 }
 
-/// Hands over ranks of this process.
+/// Writes a handle for each rank of this process.
 fn write_handles(communicators: Vec<Communicator>, handles: CheckedOut<Handle<CCommunicator>>) {
     handles.set_array(communicators.into_iter().map(CCommunicator::handle));
 }
@@ -61,7 +61,7 @@ pub(super) struct CBootstrapConfig {
 
 const _: () = assert!(size_of::<CBootstrapConfig>() == CBootstrapConfig::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and a pointer, of which the size comes first.
+// SAFETY: the fields are numbers and pointers; the size comes first.
 unsafe impl SizedStruct for CBootstrapConfig {
     const FIRST_BYTE_LEN: usize = 40;
     const INITIAL: Self = CBootstrapConfig {
@@ -136,7 +136,8 @@ extern "C" fn dcl_communicator_from_nccl(
         if nccl_comm.address().is_null() {
             return Err(CallError::invalid_argument("nccl_comm is NULL"));
         }
-        // SAFETY: the header wants an ncclComm_t of this process's NCCL that outlives the handle and is not used during calls.
+        // SAFETY: the header requires an ncclComm_t of this process's NCCL. It outlives the handle,
+        // and the caller does not use it during calls.
         let borrowed = unsafe { Communicator::from_raw_nccl(nccl_comm.address(), timeout)? };
         communicator.set(CCommunicator::handle(borrowed));
         Ok(())
@@ -156,7 +157,7 @@ extern "C" fn dcl_communicator_finalize(communicator: Handle<CCommunicator>) -> 
     })
 }
 
-/// Writes a number of a communicator's.
+/// Writes a number that belongs to a communicator.
 fn number(
     communicator: Handle<CCommunicator>,
     output: OutPointer<i32>,
@@ -252,7 +253,7 @@ extern "C" fn dcl_communicator_barrier(communicator: Handle<CCommunicator>) -> S
     call(|| Ok(communicator.get()?.communicator.barrier()?))
 }
 
-/// The handle on this rank's end of a group, if it is in one.
+/// This rank's handle of the group, or NULL if the rank is not in it.
 fn group_handle(group: Option<Communicator>) -> Handle<CCommunicator> {
     group.map_or(Handle::NULL, CCommunicator::handle)
 }

@@ -1,4 +1,4 @@
-//! Execution contexts.
+//! `dcl_execution_context_*`.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ pub(super) struct CExecutionContextOptions {
 
 const _: () = assert!(size_of::<CExecutionContextOptions>() == CExecutionContextOptions::FIRST_BYTE_LEN);
 
-// SAFETY: numbers, of which the size comes first.
+// SAFETY: the fields are numbers; the size comes first.
 unsafe impl SizedStruct for CExecutionContextOptions {
     const FIRST_BYTE_LEN: usize = 16;
     const INITIAL: Self = CExecutionContextOptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
@@ -35,32 +35,32 @@ pub(super) struct CExecutionContext {
 
 struct State {
     context: ExecutionContext,
-    /// What the inputs and outputs are bound to, in the order of the engine's.
+    /// The memory that each input and output is bound to, in the engine's order.
     addresses: Vec<Address>,
-    /// How often that has changed.
+    /// How often `addresses` has changed.
     version: u64,
-    /// Bindings that no run has.
+    /// Bindings that no run uses.
     free: Arc<FreeBindings>,
 }
 
-/// Memory of the caller's; at 0 for a tensor that is not bound.
+/// Memory of the caller. `start` is 0 for a tensor that is not bound.
 #[derive(Clone, Copy, Default)]
 struct Address {
     start: usize,
     byte_len: usize,
 }
 
-/// The version of bindings in which nothing is bound.
+/// The version of bindings to which nothing is bound.
 const UNBOUND: u64 = 0;
 
-/// Bindings, each with the version of the addresses in it.
+/// Bindings, each with the version of the addresses that it is bound to.
 type FreeBindings = Mutex<Vec<(u64, Bindings)>>;
 
 impl Object for CExecutionContext {
     const TYPE: &'static str = "dcl_execution_context_t";
 }
 
-/// A run, and where its bindings go when it is done.
+/// A run, and the list that receives its bindings when it is done.
 pub(super) struct RunWork {
     pub(super) work: Work<Bindings>,
     version: u64,
@@ -86,7 +86,9 @@ impl State {
         Ok(tensors.iter().position(|other| std::ptr::eq(other, tensor)).expect("the tensor is one of them"))
     }
 
-    /// Bindings with the addresses of now.
+    /// Returns bindings with the current addresses. Runs may overlap, so each has bindings of its
+    /// own; a run reuses those of a finished run, and binds them anew only if an address has
+    /// changed.
     fn bindings(&self) -> Result<Bindings> {
         let kept = lock(&self.free).pop();
         let (version, mut bindings) = kept.unwrap_or_else(|| (UNBOUND, self.context.create_bindings()));
@@ -95,7 +97,8 @@ impl State {
         }
         for (io, address) in self.context.io_tensors().iter().zip(&self.addresses) {
             let start = std::ptr::with_exposed_provenance_mut(address.start);
-            // SAFETY: the header wants memory that is valid during a run that is enqueued while it is bound.
+            // SAFETY: the header requires memory that stays valid until every run has ended that
+            // was enqueued while it was bound.
             unsafe { bindings.bind_address(&io.name, start, address.byte_len)? };
         }
         Ok(bindings)

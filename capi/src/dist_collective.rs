@@ -1,4 +1,5 @@
-//! DistCollective layers, in a network or by themselves: their attributes, and what an engine with a graph of its own asks them.
+//! `dcl_dist_collective_*`: the attributes of DistCollective layers, and what an engine with its
+//! own graph asks about them.
 
 use dcl::{DistCollectiveLayer, GroupRank, Groups, InPlace, Rank, ReduceOperation, Root};
 
@@ -104,7 +105,7 @@ extern "C" fn dcl_dist_collective_get_in_place(
     })
 }
 
-/// Writes a rule as `dcl_in_place_t`.
+/// Writes an in-place rule as `dcl_in_place_t`.
 pub(super) fn write_in_place(rule: InPlace, in_place: CheckedOut<i32>, element_offset: OutPointer<usize>) {
     let (rule, offset) = match rule {
         InPlace::Never => (0, 0),
@@ -119,7 +120,7 @@ pub(super) fn write_in_place(rule: InPlace, in_place: CheckedOut<i32>, element_o
     }
 }
 
-/// The layer as it is now, to be bound.
+/// A copy of the layer as it is now, for binding.
 pub(super) fn clone_collective(layer: Handle<CLayer>) -> Result<DistCollectiveLayer> {
     layer.get()?.read_collective(|layer| Ok(layer.clone()))
 }
@@ -250,7 +251,8 @@ extern "C" fn dcl_dist_collective_set_partition(
     })
 }
 
-/// Sets who takes part. C's root is a bare number, which counts as the participants say.
+/// Sets the participants. C's root is a plain number. The participants say whether it is a
+/// communicator rank or a group rank.
 fn set_groups(layer: &mut DistCollectiveLayer, groups: Groups) -> Result<()> {
     let root = layer.root().map(|root| root_of(root.number(), &groups));
     layer.set_groups(groups)?;

@@ -1,4 +1,4 @@
-//! Engines.
+//! `dcl_engine_*`.
 
 use dcl::{Builder, Engine, IoMode};
 

@@ -1,4 +1,4 @@
-//! The environment.
+//! `dcl_environment_*`.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -32,7 +32,7 @@ pub(super) struct CEnvironmentConfig {
 
 const _: () = assert!(size_of::<CEnvironmentConfig>() == CEnvironmentConfig::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first.
+// SAFETY: the fields are numbers and pointers; the size comes first.
 unsafe impl SizedStruct for CEnvironmentConfig {
     const FIRST_BYTE_LEN: usize = 80;
     const INITIAL: Self = CEnvironmentConfig {
@@ -55,7 +55,7 @@ unsafe impl SizedStruct for CEnvironmentConfig {
 
 /// `dcl_environment_t`.
 pub(super) struct CEnvironment {
-    /// `None` once it is finalized.
+    /// `None` after it was finalized.
     environment: Mutex<Option<Environment>>,
 }
 
@@ -74,7 +74,7 @@ fn finalized() -> CallError {
     CallError::new(Status::INVALID_HANDLE, "the dcl_environment_t has been finalized")
 }
 
-/// A number that may be unset.
+/// Parses a number that is -1 if the caller does not set it.
 fn optional_number(name: &str, number: i32) -> Result<Option<u32>> {
     if number == -1 { Ok(None) } else { unsigned(name, number).map(Some) }
 }
@@ -154,7 +154,7 @@ extern "C" fn dcl_environment_initialize(
 extern "C" fn dcl_environment_finalize(environment: Handle<CEnvironment>) -> Status {
     call(|| {
         let environment = environment.take()?;
-        // Another thread may be asking for a number.
+        // Another thread may hold the object, because it is inside a call with the same handle.
         let taken = lock(&environment.environment).take();
         Ok(taken.ok_or_else(finalized)?.finalize()?)
     })
@@ -165,7 +165,7 @@ extern "C" fn dcl_environment_free(environment: Handle<CEnvironment>) -> Status 
     call(|| environment.free())
 }
 
-/// Writes a number of the environment's.
+/// Writes a number that belongs to an environment.
 fn number(
     environment: Handle<CEnvironment>,
     output: OutPointer<i32>,

@@ -1,5 +1,4 @@
-//! Layers: those of a network, and DistCollective layers by themselves. Attributes are set and got alike; those of DistCollective layers
-//! are in `dist_collective`.
+//! `dcl_layer_*`, `dcl_shuffle_*`, `dcl_cast_*` and `dcl_constant_*`: the attributes of layers.
 
 use std::sync::Arc;
 
@@ -18,10 +17,10 @@ pub(super) struct CLayer {
     owner: Owner,
 }
 
-/// What a layer belongs to.
+/// The owner of a layer.
 enum Owner {
     Network(Arc<CNetwork>, LayerId),
-    /// The handle itself. Such a layer has no inputs and outputs.
+    /// The layer belongs to no network. It has no inputs and outputs.
     Handle(TryRwLock<Layer, CLayer>),
 }
 
@@ -38,7 +37,7 @@ impl CLayer {
         CLayer { owner: Owner::Handle(TryRwLock::new(layer.into())) }
     }
 
-    /// Reads the layer.
+    /// Calls `act` with the layer.
     fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.read()?.layer(*id)?),
@@ -46,7 +45,7 @@ impl CLayer {
         }
     }
 
-    /// Changes the layer.
+    /// Calls `act` with the layer, to change it.
     fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.write()?.layer_mut(*id)?),
@@ -54,7 +53,7 @@ impl CLayer {
         }
     }
 
-    /// The network that the layer belongs to.
+    /// The network that owns the layer.
     fn network(&self) -> Result<(&Arc<CNetwork>, LayerId)> {
         match &self.owner {
             Owner::Network(network, id) => Ok((network, *id)),
@@ -79,7 +78,7 @@ impl CLayer {
         })
     }
 
-    /// Changes one thing of a Shuffle.
+    /// Changes an attribute of a Shuffle layer.
     fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
         self.change(|layer| match layer.body_mut() {
             LayerBody::Shuffle(layer) => {
@@ -244,7 +243,7 @@ extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Ou
     })
 }
 
-/// Writes a transpose of a Shuffle.
+/// Writes a transpose of a Shuffle layer.
 fn get_transpose(
     layer: Handle<CLayer>,
     which: impl FnOnce(&Shuffle) -> Option<&[u8]>,
@@ -259,7 +258,7 @@ fn get_transpose(
     Ok(())
 }
 
-/// A transpose from C's numbers.
+/// Parses a transpose. `None` means that there is none.
 fn transpose(permutation: &InPointer<i32>, nb_dims: i32) -> Result<Option<Vec<u8>>> {
     if nb_dims == 0 {
         return Ok(None);

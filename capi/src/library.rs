@@ -1,4 +1,4 @@
-//! Version, names, errors and the log.
+//! `dcl_version*`, `dcl_*_name`, `dcl_*last_error*` and the log.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
@@ -49,7 +49,7 @@ extern "C" fn dcl_last_error_rank() -> i32 {
     last_rank().and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1)
 }
 
-/// A name of the Rust API with a NUL at its end, for ever.
+/// A static C string of a name that the Rust API has without a NUL.
 fn c_name(name: &str) -> *const c_char {
     static NAMES: LazyLock<Vec<CString>> = LazyLock::new(|| {
         let types = DataType::ALL.into_iter().map(DataType::name);
@@ -88,12 +88,12 @@ extern "C" fn dcl_reduce_operation_name(reduce_op: i32) -> *const c_char {
 /// `dcl_log_callback_t`.
 type Callback = extern "C" fn(severity: i32, message: *const c_char, user_data: *mut c_void);
 
-/// What C gives to its callback.
+/// The `user_data` of C's callback.
 struct UserData(*mut c_void);
 
-// SAFETY: the header wants user data that any thread may give to the callback.
+// SAFETY: the header requires `user_data` that any thread may pass to the callback.
 unsafe impl Send for UserData {}
-// SAFETY: as above, several threads at once.
+// SAFETY: the header requires that several threads may do so at once.
 unsafe impl Sync for UserData {}
 
 thread_local! {
@@ -121,7 +121,7 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
         let user_data = UserData(user_data);
         Ok(set_log_handler(level, move |level, text| {
             let UserData(user_data) = &user_data;
-            // A text from elsewhere may have a NUL in it.
+            // The message may contain text of a peer or of a file, and that may contain a NUL.
             let Ok(message) = CString::new(text.replace('\0', " ")) else { return };
             IN_CALLBACK.set(true);
             callback(severity(level), message.as_ptr(), *user_data);

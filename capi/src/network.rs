@@ -1,4 +1,4 @@
-//! Networks and their tensors.
+//! `dcl_network_*` and `dcl_tensor_*`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use super::status::{CallError, Result, Status, call, lock};
 #[derive(Default)]
 pub(super) struct CNetwork {
     pub(super) network: TryRwLock<Network, CNetwork>,
-    /// Locked for moments only, so that freeing waits for no call.
+    /// No call holds this lock while it works, so freeing does not wait for calls.
     children: Mutex<Children>,
 }
 
-/// The handles of a network's tensors and layers, each of which holds the network.
+/// The handles of a network's tensors and layers. Each holds the network.
 #[derive(Default)]
 struct Children {
     tensors: HashMap<TensorId, Handle<CTensor>>,
@@ -45,7 +45,7 @@ impl Object for CTensor {
 }
 
 impl CNetwork {
-    /// The tensor, if it is one of this network.
+    /// The tensor's id, if it belongs to this network.
     pub(super) fn own_tensor(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
         let tensor = tensor.get()?;
         match Arc::ptr_eq(&tensor.network, self) {
@@ -54,13 +54,13 @@ impl CNetwork {
         }
     }
 
-    /// The handle of a tensor, the same every time.
+    /// The handle of a tensor. Each call returns the same one.
     pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Handle<CTensor> {
         let Children { tensors, is_freed, .. } = &mut *lock(&self.children);
         *tensors.entry(id).or_insert_with(|| new_child(CTensor { network: Arc::clone(self), id }, *is_freed))
     }
 
-    /// The handle of a layer, the same every time.
+    /// The handle of a layer. Each call returns the same one.
     fn layer(self: &Arc<Self>, id: LayerId) -> Handle<CLayer> {
         let Children { layers, is_freed, .. } = &mut *lock(&self.children);
         *layers.entry(id).or_insert_with(|| new_child(CLayer::of_network(Arc::clone(self), id), *is_freed))
@@ -75,11 +75,12 @@ impl CNetwork {
     }
 }
 
-/// A new handle of a network. If that was freed during the call that makes it, so is the handle: as if it had been a moment later.
+/// Creates the handle of a tensor or layer. If the network was freed during this call, the handle
+/// is freed too, as if the caller had freed the network a moment later.
 fn new_child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
     let handle = Handle::new(object);
     if is_freed {
-        // It is in the table.
+        // This cannot fail: the handle was added above.
         let _ = handle.free();
     }
     handle
@@ -101,7 +102,7 @@ extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
             return Ok(());
         }
         let network = network.take()?;
-        // Another thread may be in the middle of a call that it began before.
+        // A call of another thread may still hold the network; `is_freed` tells it.
         let freed = Children { is_freed: true, ..Children::default() };
         let Children { tensors, layers, .. } = std::mem::replace(&mut *lock(&network.children), freed);
         tensors.into_values().try_for_each(Handle::free)?;

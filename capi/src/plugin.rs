@@ -1,4 +1,4 @@
-//! Layers of the caller's own.
+//! Plugins: `dcl_plugin_t` as a [`Plugin`], and their creators.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -63,7 +63,7 @@ pub(super) struct CPlugin {
 
 const _: () = assert!(size_of::<CPlugin>() == CPlugin::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
+// SAFETY: the fields are numbers and pointers; the size comes first. A callback may be NULL.
 unsafe impl SizedStruct for CPlugin {
     const FIRST_BYTE_LEN: usize = 80;
     const INITIAL: Self = CPlugin {
@@ -92,7 +92,7 @@ pub(super) struct CPluginCreator {
     create: Option<Create>,
 }
 
-/// A plugin behind C's callbacks.
+/// A plugin that C's callbacks implement.
 pub(super) struct CallbackPlugin {
     type_name: String,
     version: String,
@@ -107,12 +107,12 @@ pub(super) struct CallbackPlugin {
     ownership: Ownership,
 }
 
-// SAFETY: the header wants callbacks that any thread may call with the user data, several at once.
+// SAFETY: the header requires callbacks and `user_data` that any thread may use.
 unsafe impl Send for CallbackPlugin {}
-// SAFETY: as above.
+// SAFETY: the header requires that several threads may use them at once.
 unsafe impl Sync for CallbackPlugin {}
 
-/// Whether a plugin is the library's to destroy.
+/// Whether the library owns a plugin, and so destroys it.
 #[derive(Clone, Default)]
 pub(super) struct Ownership(Arc<AtomicBool>);
 
@@ -131,7 +131,7 @@ fn version(version: &TextPointer) -> Result<&str> {
 }
 
 impl CallbackPlugin {
-    /// The plugin, which stays the caller's until its [`Ownership`] is taken.
+    /// Reads the structure. The caller owns the plugin until [`Ownership::take`].
     pub(super) fn new(plugin: CPlugin) -> Result<Self> {
         let nb_outputs = usize::try_from(plugin.nb_outputs).unwrap_or(0);
         if !(1..=MAX_TENSORS).contains(&nb_outputs) {
@@ -157,7 +157,7 @@ impl CallbackPlugin {
         self.ownership.clone()
     }
 
-    /// The number of inputs, for a callback that counts on no more than the header promises.
+    /// The number of inputs as C's number. Callbacks rely on the header's maximum.
     fn input_count(&self, inputs: usize) -> dcl::Result<i32> {
         match inputs > MAX_TENSORS {
             true => Err(Error::new(
@@ -169,7 +169,8 @@ impl CallbackPlugin {
     }
 }
 
-/// Calls a callback, and says what it returned and, where the last failure of this library's within it has the same status, why.
+/// Calls a callback. The error has its status. If a call of this library inside the callback failed
+/// with the same status, the error has that call's message too.
 fn call_back(what: &str, callback: impl FnOnce() -> Status) -> dcl::Result<()> {
     let before = failure_count();
     let status = callback();
@@ -183,7 +184,7 @@ fn call_back(what: &str, callback: impl FnOnce() -> Status) -> dcl::Result<()> {
     Err(Error::new(ErrorKind::Plugin, format!("the plugin's {what} returned {status}{why}")))
 }
 
-/// What a callback wrote for its outputs.
+/// Parses what a callback wrote for its outputs.
 fn written<T, U>(what: &str, outputs: Vec<T>, parse: impl Fn(T) -> Result<U>) -> dcl::Result<Vec<U>> {
     let one = |(index, output)| {
         parse(output).map_err(|error| {
@@ -289,7 +290,7 @@ impl fmt::Debug for CallbackPlugin {
 
 const _: () = assert!(size_of::<CPluginCreator>() == CPluginCreator::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
+// SAFETY: the fields are numbers and pointers; the size comes first. A callback may be NULL.
 unsafe impl SizedStruct for CPluginCreator {
     const FIRST_BYTE_LEN: usize = 40;
     const INITIAL: Self = CPluginCreator {
@@ -301,7 +302,7 @@ unsafe impl SizedStruct for CPluginCreator {
     };
 }
 
-/// A creator while plan bytes are read.
+/// A creator, used during one call that reads a plan.
 struct Creator {
     type_name: String,
     version: String,
@@ -309,12 +310,12 @@ struct Creator {
     user_data: *mut c_void,
 }
 
-// SAFETY: the header wants callbacks that any thread may call with the user data.
+// SAFETY: the header requires a callback and `user_data` that any thread may use.
 unsafe impl Send for Creator {}
-// SAFETY: as above, several at once.
+// SAFETY: the header requires that several threads may use them at once.
 unsafe impl Sync for Creator {}
 
-/// VoidPointer for a plugin of any version, also of a header that is newer than this library.
+/// Memory for a plugin structure. It is large enough for a structure of a newer header.
 #[repr(C)]
 union PluginStorage {
     plugin: CPlugin,
@@ -327,9 +328,9 @@ impl Creator {
         storage.plugin = CPlugin::INITIAL;
         let start: *mut CPlugin = (&raw mut storage).cast();
         call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), start))?;
-        // SAFETY: what was there before, with what C wrote over it: numbers and pointers.
+        // SAFETY: the structure was initialized above, and C has written numbers and pointers.
         let CPlugin { user_data, destroy, .. } = unsafe { storage.plugin };
-        // SAFETY: the room is longer than any structure is taken to be.
+        // SAFETY: the storage has 4096 initialized bytes.
         let plugin = unsafe { InPointer::of(start.cast_const()) }.required("plugin");
         let made = plugin.and_then(CallbackPlugin::new).map_err(Error::from).and_then(|made| {
             if made.type_name == self.type_name && made.version == self.version {
@@ -352,7 +353,7 @@ impl Creator {
     }
 }
 
-/// What makes plugins from plans.
+/// A registry of the caller's creators.
 pub(super) fn registry(creators: &InPointer<CPluginCreator>, nb_creators: i32) -> Result<PluginRegistry> {
     let mut registry = PluginRegistry::new();
     for creator in creators.structures("creators", nb_creators)? {

@@ -1,4 +1,4 @@
-//! Streams, and work on them.
+//! `dcl_stream_*` and `dcl_work_*`.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -17,11 +17,11 @@ pub(super) struct CStream {
     untracked: Mutex<UntrackedWork>,
 }
 
-/// What was enqueued without a handle.
+/// Work that was enqueued without a handle.
 #[derive(Default)]
 struct UntrackedWork {
     work: VecDeque<AnyWork>,
-    /// The first error of what is not in the list any more.
+    /// The first error of work that has left the list.
     error: Option<CallError>,
 }
 
@@ -35,9 +35,9 @@ pub(super) struct CWork {
 }
 
 struct WorkState {
-    /// Until it is waited for.
+    /// The work, until a call waits for it.
     pending: Option<AnyWork>,
-    /// What became of it, from then on.
+    /// The work's result, after that.
     result: Result<()>,
 }
 
@@ -45,7 +45,7 @@ impl Object for CWork {
     const TYPE: &'static str = "dcl_work_t";
 }
 
-/// Work of any kind.
+/// Work of any kind of call.
 pub(super) enum AnyWork {
     Run(RunWork),
     Layer(Work<LayerTask>),
@@ -88,7 +88,8 @@ impl AnyWork {
 }
 
 impl CStream {
-    /// Keeps work until it is done, and lets go of what is: outside of the lock, since what a run held may be a callback's.
+    /// Keeps work until it is done, and drops finished work. The drop happens without the lock,
+    /// because a run may own a plugin whose `destroy` calls this library.
     fn keep(&self, work: AnyWork) {
         lock(&self.untracked).work.push_back(work);
         loop {
@@ -105,8 +106,9 @@ impl CStream {
     }
 }
 
-/// Enqueues on a stream of C's, NULL being the calling thread. What is done at once fails at once; the rest goes to `work`, or where
-/// nobody wants that, to the stream.
+/// Enqueues on the caller's stream; a NULL stream is the calling thread. If the work is done at
+/// once, the call returns its error. Otherwise the work goes to `work`, or to the stream if `work`
+/// is NULL.
 pub(super) fn enqueue(
     stream: Handle<CStream>,
     work: OutPointer<Handle<CWork>>,
@@ -160,7 +162,8 @@ extern "C" fn dcl_stream_from_cuda(
     call(|| {
         new_stream(stream, || {
             let device = unsigned("device", device)?;
-            // SAFETY: the header wants a stream of that GPU's primary context that outlives what is enqueued through the handle.
+            // SAFETY: the header requires a stream of that GPU's primary context, which outlives
+            // everything that is enqueued through the handle.
             Ok(unsafe { Stream::from_raw_cuda(cuda_stream.address(), device)? })
         })
     })
@@ -195,7 +198,7 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
             first = first.and(work.wait());
         }
         let synchronized = stream.stream.synchronize().map_err(CallError::from);
-        // What was let go of before was enqueued before.
+        // Work that has left the list was enqueued earlier, so its error comes first.
         let earlier = lock(&stream.untracked).error.take().map_or(Ok(()), Err);
         earlier.and(first).and(synchronized)
     })
@@ -218,7 +221,7 @@ extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
         let state = &mut *work.state.write()?;
         state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
         if let Some(pending) = state.pending.take() {
-            // InPointer case that it panics.
+            // If `wait` panics, later calls return this.
             state.result = Err(CallError::new(Status::INTERNAL, "waiting for this work panicked"));
             state.result = pending.wait();
         }
