@@ -36,7 +36,9 @@ impl<T: Copy> InPointer<T> {
     pub(super) fn array(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
         let fits = |count: &usize| count.checked_mul(size_of::<T>()).is_some_and(|len| isize::try_from(len).is_ok());
         let Some(count) = count.try_into().ok().filter(fits) else {
-            return Err(CallError::invalid_argument(format!("the length of {name} is negative, or beyond memory")));
+            return Err(CallError::invalid_argument(format!(
+                "the length of {name} is negative, or larger than memory"
+            )));
         };
         if count == 0 {
             return Ok(Vec::new());

@@ -135,13 +135,13 @@ impl<T: Object> Handle<T> {
     fn is_nothing(self) -> CallError {
         let what = match self.is_null() {
             true => format!("the {} is NULL", T::TYPE),
-            false => format!("{:p} is not a {}, or not any more", self.number, T::TYPE),
+            false => format!("{:p} is not a {}, or it was freed", self.number, T::TYPE),
         };
         CallError::new(Status::INVALID_HANDLE, what)
     }
 
     fn is_a(self, other: &str) -> CallError {
-        CallError::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, and not a {}", self.number, T::TYPE))
+        CallError::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, not a {}", self.number, T::TYPE))
     }
 }
 
@@ -186,7 +186,7 @@ impl<T, O: Object> TryRwLock<T, O> {
 }
 
 fn busy<O: Object>() -> CallError {
-    CallError::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
+    CallError::new(Status::BUSY, format!("another call uses this {}, and one of the two needs it exclusively", O::TYPE))
 }
 
 #[cfg(test)]

@@ -110,9 +110,7 @@ extern "C" fn dcl_layer_free(layer: Handle<CLayer>) -> Status {
         }
         match layer.get()?.owner {
             Owner::Handle(_) => layer.free(),
-            Owner::Network(..) => {
-                Err(CallError::invalid_argument("the layer belongs to a network, and goes with that"))
-            }
+            Owner::Network(..) => Err(CallError::invalid_argument("the layer belongs to a network, which frees it")),
         }
     })
 }

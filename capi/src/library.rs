@@ -37,7 +37,7 @@ extern "C" fn dcl_last_error_message(buffer: TextBuffer, capacity: usize) -> usi
 extern "C" fn dcl_set_last_error(status: Status, message: TextPointer) -> Status {
     call(|| {
         if status == Status::SUCCESS {
-            return Err(CallError::invalid_argument("the status is that of an error, and not DCL_STATUS_SUCCESS"));
+            return Err(CallError::invalid_argument("status is DCL_STATUS_SUCCESS; it must be an error's"));
         }
         set_last_error(status, message.get("message")?);
         Ok(())
@@ -105,7 +105,7 @@ thread_local! {
 extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c_void, most_verbose: i32) -> Status {
     call(|| {
         if IN_CALLBACK.get() {
-            return Err(CallError::new(Status::BUSY, "the callback for the log calls this itself"));
+            return Err(CallError::new(Status::BUSY, "the log callback itself makes this call"));
         }
         let Some(callback) = callback else { return Ok(clear_log_handler()?) };
         let level = match most_verbose {

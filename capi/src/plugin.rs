@@ -266,7 +266,7 @@ impl Plugin for CallbackPlugin {
             true => Ok(bytes),
             false => Err(Error::new(
                 ErrorKind::Plugin,
-                format!("the plugin's serialize gave {length} bytes first, and then {again}"),
+                format!("the plugin's serialize gave {length} bytes in one call and {again} in the next"),
             )),
         }
     }

@@ -177,7 +177,7 @@ pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
             let text = panic_message(panic.as_ref()).to_owned();
             // Dropping it may panic too.
             std::mem::forget(panic);
-            CallError::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
+            CallError::new(Status::INTERNAL, format!("a bug in this library, please report it: {text}"))
         }
     };
     let CallError { status, error } = error;
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_panic_is_a_status() {
         assert_eq!(dcl_that_panics(), Status::INTERNAL);
-        assert_eq!(message(), "dcl_that_panics: a mistake of this library's, please report it: on purpose");
+        assert_eq!(message(), "dcl_that_panics: a bug in this library, please report it: on purpose");
         assert_eq!(fitting(&message(), 15), "dcl_that_panics");
     }
 }
