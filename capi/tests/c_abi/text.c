@@ -47,7 +47,7 @@ static void numbers_have_names(void) {
     CHECK(dcl_collective_operation_name(8) == NULL && dcl_reduce_operation_name(6) == NULL);
 }
 
-/* Whether text is whole characters of UTF-8. */
+/* Whether text consists of whole UTF-8 characters. */
 static int is_utf8(const char *text, size_t length) {
     for (size_t i = 0; i < length;) {
         unsigned char first = (unsigned char)text[i];
@@ -82,11 +82,11 @@ static void a_message_is_cut_at_a_character(void) {
         size_t room = capacity == 0 ? 0 : capacity - 1;
         size_t got = capacity == 0 ? 0 : strlen(text);
         CHECK(got <= room && is_utf8(text, got) && memcmp(text, whole, got) == 0);
-        /* Nothing that fits is left out, and nothing beyond is written. */
+        /* All characters that fit are copied, and nothing is written after them. */
         CHECK(got == length || got + 4 > room);
         CHECK(text[capacity] == 0x5a);
     }
-    /* A success leaves it. */
+    /* A call that succeeds does not change it. */
     CHECK(dcl_version() == DCL_VERSION);
     OK(dcl_network_free(NULL));
     CHECK(dcl_last_error_message(text, sizeof text) == length && strcmp(text, whole) == 0);
@@ -137,7 +137,7 @@ static void text_is_utf8(void) {
     OK(dcl_network_free(network));
 }
 
-/* A structure of a later version: ours, and what we do not know. */
+/* A structure of a later version: the fields of this version, and unknown ones. */
 #define LARGER(type) \
     struct {         \
         type known;  \
