@@ -26,9 +26,9 @@ enum kind {
     /* An array of tensors, as an input. */
     TENSORS,
     /* Other memory that the function reads. */
-    GIVEN,
+    INPUT,
     /* Memory that the function writes. */
-    TAKEN,
+    OUTPUT,
     /* A pointer of another library. It must be right or NULL. */
     FOREIGN,
     /* The length of an array or a buffer. */
@@ -38,13 +38,13 @@ enum kind {
 };
 
 /* What a pointer points to. */
-enum { ONE, SEVERAL, CHARACTERS };
+enum { ONE, ARRAY, CHARACTERS };
 
 struct parameter {
     const char *name;
     enum kind kind;
     /* For a handle, its type. For a number, its bits; they are negative if it is signed. For
-     * another pointer: ONE, SEVERAL or CHARACTERS. */
+     * another pointer: ONE, ARRAY or CHARACTERS. */
     int detail;
 };
 
@@ -324,9 +324,9 @@ static uint64_t good(const struct function *function, int i) {
     case FOREIGN: return named(parameter, "callback") ? NUMBER_OF(take_line) : 0;
     case LENGTH: return good_length(parameter);
     case NUMBER: return good_number(parameter);
-    case GIVEN: memset(area, 0, 64); break;
+    case INPUT: memset(area, 0, 64); break;
     case HANDLES:
-    case TAKEN: break;
+    case OUTPUT: break;
     }
     return NUMBER_OF(area);
 }
@@ -338,7 +338,7 @@ static void good_arguments(const struct function *function, uint64_t *arguments)
 }
 
 static int is_output(const struct parameter *parameter) {
-    return parameter->kind == TAKEN || parameter->kind == HANDLES;
+    return parameter->kind == OUTPUT || parameter->kind == HANDLES;
 }
 
 static int is_pointer(const struct parameter *parameter) {

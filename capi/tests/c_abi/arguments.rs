@@ -60,7 +60,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
     let handle = types().into_iter().find(|t| c_type.starts_with(&format!("{t}_t *")));
     let is_array =
         ARRAYS.contains(&name) || (name == "dims" && function.parameters.iter().any(|p| p.name == "nb_inputs"));
-    let detail = if is_array { "SEVERAL" } else { "ONE" }.to_owned();
+    let detail = if is_array { "ARRAY" } else { "ONE" }.to_owned();
     match (c_type, handle) {
         _ if FOREIGN.contains(&name) => ("FOREIGN", "ONE".to_owned()),
         (_, Some(_)) if c_type.ends_with("*const *") => ("TENSORS", detail),
@@ -74,10 +74,10 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         ("const dcl_bootstrap_config_t *", _) => ("BOOTSTRAP_CONFIG", detail),
         ("const dcl_plugin_t *", _) => ("PLUGIN", detail),
         ("const dcl_plugin_creator_t *", _) => ("CREATORS", detail),
-        ("char *", _) => ("TAKEN", "CHARACTERS".to_owned()),
-        ("void *", _) if name == "buffer" => ("TAKEN", "SEVERAL".to_owned()),
-        _ if c_type.ends_with('*') && c_type.starts_with("const") => ("GIVEN", detail),
-        _ if c_type.ends_with('*') => ("TAKEN", detail),
+        ("char *", _) => ("OUTPUT", "CHARACTERS".to_owned()),
+        ("void *", _) if name == "buffer" => ("OUTPUT", "ARRAY".to_owned()),
+        _ if c_type.ends_with('*') && c_type.starts_with("const") => ("INPUT", detail),
+        _ if c_type.ends_with('*') => ("OUTPUT", detail),
         _ => {
             let bits = match c_type {
                 "size_t" | "uint64_t" => "64",
