@@ -332,10 +332,10 @@ const char *dcl_version_string(void);
 const char *dcl_status_name(dcl_status_t status);
 
 /* Copies the message of this thread's last failed call to `buffer` and returns its length without
- * the NUL, or 0 if no call has failed. The message is one sentence. It names the rank, the layer
- * with its kind, the rule, the expected value and the given value, as far as they are known. Calls
- * that succeed do not change it. If the message is longer than `capacity` - 1 bytes, it is cut
- * after a whole character. `buffer` may be NULL if `capacity` is 0. [local, shared] */
+ * the NUL, or 0 if no call has failed. The message names the rank, the layer with its kind, the
+ * rule, the expected value and the given value, as far as they are known. Calls that succeed do not
+ * change it. If the message is longer than `capacity` - 1 bytes, it is cut after a whole character.
+ * `buffer` may be NULL if `capacity` is 0. [local, shared] */
 size_t dcl_last_error_message(char *buffer, size_t capacity);
 
 /* Sets this thread's last error to `message`, without a rank. A plugin's callback calls this to
@@ -1310,8 +1310,8 @@ dcl_status_t dcl_buffer_free(dcl_buffer_t *buffer);
 
 /* Returns the address of the buffer's first byte. It is the same in each call, and aligned for
  * every type. After a collective has failed, call the function once more before you access
- * symmetric memory: it moves the memory and its bytes out of the reach of ranks that were stopped
- * in the middle of a copy. No thread may access the memory during that call. [local, exclusive] */
+ * symmetric memory: it detaches the memory, with its bytes, from ranks that were stopped in the
+ * middle of a copy. No thread may access the memory during that call. [local, exclusive] */
 dcl_status_t dcl_buffer_get_address(dcl_buffer_t *buffer, void **address);
 
 /* Returns the length in bytes. [local, shared] */
