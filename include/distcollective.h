@@ -280,9 +280,9 @@ enum {
     DCL_IN_PLACE_NEVER = 0,
     /* The input may be at the output's address. */
     DCL_IN_PLACE_SAME_ADDRESS = 1,
-    /* The input may be this many elements after the start of the output. */
+    /* The input may be a block of the output: input == output + element_offset elements. */
     DCL_IN_PLACE_INPUT_AT = 2,
-    /* The output may be this many elements after the start of the input. */
+    /* The output may be a block of the input: output == input + element_offset elements. */
     DCL_IN_PLACE_OUTPUT_AT = 3,
     /* This rank does not use both buffers, so any addresses are allowed. It is so for gather and
      * scatter on ranks other than the root, and on a rank that does not take part. */
