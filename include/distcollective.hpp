@@ -2,26 +2,30 @@
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// distcollective.h says what everything means; this header adds nothing to that. Its own rules are these:
+// distcollective.h documents every function. This header wraps it and changes no behaviour.
 //
-// Names. A method is the C function without the prefix of its type: dcl_engine_get_tensor_shape is Engine::get_tensor_shape. `new`
-// being a keyword, dcl_network_new is Network::create. Enumerators are spelled as TensorRT's.
+// Names. A method has the name of its C function without the type's prefix:
+// dcl_engine_get_tensor_shape is Engine::get_tensor_shape. `new` is a keyword, so dcl_network_new
+// is Network::create. Enumerators are spelled as TensorRT's.
 //
-// Ownership. Network, DistCollective, BoundLayer, Engine, ExecutionContext, Environment, Communicator, Buffer, Stream and Work own
-// their handle: they are moved, not copied, and free it at the end. Tensor, Layer and the other ...Layer classes are views of what
-// belongs to somebody else: they are copied freely, and the library refuses them once their owner is gone. An object that is
-// default-constructed or was moved from has no handle, and is refused as NULL is; only a Stream without a handle means something:
-// the calling thread.
+// Ownership. These classes own a handle: Network, DistCollective, BoundLayer, Engine,
+// ExecutionContext, Environment, Communicator, Buffer, Stream and Work. They can be moved but not
+// copied, and the destructor frees the handle. Tensor, Layer and the ...Layer classes are views of
+// a handle that its network or a DistCollective owns. They can be copied. After the owner is freed,
+// their methods return Status::kINVALID_HANDLE. An object that was default-constructed or moved
+// from has no handle, and its methods return Status::kINVALID_HANDLE too. There is one exception: a
+// Stream without a handle is the calling thread.
 //
-// Errors. A call that can fail returns a Result, which must be looked at:
+// Errors. A call that can fail returns a Result, and the compiler warns if the caller ignores it:
 //
 //     Engine engine = Engine::build(network).value();              // throws the Error
 //     if (auto engine = Engine::build(network); !engine) { ... engine.error().message() ... }
 //
-// Without exceptions (-fno-exceptions) value() of a failed call prints the error and aborts. All translation units of a program
-// agree on that.
+// Without exceptions (-fno-exceptions), value() of a failed call prints the error and aborts. All
+// translation units of a program must be compiled with the same setting.
 //
-// const. A method is const if it only reads, or if several threads may call it at once ([shared] in C).
+// const. A method is const if it only reads, or if several threads may call it at once ([shared] in
+// C).
 #ifndef DISTCOLLECTIVE_HPP
 #define DISTCOLLECTIVE_HPP
 
@@ -49,9 +53,9 @@
 
 namespace distcollective {
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Values
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 enum class Status : dcl_status_t {
     kSUCCESS = DCL_STATUS_SUCCESS,
@@ -135,7 +139,8 @@ enum class InPlace : dcl_in_place_t {
     kUNUSED = DCL_IN_PLACE_UNUSED
 };
 
-// Dimensions, as a list: Dims{-1, 4096}. More than DCL_MAX_DIMS of them are refused by the first call that gets them.
+// Dimensions, as a list: Dims{-1, 4096}. If there are more than DCL_MAX_DIMS, the first call that
+// takes them returns Status::kINVALID_ARGUMENT.
 struct Dims : dcl_dims_t {
     Dims() noexcept : dcl_dims_t{} {}
     Dims(const dcl_dims_t &dims) noexcept : dcl_dims_t(dims) {}
@@ -144,14 +149,16 @@ struct Dims : dcl_dims_t {
         std::copy_n(dims.begin(), size(), d);
     }
 
-    // No dimensions at all, which is something else than zero of them: a Shuffle without a reshape.
+    // The absence of dimensions, in contrast to zero dimensions: a Shuffle without a reshape.
     static Dims none() noexcept {
         Dims dims;
         dims.nb_dims = -1;
         return dims;
     }
 
-    std::size_t size() const noexcept { return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS)); }
+    std::size_t size() const noexcept {
+        return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS));
+    }
     const std::int64_t *begin() const noexcept { return d; }
     const std::int64_t *end() const noexcept { return d + size(); }
 };
@@ -168,34 +175,36 @@ using NcclId = std::array<std::uint8_t, DCL_NCCL_ID_BYTES>;
 
 inline constexpr Timeout default_timeout{DCL_TIMEOUT_DEFAULT};
 inline constexpr std::int32_t no_color = DCL_NO_COLOR;
-// The device of memory that is the host's.
+// The `device` of host memory.
 inline constexpr std::int32_t host_memory = -1;
 
-// The C structures, initialized. Their strings are the caller's, and used during the call only.
+// The C structures with their initial values. The caller owns their strings, and the library reads
+// them during the call only.
 struct ExecutionContextOptions : dcl_execution_context_options_t {
     ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
 };
 struct EnvironmentConfig : dcl_environment_config_t {
     EnvironmentConfig() noexcept : dcl_environment_config_t DCL_ENVIRONMENT_CONFIG_INIT {}
 };
-struct Meeting : dcl_meeting_t {
-    Meeting() noexcept : dcl_meeting_t DCL_MEETING_INIT {}
+struct BootstrapConfig : dcl_bootstrap_config_t {
+    BootstrapConfig() noexcept : dcl_bootstrap_config_t DCL_BOOTSTRAP_CONFIG_INIT {}
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Errors
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 inline const char *status_name(Status status) noexcept { return dcl_status_name(static_cast<dcl_status_t>(status)); }
 
-// What went wrong: a status, a sentence, and the communicator rank on which it happened, -1 where that is not known.
+// Why a call failed: a status, a message, and the communicator rank on which it failed, or -1 if
+// that is not known.
 class Error : public std::exception {
   public:
     Error() = default;
     Error(Status status, std::string message, std::int32_t rank = -1)
         : status_(status), message_(std::move(message)), rank_(rank) {}
 
-    // The error of this thread's last call, which has just failed with this status.
+    // The error of this thread's last call, which failed with this status.
     static Error last(dcl_status_t status) {
         std::string message(dcl_last_error_message(nullptr, 0), '\0');
         dcl_last_error_message(message.data(), message.size() + 1);
@@ -207,7 +216,7 @@ class Error : public std::exception {
     std::int32_t rank() const noexcept { return rank_; }
     const char *what() const noexcept override { return message_.c_str(); }
 
-    // Throws the error, or without exceptions prints it and aborts.
+    // Throws the error. Without exceptions it prints the error and aborts.
     [[noreturn]] void raise() const {
 #ifdef __cpp_exceptions
         throw *this;
@@ -223,7 +232,7 @@ class Error : public std::exception {
     std::int32_t rank_ = -1;
 };
 
-// What a call gives, or the error with which it failed. `*` and `->` are value() for short.
+// A call's value, or the error with which it failed. `*` and `->` are short for value().
 template <typename T>
 class [[nodiscard]] Result {
   public:
@@ -252,7 +261,7 @@ class [[nodiscard]] Result {
     T *operator->() { return &value(); }
     const T *operator->() const { return &value(); }
 
-    // After a success its status is kSUCCESS.
+    // If the call succeeded, its status is kSUCCESS.
     const Error &error() const noexcept { return error_; }
 
   private:
@@ -281,9 +290,9 @@ class [[nodiscard]] Result<void> {
     Error error_;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
-// What the classes below are made of
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
+// Implementation
+// -------------------------------------------------------------------------------------------------
 
 namespace detail {
 
@@ -297,7 +306,7 @@ inline Result<void> check(dcl_status_t status) {
     return {};
 }
 
-// Calls a function whose last argument is the output, of type `Out` in C and `T` here.
+// Calls a function whose last argument is an output: an `Out` in C, a `T` here.
 template <typename Out, typename T = Out, typename Function, typename... Arguments>
 Result<T> output(Function function, Arguments... arguments) {
     Out out{};
@@ -305,19 +314,20 @@ Result<T> output(Function function, Arguments... arguments) {
     return T(out);
 }
 
-// Calls a function whose last arguments are (buffer, capacity, length): for the length, and then for the text or the bytes.
+// Calls a function whose last arguments are (buffer, capacity, length) twice: for the length, and
+// then for the text or the bytes.
 template <typename Container, typename Function, typename... Arguments>
 Result<Container> copy_out(Function function, Arguments... arguments) {
     Container copy;
     std::size_t length = 0;
     if (auto asked = check(function(arguments..., nullptr, std::size_t{0}, &length)); !asked) return asked.error();
-    copy.resize(length + 1); // text has a NUL at its end
+    copy.resize(length + 1); // text ends with a NUL
     if (auto copied = check(function(arguments..., copy.data(), copy.size(), &length)); !copied) return copied.error();
     copy.resize(length);
     return copy;
 }
 
-// A handle that belongs to somebody else.
+// A view: a handle that another object owns.
 template <typename T>
 class Handle {
   public:
@@ -333,14 +343,14 @@ class Handle {
     Raw *raw_ = nullptr;
 };
 
-// The same, or a class derived from it, with the ownership of the handle.
+// A `View` that owns its handle.
 template <typename View, dcl_status_t (*free_handle)(typename View::Raw *)>
 class Owned : public View {
   public:
     using Raw = typename View::Raw;
 
     Owned() = default;
-    // Takes the ownership over.
+    // Takes ownership of `raw`.
     explicit Owned(Raw *raw) noexcept : View(raw) {}
     Owned(Owned &&other) noexcept : View(other.release()) {}
     Owned &operator=(Owned &&other) noexcept {
@@ -349,7 +359,7 @@ class Owned : public View {
     }
     ~Owned() { reset(); }
 
-    // Gives the ownership up.
+    // Gives up ownership: the caller frees the handle.
     [[nodiscard]] Raw *release() noexcept { return std::exchange(this->raw_, nullptr); }
     void reset(Raw *raw = nullptr) noexcept {
         if (Raw *old = std::exchange(this->raw_, raw)) free_handle(old);
@@ -358,14 +368,14 @@ class Owned : public View {
 
 } // namespace detail
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The library
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 inline std::uint32_t version() noexcept { return dcl_version(); }
 inline const char *version_string() noexcept { return dcl_version_string(); }
 
-// These are NULL, or 0, for a number that has no name.
+// These return NULL, or 0, for an unknown number.
 inline const char *data_type_name(DataType data_type) noexcept { return dcl_data_type_name(detail::number(data_type)); }
 inline std::size_t data_type_size(DataType data_type) noexcept { return dcl_data_type_size(detail::number(data_type)); }
 inline const char *collective_operation_name(CollectiveOperation operation) noexcept {
@@ -375,21 +385,21 @@ inline const char *reduce_operation_name(ReduceOperation reduce_op) noexcept {
     return dcl_reduce_operation_name(detail::number(reduce_op));
 }
 
-// For a plugin that fails by a status: why.
+// A plugin that returns an error status calls this to explain it.
 inline Result<void> set_last_error(Status status, const std::string &message) {
     return detail::check(dcl_set_last_error(detail::number(status), message.c_str()));
 }
 
-// `user_data` has to live until another callback, or none, is set.
+// `user_data` must stay valid until the caller sets another callback or NULL.
 inline Result<void> set_log_callback(dcl_log_callback_t callback, void *user_data, Severity most_verbose) {
     return detail::check(dcl_set_log_callback(callback, user_data, detail::number(most_verbose)));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Streams and work
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-// Where calls are enqueued. Without a handle it is the calling thread: a call there is done when it returns.
+// A stream. Without a handle it is the calling thread: a call on it is done when it returns.
 class Stream : public detail::Owned<detail::Handle<dcl_stream_t>, dcl_stream_free> {
   public:
     using Owned::Owned;
@@ -398,7 +408,8 @@ class Stream : public detail::Owned<detail::Handle<dcl_stream_t>, dcl_stream_fre
     static Result<Stream> new_cuda(std::int32_t device) {
         return detail::output<dcl_stream_t *, Stream>(dcl_stream_new_cuda, device);
     }
-    // The cudaStream_t stays the caller's, and has to live longer than this object and what was enqueued through it.
+    // Borrows the caller's cudaStream_t. It must outlive this object and all calls that were
+    // enqueued through it.
     static Result<Stream> from_cuda(void *cuda_stream, std::int32_t device) {
         return detail::output<dcl_stream_t *, Stream>(dcl_stream_from_cuda, cuda_stream, device);
     }
@@ -407,7 +418,7 @@ class Stream : public detail::Owned<detail::Handle<dcl_stream_t>, dcl_stream_fre
     Result<void> synchronize() const { return detail::check(dcl_stream_synchronize(get())); }
 };
 
-// One enqueued call. Work that is not waited for goes on, and its error is lost.
+// An enqueued call. If the caller does not wait for it, it continues and its error is lost.
 class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
   public:
     using Owned::Owned;
@@ -418,7 +429,7 @@ class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
 
 namespace detail {
 
-// Calls a function whose last argument is a work handle, which the caller may not want.
+// Calls a function whose last argument is a work handle. `work` may be NULL.
 template <typename Function, typename... Arguments>
 Result<void> enqueue(Work *work, Function function, Arguments... arguments) {
     dcl_work_t *raw = nullptr;
@@ -429,9 +440,9 @@ Result<void> enqueue(Work *work, Function function, Arguments... arguments) {
 
 } // namespace detail
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Buffers
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 class Buffer : public detail::Owned<detail::Handle<dcl_buffer_t>, dcl_buffer_free> {
   public:
@@ -451,9 +462,9 @@ class Buffer : public detail::Owned<detail::Handle<dcl_buffer_t>, dcl_buffer_fre
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Communicators
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 inline Result<NcclId> new_nccl_id() {
     NcclId id{};
@@ -465,55 +476,69 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
   public:
     using Owned::Owned;
 
-    // Element r is rank r, for a thread of its own.
-    static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size, const std::string &backend = "auto",
+    // Element r is rank r. Use each element from a thread of its own.
+    static Result<std::vector<Communicator>> new_in_process(std::int32_t world_size,
+                                                            const std::string &backend = "auto",
                                                             Timeout timeout = default_timeout) {
         std::vector<dcl_communicator_t *> raw(room(world_size));
         std::vector<Communicator> communicators;
         communicators.reserve(raw.size());
-        auto made = detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
+        auto made =
+            detail::check(dcl_communicator_new_in_process(backend.c_str(), world_size, timeout.count(), raw.data()));
         if (!made) return made.error();
         for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
         return communicators;
     }
-    // This process's ranks, each for a thread of its own.
-    static Result<std::vector<Communicator>> meet(const Meeting &meeting) {
-        std::vector<dcl_communicator_t *> raw(room(meeting.local_ranks));
+    // Returns this process's ranks. Use each from a thread of its own.
+    static Result<std::vector<Communicator>> bootstrap(const BootstrapConfig &config) {
+        std::vector<dcl_communicator_t *> raw(room(config.local_ranks));
         std::vector<Communicator> communicators;
         communicators.reserve(raw.size());
-        if (auto met = detail::check(dcl_communicator_meet(&meeting, raw.data())); !met) return met.error();
+        if (auto met = detail::check(dcl_communicator_bootstrap(&config, raw.data())); !met) return met.error();
         for (dcl_communicator_t *communicator : raw) communicators.emplace_back(communicator);
         return communicators;
     }
-    static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size, std::int32_t device,
-                                         Timeout timeout = default_timeout) {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_nccl, id.data(), rank, world_size, device,
+    static Result<Communicator> new_nccl(const NcclId &id, std::int32_t rank, std::int32_t world_size,
+                                         std::int32_t device, Timeout timeout = default_timeout) {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_new_nccl, id.data(), rank,
+                                                                  world_size, device, timeout.count());
+    }
+    // Borrows the caller's ncclComm_t. It must outlive this object and everything created from it.
+    static Result<Communicator> from_nccl(void *nccl_comm, Timeout timeout = default_timeout) {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm,
                                                                   timeout.count());
     }
-    // The ncclComm_t stays the caller's, and has to live longer than this object and what was made with it.
-    static Result<Communicator> from_nccl(void *nccl_comm, Timeout timeout = default_timeout) {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm, timeout.count());
-    }
 
-    // Frees the handle, also with an error.
+    // Frees the handle, also if the call fails.
     Result<void> finalize() { return detail::check(dcl_communicator_finalize(release())); }
 
     Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_rank, get()); }
-    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_communicator_get_world_size, get()); }
-    Result<std::int32_t> get_origin_rank() const { return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get()); }
-    Result<std::string> get_backend() const { return detail::copy_out<std::string>(dcl_communicator_get_backend, get()); }
+    Result<std::int32_t> get_world_size() const {
+        return detail::output<std::int32_t>(dcl_communicator_get_world_size, get());
+    }
+    Result<std::int32_t> get_origin_rank() const {
+        return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get());
+    }
+    Result<std::string> get_backend() const {
+        return detail::copy_out<std::string>(dcl_communicator_get_backend, get());
+    }
     Result<std::int32_t> get_device() const { return detail::output<std::int32_t>(dcl_communicator_get_device, get()); }
-    Result<Timeout> get_timeout() const { return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get()); }
+    Result<Timeout> get_timeout() const {
+        return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get());
+    }
     // Another handle on the same rank.
     Result<Communicator> with_timeout(Timeout timeout) const {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(), timeout.count());
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(),
+                                                                  timeout.count());
     }
 
     Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
-    Result<void> abort(const std::string &reason) const { return detail::check(dcl_communicator_abort(get(), reason.c_str())); }
+    Result<void> abort(const std::string &reason) const {
+        return detail::check(dcl_communicator_abort(get(), reason.c_str()));
+    }
     Result<void> barrier() const { return detail::check(dcl_communicator_barrier(get())); }
 
-    // A rank that is in no group gets a Communicator without a handle.
+    // A rank that joins no group receives a Communicator without a handle.
     Result<Communicator> split(std::int32_t color, std::int32_t key = 0) const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_split, get(), color, key);
     }
@@ -526,80 +551,98 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::output<dcl_buffer_t *, Buffer>(dcl_communicator_allocate, get(), byte_len);
     }
 
-    // The collectives. Memory is the caller's until the call is done; `work`, if it is not NULL, gets a handle on it.
-    Result<void> all_reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                            const Stream &stream = Stream(), Work *work = nullptr) const {
+    // Eager collectives. The caller's memory must stay valid until the call is done. If `work` is
+    // not NULL, *work receives a handle of the call.
+    Result<void> all_reduce(const void *input, void *output, std::size_t count, DataType data_type,
+                            ReduceOperation reduce_op, const Stream &stream = Stream(), Work *work = nullptr) const {
         return detail::enqueue(work, dcl_all_reduce, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), stream.get());
     }
-    Result<void> all_gather(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
-                            Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_all_gather, get(), input, output, count, detail::number(data_type), stream.get());
+    Result<void> all_gather(const void *input, void *output, std::size_t count, DataType data_type,
+                            const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_gather, get(), input, output, count, detail::number(data_type),
+                               stream.get());
     }
     Result<void> broadcast(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                            const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_broadcast, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_broadcast, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
-    Result<void> reduce(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                        std::int32_t root, const Stream &stream = Stream(), Work *work = nullptr) const {
+    Result<void> reduce(const void *input, void *output, std::size_t count, DataType data_type,
+                        ReduceOperation reduce_op, std::int32_t root, const Stream &stream = Stream(),
+                        Work *work = nullptr) const {
         return detail::enqueue(work, dcl_reduce, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), root, stream.get());
     }
-    Result<void> reduce_scatter(const void *input, void *output, std::size_t count, DataType data_type, ReduceOperation reduce_op,
-                                const Stream &stream = Stream(), Work *work = nullptr) const {
+    Result<void> reduce_scatter(const void *input, void *output, std::size_t count, DataType data_type,
+                                ReduceOperation reduce_op, const Stream &stream = Stream(),
+                                Work *work = nullptr) const {
         return detail::enqueue(work, dcl_reduce_scatter, get(), input, output, count, detail::number(data_type),
                                detail::number(reduce_op), stream.get());
     }
-    Result<void> all_to_all(const void *input, void *output, std::size_t count, DataType data_type, const Stream &stream = Stream(),
-                            Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_all_to_all, get(), input, output, count, detail::number(data_type), stream.get());
+    Result<void> all_to_all(const void *input, void *output, std::size_t count, DataType data_type,
+                            const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_all_to_all, get(), input, output, count, detail::number(data_type),
+                               stream.get());
     }
     Result<void> gather(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                         const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_gather, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_gather, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
     Result<void> scatter(const void *input, void *output, std::size_t count, DataType data_type, std::int32_t root,
                          const Stream &stream = Stream(), Work *work = nullptr) const {
-        return detail::enqueue(work, dcl_scatter, get(), input, output, count, detail::number(data_type), root, stream.get());
+        return detail::enqueue(work, dcl_scatter, get(), input, output, count, detail::number(data_type), root,
+                               stream.get());
     }
 
   private:
-    static std::size_t room(std::int32_t ranks) noexcept { return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0)); }
+    static std::size_t room(std::int32_t ranks) noexcept {
+        return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0));
+    }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The environment
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-// One that is not finalized leaves without a word.
+// If an Environment is destroyed without finalize(), it does not wait for the other ranks.
 class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_environment_free> {
   public:
     using Owned::Owned;
 
-    static Result<std::string> detect_launcher() { return detail::copy_out<std::string>(dcl_environment_detect_launcher); }
+    static Result<std::string> detect_launcher() {
+        return detail::copy_out<std::string>(dcl_environment_detect_launcher);
+    }
     static Result<Environment> initialize(const EnvironmentConfig &config = EnvironmentConfig()) {
         return detail::output<dcl_environment_t *, Environment>(dcl_environment_initialize, &config);
     }
 
-    // Frees the handle, also with an error.
+    // Frees the handle, also if the call fails.
     Result<void> finalize() { return detail::check(dcl_environment_finalize(release())); }
 
     Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_environment_get_rank, get()); }
-    Result<std::int32_t> get_world_size() const { return detail::output<std::int32_t>(dcl_environment_get_world_size, get()); }
-    Result<std::int32_t> get_local_rank() const { return detail::output<std::int32_t>(dcl_environment_get_local_rank, get()); }
+    Result<std::int32_t> get_world_size() const {
+        return detail::output<std::int32_t>(dcl_environment_get_world_size, get());
+    }
+    Result<std::int32_t> get_local_rank() const {
+        return detail::output<std::int32_t>(dcl_environment_get_local_rank, get());
+    }
     Result<std::int32_t> get_local_world_size() const {
         return detail::output<std::int32_t>(dcl_environment_get_local_world_size, get());
     }
-    Result<std::string> get_launcher() const { return detail::copy_out<std::string>(dcl_environment_get_launcher, get()); }
+    Result<std::string> get_launcher() const {
+        return detail::copy_out<std::string>(dcl_environment_get_launcher, get());
+    }
     Result<std::uint64_t> get_seed() const { return detail::output<std::uint64_t>(dcl_environment_get_seed, get()); }
     Result<Communicator> get_communicator() const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_communicator, get());
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tensors and layers
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 class BoundLayer;
 class DistCollective;
@@ -636,7 +679,9 @@ class Layer : public detail::Handle<dcl_layer_t> {
     Result<void> set_input(std::int32_t index, Tensor tensor) {
         return detail::check(dcl_layer_set_input(get(), index, tensor.get()));
     }
-    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_layer_get_nb_outputs, get()); }
+    Result<std::int32_t> get_nb_outputs() const {
+        return detail::output<std::int32_t>(dcl_layer_get_nb_outputs, get());
+    }
     Result<Tensor> get_output(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_layer_get_output, get(), index);
     }
@@ -651,11 +696,12 @@ struct InPlaceRule {
 class DistCollectiveLayer : public Layer {
   public:
     using Layer::Layer;
-    // If the layer is of another kind, the library refuses the calls below.
+    // If the layer is of another kind, the methods return Status::kINVALID_ARGUMENT.
     explicit DistCollectiveLayer(Layer layer) noexcept : Layer(layer) {}
 
     Result<CollectiveOperation> get_collective_operation() const {
-        return detail::output<dcl_collective_operation_t, CollectiveOperation>(dcl_dist_collective_get_collective_operation, get());
+        return detail::output<dcl_collective_operation_t, CollectiveOperation>(
+            dcl_dist_collective_get_collective_operation, get());
     }
     Result<void> set_collective_operation(CollectiveOperation operation) {
         return detail::check(dcl_dist_collective_set_collective_operation(get(), detail::number(operation)));
@@ -669,35 +715,40 @@ class DistCollectiveLayer : public Layer {
     Result<std::int64_t> get_root() const { return detail::output<std::int64_t>(dcl_dist_collective_get_root, get()); }
     Result<void> set_root(std::int64_t root) { return detail::check(dcl_dist_collective_set_root(get(), root)); }
 
-    // Empty where all ranks take part, one list with a group, more with a partition.
+    // Empty if all ranks take part; one list for a group; one list for each group of a partition.
     Result<std::vector<Ranks>> get_groups() const {
         std::int64_t nb_groups = 0;
         std::int64_t group_size = 0;
         auto asked = detail::check(dcl_dist_collective_get_groups(get(), nullptr, 0, &nb_groups, &group_size));
         if (!asked) return asked.error();
         Ranks flat(static_cast<std::size_t>(nb_groups * group_size));
-        auto copied = detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
+        auto copied =
+            detail::check(dcl_dist_collective_get_groups(get(), flat.data(), flat.size(), &nb_groups, &group_size));
         if (!copied) return copied.error();
-        flat.resize(static_cast<std::size_t>(nb_groups * group_size)); // somebody may have set fewer meanwhile
+        // Another thread may have set fewer in between.
+        flat.resize(static_cast<std::size_t>(nb_groups * group_size));
         std::vector<Ranks> groups;
-        for (auto first = flat.begin(); first != flat.end(); first += group_size) groups.emplace_back(first, first + group_size);
+        for (auto first = flat.begin(); first != flat.end(); first += group_size)
+            groups.emplace_back(first, first + group_size);
         return groups;
     }
     Result<void> set_groups(const Ranks &group) {
-        return detail::check(dcl_dist_collective_set_groups(get(), group.data(), static_cast<std::int64_t>(group.size())));
+        return detail::check(
+            dcl_dist_collective_set_groups(get(), group.data(), static_cast<std::int64_t>(group.size())));
     }
     Result<void> set_partition(const std::vector<Ranks> &groups) {
         const std::size_t group_size = groups.empty() ? 0 : groups.front().size();
         Ranks flat;
         for (const Ranks &group : groups) {
-            if (group.size() != group_size) return Error(Status::kINVALID_ARGUMENT, "groups of a partition have the same length");
+            if (group.size() != group_size)
+                return Error(Status::kINVALID_ARGUMENT, "groups of a partition have the same length");
             flat.insert(flat.end(), group.begin(), group.end());
         }
-        return detail::check(dcl_dist_collective_set_partition(get(), flat.data(), static_cast<std::int64_t>(groups.size()),
-                                                               static_cast<std::int64_t>(group_size)));
+        return detail::check(dcl_dist_collective_set_partition(
+            get(), flat.data(), static_cast<std::int64_t>(groups.size()), static_cast<std::int64_t>(group_size)));
     }
 
-    // The layer by itself: what a plugin of another engine needs.
+    // The layer by itself, for a plugin of another engine.
     Result<DistCollective> clone() const;
     Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_dist_collective_serialize, get()); }
     Result<void> check_type(DataType data_type) const {
@@ -709,7 +760,8 @@ class DistCollectiveLayer : public Layer {
     Result<InPlaceRule> get_in_place(std::int32_t group_rank, const Dims &input) const {
         dcl_in_place_t in_place = DCL_IN_PLACE_NEVER;
         std::size_t element_offset = 0;
-        auto got = detail::check(dcl_dist_collective_get_in_place(get(), group_rank, &input, &in_place, &element_offset));
+        auto got =
+            detail::check(dcl_dist_collective_get_in_place(get(), group_rank, &input, &in_place, &element_offset));
         if (!got) return got.error();
         return InPlaceRule{static_cast<InPlace>(in_place), element_offset};
     }
@@ -721,8 +773,9 @@ class DistCollective : public detail::Owned<DistCollectiveLayer, dcl_layer_free>
   public:
     using Owned::Owned;
 
-    static Result<DistCollective> create(CollectiveOperation operation, ReduceOperation reduce_op = ReduceOperation::kNONE,
-                                         std::int64_t root = -1, const Ranks &groups = {}) {
+    static Result<DistCollective> create(CollectiveOperation operation,
+                                         ReduceOperation reduce_op = ReduceOperation::kNONE, std::int64_t root = -1,
+                                         const Ranks &groups = {}) {
         return detail::output<dcl_layer_t *, DistCollective>(dcl_dist_collective_new, detail::number(operation),
                                                              detail::number(reduce_op), root, groups.data(),
                                                              static_cast<std::int64_t>(groups.size()));
@@ -760,10 +813,12 @@ class BoundLayer : public detail::Owned<detail::Handle<dcl_bound_layer_t>, dcl_b
     Result<Uses> get_uses() const {
         std::int32_t reads_input = 0;
         std::int32_t writes_output = 0;
-        if (auto got = detail::check(dcl_bound_layer_get_uses(get(), &reads_input, &writes_output)); !got) return got.error();
+        if (auto got = detail::check(dcl_bound_layer_get_uses(get(), &reads_input, &writes_output)); !got)
+            return got.error();
         return Uses{reads_input != 0, writes_output != 0};
     }
-    // Memory is the caller's until the run is done; `work`, if it is not NULL, gets a handle on it.
+    // The caller's memory must stay valid until the run ends. If `work` is not NULL, *work receives
+    // a handle of the run.
     Result<void> enqueue(const void *input, void *output, const Dims &dims, const Stream &stream = Stream(),
                          Work *work = nullptr) const {
         return detail::enqueue(work, dcl_bound_layer_enqueue, get(), input, output, &dims, stream.get());
@@ -781,15 +836,17 @@ class ShuffleLayer : public Layer {
     using Layer::Layer;
     explicit ShuffleLayer(Layer layer) noexcept : Layer(layer) {}
 
-    // Empty where there is no transpose.
+    // Empty if there is no transpose.
     using Permutation = std::vector<std::int32_t>;
 
     Result<Permutation> get_first_transpose() const { return get_transpose(dcl_shuffle_get_first_transpose); }
     Result<void> set_first_transpose(const Permutation &permutation) {
         return detail::check(dcl_shuffle_set_first_transpose(get(), permutation.data(), nb_dims(permutation)));
     }
-    // Dims::none() where there is no reshape.
-    Result<Dims> get_reshape_dimensions() const { return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get()); }
+    // Dims::none() if there is no reshape.
+    Result<Dims> get_reshape_dimensions() const {
+        return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get());
+    }
     Result<void> set_reshape_dimensions(const Dims &dims) {
         return detail::check(dcl_shuffle_set_reshape_dimensions(get(), &dims));
     }
@@ -799,7 +856,9 @@ class ShuffleLayer : public Layer {
     }
 
   private:
-    static std::int32_t nb_dims(const Permutation &permutation) noexcept { return static_cast<std::int32_t>(permutation.size()); }
+    static std::int32_t nb_dims(const Permutation &permutation) noexcept {
+        return static_cast<std::int32_t>(permutation.size());
+    }
     Result<Permutation> get_transpose(dcl_status_t (*get_it)(dcl_layer_t *, std::int32_t *, std::int32_t *)) const {
         Permutation permutation(DCL_MAX_DIMS);
         std::int32_t length = 0;
@@ -815,8 +874,12 @@ class CastLayer : public Layer {
     using Layer::Layer;
     explicit CastLayer(Layer layer) noexcept : Layer(layer) {}
 
-    Result<DataType> get_to_type() const { return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get()); }
-    Result<void> set_to_type(DataType to_type) { return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type))); }
+    Result<DataType> get_to_type() const {
+        return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get());
+    }
+    Result<void> set_to_type(DataType to_type) {
+        return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type)));
+    }
 };
 
 // A view of a Constant layer.
@@ -837,14 +900,15 @@ class ConstantLayer : public Layer {
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Plugins
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 using PluginTensor = dcl_plugin_tensor_t;
 
-// A layer of the caller's own. Several threads may be in its methods at once. A status other than kSUCCESS fails the call that
-// needed the plugin, and so does what is thrown, which gets no further than its what().
+// A layer that the caller implements. Several threads may call its methods at once. If a method
+// returns another status than kSUCCESS or throws, the call that needed it fails. The call's message
+// contains the exception's what().
 class Plugin {
   public:
     virtual ~Plugin() = default;
@@ -856,23 +920,24 @@ class Plugin {
 
     virtual Status get_output_data_types(const DataType *inputs, std::int32_t nb_inputs, DataType *outputs,
                                          std::int32_t nb_outputs) const = 0;
-    virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs, std::int32_t nb_outputs) const = 0;
-    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs, std::int32_t nb_outputs,
-                           void *cuda_stream) const = 0;
+    virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs,
+                                     std::int32_t nb_outputs) const = 0;
+    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
+                           std::int32_t nb_outputs, void *cuda_stream) const = 0;
     virtual Status serialize(Bytes &) const { return Status::kUNSUPPORTED; }
 };
 
-// Makes plugins of one type again, from what their serialize() gave.
+// Creates plugins of one type from the bytes of their serialize().
 struct PluginCreator {
     std::string type_name;
-    // Gives NULL for bytes of which no plugin can be made.
+    // Returns NULL if the bytes are wrong.
     std::function<std::unique_ptr<Plugin>(const Bytes &bytes)> create;
     std::string version = "1";
 };
 
 namespace detail {
 
-// Runs the body of a callback, and keeps in what it throws.
+// Runs the body of a callback. C code calls it, so an exception becomes a status.
 template <typename Body>
 dcl_status_t callback(Body body) noexcept {
 #ifdef __cpp_exceptions
@@ -893,15 +958,16 @@ dcl_status_t callback(Body body) noexcept {
 #endif
 }
 
-// The callbacks of plugins and their creators, which are the user_data.
+// The callbacks. The user_data is the Plugin or the PluginCreator.
 
-inline dcl_status_t plugin_data_types(void *plugin, const dcl_data_type_t *inputs, std::int32_t nb_inputs, dcl_data_type_t *outputs,
-                                      std::int32_t nb_outputs) noexcept {
+inline dcl_status_t plugin_data_types(void *plugin, const dcl_data_type_t *inputs, std::int32_t nb_inputs,
+                                      dcl_data_type_t *outputs, std::int32_t nb_outputs) noexcept {
     return callback([=] {
         std::array<DataType, DCL_MAX_PLUGIN_TENSORS> in{};
         std::array<DataType, DCL_MAX_PLUGIN_TENSORS> out{};
-        std::transform(inputs, inputs + nb_inputs, in.begin(), [](dcl_data_type_t type) { return static_cast<DataType>(type); });
-        out.fill(static_cast<DataType>(-1)); // refused, if the plugin leaves it
+        std::transform(inputs, inputs + nb_inputs, in.begin(),
+                       [](dcl_data_type_t type) { return static_cast<DataType>(type); });
+        out.fill(static_cast<DataType>(-1)); // an error if the plugin does not write it
         const auto status =
             static_cast<const Plugin *>(plugin)->get_output_data_types(in.data(), nb_inputs, out.data(), nb_outputs);
         std::transform(out.begin(), out.begin() + nb_outputs, outputs, number<DataType>);
@@ -915,17 +981,19 @@ inline dcl_status_t plugin_shapes(void *plugin, const dcl_dims_t *inputs, std::i
         std::array<Dims, DCL_MAX_PLUGIN_TENSORS> in;
         std::array<Dims, DCL_MAX_PLUGIN_TENSORS> out;
         std::copy_n(inputs, nb_inputs, in.begin());
-        out.fill(Dims::none()); // refused, if the plugin leaves it
-        const auto status = static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
+        out.fill(Dims::none()); // an error if the plugin does not write it
+        const auto status =
+            static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
         std::copy_n(out.begin(), nb_outputs, outputs);
         return status;
     });
 }
 
-inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
-                                   std::int32_t nb_outputs, void *cuda_stream) noexcept {
-    return callback(
-        [=] { return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream); });
+inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs,
+                                   const PluginTensor *outputs, std::int32_t nb_outputs, void *cuda_stream) noexcept {
+    return callback([=] {
+        return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream);
+    });
 }
 
 inline dcl_status_t plugin_serialize(void *plugin, void *buffer, std::size_t capacity, std::size_t *length) noexcept {
@@ -943,7 +1011,7 @@ inline dcl_status_t plugin_serialize(void *plugin, void *buffer, std::size_t cap
 
 inline void plugin_destroy(void *plugin) noexcept { delete static_cast<Plugin *>(plugin); }
 
-// Fills in a structure that comes as DCL_PLUGIN_INIT has it.
+// Fills in a structure that has the values of DCL_PLUGIN_INIT.
 inline void describe(const Plugin &plugin, dcl_plugin_t &c_plugin) {
     c_plugin.type_name = plugin.get_type_name();
     c_plugin.version = plugin.get_version();
@@ -957,24 +1025,26 @@ inline void describe(const Plugin &plugin, dcl_plugin_t &c_plugin) {
     c_plugin.destroy = plugin_destroy;
 }
 
-inline dcl_status_t plugin_create(void *creator, const void *bytes, std::size_t byte_len, dcl_plugin_t *c_plugin) noexcept {
+inline dcl_status_t plugin_create(void *creator, const void *bytes, std::size_t byte_len,
+                                  dcl_plugin_t *c_plugin) noexcept {
     return callback([=] {
         const auto *first = static_cast<const std::uint8_t *>(bytes);
-        std::unique_ptr<Plugin> plugin = static_cast<const PluginCreator *>(creator)->create(Bytes(first, first + byte_len));
+        std::unique_ptr<Plugin> plugin =
+            static_cast<const PluginCreator *>(creator)->create(Bytes(first, first + byte_len));
         if (plugin == nullptr) return Status::kINVALID_PLAN;
         describe(*plugin, *c_plugin);
-        plugin.release(); // the library's now
+        plugin.release(); // the library owns it now
         return Status::kSUCCESS;
     });
 }
 
 } // namespace detail
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The network
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-// Tensors and layers that its methods give are views of what belongs to it.
+// The tensors and layers that its methods return are views; the network owns them.
 class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_free> {
   public:
     using Owned::Owned;
@@ -982,60 +1052,70 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
     static Result<Network> create() { return detail::output<dcl_network_t *, Network>(dcl_network_new); }
 
     Result<Tensor> add_input(const std::string &name, DataType data_type, const Dims &dims) {
-        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(), detail::number(data_type), &dims);
+        return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(),
+                                                      detail::number(data_type), &dims);
     }
     Result<void> set_optimization_profile(Tensor input, const Dims &min, const Dims &opt, const Dims &max) {
         return detail::check(dcl_network_set_optimization_profile(get(), input.get(), &min, &opt, &max));
     }
     Result<DistCollectiveLayer> add_dist_collective(Tensor input, CollectiveOperation operation,
-                                                    ReduceOperation reduce_op = ReduceOperation::kNONE, std::int64_t root = -1,
-                                                    const Ranks &groups = {}) {
-        return detail::output<dcl_layer_t *, DistCollectiveLayer>(dcl_network_add_dist_collective, get(), input.get(),
-                                                                  detail::number(operation), detail::number(reduce_op), root,
-                                                                  groups.data(), static_cast<std::int64_t>(groups.size()));
+                                                    ReduceOperation reduce_op = ReduceOperation::kNONE,
+                                                    std::int64_t root = -1, const Ranks &groups = {}) {
+        return detail::output<dcl_layer_t *, DistCollectiveLayer>(
+            dcl_network_add_dist_collective, get(), input.get(), detail::number(operation), detail::number(reduce_op),
+            root, groups.data(), static_cast<std::int64_t>(groups.size()));
     }
     Result<ShuffleLayer> add_shuffle(Tensor input) {
         return detail::output<dcl_layer_t *, ShuffleLayer>(dcl_network_add_shuffle, get(), input.get());
     }
     Result<CastLayer> add_cast(Tensor input, DataType to_type) {
-        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(), detail::number(to_type));
+        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(),
+                                                        detail::number(to_type));
     }
-    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
-        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type), &dims,
-                                                            weights, byte_len);
+    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights,
+                                       std::size_t byte_len) {
+        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type),
+                                                            &dims, weights, byte_len);
     }
-    // The plugin goes with the last that needs it, or right away if the call fails.
-    Result<Layer> add_plugin(const std::string &name, const std::vector<Tensor> &inputs, std::unique_ptr<Plugin> plugin) {
+    // The library frees the plugin with the last object that uses it, or at once if the call fails.
+    Result<Layer> add_plugin(const std::string &name, const std::vector<Tensor> &inputs,
+                             std::unique_ptr<Plugin> plugin) {
         std::vector<dcl_tensor_t *> tensors;
         for (const Tensor &input : inputs) tensors.push_back(input.get());
         dcl_plugin_t c_plugin = DCL_PLUGIN_INIT;
         if (plugin != nullptr) detail::describe(*plugin, c_plugin);
         auto layer = detail::output<dcl_layer_t *, Layer>(dcl_network_add_plugin, get(), name.c_str(), tensors.data(),
                                                           static_cast<std::int32_t>(tensors.size()), &c_plugin);
-        if (layer) plugin.release(); // the library's now
+        if (layer) plugin.release(); // the library owns it now
         return layer;
     }
     Result<void> mark_output(Tensor tensor, const std::string &name) {
         return detail::check(dcl_network_mark_output(get(), tensor.get(), name.c_str()));
     }
 
-    Result<std::int32_t> get_nb_layers() const { return detail::output<std::int32_t>(dcl_network_get_nb_layers, get()); }
+    Result<std::int32_t> get_nb_layers() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_layers, get());
+    }
     Result<Layer> get_layer(std::int32_t index) const {
         return detail::output<dcl_layer_t *, Layer>(dcl_network_get_layer, get(), index);
     }
-    Result<std::int32_t> get_nb_inputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_inputs, get()); }
+    Result<std::int32_t> get_nb_inputs() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_inputs, get());
+    }
     Result<Tensor> get_input(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_input, get(), index);
     }
-    Result<std::int32_t> get_nb_outputs() const { return detail::output<std::int32_t>(dcl_network_get_nb_outputs, get()); }
+    Result<std::int32_t> get_nb_outputs() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_outputs, get());
+    }
     Result<Tensor> get_output(std::int32_t index) const {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_network_get_output, get(), index);
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The engine and the execution context
-// ---------------------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_context_t>, dcl_execution_context_free> {
   public:
@@ -1065,7 +1145,7 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
         return detail::output<Dims>(dcl_execution_context_get_tensor_shape, get(), name.c_str());
     }
 
-    // The memory stays the caller's.
+    // The caller owns the memory.
     Result<void> set_tensor_address(const std::string &name, void *address, std::size_t byte_len) {
         return detail::check(dcl_execution_context_set_tensor_address(get(), name.c_str(), address, byte_len));
     }
@@ -1073,7 +1153,7 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
         return detail::output<void *>(dcl_execution_context_get_tensor_address, get(), name.c_str());
     }
 
-    // `work`, if it is not NULL, gets a handle on the run.
+    // If `work` is not NULL, *work receives a handle of the run.
     Result<void> enqueue(const Stream &stream = Stream(), Work *work = nullptr) {
         return detail::enqueue(work, dcl_execution_context_enqueue, get(), stream.get());
     }
@@ -1102,8 +1182,8 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
             c_creator.create = detail::plugin_create;
             c_creators.push_back(c_creator);
         }
-        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len, c_creators.data(),
-                                                      static_cast<std::int32_t>(c_creators.size()));
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len,
+                                                      c_creators.data(), static_cast<std::int32_t>(c_creators.size()));
     }
     static Result<Engine> deserialize_with_plugins(const Bytes &plan, const std::vector<PluginCreator> &creators) {
         return deserialize_with_plugins(plan.data(), plan.size(), creators);
@@ -1111,13 +1191,19 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
 
     Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_engine_serialize, get()); }
     Result<std::string> inspect() const { return detail::copy_out<std::string>(dcl_engine_inspect, get()); }
-    Result<std::string> get_fingerprint() const { return detail::copy_out<std::string>(dcl_engine_get_fingerprint, get()); }
-    Result<std::int32_t> get_nb_warnings() const { return detail::output<std::int32_t>(dcl_engine_get_nb_warnings, get()); }
+    Result<std::string> get_fingerprint() const {
+        return detail::copy_out<std::string>(dcl_engine_get_fingerprint, get());
+    }
+    Result<std::int32_t> get_nb_warnings() const {
+        return detail::output<std::int32_t>(dcl_engine_get_nb_warnings, get());
+    }
     Result<std::string> get_warning(std::int32_t index) const {
         return detail::copy_out<std::string>(dcl_engine_get_warning, get(), index);
     }
 
-    Result<std::int32_t> get_nb_io_tensors() const { return detail::output<std::int32_t>(dcl_engine_get_nb_io_tensors, get()); }
+    Result<std::int32_t> get_nb_io_tensors() const {
+        return detail::output<std::int32_t>(dcl_engine_get_nb_io_tensors, get());
+    }
     Result<std::string> get_io_tensor_name(std::int32_t index) const {
         return detail::copy_out<std::string>(dcl_engine_get_io_tensor_name, get(), index);
     }
@@ -1134,8 +1220,10 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
         return detail::output<Dims>(dcl_engine_get_profile_shape, get(), name.c_str(), detail::number(selector));
     }
 
-    Result<ExecutionContext> create_execution_context(const ExecutionContextOptions &options = ExecutionContextOptions()) const {
-        return detail::output<dcl_execution_context_t *, ExecutionContext>(dcl_engine_create_execution_context, get(), &options);
+    Result<ExecutionContext> create_execution_context(
+        const ExecutionContextOptions &options = ExecutionContextOptions()) const {
+        return detail::output<dcl_execution_context_t *, ExecutionContext>(dcl_engine_create_execution_context, get(),
+                                                                           &options);
     }
 };
 

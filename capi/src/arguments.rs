@@ -1,22 +1,30 @@
-//! The types of arguments. A value of one of these comes from C only, and C's promise is the header's: what a pointer that is not NULL points
-//! to is valid for the call, as long as the function says, and what is written to is nobody else's. The fields are private, so that
-//! no Rust code can make one up, and what reads or writes through them stands here and in `copy_out` only.
+//! The types of arguments. Each has the layout of a C argument.
+//!
+//! A C caller makes the values of these types, so each value comes with the header's promises,
+//! which the safety comments call *C's promise*:
+//!
+//! - a pointer that is not NULL is valid during the call, for as many elements as the function
+//!   says;
+//! - no other thread accesses what the function writes.
+//!
+//! The fields are private, so Rust code cannot make such a value. Only this module and `copy_out`
+//! read and write through the pointers.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
 
 use dcl::{CollectiveOperation, DEFAULT_TIMEOUT, DataType, Dims, MAX_DIMS, ReduceOperation, Shape, timeout_or};
 
-use super::status::{Fault, Result};
+use super::status::{CallError, Result};
 
-/// `const T *`: one value, or several.
+/// `const T *`: one value or an array.
 #[repr(transparent)]
-pub(super) struct In<T>(*const T);
+pub(super) struct InPointer<T>(*const T);
 
-impl<T: Copy> In<T> {
-    /// The value, where there is one.
+impl<T: Copy> InPointer<T> {
+    /// The value, or `None` for NULL.
     pub(super) fn optional(&self) -> Option<T> {
-        // SAFETY: C's promise.
+        // SAFETY: C's promise: the pointer is valid.
         (!self.0.is_null()).then(|| unsafe { self.0.read() })
     }
 
@@ -24,11 +32,13 @@ impl<T: Copy> In<T> {
         self.optional().ok_or_else(|| is_null(name))
     }
 
-    /// So many values.
-    pub(super) fn several(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
+    /// A copy of an array of `count` values.
+    pub(super) fn array(&self, name: &str, count: impl TryInto<usize>) -> Result<Vec<T>> {
         let fits = |count: &usize| count.checked_mul(size_of::<T>()).is_some_and(|len| isize::try_from(len).is_ok());
         let Some(count) = count.try_into().ok().filter(fits) else {
-            return Err(Fault::invalid_argument(format!("the length of {name} is negative, or beyond memory")));
+            return Err(CallError::invalid_argument(format!(
+                "the length of {name} is negative, or larger than memory"
+            )));
         };
         if count == 0 {
             return Ok(Vec::new());
@@ -36,42 +46,44 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(is_null(name));
         }
-        // SAFETY: C's promise.
+        // SAFETY: C's promise: the array has `count` values. Their length in bytes was checked
+        // above.
         Ok(unsafe { std::slice::from_raw_parts(self.0, count) }.to_vec())
     }
 }
 
-/// A structure that begins with its size, so that it can grow.
+/// A structure that begins with its size, so that a later version can add fields.
 ///
 /// # Safety
 ///
-/// Any bytes are a value of it, and its first field is a `usize`, its size.
-pub(super) unsafe trait Growing: Copy {
-    /// The length of its first version.
-    const FIRST_LEN: usize;
-    /// What C gets from the macro of the header.
+/// Any bytes are a valid value, and the first field is a `usize`, the structure's size.
+pub(super) unsafe trait SizedStruct: Copy {
+    /// The length of its first version in bytes.
+    const FIRST_BYTE_LEN: usize;
+    /// The value of its `_INIT` macro in the header.
     const INITIAL: Self;
 }
 
-impl<T: Growing> In<T> {
-    /// One of this library's own.
+impl<T: SizedStruct> InPointer<T> {
+    /// A pointer to a structure of this library.
     ///
     /// # Safety
     ///
-    /// As C promises for its own: it is valid, as long as it says that it is.
+    /// The pointer is valid for reading `size_of::<usize>()` bytes, and as many bytes as the size
+    /// there says, up to 4096.
     pub(super) unsafe fn of(structure: *const T) -> Self {
-        In(structure)
+        InPointer(structure)
     }
 
-    /// The structure; the initial one for NULL.
+    /// The structure, or its initial value for NULL.
     pub(super) fn or_initial(&self, name: &str) -> Result<T> {
         if self.0.is_null() { Ok(T::INITIAL) } else { self.required(name) }
     }
 
-    /// So many structures, of one version.
+    /// A copy of an array of structures, which must all have the same size.
     pub(super) fn structures(&self, name: &str, count: i32) -> Result<Vec<T>> {
         let Ok(count) = usize::try_from(count) else {
-            return Err(Fault::invalid_argument(format!("the number of {name} is negative")));
+            return Err(CallError::invalid_argument(format!("the number of {name} is negative")));
         };
         let mut structures = Vec::new();
         if count > 0 && self.0.is_null() {
@@ -80,64 +92,67 @@ impl<T: Growing> In<T> {
         let mut next = self.0;
         let mut first_size = None;
         for _ in 0..count {
-            // SAFETY: C's promise; the first field is the size.
+            // SAFETY: C's promise: the array has another structure, and its first field is its
+            // size.
             let size = unsafe { next.cast::<usize>().read() };
             if *first_size.get_or_insert(size) != size || !size.is_multiple_of(align_of::<usize>()) {
                 let message = format!("struct_size of one of {name} is {size}; it is the same sizeof in all of them");
-                return Err(Fault::invalid_argument(message));
+                return Err(CallError::invalid_argument(message));
             }
-            structures.push(In(next).required(name)?);
-            // SAFETY: C's promise: there is another one, or the array ends here.
+            structures.push(InPointer(next).required(name)?);
+            // SAFETY: C's promise: the array has `count` structures of this size, so `next` is in
+            // it or at its end.
             next = unsafe { next.byte_add(size) };
         }
         Ok(structures)
     }
 
-    /// The structure, with what the caller's version lacks as it is initially.
+    /// The structure. Fields that the caller's version does not have keep their initial value.
     pub(super) fn required(&self, name: &str) -> Result<T> {
         if self.0.is_null() {
             return Err(is_null(name));
         }
         let start = self.0.cast::<u8>();
-        // SAFETY: C's promise; the first field is the size.
+        // SAFETY: C's promise: the pointer is valid, and the first field is the size.
         let size = unsafe { start.cast::<usize>().read() };
         let own = size_of::<T>();
-        let wrong = |why: String| Err(Fault::invalid_argument(format!("struct_size of {name} is {size}, {why}")));
-        if size < T::FIRST_LEN {
-            return wrong(format!("less than the {} bytes of its first version", T::FIRST_LEN));
+        let wrong = |why: String| Err(CallError::invalid_argument(format!("struct_size of {name} is {size}, {why}")));
+        if size < T::FIRST_BYTE_LEN {
+            return wrong(format!("less than the {} bytes of its first version", T::FIRST_BYTE_LEN));
         }
         const LARGEST: usize = 4096;
         if size > LARGEST {
             return wrong(format!("more than any version has; this one has {own} bytes"));
         }
-        // SAFETY: C's promise: the structure is as long as it says.
+        // SAFETY: C's promise: the structure has `size` bytes.
         let bytes = unsafe { std::slice::from_raw_parts(start, size) };
         if bytes.get(own..).is_some_and(|tail| tail.iter().any(|byte| *byte != 0)) {
             return wrong(format!("and something is set beyond the {own} bytes that this version knows"));
         }
         let mut value = T::INITIAL;
-        // SAFETY: as many bytes as both have; any bytes are a value.
+        // SAFETY: both have at least this many bytes, they do not overlap, and any bytes are a
+        // valid `T`.
         unsafe { std::ptr::copy_nonoverlapping(start, (&raw mut value).cast::<u8>(), size.min(own)) };
         Ok(value)
     }
 }
 
-/// `const char *`: text in UTF-8 that ends with a NUL.
+/// `const char *`: UTF-8 text that ends with a NUL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Text(*const c_char);
+pub(super) struct TextPointer(*const c_char);
 
-impl Text {
-    pub(super) const NULL: Text = Text(std::ptr::null());
+impl TextPointer {
+    pub(super) const NULL: TextPointer = TextPointer(std::ptr::null());
 
     pub(super) fn optional(&self, name: &str) -> Result<Option<&str>> {
         if self.0.is_null() {
             return Ok(None);
         }
-        // SAFETY: C's promise.
+        // SAFETY: C's promise: the text ends with a NUL.
         match unsafe { CStr::from_ptr(self.0) }.to_str() {
             Ok(text) => Ok(Some(text)),
-            Err(_) => Err(Fault::invalid_argument(format!("{name} is not UTF-8"))),
+            Err(_) => Err(CallError::invalid_argument(format!("{name} is not UTF-8"))),
         }
     }
 
@@ -146,11 +161,11 @@ impl Text {
     }
 }
 
-/// `const void *`: bytes to read, or an address to keep.
+/// `const void *`: bytes to read, or an address that the library stores.
 #[repr(transparent)]
-pub(super) struct Bytes(*const c_void);
+pub(super) struct ConstVoidPointer(*const c_void);
 
-impl Bytes {
+impl ConstVoidPointer {
     pub(super) fn get(&self, name: &str, byte_len: usize) -> Result<&[u8]> {
         if byte_len == 0 {
             return Ok(&[]);
@@ -159,24 +174,27 @@ impl Bytes {
             return Err(is_null(name));
         }
         if isize::try_from(byte_len).is_err() {
-            return Err(Fault::invalid_argument(format!("{byte_len} bytes of {name} are more than memory can hold")));
+            return Err(CallError::invalid_argument(format!(
+                "{byte_len} bytes of {name} are more than memory can hold"
+            )));
         }
-        // SAFETY: C's promise.
+        // SAFETY: C's promise: `byte_len` bytes are valid. That is at most `isize::MAX`, as checked
+        // above.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), byte_len) })
     }
 
-    /// The address, for what only passes it on.
+    /// The address, for a caller that does not read the bytes here.
     pub(super) fn address(&self) -> *const u8 {
         self.0.cast()
     }
 }
 
-/// `void *`: room for bytes, or an address to keep.
+/// `void *`: memory to write, or an address that the library stores.
 #[repr(transparent)]
-pub(super) struct Room(*mut c_void);
+pub(super) struct VoidPointer(*mut c_void);
 
-impl Room {
-    /// The address of room for so many bytes.
+impl VoidPointer {
+    /// The address, which may be NULL only if `byte_len` is 0.
     pub(super) fn for_bytes(&self, name: &str, byte_len: usize) -> Result<*mut u8> {
         match self.0.is_null() && byte_len > 0 {
             true => Err(is_null(name)),
@@ -184,47 +202,47 @@ impl Room {
         }
     }
 
-    /// The address, for what only passes it on.
+    /// The address, for a caller that does not write the bytes here.
     pub(super) fn address(&self) -> *mut c_void {
         self.0
     }
 }
 
-/// `T *`: where a result goes.
+/// `T *`: where the function writes a result. A function checks it before it does anything else.
 #[repr(transparent)]
-pub(super) struct Out<T>(*mut T);
+pub(super) struct OutPointer<T>(*mut T);
 
-impl<T> Out<T> {
-    /// Makes sure that there is a place, before anything is done.
-    pub(super) fn place(self, name: &str) -> Result<Place<T>> {
-        if self.0.is_null() { Err(is_null(name)) } else { Ok(Place(self.0)) }
+impl<T> OutPointer<T> {
+    /// Checks that the pointer is not NULL.
+    pub(super) fn check(self, name: &str) -> Result<CheckedOut<T>> {
+        if self.0.is_null() { Err(is_null(name)) } else { Ok(CheckedOut(self.0)) }
     }
 
-    pub(super) fn optional(self) -> Option<Place<T>> {
-        (!self.0.is_null()).then_some(Place(self.0))
+    pub(super) fn optional(self) -> Option<CheckedOut<T>> {
+        (!self.0.is_null()).then_some(CheckedOut(self.0))
     }
 }
 
-/// Where results go.
-pub(super) struct Place<T>(*mut T);
+/// An output pointer that is not NULL.
+pub(super) struct CheckedOut<T>(*mut T);
 
-impl<T> Place<T> {
+impl<T> CheckedOut<T> {
     pub(super) fn set(self, value: T) {
-        // SAFETY: C's promise.
+        // SAFETY: C's promise: the pointer is valid for writing one value.
         unsafe { self.0.write(value) };
     }
 
-    /// Writes several, for which the function promises room.
-    pub(super) fn set_several(self, values: impl IntoIterator<Item = T>) {
+    /// Writes an array. The header says how many elements it must have room for.
+    pub(super) fn set_array(self, values: impl IntoIterator<Item = T>) {
         for (i, value) in values.into_iter().enumerate() {
-            // SAFETY: C's promise.
+            // SAFETY: C's promise: the array has room for every value that the function writes.
             unsafe { self.0.add(i).write(value) };
         }
     }
 }
 
-fn is_null(name: &str) -> Fault {
-    Fault::invalid_argument(format!("{name} is NULL"))
+fn is_null(name: &str) -> CallError {
+    CallError::invalid_argument(format!("{name} is NULL"))
 }
 
 /// `dcl_dims_t`.
@@ -236,7 +254,7 @@ pub(super) struct CDims {
 }
 
 impl CDims {
-    /// No dimensions at all, not even none: the reshape of a Shuffle that has none.
+    /// The absence of dimensions, in contrast to zero dimensions: a Shuffle without a reshape.
     pub(super) const ABSENT: CDims = CDims { nb_dims: -1, d: [0; MAX_DIMS] };
 
     pub(super) fn is_absent(&self) -> bool {
@@ -246,7 +264,7 @@ impl CDims {
     pub(super) fn as_slice(&self) -> Result<&[i64]> {
         match usize::try_from(self.nb_dims).ok().and_then(|count| self.d.get(..count)) {
             Some(dims) => Ok(dims),
-            None => Err(Fault::invalid_argument(format!("nb_dims is {}; it is 0 to {MAX_DIMS}", self.nb_dims))),
+            None => Err(CallError::invalid_argument(format!("nb_dims is {}; it is 0 to {MAX_DIMS}", self.nb_dims))),
         }
     }
 
@@ -296,49 +314,49 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
     Ok(ReduceOperation::from_number(number)?)
 }
 
-/// The number of a rank or of a GPU.
+/// Parses the number of a rank or a GPU.
 pub(super) fn unsigned(name: &str, number: impl Into<i64>) -> Result<u32> {
     let number = number.into();
     let most = if number < 0 { String::new() } else { format!(", and at most {}", u32::MAX) };
-    u32::try_from(number).map_err(|_| Fault::invalid_argument(format!("{name} is {number}; it is 0 or more{most}")))
+    u32::try_from(number).map_err(|_| CallError::invalid_argument(format!("{name} is {number}; it is 0 or more{most}")))
 }
 
-/// What has no meaning yet, and so can have one later.
+/// Checks a reserved field, which a later version may use.
 pub(super) fn zero(name: &str, number: i32) -> Result<()> {
     match number {
         0 => Ok(()),
-        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 0"))),
+        _ => Err(CallError::invalid_argument(format!("{name} is {number}; it is 0"))),
     }
 }
 
-/// A number of ranks.
+/// Parses a number of ranks.
 pub(super) fn positive(name: &str, number: i32) -> Result<u32> {
     match u32::try_from(number) {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(Fault::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
+        _ => Err(CallError::invalid_argument(format!("{name} is {number}; it is 1 or more"))),
     }
 }
 
-/// An index into a list of `len`.
+/// Checks an index into a list of `len` elements.
 pub(super) fn index(noun: &str, index: i32, len: usize) -> Result<usize> {
     match usize::try_from(index) {
         Ok(index) if index < len => Ok(index),
-        _ => Err(Fault::invalid_argument(format!("there is no {noun} {index}; there are {len}"))),
+        _ => Err(CallError::invalid_argument(format!("there is no {noun} {index}; there are {len}"))),
     }
 }
 
-/// Milliseconds; `None` is `DCL_TIMEOUT_DEFAULT`.
+/// Parses milliseconds. `None` means `DCL_TIMEOUT_DEFAULT`.
 pub(super) fn timeout(milliseconds: i64) -> Result<Option<Duration>> {
     match u64::try_from(milliseconds) {
         Ok(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),
         Err(_) if milliseconds == -1 => Ok(None),
-        Err(_) => Err(Fault::invalid_argument(format!(
+        Err(_) => Err(CallError::invalid_argument(format!(
             "timeout_ms is {milliseconds}; it is 0 or more, or DCL_TIMEOUT_DEFAULT"
         ))),
     }
 }
 
-/// The timeout of a new communicator.
+/// Parses the timeout of a new communicator.
 pub(super) fn timeout_or_default(milliseconds: i64) -> Result<Duration> {
     Ok(match timeout(milliseconds)? {
         Some(timeout) => timeout,
@@ -346,7 +364,7 @@ pub(super) fn timeout_or_default(milliseconds: i64) -> Result<Duration> {
     })
 }
 
-/// The number of a length for C.
+/// A length as C's number.
 pub(super) fn count(len: usize) -> i32 {
     i32::try_from(len).unwrap_or(i32::MAX)
 }

@@ -1,10 +1,10 @@
-//! The layer by itself, on a communicator.
+//! `dcl_bound_layer_*`, and binding a layer to a communicator.
 
 use dcl::BoundLayer;
 
-use super::arguments::{Bytes, CDims, In, Out, Room, data_type};
+use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type};
 use super::communicator::CCommunicator;
-use super::dist_collective::{collective_of, tell_in_place};
+use super::dist_collective::{clone_collective, write_in_place};
 use super::handle::{Handle, Object};
 use super::layer::CLayer;
 use super::status::{Status, call};
@@ -24,13 +24,13 @@ extern "C" fn dcl_dist_collective_bind(
     layer: Handle<CLayer>,
     communicator: Handle<CCommunicator>,
     data_type: i32,
-    bound: Out<Handle<CBoundLayer>>,
+    bound: OutPointer<Handle<CBoundLayer>>,
 ) -> Status {
     call(|| {
-        let (layer, communicator) = (collective_of(layer)?, communicator.get()?);
-        let (data_type, place) = (self::data_type(data_type)?, bound.place("bound")?);
+        let (layer, communicator) = (clone_collective(layer)?, communicator.get()?);
+        let (data_type, output) = (self::data_type(data_type)?, bound.check("bound")?);
         let bound = layer.bind(&communicator.communicator, data_type)?;
-        place.set(Handle::new(CBoundLayer { bound }));
+        output.set(Handle::new(CBoundLayer { bound }));
         Ok(())
     })
 }
@@ -43,12 +43,12 @@ extern "C" fn dcl_bound_layer_free(bound: Handle<CBoundLayer>) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_bound_layer_get_output_dims(
     bound: Handle<CBoundLayer>,
-    input: In<CDims>,
-    output: Out<CDims>,
+    input: InPointer<CDims>,
+    output: OutPointer<CDims>,
 ) -> Status {
     call(|| {
         let bound = bound.get()?;
-        let (input, output) = (input.get("input")?.to_shape()?, output.place("output")?);
+        let (input, output) = (input.get("input")?.to_shape()?, output.check("output")?);
         output.set(bound.bound.output_shape(input.as_slice())?.into());
         Ok(())
     })
@@ -57,14 +57,14 @@ extern "C" fn dcl_bound_layer_get_output_dims(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_bound_layer_get_in_place(
     bound: Handle<CBoundLayer>,
-    input: In<CDims>,
-    in_place: Out<i32>,
-    element_offset: Out<usize>,
+    input: InPointer<CDims>,
+    in_place: OutPointer<i32>,
+    element_offset: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let bound = bound.get()?;
-        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.place("in_place")?);
-        tell_in_place(bound.bound.in_place(input.as_slice())?, in_place, element_offset);
+        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.check("in_place")?);
+        write_in_place(bound.bound.in_place(input.as_slice())?, in_place, element_offset);
         Ok(())
     })
 }
@@ -72,8 +72,8 @@ extern "C" fn dcl_bound_layer_get_in_place(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_bound_layer_get_uses(
     bound: Handle<CBoundLayer>,
-    reads_input: Out<i32>,
-    writes_output: Out<i32>,
+    reads_input: OutPointer<i32>,
+    writes_output: OutPointer<i32>,
 ) -> Status {
     call(|| {
         let bound = bound.get()?;
@@ -90,18 +90,19 @@ extern "C" fn dcl_bound_layer_get_uses(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_bound_layer_enqueue(
     bound: Handle<CBoundLayer>,
-    input: Bytes,
-    output: Room,
-    dims: In<CDims>,
+    input: ConstVoidPointer,
+    output: VoidPointer,
+    dims: InPointer<CDims>,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
         let bound = bound.get()?;
         let shape = dims.get("dims")?.to_shape()?;
         enqueue(stream, work, |stream| {
             let (input, output) = (input.address(), output.address().cast());
-            // SAFETY: the header wants memory that is long enough and nobody else's until the run is done.
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the run ends.
             let work = unsafe { bound.bound.enqueue(input, output, shape.as_slice(), stream)? };
             Ok(AnyWork::Layer(work))
         })

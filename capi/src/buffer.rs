@@ -1,17 +1,17 @@
-//! Buffers.
+//! `dcl_buffer_*`, and symmetric memory of a communicator.
 
 use std::ffi::c_void;
 
 use dcl::{Buffer, DataType, Dims, MemorySpace};
 
-use super::arguments::{Bytes, Out, Room, unsigned};
+use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, unsigned};
 use super::communicator::CCommunicator;
-use super::handle::{Guarded, Handle, Object};
-use super::status::{Fault, Result, Status, call};
+use super::handle::{Handle, Object, TryRwLock};
+use super::status::{CallError, Result, Status, call};
 
 /// `dcl_buffer_t`.
 pub(super) struct CBuffer {
-    buffer: Guarded<Buffer, CBuffer>,
+    buffer: TryRwLock<Buffer, CBuffer>,
     byte_len: usize,
 }
 
@@ -21,14 +21,14 @@ impl Object for CBuffer {
 
 impl CBuffer {
     fn new(buffer: Buffer) -> Self {
-        CBuffer { byte_len: buffer.byte_len(), buffer: Guarded::new(buffer) }
+        CBuffer { byte_len: buffer.byte_len(), buffer: TryRwLock::new(buffer) }
     }
 }
 
 fn dims(byte_len: usize) -> Result<Dims> {
     match i64::try_from(byte_len) {
         Ok(byte_len) => Ok(Dims::new(&[byte_len])?),
-        Err(_) => Err(Fault::invalid_argument(format!("{byte_len} bytes are more than memory can hold"))),
+        Err(_) => Err(CallError::invalid_argument(format!("{byte_len} bytes are more than memory can hold"))),
     }
 }
 
@@ -36,10 +36,10 @@ fn dims(byte_len: usize) -> Result<Dims> {
 extern "C" fn dcl_communicator_allocate(
     communicator: Handle<CCommunicator>,
     byte_len: usize,
-    buffer: Out<Handle<CBuffer>>,
+    buffer: OutPointer<Handle<CBuffer>>,
 ) -> Status {
     call(|| {
-        let (communicator, buffer) = (communicator.get()?, buffer.place("buffer")?);
+        let (communicator, buffer) = (communicator.get()?, buffer.check("buffer")?);
         let made = communicator.communicator.allocate(DataType::Uint8, dims(byte_len)?)?;
         buffer.set(Handle::new(CBuffer::new(made)));
         Ok(())
@@ -47,9 +47,9 @@ extern "C" fn dcl_communicator_allocate(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: Out<Handle<CBuffer>>) -> Status {
+extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: OutPointer<Handle<CBuffer>>) -> Status {
     call(|| {
-        let buffer = buffer.place("buffer")?;
+        let buffer = buffer.check("buffer")?;
         let space = match device {
             -1 => MemorySpace::Host,
             _ => MemorySpace::Cuda(unsigned("device (-1 is the host)", device)?),
@@ -66,40 +66,51 @@ extern "C" fn dcl_buffer_free(buffer: Handle<CBuffer>) -> Status {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_buffer_get_address(buffer: Handle<CBuffer>, address: Out<*mut c_void>) -> Status {
+extern "C" fn dcl_buffer_get_address(buffer: Handle<CBuffer>, address: OutPointer<*mut c_void>) -> Status {
     call(|| {
-        let (buffer, address) = (buffer.get()?, address.place("address")?);
+        let (buffer, address) = (buffer.get()?, address.check("address")?);
         address.set(buffer.buffer.write()?.as_mut_ptr().cast());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_buffer_get_byte_len(buffer: Handle<CBuffer>, byte_len: Out<usize>) -> Status {
+extern "C" fn dcl_buffer_get_byte_len(buffer: Handle<CBuffer>, byte_len: OutPointer<usize>) -> Status {
     call(|| {
-        let (buffer, byte_len) = (buffer.get()?, byte_len.place("byte_len")?);
+        let (buffer, byte_len) = (buffer.get()?, byte_len.check("byte_len")?);
         byte_len.set(buffer.byte_len);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_buffer_read(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Room, byte_len: usize) -> Status {
+extern "C" fn dcl_buffer_read(
+    buffer: Handle<CBuffer>,
+    byte_offset: usize,
+    bytes: VoidPointer,
+    byte_len: usize,
+) -> Status {
     call(|| {
         let buffer = buffer.get()?;
         let bytes = bytes.for_bytes("bytes", byte_len)?;
-        // SAFETY: C's promise (see `arguments`), for memory that is not NULL where there are bytes.
+        // SAFETY: C's promise (see `arguments`): `byte_len` bytes are valid for writing. The
+        // address is not NULL unless `byte_len` is 0.
         unsafe { buffer.buffer.read()?.copy_to(byte_offset, bytes, byte_len)? };
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_buffer_write(buffer: Handle<CBuffer>, byte_offset: usize, bytes: Bytes, byte_len: usize) -> Status {
+extern "C" fn dcl_buffer_write(
+    buffer: Handle<CBuffer>,
+    byte_offset: usize,
+    bytes: ConstVoidPointer,
+    byte_len: usize,
+) -> Status {
     call(|| {
         let buffer = buffer.get()?;
         let bytes = bytes.get("bytes", byte_len)?.as_ptr();
-        // SAFETY: as above.
+        // SAFETY: the slice has `byte_len` bytes, and no other thread writes them.
         unsafe { buffer.buffer.write()?.copy_from(byte_offset, bytes, byte_len)? };
         Ok(())
     })

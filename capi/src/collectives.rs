@@ -1,31 +1,32 @@
-//! Collectives, called eagerly.
+//! The eager collectives: `dcl_all_reduce` to `dcl_scatter`.
 
 use dcl::{Collective, Rank, ReduceOperation};
 
-use super::arguments::{Bytes, Out, Room, data_type, reduce_op, unsigned};
+use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
 use super::communicator::CCommunicator;
 use super::handle::Handle;
-use super::status::{Fault, Result, Status, call};
+use super::status::{CallError, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 
-/// What every collective is given.
-struct Given {
+/// The arguments that every collective has.
+struct EagerCall {
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 }
 
-impl Given {
+impl EagerCall {
     fn enqueue(self, collective: Collective<Rank>) -> Result<()> {
-        let Given { communicator, input, output, count, data_type, stream, work } = self;
+        let EagerCall { communicator, input, output, count, data_type, stream, work } = self;
         let (communicator, data_type) = (communicator.get()?, self::data_type(data_type)?);
         enqueue(stream, work, |stream| {
             let (input, output) = (input.address(), output.address().cast());
-            // SAFETY: the header wants memory that is long enough and nobody else's until the work is done.
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the work is done.
             let work =
                 unsafe { communicator.communicator.enqueue(collective, data_type, count, input, output, stream)? };
             Ok(AnyWork::Collective(work))
@@ -34,7 +35,8 @@ impl Given {
 }
 
 fn reduction(number: i32) -> Result<ReduceOperation> {
-    reduce_op(number)?.ok_or_else(|| Fault::invalid_argument("it needs a reduce operation: sum, prod, max, min or avg"))
+    reduce_op(number)?
+        .ok_or_else(|| CallError::invalid_argument("it needs a reduce operation: sum, prod, max, min or avg"))
 }
 
 fn root(number: i32) -> Result<Rank> {
@@ -44,134 +46,134 @@ fn root(number: i32) -> Result<Rank> {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_all_reduce(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     reduce_op: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::AllReduce { reduce_op: reduction(reduce_op)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::AllReduce { reduce_op: reduction(reduce_op)? })
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_all_gather(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::AllGather)
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::AllGather)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_broadcast(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     root: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::Broadcast { root: self::root(root)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::Broadcast { root: self::root(root)? })
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_reduce(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     reduce_op: i32,
     root: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::Reduce { reduce_op: reduction(reduce_op)?, root: self::root(root)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::Reduce { reduce_op: reduction(reduce_op)?, root: self::root(root)? })
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_reduce_scatter(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     reduce_op: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::ReduceScatter { reduce_op: reduction(reduce_op)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::ReduceScatter { reduce_op: reduction(reduce_op)? })
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_all_to_all(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::AllToAll)
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::AllToAll)
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_gather(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     root: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::Gather { root: self::root(root)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::Gather { root: self::root(root)? })
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_scatter(
     communicator: Handle<CCommunicator>,
-    input: Bytes,
-    output: Room,
+    input: ConstVoidPointer,
+    output: VoidPointer,
     count: usize,
     data_type: i32,
     root: i32,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let given = Given { communicator, input, output, count, data_type, stream, work };
-        given.enqueue(Collective::Scatter { root: self::root(root)? })
+        let call = EagerCall { communicator, input, output, count, data_type, stream, work };
+        call.enqueue(Collective::Scatter { root: self::root(root)? })
     })
 }

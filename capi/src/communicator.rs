@@ -1,13 +1,14 @@
-//! Communicators.
+//! `dcl_communicator_*` and `dcl_nccl_id_new`.
 
 use dcl::{Communicator, MemorySpace, NcclId, Rank};
 
 use super::arguments::{
-    Growing, In, Out, Place, Room, Text, count, positive, timeout, timeout_or_default, unsigned, zero,
+    CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, positive, timeout,
+    timeout_or_default, unsigned, zero,
 };
-use super::copy_out::{TextOut, TextRoom};
+use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
-use super::status::{Fault, Result, Status, call};
+use super::status::{CallError, Result, Status, call};
 
 /// `dcl_communicator_t`.
 pub(super) struct CCommunicator {
@@ -24,33 +25,33 @@ impl CCommunicator {
     }
 }
 
-/// Hands over ranks of this process.
-fn hand_over(communicators: Vec<Communicator>, places: Place<Handle<CCommunicator>>) {
-    places.set_several(communicators.into_iter().map(CCommunicator::handle));
+/// Writes a handle for each rank of this process.
+fn write_handles(communicators: Vec<Communicator>, handles: CheckedOut<Handle<CCommunicator>>) {
+    handles.set_array(communicators.into_iter().map(CCommunicator::handle));
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_new_in_process(
-    backend: Text,
+    backend: TextPointer,
     world_size: i32,
     timeout_ms: i64,
-    communicators: Out<Handle<CCommunicator>>,
+    communicators: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
         let (backend, world_size) = (backend.optional("backend")?, positive("world_size", world_size)?);
-        let places = communicators.place("communicators")?;
+        let handles = communicators.check("communicators")?;
         let timeout = timeout_or_default(timeout_ms)?;
-        hand_over(Communicator::in_process_on(backend.unwrap_or("auto").parse()?, world_size, timeout)?, places);
+        write_handles(Communicator::in_process_on(backend.unwrap_or("auto").parse()?, world_size, timeout)?, handles);
         Ok(())
     })
 }
 
-/// `dcl_meeting_t`.
+/// `dcl_bootstrap_config_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CMeeting {
+pub(super) struct CBootstrapConfig {
     struct_size: usize,
-    job: Text,
+    job: TextPointer,
     world_size: i32,
     rank: i32,
     local_ranks: i32,
@@ -58,14 +59,14 @@ pub(super) struct CMeeting {
     timeout_ms: i64,
 }
 
-const _: () = assert!(size_of::<CMeeting>() == CMeeting::FIRST_LEN);
+const _: () = assert!(size_of::<CBootstrapConfig>() == CBootstrapConfig::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and a pointer, of which the size comes first.
-unsafe impl Growing for CMeeting {
-    const FIRST_LEN: usize = 40;
-    const INITIAL: Self = CMeeting {
+// SAFETY: the fields are numbers and pointers; the size comes first.
+unsafe impl SizedStruct for CBootstrapConfig {
+    const FIRST_BYTE_LEN: usize = 40;
+    const INITIAL: Self = CBootstrapConfig {
         struct_size: size_of::<Self>(),
-        job: Text::NULL,
+        job: TextPointer::NULL,
         world_size: 1,
         rank: 0,
         local_ranks: 1,
@@ -75,44 +76,47 @@ unsafe impl Growing for CMeeting {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Handle<CCommunicator>>) -> Status {
+extern "C" fn dcl_communicator_bootstrap(
+    config: InPointer<CBootstrapConfig>,
+    communicators: OutPointer<Handle<CCommunicator>>,
+) -> Status {
     call(|| {
-        let meeting = meeting.required("meeting")?;
-        zero("reserved of meeting", meeting.reserved)?;
-        let local_ranks = positive("local_ranks", meeting.local_ranks)?;
-        let places = communicators.place("communicators")?;
+        let config = config.required("config")?;
+        zero("reserved of config", config.reserved)?;
+        let local_ranks = positive("local_ranks", config.local_ranks)?;
+        let handles = communicators.check("communicators")?;
         let builder = Communicator::builder()
-            .job(meeting.job.get("job")?)
-            .world_size(positive("world_size", meeting.world_size)?)
-            .rank(Rank(unsigned("rank", meeting.rank)?))
+            .job(config.job.get("job")?)
+            .world_size(positive("world_size", config.world_size)?)
+            .rank(Rank(unsigned("rank", config.rank)?))
             .local_ranks(local_ranks)
-            .timeout(timeout_or_default(meeting.timeout_ms)?);
-        hand_over(builder.meet()?, places);
+            .timeout(timeout_or_default(config.timeout_ms)?);
+        write_handles(builder.meet()?, handles);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_nccl_id_new(id: Out<u8>) -> Status {
+extern "C" fn dcl_nccl_id_new(id: OutPointer<u8>) -> Status {
     call(|| {
-        let id = id.place("id")?;
-        id.set_several(NcclId::new()?.as_bytes().iter().copied());
+        let id = id.check("id")?;
+        id.set_array(NcclId::new()?.as_bytes().iter().copied());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_new_nccl(
-    id: In<u8>,
+    id: InPointer<u8>,
     rank: i32,
     world_size: i32,
     device: i32,
     timeout_ms: i64,
-    communicator: Out<Handle<CCommunicator>>,
+    communicator: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let communicator = communicator.place("communicator")?;
-        let id = NcclId::from_bytes(&id.several("id", NcclId::BYTE_LEN)?)?;
+        let communicator = communicator.check("communicator")?;
+        let id = NcclId::from_bytes(&id.array("id", NcclId::BYTE_LEN)?)?;
         let (rank, world_size) = (unsigned("rank", rank)?, positive("world_size", world_size)?);
         let (device, timeout) = (unsigned("device", device)?, timeout_or_default(timeout_ms)?);
         let met = Communicator::nccl(&id, Rank(rank), world_size, device, timeout)?;
@@ -123,16 +127,17 @@ extern "C" fn dcl_communicator_new_nccl(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_from_nccl(
-    nccl_comm: Room,
+    nccl_comm: VoidPointer,
     timeout_ms: i64,
-    communicator: Out<Handle<CCommunicator>>,
+    communicator: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (communicator, timeout) = (communicator.place("communicator")?, timeout_or_default(timeout_ms)?);
+        let (communicator, timeout) = (communicator.check("communicator")?, timeout_or_default(timeout_ms)?);
         if nccl_comm.address().is_null() {
-            return Err(Fault::invalid_argument("nccl_comm is NULL"));
+            return Err(CallError::invalid_argument("nccl_comm is NULL"));
         }
-        // SAFETY: the header wants an ncclComm_t of this process's NCCL that outlives the handle and is not used during calls.
+        // SAFETY: the header requires an ncclComm_t of this process's NCCL. It outlives the handle,
+        // and the caller does not use it during calls.
         let borrowed = unsafe { Communicator::from_raw_nccl(nccl_comm.address(), timeout)? };
         communicator.set(CCommunicator::handle(borrowed));
         Ok(())
@@ -152,60 +157,63 @@ extern "C" fn dcl_communicator_finalize(communicator: Handle<CCommunicator>) -> 
     })
 }
 
-/// Writes a number of a communicator's.
+/// Writes a number that belongs to a communicator.
 fn number(
     communicator: Handle<CCommunicator>,
-    place: Out<i32>,
+    output: OutPointer<i32>,
     name: &str,
     of: impl FnOnce(&Communicator) -> u32,
 ) -> Result<()> {
-    let (communicator, place) = (communicator.get()?, place.place(name)?);
-    place.set(count(of(&communicator.communicator) as usize));
+    let (communicator, output) = (communicator.get()?, output.check(name)?);
+    output.set(count(of(&communicator.communicator) as usize));
     Ok(())
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_rank(communicator: Handle<CCommunicator>, rank: Out<i32>) -> Status {
+extern "C" fn dcl_communicator_get_rank(communicator: Handle<CCommunicator>, rank: OutPointer<i32>) -> Status {
     call(|| number(communicator, rank, "rank", |communicator| communicator.rank().0))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_world_size(communicator: Handle<CCommunicator>, world_size: Out<i32>) -> Status {
+extern "C" fn dcl_communicator_get_world_size(
+    communicator: Handle<CCommunicator>,
+    world_size: OutPointer<i32>,
+) -> Status {
     call(|| number(communicator, world_size, "world_size", Communicator::world_size))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_origin_rank(communicator: Handle<CCommunicator>, rank: Out<i32>) -> Status {
+extern "C" fn dcl_communicator_get_origin_rank(communicator: Handle<CCommunicator>, rank: OutPointer<i32>) -> Status {
     call(|| number(communicator, rank, "rank", |communicator| communicator.origin_rank().0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_get_backend(
     communicator: Handle<CCommunicator>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| TextOut { buffer, capacity, length }.write(communicator.get()?.communicator.backend().name()))
+    call(|| TextDestination { buffer, capacity, length }.write(communicator.get()?.communicator.backend().name()))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_device(communicator: Handle<CCommunicator>, device: Out<i32>) -> Status {
+extern "C" fn dcl_communicator_get_device(communicator: Handle<CCommunicator>, device: OutPointer<i32>) -> Status {
     call(|| {
-        let (communicator, device) = (communicator.get()?, device.place("device")?);
+        let (communicator, device) = (communicator.get()?, device.check("device")?);
         device.set(match communicator.communicator.space() {
             MemorySpace::Host => -1,
             MemorySpace::Cuda(ordinal) => count(ordinal as usize),
-            other => return Err(Fault::new(Status::UNSUPPORTED, format!("{other} has no number for C"))),
+            other => return Err(CallError::new(Status::UNSUPPORTED, format!("{other} has no number for C"))),
         });
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_timeout(communicator: Handle<CCommunicator>, timeout_ms: Out<i64>) -> Status {
+extern "C" fn dcl_communicator_get_timeout(communicator: Handle<CCommunicator>, timeout_ms: OutPointer<i64>) -> Status {
     call(|| {
-        let (communicator, timeout_ms) = (communicator.get()?, timeout_ms.place("timeout_ms")?);
+        let (communicator, timeout_ms) = (communicator.get()?, timeout_ms.check("timeout_ms")?);
         let milliseconds = communicator.communicator.timeout().as_millis();
         timeout_ms.set(i64::try_from(milliseconds).unwrap_or(i64::MAX));
         Ok(())
@@ -216,10 +224,10 @@ extern "C" fn dcl_communicator_get_timeout(communicator: Handle<CCommunicator>, 
 extern "C" fn dcl_communicator_with_timeout(
     communicator: Handle<CCommunicator>,
     timeout_ms: i64,
-    other: Out<Handle<CCommunicator>>,
+    other: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (communicator, other) = (communicator.get()?, other.place("other")?);
+        let (communicator, other) = (communicator.get()?, other.check("other")?);
         let communicator = &communicator.communicator;
         let timeout = timeout(timeout_ms)?.unwrap_or(communicator.timeout());
         other.set(CCommunicator::handle(communicator.with_timeout(timeout)));
@@ -233,7 +241,7 @@ extern "C" fn dcl_communicator_check(communicator: Handle<CCommunicator>) -> Sta
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_abort(communicator: Handle<CCommunicator>, reason: Text) -> Status {
+extern "C" fn dcl_communicator_abort(communicator: Handle<CCommunicator>, reason: TextPointer) -> Status {
     call(|| {
         let (communicator, reason) = (communicator.get()?, reason.get("reason")?);
         Ok(communicator.communicator.abort(reason)?)
@@ -245,8 +253,8 @@ extern "C" fn dcl_communicator_barrier(communicator: Handle<CCommunicator>) -> S
     call(|| Ok(communicator.get()?.communicator.barrier()?))
 }
 
-/// The handle on this rank's end of a group, if it is in one.
-fn member(group: Option<Communicator>) -> Handle<CCommunicator> {
+/// This rank's handle of the group, or NULL if the rank is not in it.
+fn group_handle(group: Option<Communicator>) -> Handle<CCommunicator> {
     group.map_or(Handle::NULL, CCommunicator::handle)
 }
 
@@ -255,12 +263,12 @@ extern "C" fn dcl_communicator_split(
     communicator: Handle<CCommunicator>,
     color: i32,
     key: i32,
-    group: Out<Handle<CCommunicator>>,
+    group: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (communicator, group) = (communicator.get()?, group.place("group")?);
+        let (communicator, group) = (communicator.get()?, group.check("group")?);
         let color = if color == -1 { None } else { Some(unsigned("color", color)?) };
-        group.set(member(communicator.communicator.split(color, key)?));
+        group.set(group_handle(communicator.communicator.split(color, key)?));
         Ok(())
     })
 }
@@ -268,15 +276,15 @@ extern "C" fn dcl_communicator_split(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_new_group(
     communicator: Handle<CCommunicator>,
-    ranks: In<i64>,
+    ranks: InPointer<i64>,
     nb_ranks: i64,
-    group: Out<Handle<CCommunicator>>,
+    group: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (communicator, group) = (communicator.get()?, group.place("group")?);
-        let ranks = ranks.several("ranks", nb_ranks)?;
+        let (communicator, group) = (communicator.get()?, group.check("group")?);
+        let ranks = ranks.array("ranks", nb_ranks)?;
         let ranks = ranks.iter().map(|&rank| Ok(Rank(unsigned("a rank", rank)?))).collect::<Result<Vec<_>>>()?;
-        group.set(member(communicator.communicator.new_group(&ranks)?));
+        group.set(group_handle(communicator.communicator.new_group(&ranks)?));
         Ok(())
     })
 }

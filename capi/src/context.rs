@@ -1,66 +1,66 @@
-//! Execution contexts.
+//! `dcl_execution_context_*`.
 
 use std::sync::{Arc, Mutex};
 
 use dcl::{Bindings, ContextOptions, Dims, EnqueueError, ExecutionContext, Work};
 
-use super::arguments::{CDims, Growing, In, Out, Room, Text, timeout, zero};
+use super::arguments::{CDims, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, timeout, zero};
 use super::communicator::CCommunicator;
 use super::engine::CEngine;
-use super::handle::{Guarded, Handle, Object};
-use super::status::{Fault, Result, Status, call, lock};
+use super::handle::{Handle, Object, TryRwLock};
+use super::status::{CallError, Result, Status, call, lock};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 
 /// `dcl_execution_context_options_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct COptions {
+pub(super) struct CExecutionContextOptions {
     struct_size: usize,
     cuda_graph: i32,
     reserved: i32,
 }
 
-const _: () = assert!(size_of::<COptions>() == COptions::FIRST_LEN);
+const _: () = assert!(size_of::<CExecutionContextOptions>() == CExecutionContextOptions::FIRST_BYTE_LEN);
 
-// SAFETY: numbers, of which the size comes first.
-unsafe impl Growing for COptions {
-    const FIRST_LEN: usize = 16;
-    const INITIAL: Self = COptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
+// SAFETY: the fields are numbers; the size comes first.
+unsafe impl SizedStruct for CExecutionContextOptions {
+    const FIRST_BYTE_LEN: usize = 16;
+    const INITIAL: Self = CExecutionContextOptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
 }
 
 /// `dcl_execution_context_t`.
-pub(super) struct CContext {
-    state: Guarded<State, CContext>,
+pub(super) struct CExecutionContext {
+    state: TryRwLock<State, CExecutionContext>,
 }
 
 struct State {
     context: ExecutionContext,
-    /// What the inputs and outputs are bound to, in the order of the engine's.
+    /// The memory that each input and output is bound to, in the engine's order.
     addresses: Vec<Address>,
-    /// How often that has changed.
+    /// How often `addresses` has changed.
     version: u64,
-    /// Bindings that no run has.
+    /// Bindings that no run uses.
     free: Arc<FreeBindings>,
 }
 
-/// Memory of the caller's; at 0 for a tensor that is not bound.
+/// Memory of the caller. `start` is 0 for a tensor that is not bound.
 #[derive(Clone, Copy, Default)]
 struct Address {
     start: usize,
     byte_len: usize,
 }
 
-/// The version of bindings in which nothing is bound.
+/// The version of bindings to which nothing is bound.
 const UNBOUND: u64 = 0;
 
-/// Bindings, each with the version of the addresses in it.
+/// Bindings, each with the version of the addresses that it is bound to.
 type FreeBindings = Mutex<Vec<(u64, Bindings)>>;
 
-impl Object for CContext {
+impl Object for CExecutionContext {
     const TYPE: &'static str = "dcl_execution_context_t";
 }
 
-/// A run, and where its bindings go when it is done.
+/// A run, and the list that receives its bindings when it is done.
 pub(super) struct RunWork {
     pub(super) work: Work<Bindings>,
     version: u64,
@@ -86,7 +86,9 @@ impl State {
         Ok(tensors.iter().position(|other| std::ptr::eq(other, tensor)).expect("the tensor is one of them"))
     }
 
-    /// Bindings with the addresses of now.
+    /// Returns bindings with the current addresses. Runs may overlap, so each has bindings of its
+    /// own; a run reuses those of a finished run, and binds them anew only if an address has
+    /// changed.
     fn bindings(&self) -> Result<Bindings> {
         let kept = lock(&self.free).pop();
         let (version, mut bindings) = kept.unwrap_or_else(|| (UNBOUND, self.context.create_bindings()));
@@ -95,7 +97,8 @@ impl State {
         }
         for (io, address) in self.context.io_tensors().iter().zip(&self.addresses) {
             let start = std::ptr::with_exposed_provenance_mut(address.start);
-            // SAFETY: the header wants memory that is valid during a run that is enqueued while it is bound.
+            // SAFETY: the header requires memory that stays valid until every run has ended that
+            // was enqueued while it was bound.
             unsafe { bindings.bind_address(&io.name, start, address.byte_len)? };
         }
         Ok(bindings)
@@ -105,30 +108,30 @@ impl State {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_create_execution_context(
     engine: Handle<CEngine>,
-    options: In<COptions>,
-    context: Out<Handle<CContext>>,
+    options: InPointer<CExecutionContextOptions>,
+    context: OutPointer<Handle<CExecutionContext>>,
 ) -> Status {
     call(|| {
-        let (engine, context) = (engine.get()?, context.place("context")?);
+        let (engine, context) = (engine.get()?, context.check("context")?);
         let options = options.or_initial("options")?;
         zero("reserved of options", options.reserved)?;
         let options = ContextOptions::default().cuda_graph(options.cuda_graph != 0);
         let made = engine.engine.create_execution_context_with(options)?;
         let addresses = vec![Address::default(); made.io_tensors().len()];
         let state = State { context: made, addresses, version: UNBOUND + 1, free: Arc::default() };
-        context.set(Handle::new(CContext { state: Guarded::new(state) }));
+        context.set(Handle::new(CExecutionContext { state: TryRwLock::new(state) }));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_execution_context_free(context: Handle<CContext>) -> Status {
+extern "C" fn dcl_execution_context_free(context: Handle<CExecutionContext>) -> Status {
     call(|| context.free())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_set_communicator(
-    context: Handle<CContext>,
+    context: Handle<CExecutionContext>,
     communicator: Handle<CCommunicator>,
 ) -> Status {
     call(|| {
@@ -139,7 +142,7 @@ extern "C" fn dcl_execution_context_set_communicator(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_execution_context_set_timeout(context: Handle<CContext>, timeout_ms: i64) -> Status {
+extern "C" fn dcl_execution_context_set_timeout(context: Handle<CExecutionContext>, timeout_ms: i64) -> Status {
     call(|| {
         let (context, timeout) = (context.get()?, timeout(timeout_ms)?);
         context.state.write()?.context.set_timeout(timeout);
@@ -148,7 +151,11 @@ extern "C" fn dcl_execution_context_set_timeout(context: Handle<CContext>, timeo
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_execution_context_set_input_shape(context: Handle<CContext>, name: Text, dims: In<CDims>) -> Status {
+extern "C" fn dcl_execution_context_set_input_shape(
+    context: Handle<CExecutionContext>,
+    name: TextPointer,
+    dims: InPointer<CDims>,
+) -> Status {
     call(|| {
         let context = context.get()?;
         let (name, dims) = (name.get("name")?, dims.get("dims")?.to_dims()?);
@@ -159,15 +166,15 @@ extern "C" fn dcl_execution_context_set_input_shape(context: Handle<CContext>, n
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_set_input_shapes(
-    context: Handle<CContext>,
-    names: In<Text>,
-    dims: In<CDims>,
+    context: Handle<CExecutionContext>,
+    names: InPointer<TextPointer>,
+    dims: InPointer<CDims>,
     nb_inputs: i32,
 ) -> Status {
     call(|| {
         let context = context.get()?;
-        let names = names.several("names", nb_inputs)?;
-        let dims = dims.several("dims", nb_inputs)?;
+        let names = names.array("names", nb_inputs)?;
+        let dims = dims.array("dims", nb_inputs)?;
         let shapes: Vec<(&str, Dims)> = (names.iter().zip(dims))
             .map(|(name, dims)| Ok((name.get("a name")?, dims.to_dims()?)))
             .collect::<Result<_>>()?;
@@ -178,13 +185,13 @@ extern "C" fn dcl_execution_context_set_input_shapes(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_get_tensor_shape(
-    context: Handle<CContext>,
-    name: Text,
-    dims: Out<CDims>,
+    context: Handle<CExecutionContext>,
+    name: TextPointer,
+    dims: OutPointer<CDims>,
 ) -> Status {
     call(|| {
         let context = context.get()?;
-        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        let (name, dims) = (name.get("name")?, dims.check("dims")?);
         dims.set(context.state.read()?.context.tensor_shape(name)?.into());
         Ok(())
     })
@@ -192,9 +199,9 @@ extern "C" fn dcl_execution_context_get_tensor_shape(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_set_tensor_address(
-    context: Handle<CContext>,
-    name: Text,
-    address: Room,
+    context: Handle<CExecutionContext>,
+    name: TextPointer,
+    address: VoidPointer,
     byte_len: usize,
 ) -> Status {
     call(|| {
@@ -209,13 +216,13 @@ extern "C" fn dcl_execution_context_set_tensor_address(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_get_tensor_address(
-    context: Handle<CContext>,
-    name: Text,
-    address: Out<*mut std::ffi::c_void>,
+    context: Handle<CExecutionContext>,
+    name: TextPointer,
+    address: OutPointer<*mut std::ffi::c_void>,
 ) -> Status {
     call(|| {
         let context = context.get()?;
-        let (name, address) = (name.get("name")?, address.place("address")?);
+        let (name, address) = (name.get("name")?, address.check("address")?);
         let state = context.state.read()?;
         address.set(std::ptr::with_exposed_provenance_mut(state.addresses[state.index(name)?].start));
         Ok(())
@@ -224,9 +231,9 @@ extern "C" fn dcl_execution_context_get_tensor_address(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_enqueue(
-    context: Handle<CContext>,
+    context: Handle<CExecutionContext>,
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
         let context = context.get()?;
@@ -238,7 +245,7 @@ extern "C" fn dcl_execution_context_enqueue(
                 Ok(work) => Ok(AnyWork::Run(RunWork { work, version, free })),
                 Err(EnqueueError { error, operands }) => {
                     lock(&free).push((version, *operands));
-                    Err(Fault::from(error))
+                    Err(CallError::from(error))
                 }
             }
         })

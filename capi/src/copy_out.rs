@@ -1,57 +1,59 @@
-//! Text and bytes for the caller's buffers, by (buffer, capacity, length).
+//! Copies text and bytes to the caller's buffers, by (buffer, capacity, length).
 
 use std::ffi::{c_char, c_void};
 
-use super::arguments::{Out, Place};
-use super::status::{Fault, Result, Status};
+use super::arguments::{CheckedOut, OutPointer};
+use super::status::{CallError, Result, Status};
 
-/// `char *` with room for text.
+/// `char *`: a buffer for text.
 #[repr(transparent)]
-pub(super) struct TextRoom(*mut c_char);
+pub(super) struct TextBuffer(*mut c_char);
 
-/// `void *` with room for bytes.
+/// `void *`: a buffer for bytes.
 #[repr(transparent)]
-pub(super) struct BytesRoom(*mut c_void);
+pub(super) struct ByteBuffer(*mut c_void);
 
-/// Where text goes.
-pub(super) struct TextOut {
-    pub(super) buffer: TextRoom,
+/// The three arguments that receive text.
+pub(super) struct TextDestination {
+    pub(super) buffer: TextBuffer,
     pub(super) capacity: usize,
-    pub(super) length: Out<usize>,
+    pub(super) length: OutPointer<usize>,
 }
 
-impl TextOut {
-    /// Copies text and a NUL.
+impl TextDestination {
+    /// Copies the text and a NUL.
     pub(super) fn write(self, text: &str) -> Result<()> {
         let text = [text.as_bytes(), &[0]].concat();
-        // SAFETY: C's promise (see `arguments`).
+        // SAFETY: C's promise (see `arguments`): the buffer has `capacity` bytes, or is NULL.
         unsafe { copy_out(&text, self.buffer.0.cast(), self.capacity, self.length.optional(), text.len() - 1) }
     }
 }
 
-/// Where bytes go.
-pub(super) struct BytesOut {
-    pub(super) buffer: BytesRoom,
+/// The three arguments that receive bytes.
+pub(super) struct ByteDestination {
+    pub(super) buffer: ByteBuffer,
     pub(super) capacity: usize,
-    pub(super) length: Out<usize>,
+    pub(super) length: OutPointer<usize>,
 }
 
-impl BytesOut {
-    /// Copies bytes.
+impl ByteDestination {
+    /// Copies the bytes.
     pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
-        // SAFETY: C's promise (see `arguments`).
+        // SAFETY: as in `TextDestination::write`.
         unsafe { copy_out(bytes, self.buffer.0.cast(), self.capacity, self.length.optional(), bytes.len()) }
     }
 }
 
+/// Copies `bytes`, and reports `shown_len` as their length.
+///
 /// # Safety
 ///
-/// `buffer` is null, or `capacity` bytes from it on are the call's to write.
+/// `buffer` is null, or valid for writing `capacity` bytes.
 unsafe fn copy_out(
     bytes: &[u8],
     buffer: *mut u8,
     capacity: usize,
-    length: Option<Place<usize>>,
+    length: Option<CheckedOut<usize>>,
     shown_len: usize,
 ) -> Result<()> {
     if let Some(length) = length {
@@ -62,21 +64,23 @@ unsafe fn copy_out(
     }
     if capacity < bytes.len() {
         let message = format!("the buffer has room for {capacity} bytes, and {} are needed", bytes.len());
-        return Err(Fault::new(Status::BUFFER_TOO_SMALL, message));
+        return Err(CallError::new(Status::BUFFER_TOO_SMALL, message));
     }
-    // SAFETY: the room was compared just now.
+    // SAFETY: the buffer has `capacity` bytes, which was compared above, and does not overlap
+    // `bytes`.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len()) };
     Ok(())
 }
 
-impl TextRoom {
-    /// Copies as much of a text as fits, and a NUL.
+impl TextBuffer {
+    /// Copies as much of the text as fits, and a NUL.
     pub(super) fn write_fitting(&self, text: &[u8], capacity: usize) {
         if self.0.is_null() || capacity == 0 {
             return;
         }
         let text = fitting(std::str::from_utf8(text).unwrap_or_default(), capacity - 1).as_bytes();
-        // SAFETY: C's promise (see `arguments`), and the text is shorter than the capacity.
+        // SAFETY: C's promise (see `arguments`): the buffer has `capacity` bytes, and the text is
+        // shorter.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), self.0.cast(), text.len());
             self.0.add(text.len()).write(0);
@@ -84,7 +88,7 @@ impl TextRoom {
     }
 }
 
-/// As much of a text as so many bytes hold, in whole characters.
+/// The longest start of the text that has at most `byte_len` bytes and ends between characters.
 pub(super) fn fitting(text: &str, byte_len: usize) -> &str {
     let end = (0..=byte_len.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]

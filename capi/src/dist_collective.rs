@@ -1,35 +1,38 @@
-//! DistCollective layers, in a network or by themselves: their attributes, and what an engine with a graph of its own asks them.
+//! `dcl_dist_collective_*`: the attributes of DistCollective layers, and what an engine with its
+//! own graph asks about them.
 
 use dcl::{DistCollectiveLayer, GroupRank, Groups, InPlace, Rank, ReduceOperation, Root};
 
-use super::arguments::{Bytes, CDims, In, Out, Place, data_type, operation, reduce_op, unsigned};
-use super::copy_out::{BytesOut, BytesRoom};
+use super::arguments::{
+    CDims, CheckedOut, ConstVoidPointer, InPointer, OutPointer, data_type, operation, reduce_op, unsigned,
+};
+use super::copy_out::{ByteBuffer, ByteDestination};
 use super::handle::Handle;
 use super::layer::CLayer;
-use super::status::{Fault, Result, Status, call};
+use super::status::{CallError, Result, Status, call};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_new(
     operation: i32,
     reduce_op: i32,
     root: i64,
-    groups: In<i64>,
+    groups: InPointer<i64>,
     group_size: i64,
-    layer: Out<Handle<CLayer>>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
-        let layer = layer.place("layer")?;
+        let layer = layer.check("layer")?;
         let (operation, reduce_op) = (self::operation(operation)?, self::reduce_op(reduce_op)?);
-        let groups = groups.several("groups", group_size)?;
+        let groups = groups.array("groups", group_size)?;
         layer.set(Handle::new(CLayer::without_network(DistCollectiveLayer::new(operation, reduce_op, root, &groups)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_clone(layer: Handle<CLayer>, clone: Out<Handle<CLayer>>) -> Status {
+extern "C" fn dcl_dist_collective_clone(layer: Handle<CLayer>, clone: OutPointer<Handle<CLayer>>) -> Status {
     call(|| {
-        let (layer, clone) = (layer.get()?, clone.place("clone")?);
+        let (layer, clone) = (layer.get()?, clone.check("clone")?);
         let copy = layer.read_collective(|layer| Ok(layer.clone()))?;
         clone.set(Handle::new(CLayer::without_network(copy)));
         Ok(())
@@ -39,20 +42,24 @@ extern "C" fn dcl_dist_collective_clone(layer: Handle<CLayer>, clone: Out<Handle
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_serialize(
     layer: Handle<CLayer>,
-    buffer: BytesRoom,
+    buffer: ByteBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let bytes = layer.get()?.read_collective(|layer| Ok(layer.serialize()?))?;
-        BytesOut { buffer, capacity, length }.write(&bytes)
+        ByteDestination { buffer, capacity, length }.write(&bytes)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_deserialize(bytes: Bytes, byte_len: usize, layer: Out<Handle<CLayer>>) -> Status {
+extern "C" fn dcl_dist_collective_deserialize(
+    bytes: ConstVoidPointer,
+    byte_len: usize,
+    layer: OutPointer<Handle<CLayer>>,
+) -> Status {
     call(|| {
-        let layer = layer.place("layer")?;
+        let layer = layer.check("layer")?;
         let read = DistCollectiveLayer::deserialize(bytes.get("bytes", byte_len)?)?;
         layer.set(Handle::new(CLayer::without_network(read)));
         Ok(())
@@ -70,12 +77,12 @@ extern "C" fn dcl_dist_collective_check_type(layer: Handle<CLayer>, data_type: i
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_get_output_dims(
     layer: Handle<CLayer>,
-    input: In<CDims>,
-    output: Out<CDims>,
+    input: InPointer<CDims>,
+    output: OutPointer<CDims>,
 ) -> Status {
     call(|| {
         let layer = layer.get()?;
-        let (input, output) = (input.get("input")?.to_dims()?, output.place("output")?);
+        let (input, output) = (input.get("input")?.to_dims()?, output.check("output")?);
         output.set(layer.read_collective(|layer| Ok(layer.output_dims(&input)?))?.into());
         Ok(())
     })
@@ -85,21 +92,21 @@ extern "C" fn dcl_dist_collective_get_output_dims(
 extern "C" fn dcl_dist_collective_get_in_place(
     layer: Handle<CLayer>,
     group_rank: i32,
-    input: In<CDims>,
-    in_place: Out<i32>,
-    element_offset: Out<usize>,
+    input: InPointer<CDims>,
+    in_place: OutPointer<i32>,
+    element_offset: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let (layer, rank) = (layer.get()?, GroupRank(unsigned("group_rank", group_rank)?));
-        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.place("in_place")?);
+        let (input, in_place) = (input.get("input")?.to_shape()?, in_place.check("in_place")?);
         let rule = layer.read_collective(|layer| Ok(layer.in_place(rank, input.as_slice())?))?;
-        tell_in_place(rule, in_place, element_offset);
+        write_in_place(rule, in_place, element_offset);
         Ok(())
     })
 }
 
-/// Writes a rule as `dcl_in_place_t`.
-pub(super) fn tell_in_place(rule: InPlace, in_place: Place<i32>, element_offset: Out<usize>) {
+/// Writes an in-place rule as `dcl_in_place_t`.
+pub(super) fn write_in_place(rule: InPlace, in_place: CheckedOut<i32>, element_offset: OutPointer<usize>) {
     let (rule, offset) = match rule {
         InPlace::Never => (0, 0),
         InPlace::SameAddress => (1, 0),
@@ -113,15 +120,18 @@ pub(super) fn tell_in_place(rule: InPlace, in_place: Place<i32>, element_offset:
     }
 }
 
-/// The layer as it is now, to be bound.
-pub(super) fn collective_of(layer: Handle<CLayer>) -> Result<DistCollectiveLayer> {
+/// A copy of the layer as it is now, for binding.
+pub(super) fn clone_collective(layer: Handle<CLayer>) -> Result<DistCollectiveLayer> {
     layer.get()?.read_collective(|layer| Ok(layer.clone()))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_get_collective_operation(layer: Handle<CLayer>, operation: Out<i32>) -> Status {
+extern "C" fn dcl_dist_collective_get_collective_operation(
+    layer: Handle<CLayer>,
+    operation: OutPointer<i32>,
+) -> Status {
     call(|| {
-        let (layer, operation) = (layer.get()?, operation.place("operation")?);
+        let (layer, operation) = (layer.get()?, operation.check("operation")?);
         operation.set(layer.read_collective(|layer| Ok(layer.collective_operation().number()))?);
         Ok(())
     })
@@ -139,9 +149,9 @@ extern "C" fn dcl_dist_collective_set_collective_operation(layer: Handle<CLayer>
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_get_reduce_op(layer: Handle<CLayer>, reduce_op: Out<i32>) -> Status {
+extern "C" fn dcl_dist_collective_get_reduce_op(layer: Handle<CLayer>, reduce_op: OutPointer<i32>) -> Status {
     call(|| {
-        let (layer, reduce_op) = (layer.get()?, reduce_op.place("reduce_op")?);
+        let (layer, reduce_op) = (layer.get()?, reduce_op.check("reduce_op")?);
         let found = layer.read_collective(|layer| Ok(layer.reduce_op()))?;
         reduce_op.set(found.map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number));
         Ok(())
@@ -160,9 +170,9 @@ extern "C" fn dcl_dist_collective_set_reduce_op(layer: Handle<CLayer>, reduce_op
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_get_root(layer: Handle<CLayer>, root: Out<i64>) -> Status {
+extern "C" fn dcl_dist_collective_get_root(layer: Handle<CLayer>, root: OutPointer<i64>) -> Status {
     call(|| {
-        let (layer, root) = (layer.get()?, root.place("root")?);
+        let (layer, root) = (layer.get()?, root.check("root")?);
         let found = layer.read_collective(|layer| Ok(layer.root()))?;
         root.set(found.map_or(-1, |root| i64::from(root.number())));
         Ok(())
@@ -184,14 +194,14 @@ extern "C" fn dcl_dist_collective_set_root(layer: Handle<CLayer>, root: i64) -> 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_get_groups(
     layer: Handle<CLayer>,
-    groups: Out<i64>,
+    groups: OutPointer<i64>,
     capacity: usize,
-    nb_groups: Out<i64>,
-    group_size: Out<i64>,
+    nb_groups: OutPointer<i64>,
+    group_size: OutPointer<i64>,
 ) -> Status {
     call(|| {
         let layer = layer.get()?;
-        let (nb_groups, group_size) = (nb_groups.place("nb_groups")?, group_size.place("group_size")?);
+        let (nb_groups, group_size) = (nb_groups.check("nb_groups")?, group_size.check("group_size")?);
         let lists: Vec<Vec<Rank>> = layer.read_collective(|layer| {
             Ok(match layer.groups() {
                 Groups::All => Vec::new(),
@@ -203,9 +213,9 @@ extern "C" fn dcl_dist_collective_get_groups(
         if let Some(groups) = groups.optional() {
             if capacity < ranks.len() {
                 let message = format!("groups has room for {capacity} ranks, and there are {}", ranks.len());
-                return Err(Fault::new(Status::BUFFER_TOO_SMALL, message));
+                return Err(CallError::new(Status::BUFFER_TOO_SMALL, message));
             }
-            groups.set_several(ranks);
+            groups.set_array(ranks);
         }
         nb_groups.set(lists.len() as i64);
         group_size.set(lists.first().map_or(0, Vec::len) as i64);
@@ -214,10 +224,10 @@ extern "C" fn dcl_dist_collective_get_groups(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_dist_collective_set_groups(layer: Handle<CLayer>, groups: In<i64>, group_size: i64) -> Status {
+extern "C" fn dcl_dist_collective_set_groups(layer: Handle<CLayer>, groups: InPointer<i64>, group_size: i64) -> Status {
     call(|| {
         let layer = layer.get()?;
-        let groups = Groups::from_ranks(&groups.several("groups", group_size)?)?;
+        let groups = Groups::from_ranks(&groups.array("groups", group_size)?)?;
         layer.change_collective(|layer| set_groups(layer, groups))
     })
 }
@@ -225,7 +235,7 @@ extern "C" fn dcl_dist_collective_set_groups(layer: Handle<CLayer>, groups: In<i
 #[unsafe(no_mangle)]
 extern "C" fn dcl_dist_collective_set_partition(
     layer: Handle<CLayer>,
-    groups: In<i64>,
+    groups: InPointer<i64>,
     nb_groups: i64,
     group_size: i64,
 ) -> Status {
@@ -233,15 +243,16 @@ extern "C" fn dcl_dist_collective_set_partition(
         let layer = layer.get()?;
         if nb_groups < 1 || group_size < 1 {
             let message = format!("a partition has 1 group or more of 1 rank or more, not {nb_groups} of {group_size}");
-            return Err(Fault::invalid_argument(message));
+            return Err(CallError::invalid_argument(message));
         }
-        let ranks = groups.several("groups", nb_groups.saturating_mul(group_size))?;
+        let ranks = groups.array("groups", nb_groups.saturating_mul(group_size))?;
         let groups = Groups::from_partition(&ranks, group_size as usize)?;
         layer.change_collective(|layer| set_groups(layer, groups))
     })
 }
 
-/// Sets who takes part. C's root is a bare number, which counts as the participants say.
+/// Sets the participants. C's root is a plain number. The participants say whether it is a
+/// communicator rank or a group rank.
 fn set_groups(layer: &mut DistCollectiveLayer, groups: Groups) -> Result<()> {
     let root = layer.root().map(|root| root_of(root.number(), &groups));
     layer.set_groups(groups)?;

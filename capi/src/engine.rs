@@ -1,13 +1,13 @@
-//! Engines.
+//! `dcl_engine_*`.
 
 use dcl::{Builder, Engine, IoMode};
 
-use super::arguments::{Bytes, CDims, In, Out, Text, count, index};
-use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
+use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, index};
+use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
 use super::network::CNetwork;
 use super::plugin::{CPluginCreator, registry};
-use super::status::{Fault, Result, Status, call};
+use super::status::{CallError, Result, Status, call};
 
 /// `dcl_engine_t`.
 pub(super) struct CEngine {
@@ -19,10 +19,10 @@ impl Object for CEngine {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_build(network: Handle<CNetwork>, engine: Out<Handle<CEngine>>) -> Status {
+extern "C" fn dcl_engine_build(network: Handle<CNetwork>, engine: OutPointer<Handle<CEngine>>) -> Status {
     call(|| {
         let network = network.get()?;
-        let engine = engine.place("engine")?;
+        let engine = engine.check("engine")?;
         let built = Builder::new().build(&*network.network.read()?)?;
         engine.set(Handle::new(CEngine { engine: built }));
         Ok(())
@@ -37,17 +37,21 @@ extern "C" fn dcl_engine_free(engine: Handle<CEngine>) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_serialize(
     engine: Handle<CEngine>,
-    buffer: BytesRoom,
+    buffer: ByteBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| BytesOut { buffer, capacity, length }.write(&engine.get()?.engine.serialize()?))
+    call(|| ByteDestination { buffer, capacity, length }.write(&engine.get()?.engine.serialize()?))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_deserialize(plan: Bytes, byte_len: usize, engine: Out<Handle<CEngine>>) -> Status {
+extern "C" fn dcl_engine_deserialize(
+    plan: ConstVoidPointer,
+    byte_len: usize,
+    engine: OutPointer<Handle<CEngine>>,
+) -> Status {
     call(|| {
-        let engine = engine.place("engine")?;
+        let engine = engine.check("engine")?;
         let read = Engine::deserialize(plan.get("plan", byte_len)?)?;
         engine.set(Handle::new(CEngine { engine: read }));
         Ok(())
@@ -56,14 +60,14 @@ extern "C" fn dcl_engine_deserialize(plan: Bytes, byte_len: usize, engine: Out<H
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_deserialize_with_plugins(
-    plan: Bytes,
+    plan: ConstVoidPointer,
     byte_len: usize,
-    creators: In<CPluginCreator>,
+    creators: InPointer<CPluginCreator>,
     nb_creators: i32,
-    engine: Out<Handle<CEngine>>,
+    engine: OutPointer<Handle<CEngine>>,
 ) -> Status {
     call(|| {
-        let engine = engine.place("engine")?;
+        let engine = engine.check("engine")?;
         let registry = registry(&creators, nb_creators)?;
         let read = Engine::deserialize_with(plan.get("plan", byte_len)?, &registry)?;
         engine.set(Handle::new(CEngine { engine: read }));
@@ -74,30 +78,30 @@ extern "C" fn dcl_engine_deserialize_with_plugins(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_inspect(
     engine: Handle<CEngine>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let json = engine.get()?.engine.inspect().to_json();
-        TextOut { buffer, capacity, length }.write(&json.to_string())
+        TextDestination { buffer, capacity, length }.write(&json.to_string())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_get_fingerprint(
     engine: Handle<CEngine>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| TextOut { buffer, capacity, length }.write(engine.get()?.engine.fingerprint()))
+    call(|| TextDestination { buffer, capacity, length }.write(engine.get()?.engine.fingerprint()))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_get_nb_warnings(engine: Handle<CEngine>, nb_warnings: Out<i32>) -> Status {
+extern "C" fn dcl_engine_get_nb_warnings(engine: Handle<CEngine>, nb_warnings: OutPointer<i32>) -> Status {
     call(|| {
-        let (engine, nb_warnings) = (engine.get()?, nb_warnings.place("nb_warnings")?);
+        let (engine, nb_warnings) = (engine.get()?, nb_warnings.check("nb_warnings")?);
         nb_warnings.set(count(engine.engine.warnings().len()));
         Ok(())
     })
@@ -107,22 +111,22 @@ extern "C" fn dcl_engine_get_nb_warnings(engine: Handle<CEngine>, nb_warnings: O
 extern "C" fn dcl_engine_get_warning(
     engine: Handle<CEngine>,
     index: i32,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
         let warnings = engine.engine.warnings();
         let warning = &warnings[self::index("warning", index, warnings.len())?];
-        TextOut { buffer, capacity, length }.write(warning)
+        TextDestination { buffer, capacity, length }.write(warning)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_get_nb_io_tensors(engine: Handle<CEngine>, nb_tensors: Out<i32>) -> Status {
+extern "C" fn dcl_engine_get_nb_io_tensors(engine: Handle<CEngine>, nb_tensors: OutPointer<i32>) -> Status {
     call(|| {
-        let (engine, nb_tensors) = (engine.get()?, nb_tensors.place("nb_tensors")?);
+        let (engine, nb_tensors) = (engine.get()?, nb_tensors.check("nb_tensors")?);
         nb_tensors.set(count(engine.engine.io_tensors().len()));
         Ok(())
     })
@@ -132,23 +136,27 @@ extern "C" fn dcl_engine_get_nb_io_tensors(engine: Handle<CEngine>, nb_tensors: 
 extern "C" fn dcl_engine_get_io_tensor_name(
     engine: Handle<CEngine>,
     index: i32,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
         let tensors = engine.engine.io_tensors();
         let tensor = &tensors[self::index("input or output", index, tensors.len())?];
-        TextOut { buffer, capacity, length }.write(&tensor.name)
+        TextDestination { buffer, capacity, length }.write(&tensor.name)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_get_tensor_io_mode(engine: Handle<CEngine>, name: Text, mode: Out<i32>) -> Status {
+extern "C" fn dcl_engine_get_tensor_io_mode(
+    engine: Handle<CEngine>,
+    name: TextPointer,
+    mode: OutPointer<i32>,
+) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let (name, mode) = (name.get("name")?, mode.place("mode")?);
+        let (name, mode) = (name.get("name")?, mode.check("mode")?);
         mode.set(match engine.engine.io_tensor(name).map(|tensor| tensor.mode) {
             Err(_) => 0,
             Ok(IoMode::Input) => 1,
@@ -159,20 +167,28 @@ extern "C" fn dcl_engine_get_tensor_io_mode(engine: Handle<CEngine>, name: Text,
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_get_tensor_data_type(engine: Handle<CEngine>, name: Text, data_type: Out<i32>) -> Status {
+extern "C" fn dcl_engine_get_tensor_data_type(
+    engine: Handle<CEngine>,
+    name: TextPointer,
+    data_type: OutPointer<i32>,
+) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let (name, data_type) = (name.get("name")?, data_type.place("data_type")?);
+        let (name, data_type) = (name.get("name")?, data_type.check("data_type")?);
         data_type.set(engine.engine.io_tensor(name)?.data_type.number());
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_engine_get_tensor_shape(engine: Handle<CEngine>, name: Text, dims: Out<CDims>) -> Status {
+extern "C" fn dcl_engine_get_tensor_shape(
+    engine: Handle<CEngine>,
+    name: TextPointer,
+    dims: OutPointer<CDims>,
+) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        let (name, dims) = (name.get("name")?, dims.check("dims")?);
         dims.set(engine.engine.io_tensor(name)?.dims.into());
         Ok(())
     })
@@ -181,13 +197,13 @@ extern "C" fn dcl_engine_get_tensor_shape(engine: Handle<CEngine>, name: Text, d
 #[unsafe(no_mangle)]
 extern "C" fn dcl_engine_get_profile_shape(
     engine: Handle<CEngine>,
-    name: Text,
+    name: TextPointer,
     selector: i32,
-    dims: Out<CDims>,
+    dims: OutPointer<CDims>,
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let (name, dims) = (name.get("name")?, dims.place("dims")?);
+        let (name, dims) = (name.get("name")?, dims.check("dims")?);
         let profile = engine.engine.io_tensor(name)?.profile;
         dims.set(profile[point(selector)?].into());
         Ok(())
@@ -198,6 +214,8 @@ extern "C" fn dcl_engine_get_profile_shape(
 fn point(selector: i32) -> Result<usize> {
     match selector {
         0..=2 => Ok(selector as usize),
-        _ => Err(Fault::invalid_argument(format!("{selector} selects no shape of a profile; min is 0, opt 1, max 2"))),
+        _ => Err(CallError::invalid_argument(format!(
+            "{selector} selects no shape of a profile; min is 0, opt 1, max 2"
+        ))),
     }
 }

@@ -1,19 +1,19 @@
-//! The environment.
+//! `dcl_environment_*`.
 
 use std::sync::{Mutex, MutexGuard};
 
 use dcl::{DEFAULT_SEED, Environment};
 
-use super::arguments::{Growing, In, Out, Text, count, timeout_or_default, unsigned, zero};
+use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, count, timeout_or_default, unsigned, zero};
 use super::communicator::CCommunicator;
-use super::copy_out::{TextOut, TextRoom};
+use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
-use super::status::{Fault, Result, Status, call, lock};
+use super::status::{CallError, Result, Status, call, lock};
 
 /// `dcl_environment_config_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CConfig {
+pub(super) struct CEnvironmentConfig {
     struct_size: usize,
     rank: i32,
     world_size: i32,
@@ -21,21 +21,21 @@ pub(super) struct CConfig {
     port: i32,
     rendezvous_port: i32,
     device: i32,
-    host: Text,
-    secret: Text,
-    backend: Text,
+    host: TextPointer,
+    secret: TextPointer,
+    backend: TextPointer,
     seed: u64,
     timeout_ms: i64,
     verbose: i32,
     reserved: i32,
 }
 
-const _: () = assert!(size_of::<CConfig>() == CConfig::FIRST_LEN);
+const _: () = assert!(size_of::<CEnvironmentConfig>() == CEnvironmentConfig::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first.
-unsafe impl Growing for CConfig {
-    const FIRST_LEN: usize = 80;
-    const INITIAL: Self = CConfig {
+// SAFETY: the fields are numbers and pointers; the size comes first.
+unsafe impl SizedStruct for CEnvironmentConfig {
+    const FIRST_BYTE_LEN: usize = 80;
+    const INITIAL: Self = CEnvironmentConfig {
         struct_size: size_of::<Self>(),
         rank: -1,
         world_size: -1,
@@ -43,9 +43,9 @@ unsafe impl Growing for CConfig {
         port: -1,
         rendezvous_port: -1,
         device: -1,
-        host: Text::NULL,
-        secret: Text::NULL,
-        backend: Text::NULL,
+        host: TextPointer::NULL,
+        secret: TextPointer::NULL,
+        backend: TextPointer::NULL,
         seed: DEFAULT_SEED,
         timeout_ms: -1,
         verbose: 0,
@@ -55,7 +55,7 @@ unsafe impl Growing for CConfig {
 
 /// `dcl_environment_t`.
 pub(super) struct CEnvironment {
-    /// `None` once it is finalized.
+    /// `None` after it was finalized.
     environment: Mutex<Option<Environment>>,
 }
 
@@ -70,47 +70,54 @@ impl CEnvironment {
     }
 }
 
-fn finalized() -> Fault {
-    Fault::new(Status::INVALID_HANDLE, "the dcl_environment_t has been finalized")
+fn finalized() -> CallError {
+    CallError::new(Status::INVALID_HANDLE, "the dcl_environment_t has been finalized")
 }
 
-/// A number that may be unset.
-fn given(name: &str, number: i32) -> Result<Option<u32>> {
+/// Parses a number that is -1 if the caller does not set it.
+fn optional_number(name: &str, number: i32) -> Result<Option<u32>> {
     if number == -1 { Ok(None) } else { unsigned(name, number).map(Some) }
 }
 
 fn port(name: &str, number: i32) -> Result<Option<u16>> {
-    match given(name, number)? {
+    match optional_number(name, number)? {
         None => Ok(None),
         Some(number) => match u16::try_from(number) {
             Ok(port) => Ok(Some(port)),
-            Err(_) => Err(Fault::invalid_argument(format!("{name} is {number}; a port is at most 65535"))),
+            Err(_) => Err(CallError::invalid_argument(format!("{name} is {number}; a port is at most 65535"))),
         },
     }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_detect_launcher(buffer: TextRoom, capacity: usize, length: Out<usize>) -> Status {
+extern "C" fn dcl_environment_detect_launcher(
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
     call(|| {
         let launcher = Environment::detect_launcher().map(|launcher| launcher.to_string());
-        TextOut { buffer, capacity, length }.write(&launcher.unwrap_or_default())
+        TextDestination { buffer, capacity, length }.write(&launcher.unwrap_or_default())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<Handle<CEnvironment>>) -> Status {
+extern "C" fn dcl_environment_initialize(
+    config: InPointer<CEnvironmentConfig>,
+    environment: OutPointer<Handle<CEnvironment>>,
+) -> Status {
     call(|| {
-        let place = environment.place("environment")?;
+        let output = environment.check("environment")?;
         let config = config.or_initial("config")?;
         zero("reserved of config", config.reserved)?;
         let mut builder = Environment::builder();
-        if let Some(rank) = given("rank", config.rank)? {
+        if let Some(rank) = optional_number("rank", config.rank)? {
             builder = builder.rank(rank);
         }
-        if let Some(world_size) = given("world_size", config.world_size)? {
+        if let Some(world_size) = optional_number("world_size", config.world_size)? {
             builder = builder.world_size(world_size);
         }
-        if let Some(local_rank) = given("local_rank", config.local_rank)? {
+        if let Some(local_rank) = optional_number("local_rank", config.local_rank)? {
             builder = builder.local_rank(local_rank);
         }
         if let Some(port) = port("port", config.port)? {
@@ -119,7 +126,7 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
         if let Some(port) = port("rendezvous_port", config.rendezvous_port)? {
             builder = builder.rendezvous_port(port);
         }
-        if let Some(device) = given("device", config.device)? {
+        if let Some(device) = optional_number("device", config.device)? {
             builder = builder.device(device);
         }
         if let Some(host) = config.host.optional("host")? {
@@ -138,7 +145,7 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
             .verbose(config.verbose != 0)
             .called_at("a call of dcl_environment_initialize")
             .initialize()?;
-        place.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
+        output.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
         Ok(())
     })
 }
@@ -147,7 +154,7 @@ extern "C" fn dcl_environment_initialize(config: In<CConfig>, environment: Out<H
 extern "C" fn dcl_environment_finalize(environment: Handle<CEnvironment>) -> Status {
     call(|| {
         let environment = environment.take()?;
-        // Another thread may be asking for a number.
+        // Another thread may hold the object, because it is inside a call with the same handle.
         let taken = lock(&environment.environment).take();
         Ok(taken.ok_or_else(finalized)?.finalize()?)
     })
@@ -158,37 +165,37 @@ extern "C" fn dcl_environment_free(environment: Handle<CEnvironment>) -> Status 
     call(|| environment.free())
 }
 
-/// Writes a number of the environment's.
+/// Writes a number that belongs to an environment.
 fn number(
     environment: Handle<CEnvironment>,
-    place: Out<i32>,
+    output: OutPointer<i32>,
     name: &str,
     of: impl FnOnce(&Environment) -> u32,
 ) -> Result<()> {
-    let (environment, place) = (environment.get()?, place.place(name)?);
-    place.set(count(environment.with(of)? as usize));
+    let (environment, output) = (environment.get()?, output.check(name)?);
+    output.set(count(environment.with(of)? as usize));
     Ok(())
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_rank(environment: Handle<CEnvironment>, rank: Out<i32>) -> Status {
+extern "C" fn dcl_environment_get_rank(environment: Handle<CEnvironment>, rank: OutPointer<i32>) -> Status {
     call(|| number(environment, rank, "rank", |environment| environment.rank().0))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_world_size(environment: Handle<CEnvironment>, world_size: Out<i32>) -> Status {
+extern "C" fn dcl_environment_get_world_size(environment: Handle<CEnvironment>, world_size: OutPointer<i32>) -> Status {
     call(|| number(environment, world_size, "world_size", Environment::world_size))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_local_rank(environment: Handle<CEnvironment>, local_rank: Out<i32>) -> Status {
+extern "C" fn dcl_environment_get_local_rank(environment: Handle<CEnvironment>, local_rank: OutPointer<i32>) -> Status {
     call(|| number(environment, local_rank, "local_rank", Environment::local_rank))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_environment_get_local_world_size(
     environment: Handle<CEnvironment>,
-    local_world_size: Out<i32>,
+    local_world_size: OutPointer<i32>,
 ) -> Status {
     call(|| number(environment, local_world_size, "local_world_size", Environment::local_world_size))
 }
@@ -196,20 +203,20 @@ extern "C" fn dcl_environment_get_local_world_size(
 #[unsafe(no_mangle)]
 extern "C" fn dcl_environment_get_launcher(
     environment: Handle<CEnvironment>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let launcher = environment.get()?.with(|environment| environment.launcher().to_string())?;
-        TextOut { buffer, capacity, length }.write(&launcher)
+        TextDestination { buffer, capacity, length }.write(&launcher)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_seed(environment: Handle<CEnvironment>, seed: Out<u64>) -> Status {
+extern "C" fn dcl_environment_get_seed(environment: Handle<CEnvironment>, seed: OutPointer<u64>) -> Status {
     call(|| {
-        let (environment, seed) = (environment.get()?, seed.place("seed")?);
+        let (environment, seed) = (environment.get()?, seed.check("seed")?);
         seed.set(environment.with(Environment::seed)?);
         Ok(())
     })
@@ -218,10 +225,10 @@ extern "C" fn dcl_environment_get_seed(environment: Handle<CEnvironment>, seed: 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_environment_get_communicator(
     environment: Handle<CEnvironment>,
-    communicator: Out<Handle<CCommunicator>>,
+    communicator: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (environment, communicator) = (environment.get()?, communicator.place("communicator")?);
+        let (environment, communicator) = (environment.get()?, communicator.check("communicator")?);
         communicator.set(CCommunicator::handle(environment.with(|environment| environment.communicator().clone())?));
         Ok(())
     })

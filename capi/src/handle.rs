@@ -1,5 +1,7 @@
-//! The table behind the handles. A handle is a number in the clothes of a pointer: a place in the table, and how often that place has
-//! been used, so that one that was freed is known for what it is.
+//! Handles, and the table of the objects behind them.
+//!
+//! A handle is a number that C sees as a pointer. It consists of an entry's index in the table and
+//! the entry's generation, so the table detects a freed handle although its entry is used again.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -9,43 +11,45 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-use super::status::{Fault, Result, Status};
+use super::status::{CallError, Result, Status};
 
-/// What handles are names of.
+/// A type of object that has handles.
 pub(super) trait Object: Send + Sync + 'static {
     /// The name of the handle's type in the header.
     const TYPE: &'static str;
 }
 
-/// What the table knows of an object.
+/// An entry of the table.
 struct Entry {
     object: Arc<dyn Any + Send + Sync>,
     type_name: &'static str,
 }
 
-/// A part of the table, on cache lines of its own.
+/// A part of the table. Each has cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Part {
+struct Shard {
     entries: RwLock<SlotMap<DefaultKey, Entry>>,
 }
 
-/// The table is in parts, so that ranks on threads of one process do not wait for each other to look up what is theirs.
-static TABLE: LazyLock<[Part; PARTS]> = LazyLock::new(Default::default);
+/// The table. It has shards so that rank threads of one process do not wait for each other when
+/// they look up their objects.
+static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
 
-const PARTS: usize = 16;
+const SHARDS: usize = 16;
 
-/// The part of the object that is made next: they take turns.
-static NEXT_PART: AtomicUsize = AtomicUsize::new(0);
+/// Counts new objects, which go to the shards in turn.
+static NEXT_SHARD: AtomicUsize = AtomicUsize::new(0);
 
-/// Where a key, which is a version above 32 bits of an index, has the number of its part. No part has so many entries.
-const PART_SHIFT: u32 = 28;
+/// The lowest bit of the shard's number in a handle. A key is a generation above 32 bits of an
+/// index, and no shard has 2^28 entries, so these bits of the index are free.
+const SHARD_SHIFT: u32 = 28;
 
-/// `dcl_..._t *`: the name of an object. Never an address.
+/// `dcl_..._t *`: a handle of a `T`. It is never an address.
 #[repr(transparent)]
 pub(super) struct Handle<T> {
-    name: *mut c_void,
-    names: PhantomData<fn() -> T>,
+    number: *mut c_void,
+    object: PhantomData<fn() -> T>,
 }
 
 impl<T> Clone for Handle<T> {
@@ -58,66 +62,69 @@ impl<T> Copy for Handle<T> {}
 
 impl<T> PartialEq for Handle<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
+        self.number == other.number
     }
 }
 
-// SAFETY: a number.
+// SAFETY: a handle is a number; nothing dereferences it.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: a number.
+// SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
 
 impl<T> Handle<T> {
-    /// The handle that is none.
-    pub(super) const NULL: Self = Handle { name: std::ptr::null_mut(), names: PhantomData };
+    /// The NULL handle.
+    pub(super) const NULL: Self = Handle { number: std::ptr::null_mut(), object: PhantomData };
 
     pub(super) fn is_null(self) -> bool {
-        self.name.is_null()
+        self.number.is_null()
     }
 }
 
 impl<T: Object> Handle<T> {
-    /// Puts an object into the table.
+    /// Adds an object to the table.
     pub(super) fn new(object: T) -> Self {
         let entry = Entry { object: Arc::new(object), type_name: T::TYPE };
-        let part = NEXT_PART.fetch_add(1, Ordering::Relaxed) % PARTS;
-        let key = TABLE[part].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
-        let number = key.data().as_ffi() | (part as u64) << PART_SHIFT;
-        Handle { name: std::ptr::without_provenance_mut(number as usize), names: PhantomData }
+        let shard = NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let key = TABLE[shard].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
+        let number = key.data().as_ffi() | (shard as u64) << SHARD_SHIFT;
+        Handle { number: std::ptr::without_provenance_mut(number as usize), object: PhantomData }
     }
 
-    /// The part of the table, and the key in it; no object has it if it is not a key.
-    fn place(self) -> (&'static Part, DefaultKey) {
-        let number = self.name.addr() as u64;
-        let part = (number >> PART_SHIFT) as usize % PARTS;
-        let number = number & !((PARTS as u64 - 1) << PART_SHIFT);
+    /// The shard and the key in it. If the number is not a key, the key is null, and no entry has
+    /// that.
+    fn locate(self) -> (&'static Shard, DefaultKey) {
+        let number = self.number.addr() as u64;
+        let shard = (number >> SHARD_SHIFT) as usize % SHARDS;
+        let number = number & !((SHARDS as u64 - 1) << SHARD_SHIFT);
         let key = DefaultKey::from(KeyData::from_ffi(number));
-        // What is no key becomes another number on its way.
+        // `from_ffi` changes a number that is not a key.
         let key = if key.data().as_ffi() == number { key } else { DefaultKey::null() };
-        (&TABLE[part], key)
+        (&TABLE[shard], key)
     }
 
-    /// The object, which stays until the caller drops it, whatever becomes of the handle.
+    /// Returns the object. It lives until the caller drops it, even if another thread frees the
+    /// handle.
     pub(super) fn get(self) -> Result<Arc<T>> {
-        let (part, key) = self.place();
-        match part.entries.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+        let (shard, key) = self.locate();
+        match shard.entries.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             Some(entry) => Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name)),
             None => Err(self.is_nothing()),
         }
     }
 
-    /// Takes the object out of the table.
+    /// Removes the object from the table and returns it.
     pub(super) fn take(self) -> Result<Arc<T>> {
-        let (part, key) = self.place();
-        let mut entries = part.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let (shard, key) = self.locate();
+        let mut entries = shard.entries.write().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = entries.get(key) else { return Err(self.is_nothing()) };
         let object = Arc::downcast(Arc::clone(&entry.object)).map_err(|_| self.is_a(entry.type_name))?;
-        // The object is dropped by the caller, when the table is free again.
+        // The caller drops the object, after this lock is released: a drop may call the library
+        // again.
         entries.remove(key);
         Ok(object)
     }
 
-    /// Frees a handle; NULL is nobody's.
+    /// Frees a handle. NULL is allowed.
     pub(super) fn free(self) -> Result<()> {
         if !self.is_null() {
             drop(self.take()?);
@@ -125,40 +132,41 @@ impl<T: Object> Handle<T> {
         Ok(())
     }
 
-    fn is_nothing(self) -> Fault {
+    fn is_nothing(self) -> CallError {
         let what = match self.is_null() {
             true => format!("the {} is NULL", T::TYPE),
-            false => format!("{:p} is not a {}, or not any more", self.name, T::TYPE),
+            false => format!("{:p} is not a {}, or it was freed", self.number, T::TYPE),
         };
-        Fault::new(Status::INVALID_HANDLE, what)
+        CallError::new(Status::INVALID_HANDLE, what)
     }
 
-    fn is_a(self, other: &str) -> Fault {
-        Fault::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, and not a {}", self.name, T::TYPE))
+    fn is_a(self, other: &str) -> CallError {
+        CallError::new(Status::INVALID_HANDLE, format!("{:p} is a {other}, not a {}", self.number, T::TYPE))
     }
 }
 
-/// What several calls may read at once, and one at a time may change, behind handles to `O`. Nobody waits: a call that cannot have it now
-/// is a fault, also where it comes from a callback of the call that has it.
-pub(super) struct Guarded<T, O> {
+/// A value that several [shared] calls may read, or one [exclusive] call may change. No call waits:
+/// if the value is in use, the call returns `DCL_STATUS_BUSY`. So a callback cannot wait for the
+/// call that runs it. `O` is the object that the error names.
+pub(super) struct TryRwLock<T, O> {
     value: RwLock<T>,
     behind: PhantomData<fn() -> O>,
 }
 
-impl<T: Default, O> Default for Guarded<T, O> {
+impl<T: Default, O> Default for TryRwLock<T, O> {
     fn default() -> Self {
-        Guarded::new(T::default())
+        TryRwLock::new(T::default())
     }
 }
 
-impl<T, O> Guarded<T, O> {
+impl<T, O> TryRwLock<T, O> {
     pub(super) fn new(value: T) -> Self {
-        Guarded { value: RwLock::new(value), behind: PhantomData }
+        TryRwLock { value: RwLock::new(value), behind: PhantomData }
     }
 }
 
-impl<T, O: Object> Guarded<T, O> {
-    /// For a call that is shared.
+impl<T, O: Object> TryRwLock<T, O> {
+    /// The value, for a [shared] call.
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, T>> {
         match self.value.try_read() {
             Ok(value) => Ok(value),
@@ -167,7 +175,7 @@ impl<T, O: Object> Guarded<T, O> {
         }
     }
 
-    /// For a call that is exclusive.
+    /// The value, for an [exclusive] call.
     pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, T>> {
         match self.value.try_write() {
             Ok(value) => Ok(value),
@@ -177,8 +185,8 @@ impl<T, O: Object> Guarded<T, O> {
     }
 }
 
-fn busy<O: Object>() -> Fault {
-    Fault::new(Status::BUSY, format!("another call is inside this {}, and only one at a time may be", O::TYPE))
+fn busy<O: Object>() -> CallError {
+    CallError::new(Status::BUSY, format!("another call uses this {}, and one of the two needs it exclusively", O::TYPE))
 }
 
 #[cfg(test)]
@@ -198,14 +206,14 @@ mod tests {
     }
 
     fn number<T>(handle: Handle<T>) -> usize {
-        handle.name.addr()
+        handle.number.addr()
     }
 
     fn from<T>(number: usize) -> Handle<T> {
-        Handle { name: std::ptr::without_provenance_mut(number), names: PhantomData }
+        Handle { number: std::ptr::without_provenance_mut(number), object: PhantomData }
     }
 
-    /// In every part of the table, and again where something was before.
+    /// 300 objects use every shard, and the later rounds use freed entries again.
     #[test]
     fn handles_name_one_object_until_they_are_freed() {
         let mut freed = Vec::new();
@@ -228,7 +236,7 @@ mod tests {
 
     #[test]
     fn other_numbers_name_nothing() {
-        // Of a type that no other test has in the table at the same time.
+        // No other test has an object of this type in the table.
         struct Alone;
         impl Object for Alone {
             const TYPE: &'static str = "dcl_alone_t";

@@ -1,26 +1,27 @@
-//! Layers: those of a network, and DistCollective layers by themselves. Attributes are set and got alike; those of DistCollective layers
-//! are in `dist_collective`.
+//! `dcl_layer_*`, `dcl_shuffle_*`, `dcl_cast_*` and `dcl_constant_*`: the attributes of layers.
 
 use std::sync::Arc;
 
 use dcl::{Buffer, DistCollectiveLayer, Layer, LayerBody, LayerId, MAX_DIMS, Shuffle};
 
-use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, positive};
-use super::copy_out::{BytesOut, BytesRoom, TextOut, TextRoom};
-use super::handle::{Guarded, Handle, Object};
+use super::arguments::{
+    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, positive,
+};
+use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};
+use super::handle::{Handle, Object, TryRwLock};
 use super::network::{CNetwork, CTensor, constant};
-use super::status::{Fault, Result, Status, call};
+use super::status::{CallError, Result, Status, call};
 
 /// `dcl_layer_t`.
 pub(super) struct CLayer {
     owner: Owner,
 }
 
-/// What a layer belongs to.
+/// The owner of a layer.
 enum Owner {
     Network(Arc<CNetwork>, LayerId),
-    /// The handle itself. Such a layer has no inputs and outputs.
-    Handle(Guarded<Layer, CLayer>),
+    /// The layer belongs to no network. It has no inputs and outputs.
+    Handle(TryRwLock<Layer, CLayer>),
 }
 
 impl Object for CLayer {
@@ -33,10 +34,10 @@ impl CLayer {
     }
 
     pub(super) fn without_network(layer: DistCollectiveLayer) -> Self {
-        CLayer { owner: Owner::Handle(Guarded::new(layer.into())) }
+        CLayer { owner: Owner::Handle(TryRwLock::new(layer.into())) }
     }
 
-    /// Reads the layer.
+    /// Calls `act` with the layer.
     fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.read()?.layer(*id)?),
@@ -44,7 +45,7 @@ impl CLayer {
         }
     }
 
-    /// Changes the layer.
+    /// Calls `act` with the layer, to change it.
     fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.write()?.layer_mut(*id)?),
@@ -52,12 +53,12 @@ impl CLayer {
         }
     }
 
-    /// The network that the layer belongs to.
+    /// The network that owns the layer.
     fn network(&self) -> Result<(&Arc<CNetwork>, LayerId)> {
         match &self.owner {
             Owner::Network(network, id) => Ok((network, *id)),
             Owner::Handle(_) => {
-                Err(Fault::invalid_argument("the layer belongs to no network, so it has no inputs and outputs"))
+                Err(CallError::invalid_argument("the layer belongs to no network, so it has no inputs and outputs"))
             }
         }
     }
@@ -77,7 +78,7 @@ impl CLayer {
         })
     }
 
-    /// Changes one thing of a Shuffle.
+    /// Changes an attribute of a Shuffle layer.
     fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
         self.change(|layer| match layer.body_mut() {
             LayerBody::Shuffle(layer) => {
@@ -97,8 +98,8 @@ impl CLayer {
     }
 }
 
-fn is_not(body: &LayerBody, kind: &str) -> Fault {
-    Fault::invalid_argument(format!("{} is not a {kind} layer", body.subject()))
+fn is_not(body: &LayerBody, kind: &str) -> CallError {
+    CallError::invalid_argument(format!("{} is not a {kind} layer", body.subject()))
 }
 
 #[unsafe(no_mangle)]
@@ -109,7 +110,7 @@ extern "C" fn dcl_layer_free(layer: Handle<CLayer>) -> Status {
         }
         match layer.get()?.owner {
             Owner::Handle(_) => layer.free(),
-            Owner::Network(..) => Err(Fault::invalid_argument("the layer belongs to a network, and goes with that")),
+            Owner::Network(..) => Err(CallError::invalid_argument("the layer belongs to a network, which frees it")),
         }
     })
 }
@@ -117,25 +118,25 @@ extern "C" fn dcl_layer_free(layer: Handle<CLayer>) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_get_kind(
     layer: Handle<CLayer>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.body().kind())))
+    call(|| layer.get()?.read(|layer| TextDestination { buffer, capacity, length }.write(layer.body().kind())))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_get_name(
     layer: Handle<CLayer>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.name())))
+    call(|| layer.get()?.read(|layer| TextDestination { buffer, capacity, length }.write(layer.name())))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_set_name(layer: Handle<CLayer>, name: Text) -> Status {
+extern "C" fn dcl_layer_set_name(layer: Handle<CLayer>, name: TextPointer) -> Status {
     call(|| {
         let (layer, name) = (layer.get()?, name.get("name")?);
         layer.change(|layer| {
@@ -148,15 +149,15 @@ extern "C" fn dcl_layer_set_name(layer: Handle<CLayer>, name: Text) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_layer_get_metadata(
     layer: Handle<CLayer>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
-    call(|| layer.get()?.read(|layer| TextOut { buffer, capacity, length }.write(layer.metadata())))
+    call(|| layer.get()?.read(|layer| TextDestination { buffer, capacity, length }.write(layer.metadata())))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: Text) -> Status {
+extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: TextPointer) -> Status {
     call(|| {
         let (layer, metadata) = (layer.get()?, metadata.get("metadata")?);
         layer.change(|layer| {
@@ -167,9 +168,9 @@ extern "C" fn dcl_layer_set_metadata(layer: Handle<CLayer>, metadata: Text) -> S
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: Out<i32>) -> Status {
+extern "C" fn dcl_layer_get_nb_rank(layer: Handle<CLayer>, nb_rank: OutPointer<i32>) -> Status {
     call(|| {
-        let (layer, nb_rank) = (layer.get()?, nb_rank.place("nb_rank")?);
+        let (layer, nb_rank) = (layer.get()?, nb_rank.check("nb_rank")?);
         nb_rank.set(count(layer.read(|layer| Ok(layer.nb_rank()))? as usize));
         Ok(())
     })
@@ -184,9 +185,9 @@ extern "C" fn dcl_layer_set_nb_rank(layer: Handle<CLayer>, nb_rank: i32) -> Stat
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_get_nb_inputs(layer: Handle<CLayer>, nb_inputs: Out<i32>) -> Status {
+extern "C" fn dcl_layer_get_nb_inputs(layer: Handle<CLayer>, nb_inputs: OutPointer<i32>) -> Status {
     call(|| {
-        let (layer, nb_inputs) = (layer.get()?, nb_inputs.place("nb_inputs")?);
+        let (layer, nb_inputs) = (layer.get()?, nb_inputs.check("nb_inputs")?);
         layer.network()?;
         nb_inputs.set(count(layer.read(|layer| Ok(layer.inputs().len()))?));
         Ok(())
@@ -194,9 +195,9 @@ extern "C" fn dcl_layer_get_nb_inputs(layer: Handle<CLayer>, nb_inputs: Out<i32>
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_get_input(layer: Handle<CLayer>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+extern "C" fn dcl_layer_get_input(layer: Handle<CLayer>, index: i32, tensor: OutPointer<Handle<CTensor>>) -> Status {
     call(|| {
-        let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
+        let (layer, tensor) = (layer.get()?, tensor.check("tensor")?);
         let (network, id) = layer.network()?;
         let description = network.network.read()?;
         let inputs = description.layer(id)?.inputs();
@@ -210,7 +211,7 @@ extern "C" fn dcl_layer_set_input(layer: Handle<CLayer>, index: i32, tensor: Han
     call(|| {
         let layer = layer.get()?;
         let (network, id) = layer.network()?;
-        let tensor = network.own(tensor)?;
+        let tensor = network.own_tensor(tensor)?;
         let mut description = network.network.write()?;
         let index = self::index("input", index, description.layer(id)?.inputs().len())?;
         description.set_input(id, index, tensor)?;
@@ -219,9 +220,9 @@ extern "C" fn dcl_layer_set_input(layer: Handle<CLayer>, index: i32, tensor: Han
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_get_nb_outputs(layer: Handle<CLayer>, nb_outputs: Out<i32>) -> Status {
+extern "C" fn dcl_layer_get_nb_outputs(layer: Handle<CLayer>, nb_outputs: OutPointer<i32>) -> Status {
     call(|| {
-        let (layer, nb_outputs) = (layer.get()?, nb_outputs.place("nb_outputs")?);
+        let (layer, nb_outputs) = (layer.get()?, nb_outputs.check("nb_outputs")?);
         layer.network()?;
         nb_outputs.set(count(layer.read(|layer| Ok(layer.outputs().len()))?));
         Ok(())
@@ -229,9 +230,9 @@ extern "C" fn dcl_layer_get_nb_outputs(layer: Handle<CLayer>, nb_outputs: Out<i3
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: OutPointer<Handle<CTensor>>) -> Status {
     call(|| {
-        let (layer, tensor) = (layer.get()?, tensor.place("tensor")?);
+        let (layer, tensor) = (layer.get()?, tensor.check("tensor")?);
         let (network, id) = layer.network()?;
         let description = network.network.read()?;
         let outputs = description.layer(id)?.outputs();
@@ -240,48 +241,52 @@ extern "C" fn dcl_layer_get_output(layer: Handle<CLayer>, index: i32, tensor: Ou
     })
 }
 
-/// Writes a transpose of a Shuffle.
+/// Writes a transpose of a Shuffle layer.
 fn get_transpose(
     layer: Handle<CLayer>,
     which: impl FnOnce(&Shuffle) -> Option<&[u8]>,
-    permutation: Out<i32>,
-    nb_dims: Out<i32>,
+    permutation: OutPointer<i32>,
+    nb_dims: OutPointer<i32>,
 ) -> Result<()> {
     let layer = layer.get()?;
-    let (permutation, nb_dims) = (permutation.place("permutation")?, nb_dims.place("nb_dims")?);
+    let (permutation, nb_dims) = (permutation.check("permutation")?, nb_dims.check("nb_dims")?);
     let found = layer.read_shuffle(|shuffle| Ok(which(shuffle).map(<[u8]>::to_vec)))?.unwrap_or_default();
     nb_dims.set(count(found.len()));
-    permutation.set_several(found.into_iter().map(i32::from));
+    permutation.set_array(found.into_iter().map(i32::from));
     Ok(())
 }
 
-/// A transpose from C's numbers.
-fn transpose(permutation: &In<i32>, nb_dims: i32) -> Result<Option<Vec<u8>>> {
+/// Parses a transpose. `None` means that there is none.
+fn transpose(permutation: &InPointer<i32>, nb_dims: i32) -> Result<Option<Vec<u8>>> {
     if nb_dims == 0 {
         return Ok(None);
     }
     if !(0..=MAX_DIMS as i32).contains(&nb_dims) {
-        return Err(Fault::invalid_argument(format!("nb_dims is {nb_dims}; it is 0 to {MAX_DIMS}")));
+        return Err(CallError::invalid_argument(format!("nb_dims is {nb_dims}; it is 0 to {MAX_DIMS}")));
     }
-    let numbers = permutation.several("permutation", nb_dims)?;
+    let numbers = permutation.array("permutation", nb_dims)?;
     let bytes: std::result::Result<Vec<u8>, _> = numbers.iter().map(|&number| u8::try_from(number)).collect();
     match bytes {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(_) => Err(Fault::invalid_argument(format!("{numbers:?} is not a permutation of 0 to {}", nb_dims - 1))),
+        Err(_) => Err(CallError::invalid_argument(format!("{numbers:?} is not a permutation of 0 to {}", nb_dims - 1))),
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_shuffle_get_first_transpose(
     layer: Handle<CLayer>,
-    permutation: Out<i32>,
-    nb_dims: Out<i32>,
+    permutation: OutPointer<i32>,
+    nb_dims: OutPointer<i32>,
 ) -> Status {
     call(|| get_transpose(layer, Shuffle::first_transpose, permutation, nb_dims))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_shuffle_set_first_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
+extern "C" fn dcl_shuffle_set_first_transpose(
+    layer: Handle<CLayer>,
+    permutation: InPointer<i32>,
+    nb_dims: i32,
+) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
         layer.change_shuffle(|shuffle| shuffle.set_first_transpose(transpose))
@@ -289,16 +294,16 @@ extern "C" fn dcl_shuffle_set_first_transpose(layer: Handle<CLayer>, permutation
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_shuffle_get_reshape_dimensions(layer: Handle<CLayer>, dims: Out<CDims>) -> Status {
+extern "C" fn dcl_shuffle_get_reshape_dimensions(layer: Handle<CLayer>, dims: OutPointer<CDims>) -> Status {
     call(|| {
-        let (layer, dims) = (layer.get()?, dims.place("dims")?);
+        let (layer, dims) = (layer.get()?, dims.check("dims")?);
         dims.set(layer.read_shuffle(|shuffle| Ok(shuffle.reshape_dims().map_or(CDims::ABSENT, CDims::from)))?);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: In<CDims>) -> Status {
+extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: InPointer<CDims>) -> Status {
     call(|| {
         let layer = layer.get()?;
         let dims = match dims.optional().filter(|dims| !dims.is_absent()) {
@@ -312,14 +317,18 @@ extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: In
 #[unsafe(no_mangle)]
 extern "C" fn dcl_shuffle_get_second_transpose(
     layer: Handle<CLayer>,
-    permutation: Out<i32>,
-    nb_dims: Out<i32>,
+    permutation: OutPointer<i32>,
+    nb_dims: OutPointer<i32>,
 ) -> Status {
     call(|| get_transpose(layer, Shuffle::second_transpose, permutation, nb_dims))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_shuffle_set_second_transpose(layer: Handle<CLayer>, permutation: In<i32>, nb_dims: i32) -> Status {
+extern "C" fn dcl_shuffle_set_second_transpose(
+    layer: Handle<CLayer>,
+    permutation: InPointer<i32>,
+    nb_dims: i32,
+) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
         layer.change_shuffle(|shuffle| shuffle.set_second_transpose(transpose))
@@ -327,9 +336,9 @@ extern "C" fn dcl_shuffle_set_second_transpose(layer: Handle<CLayer>, permutatio
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: Out<i32>) -> Status {
+extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: OutPointer<i32>) -> Status {
     call(|| {
-        let (layer, to_type) = (layer.get()?, to_type.place("to_type")?);
+        let (layer, to_type) = (layer.get()?, to_type.check("to_type")?);
         to_type.set(layer.read(|layer| match layer.body() {
             LayerBody::Cast(cast) => Ok(cast.to().number()),
             body => Err(is_not(body, "Cast")),
@@ -353,7 +362,11 @@ extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Statu
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_constant_get_dimensions(layer: Handle<CLayer>, data_type: Out<i32>, dims: Out<CDims>) -> Status {
+extern "C" fn dcl_constant_get_dimensions(
+    layer: Handle<CLayer>,
+    data_type: OutPointer<i32>,
+    dims: OutPointer<CDims>,
+) -> Status {
     call(|| {
         let layer = layer.get()?;
         let (number, shape) = layer.read_constant(|value| Ok((value.data_type().number(), value.shape())))?;
@@ -370,13 +383,13 @@ extern "C" fn dcl_constant_get_dimensions(layer: Handle<CLayer>, data_type: Out<
 #[unsafe(no_mangle)]
 extern "C" fn dcl_constant_get_weights(
     layer: Handle<CLayer>,
-    buffer: BytesRoom,
+    buffer: ByteBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let layer = layer.get()?;
-        layer.read_constant(|value| BytesOut { buffer, capacity, length }.write(value.as_bytes()?))
+        layer.read_constant(|value| ByteDestination { buffer, capacity, length }.write(value.as_bytes()?))
     })
 }
 
@@ -384,8 +397,8 @@ extern "C" fn dcl_constant_get_weights(
 extern "C" fn dcl_constant_set_weights(
     layer: Handle<CLayer>,
     data_type: i32,
-    dims: In<CDims>,
-    weights: Bytes,
+    dims: InPointer<CDims>,
+    weights: ConstVoidPointer,
     byte_len: usize,
 ) -> Status {
     call(|| {

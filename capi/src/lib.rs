@@ -1,19 +1,71 @@
-//! The C ABI: the functions of `include/distcollective.h`, which says what each means. A door without semantics of its own: arguments
-//! are parsed, handles looked up, and everything else is a call of the Rust API.
+//! The C ABI: the functions of `include/distcollective.h` over the public Rust API.
 //!
-//! | module | what is there |
+//! The header documents every function. This crate parses arguments, looks up handles and calls the
+//! Rust API; it has no rules of its own.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `status` | statuses, this thread's last error, and [`call`](status::call), through which every function goes: no panic gets out |
-//! | `handle` | the table behind the handles |
-//! | `arguments` | the types of arguments, with the unsafe code that reads and writes what they point to |
+//! | `status` | statuses, this thread's last error, and `call`, which runs each function's body |
+//! | `handle` | handles and the table of the objects behind them |
+//! | `arguments` | the types of arguments, with the unsafe code that uses their pointers |
 //! | `copy_out` | text and bytes for the caller's buffers |
 //! | `library` | version, names, the log |
-//! | `network`, `layer`, `dist_collective` | describing a network; attributes of layers, those in no network too |
-//! | `plugin` | layers of the caller's own |
-//! | `engine`, `context` | building and running it |
-//! | `bound_layer` | the layer by itself |
-//! | `environment`, `communicator`, `collectives` | ranks |
+//! | `network` | networks and tensors |
+//! | `layer`, `dist_collective` | the attributes of layers |
+//! | `plugin` | layers that the caller implements |
+//! | `engine`, `context` | building and running an engine |
+//! | `bound_layer` | a layer by itself on a communicator |
+//! | `environment`, `communicator` | ranks |
+//! | `collectives` | eager collectives |
 //! | `buffer`, `stream` | memory; streams and work |
+//!
+//! # How a function is built
+//!
+//! ```ignore
+//! /// `dcl_engine_t`.
+//! pub(super) struct CEngine {
+//!     pub(super) engine: Engine,
+//! }
+//!
+//! impl Object for CEngine {
+//!     const TYPE: &'static str = "dcl_engine_t";
+//! }
+//!
+//! #[unsafe(no_mangle)]
+//! extern "C" fn dcl_engine_build(
+//!     network: Handle<CNetwork>,
+//!     engine: OutPointer<Handle<CEngine>>,
+//! ) -> Status {
+//!     call(|| {
+//!         let network = network.get()?;
+//!         let engine = engine.check("engine")?;
+//!         let built = Builder::new().build(&*network.network.read()?)?;
+//!         engine.set(Handle::new(CEngine { engine: built }));
+//!         Ok(())
+//!     })
+//! }
+//! ```
+//!
+//! - *Arguments.* Each has a type of `arguments`, `copy_out` or `handle` with the layout of the C
+//!   type: `InPointer` is `const T *`, `OutPointer` is `T *`, `TextPointer` is `const char *`,
+//!   `ConstVoidPointer` is `const void *`, `VoidPointer` is `void *`. Enumerators are plain `i32`,
+//!   because C may pass any number; `arguments` has a function that parses each.
+//! - *Handles.* `Handle<T>` is a `dcl_..._t *`. `get` returns an `Arc` of the object, so the object
+//!   stays alive during the call. An object whose calls may be exclusive has its state in a
+//!   `TryRwLock`: a [shared] call uses `read`, an [exclusive] one `write`.
+//! - *Status.* The body is a closure of `call`. It returns `Result<()>`, whose error is a
+//!   `CallError`; errors of the Rust API convert with `?`. `call` turns an error or a panic into a
+//!   status and this thread's last error, so no panic reaches C.
+//! - *Order.* The body checks all arguments first, output pointers too (`check`). It writes outputs
+//!   last, so that they are written only on success.
+//!
+//! To add a function:
+//!
+//! 1. Declare it in the header. Its comment ends with a tag such as `[local, shared]`.
+//! 2. Write it in the module of its object, and wrap it in `include/distcollective.hpp`.
+//! 3. `cargo test -p c_header` compares the declarations.
+//! 4. `cargo test -p distcollective-capi` calls the function with wrong arguments. If a parameter's
+//!    name or type is new, add it to the tables of `tests/c_abi/arguments.rs`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the handles of the C ABI need pointers of 64 bits");

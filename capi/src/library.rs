@@ -1,4 +1,4 @@
-//! Version, names, errors and the log.
+//! `dcl_version*`, `dcl_*_name`, `dcl_*last_error*` and the log.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 
 use dcl::{CollectiveOperation, DataType, LogLevel, ReduceOperation, clear_log_handler, set_log_handler};
 
-use super::arguments::Text;
-use super::copy_out::TextRoom;
-use super::status::{Fault, Status, call, last_message, last_rank, set_last};
+use super::arguments::TextPointer;
+use super::copy_out::TextBuffer;
+use super::status::{CallError, Status, call, last_message, last_rank, set_last_error};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_version() -> u32 {
@@ -29,17 +29,17 @@ extern "C" fn dcl_status_name(status: Status) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_last_error_message(buffer: TextRoom, capacity: usize) -> usize {
+extern "C" fn dcl_last_error_message(buffer: TextBuffer, capacity: usize) -> usize {
     last_message(|message| buffer.write_fitting(message, capacity))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_set_last_error(status: Status, message: Text) -> Status {
+extern "C" fn dcl_set_last_error(status: Status, message: TextPointer) -> Status {
     call(|| {
         if status == Status::SUCCESS {
-            return Err(Fault::invalid_argument("the status is that of an error, and not DCL_STATUS_SUCCESS"));
+            return Err(CallError::invalid_argument("status is DCL_STATUS_SUCCESS; it must be an error's"));
         }
-        set_last(status, message.get("message")?);
+        set_last_error(status, message.get("message")?);
         Ok(())
     })
 }
@@ -49,7 +49,7 @@ extern "C" fn dcl_last_error_rank() -> i32 {
     last_rank().and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1)
 }
 
-/// A name of the Rust API with a NUL at its end, for ever.
+/// A static C string of a name that the Rust API has without a NUL.
 fn c_name(name: &str) -> *const c_char {
     static NAMES: LazyLock<Vec<CString>> = LazyLock::new(|| {
         let types = DataType::ALL.into_iter().map(DataType::name);
@@ -88,12 +88,12 @@ extern "C" fn dcl_reduce_operation_name(reduce_op: i32) -> *const c_char {
 /// `dcl_log_callback_t`.
 type Callback = extern "C" fn(severity: i32, message: *const c_char, user_data: *mut c_void);
 
-/// What C gives to its callback.
+/// The `user_data` of C's callback.
 struct UserData(*mut c_void);
 
-// SAFETY: the header wants user data that any thread may give to the callback.
+// SAFETY: the header requires `user_data` that any thread may pass to the callback.
 unsafe impl Send for UserData {}
-// SAFETY: as above, several threads at once.
+// SAFETY: the header requires that several threads may do so at once.
 unsafe impl Sync for UserData {}
 
 thread_local! {
@@ -105,7 +105,7 @@ thread_local! {
 extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c_void, most_verbose: i32) -> Status {
     call(|| {
         if IN_CALLBACK.get() {
-            return Err(Fault::new(Status::BUSY, "the callback for the log calls this itself"));
+            return Err(CallError::new(Status::BUSY, "the log callback itself makes this call"));
         }
         let Some(callback) = callback else { return Ok(clear_log_handler()?) };
         let level = match most_verbose {
@@ -115,13 +115,13 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
             4 => LogLevel::Trace,
             _ => {
                 let message = format!("most_verbose is {most_verbose}; it is 1 (errors) to 4 (verbose)");
-                return Err(Fault::invalid_argument(message));
+                return Err(CallError::invalid_argument(message));
             }
         };
         let user_data = UserData(user_data);
         Ok(set_log_handler(level, move |level, text| {
             let UserData(user_data) = &user_data;
-            // A text from elsewhere may have a NUL in it.
+            // The message may contain text of a peer or of a file, and that may contain a NUL.
             let Ok(message) = CString::new(text.replace('\0', " ")) else { return };
             IN_CALLBACK.set(true);
             callback(severity(level), message.as_ptr(), *user_data);

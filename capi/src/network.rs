@@ -1,26 +1,28 @@
-//! Networks and their tensors.
+//! `dcl_network_*` and `dcl_tensor_*`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use dcl::{Buffer, Error, ErrorKind, LayerId, Network, Shuffle, TensorId};
 
-use super::arguments::{Bytes, CDims, In, Out, Text, count, data_type, index, operation, reduce_op};
-use super::copy_out::{TextOut, TextRoom};
-use super::handle::{Guarded, Handle, Object};
+use super::arguments::{
+    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op,
+};
+use super::copy_out::{TextBuffer, TextDestination};
+use super::handle::{Handle, Object, TryRwLock};
 use super::layer::CLayer;
-use super::plugin::{CPlugin, ForeignPlugin};
-use super::status::{Fault, Result, Status, call, lock};
+use super::plugin::{CPlugin, CallbackPlugin};
+use super::status::{CallError, Result, Status, call, lock};
 
 /// `dcl_network_t`.
 #[derive(Default)]
 pub(super) struct CNetwork {
-    pub(super) network: Guarded<Network, CNetwork>,
-    /// Locked for moments only, so that freeing waits for no call.
+    pub(super) network: TryRwLock<Network, CNetwork>,
+    /// No call holds this lock while it works, so freeing does not wait for calls.
     children: Mutex<Children>,
 }
 
-/// The handles of a network's tensors and layers, each of which holds the network.
+/// The handles of a network's tensors and layers. Each holds the network.
 #[derive(Default)]
 struct Children {
     tensors: HashMap<TensorId, Handle<CTensor>>,
@@ -43,50 +45,51 @@ impl Object for CTensor {
 }
 
 impl CNetwork {
-    /// The tensor, if it is one of this network.
-    pub(super) fn own(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
+    /// The tensor's id, if it belongs to this network.
+    pub(super) fn own_tensor(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
         let tensor = tensor.get()?;
         match Arc::ptr_eq(&tensor.network, self) {
             true => Ok(tensor.id),
-            false => Err(Fault::invalid_argument("the tensor is one of another network")),
+            false => Err(CallError::invalid_argument("the tensor is one of another network")),
         }
     }
 
-    /// The handle of a tensor, the same every time.
+    /// The handle of a tensor. Each call returns the same one.
     pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Handle<CTensor> {
         let Children { tensors, is_freed, .. } = &mut *lock(&self.children);
-        *tensors.entry(id).or_insert_with(|| child(CTensor { network: Arc::clone(self), id }, *is_freed))
+        *tensors.entry(id).or_insert_with(|| new_child(CTensor { network: Arc::clone(self), id }, *is_freed))
     }
 
-    /// The handle of a layer, the same every time.
+    /// The handle of a layer. Each call returns the same one.
     fn layer(self: &Arc<Self>, id: LayerId) -> Handle<CLayer> {
         let Children { layers, is_freed, .. } = &mut *lock(&self.children);
-        *layers.entry(id).or_insert_with(|| child(CLayer::of_network(Arc::clone(self), id), *is_freed))
+        *layers.entry(id).or_insert_with(|| new_child(CLayer::of_network(Arc::clone(self), id), *is_freed))
     }
 
     /// The handle of the layer that computes a tensor.
     fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
         match network.producer(tensor)? {
             Some(layer) => Ok(self.layer(layer)),
-            None => Err(Fault::new(Status::INTERNAL, "no layer computes the output of a layer")),
+            None => Err(CallError::new(Status::INTERNAL, "no layer computes the output of a layer")),
         }
     }
 }
 
-/// A new handle of a network. If that was freed during the call that makes it, so is the handle: as if it had been a moment later.
-fn child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
+/// Creates the handle of a tensor or layer. If the network was freed during this call, the handle
+/// is freed too, as if the caller had freed the network a moment later.
+fn new_child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
     let handle = Handle::new(object);
     if is_freed {
-        // It is in the table.
+        // This cannot fail: the handle was added above.
         let _ = handle.free();
     }
     handle
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_new(network: Out<Handle<CNetwork>>) -> Status {
+extern "C" fn dcl_network_new(network: OutPointer<Handle<CNetwork>>) -> Status {
     call(|| {
-        let network = network.place("network")?;
+        let network = network.check("network")?;
         network.set(Handle::new(CNetwork::default()));
         Ok(())
     })
@@ -99,7 +102,7 @@ extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
             return Ok(());
         }
         let network = network.take()?;
-        // Another thread may be in the middle of a call that it began before.
+        // A call of another thread may still hold the network; `is_freed` tells it.
         let freed = Children { is_freed: true, ..Children::default() };
         let Children { tensors, layers, .. } = std::mem::replace(&mut *lock(&network.children), freed);
         tensors.into_values().try_for_each(Handle::free)?;
@@ -110,14 +113,14 @@ extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn dcl_network_add_input(
     network: Handle<CNetwork>,
-    name: Text,
+    name: TextPointer,
     data_type: i32,
-    dims: In<CDims>,
-    tensor: Out<Handle<CTensor>>,
+    dims: InPointer<CDims>,
+    tensor: OutPointer<Handle<CTensor>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let (tensor, name, dims) = (tensor.place("tensor")?, name.get("name")?, dims.get("dims")?.to_dims()?);
+        let (tensor, name, dims) = (tensor.check("tensor")?, name.get("name")?, dims.get("dims")?.to_dims()?);
         let data_type = self::data_type(data_type)?;
         let mut description = network.network.write()?;
         let id = description.add_input(name, data_type, dims)?;
@@ -130,13 +133,13 @@ extern "C" fn dcl_network_add_input(
 extern "C" fn dcl_network_set_optimization_profile(
     network: Handle<CNetwork>,
     input: Handle<CTensor>,
-    min: In<CDims>,
-    opt: In<CDims>,
-    max: In<CDims>,
+    min: InPointer<CDims>,
+    opt: InPointer<CDims>,
+    max: InPointer<CDims>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let input = network.own(input)?;
+        let input = network.own_tensor(input)?;
         let [min, opt, max] = [min.get("min")?, opt.get("opt")?, max.get("max")?].map(CDims::to_dims);
         network.network.write()?.set_optimization_profile(input, min?, opt?, max?)?;
         Ok(())
@@ -150,15 +153,15 @@ extern "C" fn dcl_network_add_dist_collective(
     operation: i32,
     reduce_op: i32,
     root: i64,
-    groups: In<i64>,
+    groups: InPointer<i64>,
     group_size: i64,
-    layer: Out<Handle<CLayer>>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let (input, layer) = (network.own_tensor(input)?, layer.check("layer")?);
         let (operation, reduce_op) = (self::operation(operation)?, self::reduce_op(reduce_op)?);
-        let groups = groups.several("groups", group_size)?;
+        let groups = groups.array("groups", group_size)?;
         let mut description = network.network.write()?;
         let id = description.add_dist_collective(input, operation, reduce_op, root, &groups)?;
         layer.set(network.layer(id));
@@ -170,11 +173,11 @@ extern "C" fn dcl_network_add_dist_collective(
 extern "C" fn dcl_network_add_shuffle(
     network: Handle<CNetwork>,
     input: Handle<CTensor>,
-    layer: Out<Handle<CLayer>>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let (input, layer) = (network.own(input)?, layer.place("layer")?);
+        let (input, layer) = (network.own_tensor(input)?, layer.check("layer")?);
         let mut description = network.network.write()?;
         let output = description.add_shuffle(input, Shuffle::default())?;
         layer.set(network.layer_of(&description, output)?);
@@ -187,11 +190,11 @@ extern "C" fn dcl_network_add_cast(
     network: Handle<CNetwork>,
     input: Handle<CTensor>,
     to_type: i32,
-    layer: Out<Handle<CLayer>>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let (input, layer, to_type) = (network.own(input)?, layer.place("layer")?, data_type(to_type)?);
+        let (input, layer, to_type) = (network.own_tensor(input)?, layer.check("layer")?, data_type(to_type)?);
         let mut description = network.network.write()?;
         let output = description.add_cast(input, to_type)?;
         layer.set(network.layer_of(&description, output)?);
@@ -203,14 +206,14 @@ extern "C" fn dcl_network_add_cast(
 extern "C" fn dcl_network_add_constant(
     network: Handle<CNetwork>,
     data_type: i32,
-    dims: In<CDims>,
-    weights: Bytes,
+    dims: InPointer<CDims>,
+    weights: ConstVoidPointer,
     byte_len: usize,
-    layer: Out<Handle<CLayer>>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let layer = layer.place("layer")?;
+        let layer = layer.check("layer")?;
         let value = constant(data_type, &dims, &weights, byte_len)?;
         let mut description = network.network.write()?;
         let output = description.add_constant_buffer(value)?;
@@ -220,7 +223,12 @@ extern "C" fn dcl_network_add_constant(
 }
 
 /// The value of a constant.
-pub(super) fn constant(data_type: i32, dims: &In<CDims>, weights: &Bytes, byte_len: usize) -> Result<Buffer> {
+pub(super) fn constant(
+    data_type: i32,
+    dims: &InPointer<CDims>,
+    weights: &ConstVoidPointer,
+    byte_len: usize,
+) -> Result<Buffer> {
     let data_type = self::data_type(data_type)?;
     let shape = dims.get("dims")?.to_shape()?;
     let wanted = shape.byte_len(data_type);
@@ -236,18 +244,18 @@ pub(super) fn constant(data_type: i32, dims: &In<CDims>, weights: &Bytes, byte_l
 #[unsafe(no_mangle)]
 extern "C" fn dcl_network_add_plugin(
     network: Handle<CNetwork>,
-    name: Text,
-    inputs: In<Handle<CTensor>>,
+    name: TextPointer,
+    inputs: InPointer<Handle<CTensor>>,
     nb_inputs: i32,
-    plugin: In<CPlugin>,
-    layer: Out<Handle<CLayer>>,
+    plugin: InPointer<CPlugin>,
+    layer: OutPointer<Handle<CLayer>>,
 ) -> Status {
     call(|| {
         let network = network.get()?;
-        let (name, layer) = (name.get("name")?, layer.place("layer")?);
-        let inputs = inputs.several("inputs", nb_inputs)?;
-        let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own(input)).collect::<Result<_>>()?;
-        let plugin = ForeignPlugin::new(plugin.required("plugin")?)?;
+        let (name, layer) = (name.get("name")?, layer.check("layer")?);
+        let inputs = inputs.array("inputs", nb_inputs)?;
+        let inputs: Vec<TensorId> = inputs.into_iter().map(|input| network.own_tensor(input)).collect::<Result<_>>()?;
+        let plugin = CallbackPlugin::new(plugin.required("plugin")?)?;
         let ownership = plugin.ownership();
         let mut description = network.network.write()?;
         let output = description.add_plugin(name, plugin, &inputs)?;
@@ -259,30 +267,34 @@ extern "C" fn dcl_network_add_plugin(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_mark_output(network: Handle<CNetwork>, tensor: Handle<CTensor>, name: Text) -> Status {
+extern "C" fn dcl_network_mark_output(network: Handle<CNetwork>, tensor: Handle<CTensor>, name: TextPointer) -> Status {
     call(|| {
         let network = network.get()?;
-        let (tensor, name) = (network.own(tensor)?, name.get("name")?);
+        let (tensor, name) = (network.own_tensor(tensor)?, name.get("name")?);
         network.network.write()?.mark_output(tensor, name)?;
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_nb_layers(network: Handle<CNetwork>, nb_layers: Out<i32>) -> Status {
+extern "C" fn dcl_network_get_nb_layers(network: Handle<CNetwork>, nb_layers: OutPointer<i32>) -> Status {
     call(|| {
         let network = network.get()?;
-        let nb_layers = nb_layers.place("nb_layers")?;
+        let nb_layers = nb_layers.check("nb_layers")?;
         nb_layers.set(count(network.network.read()?.layers().count()));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer: Out<Handle<CLayer>>) -> Status {
+extern "C" fn dcl_network_get_layer(
+    network: Handle<CNetwork>,
+    index: i32,
+    layer: OutPointer<Handle<CLayer>>,
+) -> Status {
     call(|| {
         let network = network.get()?;
-        let layer = layer.place("layer")?;
+        let layer = layer.check("layer")?;
         let description = network.network.read()?;
         let ids: Vec<LayerId> = description.layers().map(|(id, _)| id).collect();
         layer.set(network.layer(ids[self::index("layer", index, ids.len())?]));
@@ -291,20 +303,24 @@ extern "C" fn dcl_network_get_layer(network: Handle<CNetwork>, index: i32, layer
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_nb_inputs(network: Handle<CNetwork>, nb_inputs: Out<i32>) -> Status {
+extern "C" fn dcl_network_get_nb_inputs(network: Handle<CNetwork>, nb_inputs: OutPointer<i32>) -> Status {
     call(|| {
         let network = network.get()?;
-        let nb_inputs = nb_inputs.place("nb_inputs")?;
+        let nb_inputs = nb_inputs.check("nb_inputs")?;
         nb_inputs.set(count(network.network.read()?.inputs().len()));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+extern "C" fn dcl_network_get_input(
+    network: Handle<CNetwork>,
+    index: i32,
+    tensor: OutPointer<Handle<CTensor>>,
+) -> Status {
     call(|| {
         let network = network.get()?;
-        let tensor = tensor.place("tensor")?;
+        let tensor = tensor.check("tensor")?;
         let description = network.network.read()?;
         let inputs = description.inputs();
         let id = inputs[self::index("input", index, inputs.len())?];
@@ -314,20 +330,24 @@ extern "C" fn dcl_network_get_input(network: Handle<CNetwork>, index: i32, tenso
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_nb_outputs(network: Handle<CNetwork>, nb_outputs: Out<i32>) -> Status {
+extern "C" fn dcl_network_get_nb_outputs(network: Handle<CNetwork>, nb_outputs: OutPointer<i32>) -> Status {
     call(|| {
         let network = network.get()?;
-        let nb_outputs = nb_outputs.place("nb_outputs")?;
+        let nb_outputs = nb_outputs.check("nb_outputs")?;
         nb_outputs.set(count(network.network.read()?.outputs().len()));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tensor: Out<Handle<CTensor>>) -> Status {
+extern "C" fn dcl_network_get_output(
+    network: Handle<CNetwork>,
+    index: i32,
+    tensor: OutPointer<Handle<CTensor>>,
+) -> Status {
     call(|| {
         let network = network.get()?;
-        let tensor = tensor.place("tensor")?;
+        let tensor = tensor.check("tensor")?;
         let description = network.network.read()?;
         let outputs = description.outputs();
         let id = outputs[self::index("output", index, outputs.len())?];
@@ -339,19 +359,19 @@ extern "C" fn dcl_network_get_output(network: Handle<CNetwork>, index: i32, tens
 #[unsafe(no_mangle)]
 extern "C" fn dcl_tensor_get_name(
     tensor: Handle<CTensor>,
-    buffer: TextRoom,
+    buffer: TextBuffer,
     capacity: usize,
-    length: Out<usize>,
+    length: OutPointer<usize>,
 ) -> Status {
     call(|| {
         let tensor = tensor.get()?;
         let network = tensor.network.network.read()?;
-        TextOut { buffer, capacity, length }.write(network.tensor_name(tensor.id)?)
+        TextDestination { buffer, capacity, length }.write(network.tensor_name(tensor.id)?)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: Text) -> Status {
+extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: TextPointer) -> Status {
     call(|| {
         let tensor = tensor.get()?;
         let name = name.get("name")?;
@@ -361,10 +381,10 @@ extern "C" fn dcl_tensor_set_name(tensor: Handle<CTensor>, name: Text) -> Status
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_get_type(tensor: Handle<CTensor>, data_type: Out<i32>) -> Status {
+extern "C" fn dcl_tensor_get_type(tensor: Handle<CTensor>, data_type: OutPointer<i32>) -> Status {
     call(|| {
         let tensor = tensor.get()?;
-        let data_type = data_type.place("data_type")?;
+        let data_type = data_type.check("data_type")?;
         let found = tensor.network.network.read()?.tensor_data_type(tensor.id)?;
         data_type.set(found.number());
         Ok(())

@@ -1,4 +1,4 @@
-//! Layers of the caller's own.
+//! Plugins: `dcl_plugin_t` as a [`Plugin`], and their creators.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dcl::{DataType, Error, ErrorKind, Plugin, PluginCall, PluginRegistry, Shape};
 
-use super::arguments::{CDims, Growing, In, Text, data_type};
-use super::status::{Fault, Result, Status, failure_count, last_message, last_status};
+use super::arguments::{CDims, InPointer, SizedStruct, TextPointer, data_type};
+use super::status::{CallError, Result, Status, failure_count, last_message, last_status};
 
 /// `DCL_MAX_PLUGIN_TENSORS`.
 const MAX_TENSORS: usize = 16;
@@ -49,8 +49,8 @@ type Create = extern "C" fn(*mut c_void, *const c_void, usize, *mut CPlugin) -> 
 #[derive(Clone, Copy)]
 pub(super) struct CPlugin {
     struct_size: usize,
-    type_name: Text,
-    version: Text,
+    type_name: TextPointer,
+    version: TextPointer,
     user_data: *mut c_void,
     nb_outputs: i32,
     runs_on_cuda: i32,
@@ -61,15 +61,15 @@ pub(super) struct CPlugin {
     destroy: Option<Destroy>,
 }
 
-const _: () = assert!(size_of::<CPlugin>() == CPlugin::FIRST_LEN);
+const _: () = assert!(size_of::<CPlugin>() == CPlugin::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
-unsafe impl Growing for CPlugin {
-    const FIRST_LEN: usize = 80;
+// SAFETY: the fields are numbers and pointers; the size comes first. A callback may be NULL.
+unsafe impl SizedStruct for CPlugin {
+    const FIRST_BYTE_LEN: usize = 80;
     const INITIAL: Self = CPlugin {
         struct_size: size_of::<Self>(),
-        type_name: Text::NULL,
-        version: Text::NULL,
+        type_name: TextPointer::NULL,
+        version: TextPointer::NULL,
         user_data: std::ptr::null_mut(),
         nb_outputs: 1,
         runs_on_cuda: 0,
@@ -86,14 +86,14 @@ unsafe impl Growing for CPlugin {
 #[derive(Clone, Copy)]
 pub(super) struct CPluginCreator {
     struct_size: usize,
-    type_name: Text,
-    version: Text,
+    type_name: TextPointer,
+    version: TextPointer,
     user_data: *mut c_void,
     create: Option<Create>,
 }
 
-/// A plugin behind C's callbacks.
-pub(super) struct ForeignPlugin {
+/// A plugin that C's callbacks implement.
+pub(super) struct CallbackPlugin {
     type_name: String,
     version: String,
     user_data: *mut c_void,
@@ -107,12 +107,12 @@ pub(super) struct ForeignPlugin {
     ownership: Ownership,
 }
 
-// SAFETY: the header wants callbacks that any thread may call with the user data, several at once.
-unsafe impl Send for ForeignPlugin {}
-// SAFETY: as above.
-unsafe impl Sync for ForeignPlugin {}
+// SAFETY: the header requires callbacks and `user_data` that any thread may use.
+unsafe impl Send for CallbackPlugin {}
+// SAFETY: the header requires that several threads may use them at once.
+unsafe impl Sync for CallbackPlugin {}
 
-/// Whether a plugin is the library's to destroy.
+/// Whether the library owns a plugin, and so destroys it.
 #[derive(Clone, Default)]
 pub(super) struct Ownership(Arc<AtomicBool>);
 
@@ -123,22 +123,22 @@ impl Ownership {
 }
 
 fn required<T>(callback: Option<T>, name: &str) -> Result<T> {
-    callback.ok_or_else(|| Fault::invalid_argument(format!("{name} of plugin is NULL")))
+    callback.ok_or_else(|| CallError::invalid_argument(format!("{name} of plugin is NULL")))
 }
 
-fn version(version: &Text) -> Result<&str> {
+fn version(version: &TextPointer) -> Result<&str> {
     Ok(version.optional("version")?.unwrap_or("1"))
 }
 
-impl ForeignPlugin {
-    /// The plugin, which stays the caller's until its [`Ownership`] is taken.
+impl CallbackPlugin {
+    /// Reads the structure. The caller owns the plugin until [`Ownership::take`].
     pub(super) fn new(plugin: CPlugin) -> Result<Self> {
         let nb_outputs = usize::try_from(plugin.nb_outputs).unwrap_or(0);
         if !(1..=MAX_TENSORS).contains(&nb_outputs) {
             let message = format!("nb_outputs of plugin is {}; it is 1 to {MAX_TENSORS}", plugin.nb_outputs);
-            return Err(Fault::invalid_argument(message));
+            return Err(CallError::invalid_argument(message));
         }
-        Ok(ForeignPlugin {
+        Ok(CallbackPlugin {
             type_name: plugin.type_name.get("type_name of plugin")?.to_owned(),
             version: version(&plugin.version)?.to_owned(),
             user_data: plugin.user_data,
@@ -157,7 +157,7 @@ impl ForeignPlugin {
         self.ownership.clone()
     }
 
-    /// The number of inputs, for a callback that counts on no more than the header promises.
+    /// The number of inputs as C's number. Callbacks rely on the header's maximum.
     fn input_count(&self, inputs: usize) -> dcl::Result<i32> {
         match inputs > MAX_TENSORS {
             true => Err(Error::new(
@@ -169,7 +169,8 @@ impl ForeignPlugin {
     }
 }
 
-/// Calls a callback, and says what it returned and, where the last failure of this library's within it has the same status, why.
+/// Calls a callback. The error has its status. If a call of this library inside the callback failed
+/// with the same status, the error has that call's message too.
 fn call_back(what: &str, callback: impl FnOnce() -> Status) -> dcl::Result<()> {
     let before = failure_count();
     let status = callback();
@@ -183,17 +184,17 @@ fn call_back(what: &str, callback: impl FnOnce() -> Status) -> dcl::Result<()> {
     Err(Error::new(ErrorKind::Plugin, format!("the plugin's {what} returned {status}{why}")))
 }
 
-/// What a callback wrote for its outputs.
+/// Parses what a callback wrote for its outputs.
 fn written<T, U>(what: &str, outputs: Vec<T>, parse: impl Fn(T) -> Result<U>) -> dcl::Result<Vec<U>> {
     let one = |(index, output)| {
-        parse(output).map_err(|fault| {
-            Error::new(ErrorKind::Plugin, format!("the plugin's {what} wrote for output {index}: {fault}"))
+        parse(output).map_err(|error| {
+            Error::new(ErrorKind::Plugin, format!("the plugin's {what} wrote for output {index}: {error}"))
         })
     };
     outputs.into_iter().enumerate().map(one).collect()
 }
 
-impl Plugin for ForeignPlugin {
+impl Plugin for CallbackPlugin {
     fn type_name(&self) -> &str {
         &self.type_name
     }
@@ -227,12 +228,12 @@ impl Plugin for ForeignPlugin {
     fn enqueue(&self, call: &mut PluginCall<'_>) -> dcl::Result<()> {
         let (mut inputs, mut outputs) = ([CPluginTensor::NONE; MAX_TENSORS], [CPluginTensor::NONE; MAX_TENSORS]);
         let (mut nb_inputs, mut nb_outputs) = (0, 0);
-        for (place, input) in inputs.iter_mut().zip(call.inputs()) {
-            *place = CPluginTensor::new(input.as_ptr().cast_mut(), input.data_type(), input.shape());
+        for (tensor, input) in inputs.iter_mut().zip(call.inputs()) {
+            *tensor = CPluginTensor::new(input.as_ptr().cast_mut(), input.data_type(), input.shape());
             nb_inputs += 1;
         }
-        for (place, mut output) in outputs.iter_mut().zip(call.outputs()) {
-            *place = CPluginTensor::new(output.as_mut_ptr(), output.data_type(), output.shape());
+        for (tensor, mut output) in outputs.iter_mut().zip(call.outputs()) {
+            *tensor = CPluginTensor::new(output.as_mut_ptr(), output.data_type(), output.shape());
             nb_outputs += 1;
         }
         let stream = call.cuda_stream().unwrap_or(std::ptr::null_mut());
@@ -265,13 +266,13 @@ impl Plugin for ForeignPlugin {
             true => Ok(bytes),
             false => Err(Error::new(
                 ErrorKind::Plugin,
-                format!("the plugin's serialize gave {length} bytes first, and then {again}"),
+                format!("the plugin's serialize gave {length} bytes in one call and {again} in the next"),
             )),
         }
     }
 }
 
-impl Drop for ForeignPlugin {
+impl Drop for CallbackPlugin {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy
             && self.ownership.0.load(Ordering::Relaxed)
@@ -281,27 +282,27 @@ impl Drop for ForeignPlugin {
     }
 }
 
-impl fmt::Debug for ForeignPlugin {
+impl fmt::Debug for CallbackPlugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.type_name, self.version)
     }
 }
 
-const _: () = assert!(size_of::<CPluginCreator>() == CPluginCreator::FIRST_LEN);
+const _: () = assert!(size_of::<CPluginCreator>() == CPluginCreator::FIRST_BYTE_LEN);
 
-// SAFETY: numbers and pointers, of which the size comes first; NULL is a callback that is not there.
-unsafe impl Growing for CPluginCreator {
-    const FIRST_LEN: usize = 40;
+// SAFETY: the fields are numbers and pointers; the size comes first. A callback may be NULL.
+unsafe impl SizedStruct for CPluginCreator {
+    const FIRST_BYTE_LEN: usize = 40;
     const INITIAL: Self = CPluginCreator {
         struct_size: size_of::<Self>(),
-        type_name: Text::NULL,
-        version: Text::NULL,
+        type_name: TextPointer::NULL,
+        version: TextPointer::NULL,
         user_data: std::ptr::null_mut(),
         create: None,
     };
 }
 
-/// A creator while plan bytes are read.
+/// A creator, used during one call that reads a plan.
 struct Creator {
     type_name: String,
     version: String,
@@ -309,29 +310,29 @@ struct Creator {
     user_data: *mut c_void,
 }
 
-// SAFETY: the header wants callbacks that any thread may call with the user data.
+// SAFETY: the header requires a callback and `user_data` that any thread may use.
 unsafe impl Send for Creator {}
-// SAFETY: as above, several at once.
+// SAFETY: the header requires that several threads may use them at once.
 unsafe impl Sync for Creator {}
 
-/// Room for a plugin of any version, also of a header that is newer than this library.
+/// Memory for a plugin structure. It is large enough for a structure of a newer header.
 #[repr(C)]
-union PluginRoom {
+union PluginStorage {
     plugin: CPlugin,
-    room: [u64; 512],
+    bytes: [u64; 512],
 }
 
 impl Creator {
-    fn create(&self, bytes: &[u8]) -> dcl::Result<ForeignPlugin> {
-        let mut room = PluginRoom { room: [0; 512] };
-        room.plugin = CPlugin::INITIAL;
-        let place: *mut CPlugin = (&raw mut room).cast();
-        call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), place))?;
-        // SAFETY: what was there before, with what C wrote over it: numbers and pointers.
-        let CPlugin { user_data, destroy, .. } = unsafe { room.plugin };
-        // SAFETY: the room is longer than any structure is taken to be.
-        let plugin = unsafe { In::of(place.cast_const()) }.required("plugin");
-        let made = plugin.and_then(ForeignPlugin::new).map_err(Error::from).and_then(|made| {
+    fn create(&self, bytes: &[u8]) -> dcl::Result<CallbackPlugin> {
+        let mut storage = PluginStorage { bytes: [0; 512] };
+        storage.plugin = CPlugin::INITIAL;
+        let start: *mut CPlugin = (&raw mut storage).cast();
+        call_back("creator", || (self.create)(self.user_data, bytes.as_ptr().cast(), bytes.len(), start))?;
+        // SAFETY: the structure was initialized above, and C has written numbers and pointers.
+        let CPlugin { user_data, destroy, .. } = unsafe { storage.plugin };
+        // SAFETY: the storage has 4096 initialized bytes.
+        let plugin = unsafe { InPointer::of(start.cast_const()) }.required("plugin");
+        let made = plugin.and_then(CallbackPlugin::new).map_err(Error::from).and_then(|made| {
             if made.type_name == self.type_name && made.version == self.version {
                 made.ownership.take();
                 return Ok(made);
@@ -352,8 +353,8 @@ impl Creator {
     }
 }
 
-/// What makes plugins from plans.
-pub(super) fn registry(creators: &In<CPluginCreator>, nb_creators: i32) -> Result<PluginRegistry> {
+/// A registry of the caller's creators.
+pub(super) fn registry(creators: &InPointer<CPluginCreator>, nb_creators: i32) -> Result<PluginRegistry> {
     let mut registry = PluginRegistry::new();
     for creator in creators.structures("creators", nb_creators)? {
         let type_name = creator.type_name.get("type_name of a creator")?;

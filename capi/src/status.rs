@@ -1,4 +1,4 @@
-//! What becomes of a call: its status, and this thread's last error.
+//! Statuses, this thread's last error, and [`call`], which runs the body of each function.
 
 use std::any::{Any, type_name};
 use std::cell::{Cell, RefCell};
@@ -34,7 +34,7 @@ impl Status {
     pub(super) const SYSTEM: Status = Status(17);
     pub(super) const INTERNAL: Status = Status(18);
 
-    /// The name in the header.
+    /// The status's name in the header.
     pub(super) fn name(self) -> &'static std::ffi::CStr {
         match self {
             Status::SUCCESS => c"DCL_STATUS_SUCCESS",
@@ -92,52 +92,53 @@ impl From<ErrorKind> for Status {
     }
 }
 
-/// Why a call fails: an error of the library's, or one that only this door has.
+/// Why a call fails: an error of the Rust API, or one that only the C ABI has.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct CallError {
     status: Status,
     error: Error,
 }
 
-pub(super) type Result<T> = std::result::Result<T, Fault>;
+pub(super) type Result<T> = std::result::Result<T, CallError>;
 
-impl Fault {
-    /// A fault whose status is none of an [`ErrorKind`]'s, or need not be: in Rust code it is an invalid argument.
+impl CallError {
+    /// An error with a status that no [`ErrorKind`] has. If it returns to Rust code, such as a
+    /// plugin's, its kind is `InvalidArgument`.
     pub(super) fn new(status: Status, message: impl Into<String>) -> Self {
-        Fault { status, error: Error::new(ErrorKind::InvalidArgument, message) }
+        CallError { status, error: Error::new(ErrorKind::InvalidArgument, message) }
     }
 
     pub(super) fn invalid_argument(message: impl Into<String>) -> Self {
-        Fault::new(Status::INVALID_ARGUMENT, message)
+        CallError::new(Status::INVALID_ARGUMENT, message)
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for CallError {
     fn from(error: Error) -> Self {
-        Fault { status: error.kind().into(), error }
+        CallError { status: error.kind().into(), error }
     }
 }
 
-impl<T> From<EnqueueError<T>> for Fault {
+impl<T> From<EnqueueError<T>> for CallError {
     fn from(failed: EnqueueError<T>) -> Self {
         failed.error.into()
     }
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.error.fmt(f)
     }
 }
 
-/// For code of ours that C's callbacks stand behind.
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
-        fault.error
+/// For callbacks, which return errors to the Rust API.
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        error.error
     }
 }
 
-/// What `dcl_last_error_message` and `dcl_last_error_rank` tell.
+/// What `dcl_last_error_message` and `dcl_last_error_rank` return.
 struct LastError {
     status: Status,
     message: String,
@@ -149,43 +150,44 @@ thread_local! {
     static FAILURES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often there was something new to tell on this thread.
+/// How often this thread's last error was set.
 pub(super) fn failure_count() -> u64 {
     FAILURES.get()
 }
 
-/// Keeps what went wrong.
-fn remember(last: LastError) {
+/// Sets this thread's last error.
+fn store_last_error(last: LastError) {
     FAILURES.set(FAILURES.get() + 1);
-    // A thread that is ending has no last error any more.
+    // If the thread is ending, its last error is gone already.
     let _ = LAST_ERROR.try_with(|slot| slot.replace(Some(last)));
 }
 
-/// Makes a message of the caller's the last one.
-pub(super) fn set_last(status: Status, message: &str) {
-    remember(LastError { status, message: message.to_owned(), rank: None });
+/// Sets this thread's last error to a message of the caller.
+pub(super) fn set_last_error(status: Status, message: &str) {
+    store_last_error(LastError { status, message: message.to_owned(), rank: None });
 }
 
-/// Runs the body of a function of the header. A fault, or a panic, becomes a status and this thread's last error.
+/// Runs the body of a function of the header. An error or a panic becomes a status and this
+/// thread's last error.
 pub(super) fn call<F: FnOnce() -> Result<()>>(body: F) -> Status {
-    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::SUCCESS,
-        Ok(Err(fault)) => fault,
+        Ok(Err(error)) => error,
         Err(panic) => {
             let text = panic_message(panic.as_ref()).to_owned();
-            // Its drop may panic too.
+            // Dropping it may panic too.
             std::mem::forget(panic);
-            Fault::new(Status::INTERNAL, format!("a mistake of this library's, please report it: {text}"))
+            CallError::new(Status::INTERNAL, format!("a bug in this library, please report it: {text}"))
         }
     };
-    let Fault { status, error } = fault;
-    // Where the sentence is about nothing yet, it is about the function.
+    let CallError { status, error } = error;
+    // A message that names no object gets the function's name.
     let error = error.about(|| function_name::<F>().to_owned());
-    remember(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
+    store_last_error(LastError { status, message: with_causes(&error), rank: error.rank().map(|rank| rank.0) });
     status
 }
 
-/// The text of a panic, as far as it has one.
+/// The message of a panic, if it is text.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -194,12 +196,12 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// Locks a mutex whose data every panic leaves whole.
+/// Locks a mutex. A panic cannot leave the data in these mutexes inconsistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sentence, and what caused it: C has no other way to that.
+/// The message and those of all causes, because C has no other access to the causes.
 fn with_causes(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -210,12 +212,13 @@ fn with_causes(error: &Error) -> String {
     text
 }
 
-/// The function in which a closure is written: of `distcollective::capi::network::dcl_network_new::{{closure}}` the last but one.
+/// The name of the function that contains a closure. The closure's type name is
+/// `distcollective::network::dcl_network_new::{{closure}}`, for example.
 fn function_name<F>() -> &'static str {
     type_name::<F>().rsplit("::").find(|part| part.starts_with("dcl_")).unwrap_or("distcollective")
 }
 
-/// Copies as much of the last message as fits, and gives its length.
+/// Passes the last message to `copy`, and returns its length.
 pub(super) fn last_message(copy: impl FnOnce(&[u8])) -> usize {
     let length = LAST_ERROR.try_with(|last| match &*last.borrow() {
         Some(last) => {
@@ -263,7 +266,7 @@ mod tests {
     #[test]
     fn a_panic_is_a_status() {
         assert_eq!(dcl_that_panics(), Status::INTERNAL);
-        assert_eq!(message(), "dcl_that_panics: a mistake of this library's, please report it: on purpose");
+        assert_eq!(message(), "dcl_that_panics: a bug in this library, please report it: on purpose");
         assert_eq!(fitting(&message(), 15), "dcl_that_panics");
     }
 }

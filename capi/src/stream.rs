@@ -1,4 +1,4 @@
-//! Streams, and work on them.
+//! `dcl_stream_*` and `dcl_work_*`.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -6,23 +6,23 @@ use std::sync::Mutex;
 
 use dcl::{LayerTask, RawCollective, Stream, Work};
 
-use super::arguments::{Out, Room, unsigned};
+use super::arguments::{OutPointer, VoidPointer, unsigned};
 use super::context::RunWork;
-use super::handle::{Guarded, Handle, Object};
-use super::status::{Fault, Result, Status, call, lock};
+use super::handle::{Handle, Object, TryRwLock};
+use super::status::{CallError, Result, Status, call, lock};
 
 /// `dcl_stream_t`.
 pub(super) struct CStream {
     stream: Stream,
-    unclaimed: Mutex<Unclaimed>,
+    untracked: Mutex<UntrackedWork>,
 }
 
-/// What was enqueued without a handle.
+/// Work that was enqueued without a handle.
 #[derive(Default)]
-struct Unclaimed {
+struct UntrackedWork {
     work: VecDeque<AnyWork>,
-    /// The first error of what is not in the list any more.
-    error: Option<Fault>,
+    /// The first error of work that has left the list.
+    error: Option<CallError>,
 }
 
 impl Object for CStream {
@@ -31,13 +31,13 @@ impl Object for CStream {
 
 /// `dcl_work_t`.
 pub(super) struct CWork {
-    state: Guarded<WorkState, CWork>,
+    state: TryRwLock<WorkState, CWork>,
 }
 
 struct WorkState {
-    /// Until it is waited for.
+    /// The work, until a call waits for it.
     pending: Option<AnyWork>,
-    /// What became of it, from then on.
+    /// The work's result, after that.
     result: Result<()>,
 }
 
@@ -45,7 +45,7 @@ impl Object for CWork {
     const TYPE: &'static str = "dcl_work_t";
 }
 
-/// Work of any kind.
+/// Work of any kind of call.
 pub(super) enum AnyWork {
     Run(RunWork),
     Layer(Work<LayerTask>),
@@ -88,28 +88,30 @@ impl AnyWork {
 }
 
 impl CStream {
-    /// Keeps work until it is done, and lets go of what is: outside of the lock, since what a run held may be a callback's.
+    /// Keeps work until it is done, and drops finished work. The drop happens without the lock,
+    /// because a run may own a plugin whose `destroy` calls this library.
     fn keep(&self, work: AnyWork) {
-        lock(&self.unclaimed).work.push_back(work);
+        lock(&self.untracked).work.push_back(work);
         loop {
-            let mut unclaimed = lock(&self.unclaimed);
-            if !unclaimed.work.front().is_some_and(AnyWork::is_done) {
+            let mut untracked = lock(&self.untracked);
+            if !untracked.work.front().is_some_and(AnyWork::is_done) {
                 return;
             }
-            let done = unclaimed.work.pop_front();
-            drop(unclaimed);
-            if let Some(Err(fault)) = done.map(AnyWork::wait) {
-                lock(&self.unclaimed).error.get_or_insert(fault);
+            let done = untracked.work.pop_front();
+            drop(untracked);
+            if let Some(Err(error)) = done.map(AnyWork::wait) {
+                lock(&self.untracked).error.get_or_insert(error);
             }
         }
     }
 }
 
-/// Enqueues on a stream of C's, NULL being the calling thread. What is done at once fails at once; the rest goes to `work`, or where
-/// nobody wants that, to the stream.
+/// Enqueues on the caller's stream; a NULL stream is the calling thread. If the work is done at
+/// once, the call returns its error. Otherwise the work goes to `work`, or to the stream if `work`
+/// is NULL.
 pub(super) fn enqueue(
     stream: Handle<CStream>,
-    work: Out<Handle<CWork>>,
+    work: OutPointer<Handle<CWork>>,
     submit: impl FnOnce(&Stream) -> Result<AnyWork>,
 ) -> Result<()> {
     let stream = if stream.is_null() { None } else { Some(stream.get()?) };
@@ -117,46 +119,51 @@ pub(super) fn enqueue(
         None => submit(&Stream::inline())?,
         Some(stream) => submit(&stream.stream)?,
     };
-    let claim = work.optional();
+    let handle = work.optional();
     let pending = match stream {
         _ if submitted.is_settled() => {
             submitted.wait()?;
             None
         }
-        Some(stream) if claim.is_none() => {
+        Some(stream) if handle.is_none() => {
             stream.keep(submitted);
             None
         }
         _ => Some(submitted),
     };
-    if let Some(claim) = claim {
-        claim.set(Handle::new(CWork { state: Guarded::new(WorkState { pending, result: Ok(()) }) }));
+    if let Some(handle) = handle {
+        handle.set(Handle::new(CWork { state: TryRwLock::new(WorkState { pending, result: Ok(()) }) }));
     }
     Ok(())
 }
 
-fn new_stream(stream: Out<Handle<CStream>>, make: impl FnOnce() -> Result<Stream>) -> Result<()> {
-    let place = stream.place("stream")?;
-    place.set(Handle::new(CStream { stream: make()?, unclaimed: Mutex::default() }));
+fn new_stream(stream: OutPointer<Handle<CStream>>, make: impl FnOnce() -> Result<Stream>) -> Result<()> {
+    let output = stream.check("stream")?;
+    output.set(Handle::new(CStream { stream: make()?, untracked: Mutex::default() }));
     Ok(())
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_stream_new_worker(stream: Out<Handle<CStream>>) -> Status {
+extern "C" fn dcl_stream_new_worker(stream: OutPointer<Handle<CStream>>) -> Status {
     call(|| new_stream(stream, || Ok(Stream::worker()?)))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_stream_new_cuda(device: i32, stream: Out<Handle<CStream>>) -> Status {
+extern "C" fn dcl_stream_new_cuda(device: i32, stream: OutPointer<Handle<CStream>>) -> Status {
     call(|| new_stream(stream, || Ok(Stream::cuda(unsigned("device", device)?)?)))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_stream_from_cuda(cuda_stream: Room, device: i32, stream: Out<Handle<CStream>>) -> Status {
+extern "C" fn dcl_stream_from_cuda(
+    cuda_stream: VoidPointer,
+    device: i32,
+    stream: OutPointer<Handle<CStream>>,
+) -> Status {
     call(|| {
         new_stream(stream, || {
             let device = unsigned("device", device)?;
-            // SAFETY: the header wants a stream of that GPU's primary context that outlives what is enqueued through the handle.
+            // SAFETY: the header requires a stream of that GPU's primary context, which outlives
+            // everything that is enqueued through the handle.
             Ok(unsafe { Stream::from_raw_cuda(cuda_stream.address(), device)? })
         })
     })
@@ -168,9 +175,9 @@ extern "C" fn dcl_stream_free(stream: Handle<CStream>) -> Status {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_stream_get_cuda(stream: Handle<CStream>, cuda_stream: Out<*mut c_void>) -> Status {
+extern "C" fn dcl_stream_get_cuda(stream: Handle<CStream>, cuda_stream: OutPointer<*mut c_void>) -> Status {
     call(|| {
-        let (stream, cuda_stream) = (stream.get()?, cuda_stream.place("cuda_stream")?);
+        let (stream, cuda_stream) = (stream.get()?, cuda_stream.check("cuda_stream")?);
         cuda_stream.set(stream.stream.as_raw_cuda().unwrap_or(std::ptr::null_mut()));
         Ok(())
     })
@@ -184,23 +191,23 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
         }
         let stream = stream.get()?;
         stream.stream.check_wait()?;
-        lock(&stream.unclaimed).work.iter().try_for_each(AnyWork::check_wait)?;
-        let unclaimed = std::mem::take(&mut lock(&stream.unclaimed).work);
+        lock(&stream.untracked).work.iter().try_for_each(AnyWork::check_wait)?;
+        let untracked = std::mem::take(&mut lock(&stream.untracked).work);
         let mut first = Ok(());
-        for work in unclaimed {
+        for work in untracked {
             first = first.and(work.wait());
         }
-        let synchronized = stream.stream.synchronize().map_err(Fault::from);
-        // What was let go of before was enqueued before.
-        let earlier = lock(&stream.unclaimed).error.take().map_or(Ok(()), Err);
+        let synchronized = stream.stream.synchronize().map_err(CallError::from);
+        // Work that has left the list was enqueued earlier, so its error comes first.
+        let earlier = lock(&stream.untracked).error.take().map_or(Ok(()), Err);
         earlier.and(first).and(synchronized)
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: Out<i32>) -> Status {
+extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: OutPointer<i32>) -> Status {
     call(|| {
-        let (work, is_done) = (work.get()?, is_done.place("is_done")?);
+        let (work, is_done) = (work.get()?, is_done.check("is_done")?);
         let done = work.state.write()?.pending.as_ref().is_none_or(AnyWork::is_done);
         is_done.set(done.into());
         Ok(())
@@ -214,8 +221,8 @@ extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
         let state = &mut *work.state.write()?;
         state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
         if let Some(pending) = state.pending.take() {
-            // In case that it panics.
-            state.result = Err(Fault::new(Status::INTERNAL, "waiting for this work panicked"));
+            // If `wait` panics, later calls return this.
+            state.result = Err(CallError::new(Status::INTERNAL, "waiting for this work panicked"));
             state.result = pending.wait();
         }
         state.result.clone()

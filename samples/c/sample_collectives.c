@@ -234,17 +234,19 @@ static int mistakes_of_starting(void) {
                     DCL_STATUS_INVALID_ARGUMENT);
     char job[64];
     snprintf(job, sizeof job, "sample_collectives-%d", (int)getpid());
-    dcl_meeting_t meeting = DCL_MEETING_INIT;
-    meeting.world_size = 2;
-    meeting.timeout_ms = SHORT_MS;
-    wrong += expect(NULL, "a meeting without a name", dcl_communicator_meet(&meeting, communicators), DCL_STATUS_INVALID_ARGUMENT);
-    meeting.job = job;
-    wrong += expect(NULL, "a process that does not come", dcl_communicator_meet(&meeting, communicators),
+    dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+    config.world_size = 2;
+    config.timeout_ms = SHORT_MS;
+    wrong += expect(NULL, "a bootstrap without a name", dcl_communicator_bootstrap(&config, communicators),
+                    DCL_STATUS_INVALID_ARGUMENT);
+    config.job = job;
+    wrong += expect(NULL, "a process that does not come", dcl_communicator_bootstrap(&config, communicators),
                     DCL_STATUS_DEADLINE_EXCEEDED);
-    meeting.rank = 2;
-    wrong += expect(NULL, "a rank beyond the others", dcl_communicator_meet(&meeting, communicators), DCL_STATUS_INVALID_ARGUMENT);
-    meeting.struct_size = 3;
-    wrong += expect(NULL, "a structure of no known size", dcl_communicator_meet(&meeting, communicators),
+    config.rank = 2;
+    wrong += expect(NULL, "a rank beyond the others", dcl_communicator_bootstrap(&config, communicators),
+                    DCL_STATUS_INVALID_ARGUMENT);
+    config.struct_size = 3;
+    wrong += expect(NULL, "a structure of no known size", dcl_communicator_bootstrap(&config, communicators),
                     DCL_STATUS_INVALID_ARGUMENT);
     return wrong;
 }

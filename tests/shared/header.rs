@@ -1,6 +1,7 @@
-//! What `include/distcollective.h` declares, read as text. It is written in one way throughout, so little is needed to read it.
+//! Reads the declarations of `include/distcollective.h` as text. The header has one style
+//! throughout, so little code is needed.
 
-/// The header.
+/// The header's text.
 pub const TEXT: &str = include_str!("../../include/distcollective.h");
 
 /// A function of the header.
@@ -28,7 +29,7 @@ pub struct Declaration {
     pub comment: Option<String>,
 }
 
-/// Every declaration outside of others, in the header's order.
+/// All declarations that are not inside others, in the header's order.
 pub fn declarations() -> Vec<Declaration> {
     let mut declarations = Vec::new();
     let mut comment: Option<String> = None;
@@ -47,7 +48,7 @@ pub fn declarations() -> Vec<Declaration> {
                 comment = Some(one_line(whole.trim_end_matches("*/")));
             }
         } else if line.starts_with('#') {
-            // With the lines that continue it.
+            // A directive ends at the first line without a backslash.
             let mut last = line;
             while last.ends_with('\\') {
                 last = lines.next().expect("a directive ends").trim();
@@ -69,7 +70,7 @@ pub fn declarations() -> Vec<Declaration> {
     declarations
 }
 
-/// Every function, in the header's order.
+/// All functions, in the header's order.
 pub fn functions() -> Vec<Function> {
     declarations().iter().filter_map(function).collect()
 }
@@ -88,7 +89,7 @@ fn function(declaration: &Declaration) -> Option<Function> {
     Some(Function { name, returns, parameters, comment: declaration.comment.clone() })
 }
 
-/// Takes a type and a name apart.
+/// Splits a type and a name.
 fn parameter(text: &str) -> Parameter {
     let text = text.trim();
     let at = text.rfind(|c: char| !c.is_alphanumeric() && c != '_').expect("a type and a name") + 1;

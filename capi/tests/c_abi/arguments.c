@@ -1,54 +1,56 @@
-/* Every function of the header, called with what it must refuse. The functions and their parameters are in functions.inc, which the test
- * makes from the header. The argument says which round to run. */
+/* Calls every function of the header with wrong arguments. The functions and their parameters are
+ * in functions.inc, which the test generates from the header. The program's argument selects the
+ * round. */
 #include "check.h"
 
 #define MOST_PARAMETERS 9
 
-/* What a parameter is for. */
+/* The kind of a parameter. */
 enum kind {
     /* A handle. */
     HANDLE,
-    /* Room for handles. */
+    /* An array for handles. */
     HANDLES,
     /* A text. */
     TEXT,
-    /* Texts. */
+    /* An array of texts. */
     NAMES,
-    /* Dimensions that are given. */
+    /* Dimensions, as an input. */
     DIMS,
     /* Structures with a struct_size. */
     OPTIONS,
     CONFIG,
-    MEETING,
+    BOOTSTRAP_CONFIG,
     PLUGIN,
     CREATORS,
-    /* Tensors that are given. */
+    /* An array of tensors, as an input. */
     TENSORS,
-    /* Other memory that is given. */
-    GIVEN,
-    /* Memory that is taken: outputs. */
-    TAKEN,
-    /* A pointer of somebody else's, which has to be right or NULL. */
+    /* Other memory that the function reads. */
+    INPUT,
+    /* Memory that the function writes. */
+    OUTPUT,
+    /* A pointer of another library. It must be right or NULL. */
     FOREIGN,
-    /* The length of an array, or of a buffer. */
+    /* The length of an array or a buffer. */
     LENGTH,
     /* Any other number. */
     NUMBER
 };
 
-/* What a pointer is to. */
-enum { ONE, SEVERAL, CHARACTERS };
+/* What a pointer points to. */
+enum { ONE, ARRAY, CHARACTERS };
 
 struct parameter {
     const char *name;
     enum kind kind;
-    /* Of handles, which type; of numbers, the bits, below 0 for those with a sign; of other pointers, ONE, SEVERAL or CHARACTERS. */
+    /* For a handle, its type. For a number, its bits; they are negative if it is signed. For
+     * another pointer: ONE, ARRAY or CHARACTERS. */
     int detail;
 };
 
 struct function {
     const char *name;
-    /* Calls it. A pointer is given as its number. */
+    /* Calls the function. Pointers are passed as numbers. */
     uint64_t (*call)(const uint64_t *arguments);
     int returns_status;
     int nb_parameters;
@@ -59,18 +61,18 @@ struct function {
 
 #define NB_FUNCTIONS ((int)LENGTH_OF(FUNCTIONS))
 
-/* ---------------------------------------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Objects
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* One object of each type, for the next call. Layers are in `layers`, by kind. */
+/* One object of each type, for the next call. `layers` has a layer of each kind. */
 static uint64_t live[NB_TYPES];
 static uint64_t freed[NB_TYPES];
 
 enum { COLLECTIVE, SHUFFLE, CAST, CONSTANT, LOOSE, NB_LAYERS };
 static uint64_t layers[NB_LAYERS];
 
-/* A tensor that a layer computes; that of `live` is an input. */
+/* A tensor that a layer computes. The tensor in `live` is an input. */
 static uint64_t computed;
 
 static float memory[4][16];
@@ -158,7 +160,7 @@ static void make_world(void) {
     layers[LOOSE] = NUMBER_OF(loose);
 }
 
-/* Frees an object; one that was freed before, or belongs to another, is no matter. */
+/* Frees an object. It may have been freed before, or belong to another object. */
 static void free_one(int type, uint64_t handle) {
     switch (type) {
     case dcl_network: dcl_network_free(POINTER_OF(dcl_network_t, handle)); break;
@@ -190,11 +192,11 @@ static void renew_world(void) {
     make_world();
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Arguments
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* Memory for each parameter. What is taken is filled with UNTOUCHED before each call. */
+/* Memory for each parameter. Outputs are filled with UNTOUCHED before each call. */
 #define AREA 16384
 #define UNTOUCHED 0xa5
 static _Alignas(64) unsigned char areas[MOST_PARAMETERS][AREA];
@@ -208,7 +210,7 @@ static int is_free(const struct function *function) {
     return length > 5 && strcmp(function->name + length - 5, "_free") == 0;
 }
 
-/* A layer of the kind that a function is for. */
+/* A layer of the kind that a function requires. */
 static uint64_t layer_for(const struct function *function) {
     if (has(function->name, "dcl_shuffle")) {
         return layers[SHUFFLE];
@@ -282,7 +284,7 @@ static dcl_status_t create_plugin(void *user_data, const void *bytes, size_t byt
     return DCL_STATUS_SUCCESS;
 }
 
-/* An argument that is all right by itself. */
+/* An argument that is valid by itself. */
 static uint64_t good(const struct function *function, int i) {
     const struct parameter *parameter = &function->parameters[i];
     unsigned char *area = areas[i];
@@ -301,13 +303,13 @@ static uint64_t good(const struct function *function, int i) {
         break;
     }
     case CONFIG: *(dcl_environment_config_t *)(void *)area = alone(); break;
-    case MEETING: {
+    case BOOTSTRAP_CONFIG: {
         static char job[32];
         snprintf(job, sizeof job, "c_abi %ld", (long)getpid());
-        dcl_meeting_t meeting = DCL_MEETING_INIT;
-        meeting.job = job;
-        meeting.timeout_ms = 1000;
-        *(dcl_meeting_t *)(void *)area = meeting;
+        dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+        config.job = job;
+        config.timeout_ms = 1000;
+        *(dcl_bootstrap_config_t *)(void *)area = config;
         break;
     }
     case PLUGIN: *(dcl_plugin_t *)(void *)area = a_plugin(); break;
@@ -322,9 +324,9 @@ static uint64_t good(const struct function *function, int i) {
     case FOREIGN: return named(parameter, "callback") ? NUMBER_OF(take_line) : 0;
     case LENGTH: return good_length(parameter);
     case NUMBER: return good_number(parameter);
-    case GIVEN: memset(area, 0, 64); break;
+    case INPUT: memset(area, 0, 64); break;
     case HANDLES:
-    case TAKEN: break;
+    case OUTPUT: break;
     }
     return NUMBER_OF(area);
 }
@@ -336,7 +338,7 @@ static void good_arguments(const struct function *function, uint64_t *arguments)
 }
 
 static int is_output(const struct parameter *parameter) {
-    return parameter->kind == TAKEN || parameter->kind == HANDLES;
+    return parameter->kind == OUTPUT || parameter->kind == HANDLES;
 }
 
 static int is_pointer(const struct parameter *parameter) {
@@ -373,7 +375,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
     }
     dcl_status_t status = (dcl_status_t)result;
     if (status == DCL_STATUS_SUCCESS && function->nb_parameters > 0 && named(&function->parameters[function->nb_parameters - 1], "work")) {
-        /* The work goes on; its output is the next call's too. */
+        /* The work continues, and the next call uses the same output. */
         OK(dcl_stream_synchronize(POINTER_OF(dcl_stream_t, live[dcl_stream])));
     }
     if (status < DCL_STATUS_SUCCESS || status >= DCL_STATUS_INTERNAL) {
@@ -397,7 +399,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
             uint64_t none;
             memset(&none, UNTOUCHED, sizeof none);
             for (uint64_t *handle = (uint64_t *)(void *)areas[i]; *handle != none; handle++) {
-                /* A layer or tensor that a network has may come back. */
+                /* The function may return a layer or tensor that the network has already. */
                 if (!has(function->name, "_get_") || has(function->name, "get_communicator")) {
                     free_one(parameter->detail, *handle);
                 }
@@ -412,17 +414,17 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
     return status;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Rounds: each tries one function
- * ------------------------------------------------------------------------------------------------------------------------------ */
+ * ---------------------------------------------------------------------------------------------- */
 
-/* Whether this handle may be NULL: one that is freed, and the stream that is the calling thread. */
+/* Whether this handle may be NULL: for _free, and for the stream that is the calling thread. */
 static int takes_null(const struct function *function, int i) {
     int is_stream = function->parameters[i].detail == dcl_stream;
     return is_free(function) || (is_stream && (i > 0 || has(function->name, "synchronize")));
 }
 
-/* Everything is 0. */
+/* All arguments are 0. */
 static void all_zero(const struct function *function) {
     uint64_t arguments[MOST_PARAMETERS] = {0};
     dcl_status_t status = attempt(function, arguments);
@@ -442,7 +444,7 @@ static uint64_t random_number(void) {
     return z ^ (z >> 31);
 }
 
-/* A handle is none. */
+/* A handle is wrong. */
 static void bad_handles(const struct function *function) {
     static uint64_t in_data;
     uint64_t on_stack;
@@ -485,7 +487,7 @@ static void bad_handles(const struct function *function) {
     free(on_heap);
 }
 
-/* Pointers that may be NULL. (Without a `config` a launcher is needed, which is not there.) */
+/* Pointers that may be NULL. (If `config` is NULL, a launcher is needed, and there is none.) */
 static int is_optional(const struct function *function, const struct parameter *parameter) {
     static const char *const names[] = {"length", "buffer", "work", "stream", "options", "backend", "element_offset",
                                         "reads_input", "writes_output", "callback", "user_data", "nccl_comm", "cuda_stream"};
@@ -511,7 +513,7 @@ static int is_optional(const struct function *function, const struct parameter *
     return 0;
 }
 
-/* A pointer is NULL, and the rest is all right. */
+/* A pointer is NULL, and all other arguments are valid. */
 static void no_pointer(const struct function *function) {
     uint64_t arguments[MOST_PARAMETERS];
     good_arguments(function, arguments);
@@ -540,7 +542,7 @@ static void no_pointer(const struct function *function) {
     }
 }
 
-/* A number is out of its range. */
+/* A number is out of range. */
 static void bad_numbers(const struct function *function) {
     static const int64_t numbers[] = {-1, 0, 1,  2,  3,  4,   5,   6,         7,         8,         9,        10,
                                       11, 12, 13, 99, 100, 101, INT32_MIN, INT32_MAX, INT64_MIN, INT64_MAX};
@@ -554,7 +556,8 @@ static void bad_numbers(const struct function *function) {
         const int64_t *tried = is_length ? lengths : numbers;
         size_t nb_tried = is_length ? LENGTH_OF(lengths) : LENGTH_OF(numbers);
         for (size_t n = 0; n < nb_tried; n++) {
-            /* Less than nothing, where there is a sign: an unsigned one would be more than there is. Lengths of 32 bits end there. */
+            /* A negative length, if it is signed: as an unsigned one it would be larger than
+             * memory. 32-bit lengths end here. */
             int fits = parameter->detail == -64 || (tried[n] >= INT32_MIN && tried[n] <= INT32_MAX);
             if (is_length && (!fits || (parameter->detail > 0 && tried[n] < 0))) {
                 continue;
@@ -570,7 +573,7 @@ static void bad_numbers(const struct function *function) {
     }
 }
 
-/* A length is huge, and the array NULL. */
+/* A length is huge, and the array is NULL. */
 static void huge_lengths(const struct function *function) {
     static const uint64_t lengths[] = {UINT64_MAX,           (uint64_t)INT64_MAX, (uint64_t)INT64_MAX + 1,
                                        (uint64_t)1 << 62,    (uint64_t)1 << 61,   UINT64_MAX / 8 + 1,
@@ -588,7 +591,7 @@ static void huge_lengths(const struct function *function) {
                     arguments[j] = 0;
                 }
             }
-            /* That much memory there may be. */
+            /* A machine may have that much memory. */
             if (named(&function->parameters[i], "byte_len") && lengths[n] == INT32_MAX) {
                 continue;
             }
@@ -607,7 +610,7 @@ static int find(const struct function *function, const char *name) {
     return -1;
 }
 
-/* What is copied out follows the convention of (buffer, capacity, length). */
+/* Copying out follows the rules of (buffer, capacity, length). */
 static void copied_out(const struct function *function) {
     int buffer = find(function, "buffer"), capacity = find(function, "capacity"), length = find(function, "length");
     if (capacity < 0 || length < 0) {
@@ -624,7 +627,7 @@ static void copied_out(const struct function *function) {
     if (status != DCL_STATUS_SUCCESS || is == SIZE_MAX) {
         complain(function, arguments, (uint64_t)status, "the length");
     }
-    /* Without a buffer the capacity says nothing. */
+    /* If the buffer is NULL, the capacity does not matter. */
     arguments[capacity] = UINT64_MAX;
     arguments[length] = NUMBER_OF(&got);
     status = attempt(function, arguments);
@@ -633,7 +636,7 @@ static void copied_out(const struct function *function) {
     }
     int is_text = function->parameters[buffer].detail == CHARACTERS;
     size_t needed = is + (size_t)is_text;
-    /* As long as it has to be, so that a byte too much is found. */
+    /* Memory of exactly the length, so that a tool finds a byte written after it. */
     unsigned char *exact = malloc(needed ? needed : 1);
     memset(exact, UNTOUCHED, needed);
     arguments[buffer] = NUMBER_OF(exact);
@@ -660,7 +663,7 @@ static void copied_out(const struct function *function) {
     if (status != DCL_STATUS_SUCCESS || got != is || (is_text && strlen((char *)exact) != is)) {
         complain(function, arguments, (uint64_t)status, "the capacity is enough");
     }
-    /* Without a length, and with more room than is needed. */
+    /* Without a length, and with a larger capacity than needed. */
     unsigned char *larger = malloc(needed + 16);
     memset(larger, UNTOUCHED, needed + 16);
     arguments[buffer] = NUMBER_OF(larger);

@@ -1,4 +1,5 @@
-//! Every function of the header with arguments that it must refuse: `arguments.c` has the rounds, and gets the functions from here.
+//! Calls every function of the header with wrong arguments. `arguments.c` has the rounds; the table
+//! of functions comes from here.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,7 +11,7 @@ use test_support::root;
 use crate::compiler::{Language, Under, folder, program, started, succeed};
 use crate::declared::{self, Function, Parameter};
 
-/// Numbers that tell how long an array, or a buffer, is.
+/// Parameters that are the length of an array or a buffer.
 const LENGTHS: [&str; 10] = [
     "capacity",
     "byte_len",
@@ -24,7 +25,7 @@ const LENGTHS: [&str; 10] = [
     "world_size",
 ];
 
-/// Pointers to more than one value, whatever their type.
+/// Pointers to several values, whatever their type.
 const ARRAYS: [&str; 14] = [
     "permutation",
     "groups",
@@ -42,7 +43,7 @@ const ARRAYS: [&str; 14] = [
     "address",
 ];
 
-/// Pointers of somebody else's, which no test can make.
+/// Pointers of the caller or another library. A test cannot make them.
 const FOREIGN: [&str; 4] = ["callback", "user_data", "nccl_comm", "cuda_stream"];
 
 /// The types of handles, without the `_t`.
@@ -52,14 +53,14 @@ fn types() -> Vec<String> {
     declared::declarations().iter().filter_map(|declaration| opaque(&declaration.text)).collect()
 }
 
-/// The kind and the detail of a parameter, as `arguments.c` has them.
+/// The kind and the detail of a parameter, in the terms of `arguments.c`.
 fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
     let Parameter { c_type, name } = parameter;
     let (c_type, name) = (c_type.as_str(), name.as_str());
     let handle = types().into_iter().find(|t| c_type.starts_with(&format!("{t}_t *")));
     let is_array =
         ARRAYS.contains(&name) || (name == "dims" && function.parameters.iter().any(|p| p.name == "nb_inputs"));
-    let detail = if is_array { "SEVERAL" } else { "ONE" }.to_owned();
+    let detail = if is_array { "ARRAY" } else { "ONE" }.to_owned();
     match (c_type, handle) {
         _ if FOREIGN.contains(&name) => ("FOREIGN", "ONE".to_owned()),
         (_, Some(_)) if c_type.ends_with("*const *") => ("TENSORS", detail),
@@ -70,13 +71,13 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         ("const dcl_dims_t *", _) => ("DIMS", detail),
         ("const dcl_execution_context_options_t *", _) => ("OPTIONS", detail),
         ("const dcl_environment_config_t *", _) => ("CONFIG", detail),
-        ("const dcl_meeting_t *", _) => ("MEETING", detail),
+        ("const dcl_bootstrap_config_t *", _) => ("BOOTSTRAP_CONFIG", detail),
         ("const dcl_plugin_t *", _) => ("PLUGIN", detail),
         ("const dcl_plugin_creator_t *", _) => ("CREATORS", detail),
-        ("char *", _) => ("TAKEN", "CHARACTERS".to_owned()),
-        ("void *", _) if name == "buffer" => ("TAKEN", "SEVERAL".to_owned()),
-        _ if c_type.ends_with('*') && c_type.starts_with("const") => ("GIVEN", detail),
-        _ if c_type.ends_with('*') => ("TAKEN", detail),
+        ("char *", _) => ("OUTPUT", "CHARACTERS".to_owned()),
+        ("void *", _) if name == "buffer" => ("OUTPUT", "ARRAY".to_owned()),
+        _ if c_type.ends_with('*') && c_type.starts_with("const") => ("INPUT", detail),
+        _ if c_type.ends_with('*') => ("OUTPUT", detail),
         _ => {
             let bits = match c_type {
                 "size_t" | "uint64_t" => "64",
@@ -88,7 +89,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
     }
 }
 
-/// The functions, as a table for C.
+/// The functions, as a table in C.
 fn table() -> String {
     let mut calls = String::new();
     let mut rows = String::new();
@@ -121,7 +122,7 @@ fn table() -> String {
     format!("enum {{ {types}, NB_TYPES }};\n\n{calls}\nstatic const struct function FUNCTIONS[] = {{\n{rows}}};\n")
 }
 
-/// The program, made once for each thing that it runs under.
+/// The program. It is compiled once for each tool that it runs under.
 fn compiled(under: Under) -> Option<PathBuf> {
     static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
     let make = || {
@@ -132,7 +133,7 @@ fn compiled(under: Under) -> Option<PathBuf> {
     PROGRAMS[usize::from(under == Under::Sanitizers)].get_or_init(make).clone()
 }
 
-/// Runs one of the rounds.
+/// Runs a round.
 fn round(name: &str, under: Under) {
     let Some(program) = compiled(under) else { return };
     let Some(mut command) = started(&program, under) else { return };

@@ -1,4 +1,4 @@
-/* What the programs of this folder have in common: checks that end the program, and ranks on threads. */
+/* What the programs of this folder share: checks that end the program, and ranks on threads. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -12,18 +12,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* How long calls wait for other ranks: less than a program may take. */
+/* The timeout of calls. It is shorter than a program's deadline. */
 #define TIMEOUT_MS 8000
 
 #define CHECK(condition) ((condition) ? (void)0 : fail_check(__FILE__, __LINE__, #condition))
 
-/* A call that succeeds. */
+/* Checks that a call succeeds. */
 #define OK(call) expect(__FILE__, __LINE__, #call, (call), DCL_STATUS_SUCCESS)
 
-/* A call that ends with this status and, but for success, with a message. */
+/* Checks that a call returns a status and, if that is an error, sets a message. */
 #define FAILS(status, call) expect(__FILE__, __LINE__, #call, (call), (status))
 
-/* The last failure's message has this text in it. */
+/* Checks that the last error's message contains a text. */
 #define MESSAGE_HAS(text) message_has(__FILE__, __LINE__, (text))
 
 #define LENGTH_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -34,7 +34,7 @@ static inline void fail_check(const char *file, int line, const char *what) {
     _Exit(1);
 }
 
-/* The last failure's message. The memory is the thread's, until the next call. */
+/* The last error's message. The thread owns the memory until the next call. */
 static inline const char *last_message(void) {
     static _Thread_local char text[4096];
     dcl_last_error_message(text, sizeof text);
@@ -84,10 +84,11 @@ static inline dcl_engine_t *sum_of_two(void) {
     return engine;
 }
 
-/* The port of an environment of this process's own; nobody listens there, but jobs on one machine are told apart by it. */
+/* A port for an environment of this process. No process listens there, but jobs on one machine need
+ * different ports. */
 static inline int32_t own_port(void) { return 1024 + (int32_t)(getpid() % 60000); }
 
-/* A thread that is to be joined within its program's deadline. */
+/* A thread. It must be joined before its program's deadline. */
 static inline pthread_t start(void *(*body)(void *), void *argument) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, body, argument) == 0);
@@ -98,7 +99,7 @@ static inline void join(pthread_t thread) { CHECK(pthread_join(thread, NULL) == 
 
 static inline void pause_ms(unsigned ms) { usleep(ms * 1000); }
 
-/* Runs `body` in a child, from which it returns to `exit`. */
+/* Runs `body` in a child process, which then calls `exit`. */
 #define IN_A_CHILD(pid, body)                                   \
     do {                                                        \
         fflush(NULL);                                           \
@@ -119,7 +120,7 @@ static inline void has_ended_well(pid_t pid) {
 
 #define MOST_RANKS 8
 
-/* What a rank does. The communicator is freed by whoever started the ranks. */
+/* The body of a rank. The function that started the ranks frees the communicator. */
 typedef void (*rank_body)(dcl_communicator_t *communicator, int32_t rank, void *shared);
 
 struct rank_start {

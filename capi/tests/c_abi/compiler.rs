@@ -25,7 +25,7 @@ impl Language {
     }
 }
 
-/// Under what a program runs.
+/// The tool that a program runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Under {
     Nothing,
@@ -34,20 +34,20 @@ pub enum Under {
     Valgrind,
 }
 
-/// Where tests may write: a folder for each of them.
+/// A folder for a test's files.
 pub fn folder(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_abi").join(test);
     fs::create_dir_all(&folder).expect("a folder");
     folder
 }
 
-/// The shared library of this state of the sources.
+/// The shared library, built from the current sources.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| product("distcollective-capi", "libdistcollective.so"))
 }
 
-/// A folder in which a linker and a program find the library.
+/// A folder in which the linker and the program find the library.
 fn linked() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -60,7 +60,8 @@ fn linked() -> &'static Path {
     })
 }
 
-/// The compiler, with the warnings that every program has to be free of; `None` where there is no such compiler.
+/// The compiler, with the warnings that every program must be free of. `None` if there is no such
+/// compiler.
 pub fn compiler(language: Language) -> Option<Command> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = cc::Build::new();
@@ -84,7 +85,7 @@ pub fn compiler(language: Language) -> Option<Command> {
     Some(command)
 }
 
-/// Makes a program; `None` where there is no compiler, or it lacks the sanitizers.
+/// Compiles a program. `None` if there is no compiler, or it lacks the sanitizers.
 pub fn program(language: Language, source: &Path, under: Under, includes: &[&Path]) -> Option<PathBuf> {
     let mut command = compiler(language)?;
     let name = source.file_stem().expect("a name").to_str().expect("text");
@@ -99,7 +100,7 @@ pub fn program(language: Language, source: &Path, under: Under, includes: &[&Pat
     for include in includes {
         command.arg("-I").arg(include);
     }
-    // POSIX for the tests' own needs: threads.
+    // The programs themselves need POSIX threads.
     command.args(["-D_GNU_SOURCE", "-pthread"]).arg(source).arg("-o").arg(&output);
     command
         .arg("-L")
@@ -128,7 +129,8 @@ fn has_sanitizers(language: Language) -> bool {
     })
 }
 
-/// How a program is started: with a deadline of 10 s, `DCL_TEST_PATIENCE` times as long if that is set.
+/// The command that starts a program. Its deadline is 10 s, multiplied by `DCL_TEST_PATIENCE` if
+/// that is set.
 pub fn started(program: &Path, under: Under) -> Option<Command> {
     let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
     let mut command = Command::new("timeout");
@@ -148,14 +150,15 @@ pub fn started(program: &Path, under: Under) -> Option<Command> {
         command.args(["--show-leak-kinds=definite", "--fair-sched=yes"]);
     }
     command.arg(program);
-    // What a launcher of this test's says is not for the program; and without NCCL its calls end alike everywhere.
+    // The launcher's variables of this test must not reach the program. Without NCCL, calls end in
+    // the same way on every machine.
     for name in ["LD_LIBRARY_PATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] {
         command.env_remove(name);
     }
     Some(command)
 }
 
-/// Runs a command, which has to succeed, and gives what it wrote.
+/// Runs a command, which must succeed, and returns its output.
 pub fn succeed(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it starts");
     let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));

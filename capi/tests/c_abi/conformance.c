@@ -1,12 +1,13 @@
-/* Runs the cases that conformance.rs writes, each through the layer by itself and, where all ranks take part, through the eager calls; and
- * compares every byte, also around the buffers and of outputs that are not written. */
+/* Runs the cases that conformance.rs writes: each through the layer by itself and, if all ranks
+ * take part, through the eager calls. It compares every byte, also around the buffers and in
+ * outputs that are not written. */
 #include "check.h"
 
 #define GUARD 64
 #define UNTOUCHED 0xa5
 #define MOST_GROUP_RANKS 16
 
-/* Bytes of the file; NULL where an output is not written. */
+/* Bytes of the file. NULL if an output is not written. */
 struct bytes {
     const unsigned char *at;
     size_t length;
@@ -84,7 +85,7 @@ static dcl_layer_t *make_layer(const struct one_case *c) {
     return layer;
 }
 
-/* The memory of one call: input and output apart, or as the in-place rule has them. */
+/* The memory of one call: input and output apart, or placed by the in-place rule. */
 struct call_memory {
     unsigned char *start, *input, *output, *before;
     size_t length;
@@ -144,7 +145,7 @@ static size_t count_of(const dcl_dims_t *dims) {
     return count;
 }
 
-/* Waits as a case says: in the call, by a work handle, by a stream. */
+/* Waits in the way that a case selects: in the call, with a work handle, or with a stream. */
 static dcl_work_t **work_of(const struct one_case *c, dcl_work_t **work) { return c->number % 3 == 0 ? NULL : work; }
 
 static void finish(const struct one_case *c, dcl_stream_t *stream, dcl_work_t *work) {
@@ -156,7 +157,7 @@ static void finish(const struct one_case *c, dcl_stream_t *stream, dcl_work_t *w
     }
 }
 
-/* The place of a rank in its group; -1 where it takes no part. */
+/* A rank's place in its group, or -1 if it does not take part. */
 static int32_t place_in_group(const struct one_case *c, int32_t rank) {
     if (c->nb_groups == 0) {
         return rank;
@@ -199,13 +200,13 @@ static void run_bound(const struct one_case *c, dcl_communicator_t *communicator
     dcl_stream_t *on = c->number % 2 == 0 ? stream : NULL;
     dcl_work_t *work = NULL;
     OK(dcl_bound_layer_enqueue(bound, memory.input, memory.output, &c->dims, on, work_of(c, &work)));
-    /* What is under way keeps what it needs. */
+    /* Enqueued work keeps the objects that it needs. */
     OK(dcl_bound_layer_free(bound));
     finish(c, stream, work);
     compare(c, rank, memory, "the layer");
 }
 
-/* NCCL's count: elements of a block. */
+/* NCCL's count: the elements of a block. */
 static size_t block_of(const struct one_case *c, size_t nb_ranks) {
     size_t count = count_of(&c->dims);
     switch (c->operation) {
@@ -249,7 +250,7 @@ static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicat
     compare(c, rank, memory, "the eager call");
 }
 
-/* How many calls rank 0 made. */
+/* The number of calls that rank 0 made. */
 static int64_t nb_bound, nb_eager;
 
 static void run_cases(dcl_communicator_t *communicator, int32_t rank, void *nb_ranks) {

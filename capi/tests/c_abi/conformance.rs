@@ -1,4 +1,5 @@
-//! The cases of the conformance suite, through C: this side writes what goes in and what has to come out, `conformance.c` runs it.
+//! Runs the cases of the conformance suite through C. This side writes the inputs and the expected
+//! outputs; `conformance.c` runs them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use test_support::root;
 use crate::compiler::{Language, Under, folder, program, started, succeed};
 use crate::values::to_bytes;
 
-/// A file of cases: numbers of 64 bits, and bytes up to the next of them.
+/// A file of cases: 64-bit numbers, and bytes that are padded to a multiple of 8.
 struct Cases(Vec<u8>);
 
 impl Cases {
@@ -54,7 +55,7 @@ impl Cases {
     }
 }
 
-/// The program, made once for each thing that it runs under.
+/// The program. It is compiled once for each tool that it runs under.
 fn compiled(under: Under) -> Option<PathBuf> {
     static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
     let make = || program(Language::C, &root().join("capi/tests/c_abi/conformance.c"), under, &[]);
@@ -75,7 +76,7 @@ fn conforms(n: u32, under: Under, cases: &[Case]) {
     fs::remove_file(path).expect("it is there");
 }
 
-/// Every so many of the cases, without large ones.
+/// Every `step`-th case, without large ones.
 fn some(n: u32, step: usize) -> Vec<Case> {
     let small = |case: &Case| !matches!(case.shape, ShapeChoice::Large | ShapeChoice::Windows);
     pairwise(n).into_iter().filter(small).step_by(step).collect()

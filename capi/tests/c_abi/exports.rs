@@ -1,4 +1,4 @@
-//! The shared library: what it exports, and how it is linked.
+//! What the shared library exports, and how it is linked.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use object::{Endianness, Object, ObjectSymbol};
 use crate::compiler::library;
 use crate::declared;
 
-/// What the linker wrote into the shared library.
+/// The dynamic section of the shared library.
 pub struct Linked {
     exported: BTreeSet<String>,
     pub soname: String,

@@ -1,7 +1,7 @@
 /* What ranks learn of each other's failures, and what stays untouched. */
 #include "check.h"
 
-/* A rank that does not come. */
+/* A rank that does not make the call. */
 static void a_rank_is_late(void) {
     dcl_communicator_t *communicators[2], *short_one;
     int32_t given = 1, taken = -7;
@@ -15,7 +15,7 @@ static void a_rank_is_late(void) {
     FAILS(DCL_STATUS_DEADLINE_EXCEEDED, dcl_all_reduce(short_one, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
     CHECK(dcl_last_error_rank() == 0);
     MESSAGE_HAS("all_reduce");
-    /* It is dead for all. */
+    /* Every rank's communicator has ended. */
     CHECK(dcl_communicator_check(communicators[0]) != DCL_STATUS_SUCCESS);
     CHECK(dcl_communicator_check(communicators[1]) != DCL_STATUS_SUCCESS);
     CHECK(dcl_communicator_barrier(communicators[1]) != DCL_STATUS_SUCCESS);
@@ -69,7 +69,8 @@ static void disagree(dcl_communicator_t *communicator, int32_t rank, void *share
     MESSAGE_HAS("all_reduce(max)");
 }
 
-/* An error of what was enqueued without a handle comes with the stream; with one, from the work, as often as it is asked. */
+/* The stream returns the error of a call without a work handle. The work handle returns it as often
+ * as it is asked. */
 static void fail_on_a_stream(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     int32_t given = 1, taken = -7;
@@ -91,7 +92,7 @@ static void fail_on_a_stream(dcl_communicator_t *communicator, int32_t rank, voi
     OK(dcl_stream_free(stream));
 }
 
-/* What one rank alone gets wrong is found before anything moves, and the communicator lives. */
+/* A rank finds its own mistake before any data moves, and the communicator still works. */
 static void mistakes_move_nothing(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     int32_t given[4] = {rank, 1, 2, 3}, taken[4] = {-7, -7, -7, -7};
@@ -114,11 +115,11 @@ static void mistakes_move_nothing(dcl_communicator_t *communicator, int32_t rank
     OK(dcl_all_reduce(communicator, given, taken, 4, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
     OK(dcl_work_free(work));
     CHECK(taken[0] == 1 && taken[3] == 6);
-    /* Nothing at all is a call too. */
+    /* A call with 0 elements is a call too. */
     OK(dcl_all_reduce(communicator, NULL, NULL, 0, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
 }
 
-/* Groups: who is in none gets NULL, and order is as wanted. */
+/* Groups: a rank that is in none gets NULL, and the order is the requested one. */
 static void make_groups(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     dcl_communicator_t *group = (dcl_communicator_t *)(uintptr_t)7;
@@ -156,7 +157,7 @@ static void make_groups(dcl_communicator_t *communicator, int32_t rank, void *sh
     CHECK(number == -1);
 }
 
-/* Plans that differ: nobody has set the communicator, which still works. */
+/* Plans that differ: no rank has set the communicator, which still works. */
 static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     dcl_network_t *network;

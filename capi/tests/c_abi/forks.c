@@ -1,11 +1,12 @@
-/* Children that are forked from ranks, which are processes here: what they do with their copies of handles is no matter to the ranks. */
+/* Children that are forked from ranks, which are processes here. Their use of copied handles must
+ * not affect the ranks. */
 #include "check.h"
 
 #include <stdbool.h>
 
 #define BYTES 8192
 
-/* What a rank has. */
+/* The objects of a rank. */
 struct rank {
     dcl_communicator_t *communicator, *group;
     dcl_buffer_t *buffer;
@@ -52,7 +53,7 @@ static void be_a_child(struct rank *copy) {
     OK(dcl_communicator_free(copy->group));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_finalize(copy->communicator));
     OK(dcl_stream_free(copy->stream));
-    /* What it makes itself is its own. */
+    /* Objects that the child creates are its own. */
     on_ranks(2, add_one, NULL);
     OK(dcl_stream_new_worker(&copy->stream));
     OK(dcl_stream_synchronize(copy->stream));
@@ -63,12 +64,12 @@ static void be_a_rank(const char *job, int32_t number) {
     struct rank rank;
     void *address;
     unsigned char bytes[BYTES];
-    dcl_meeting_t meeting = DCL_MEETING_INIT;
-    meeting.job = job;
-    meeting.world_size = 2;
-    meeting.rank = number;
-    meeting.timeout_ms = TIMEOUT_MS;
-    OK(dcl_communicator_meet(&meeting, &rank.communicator));
+    dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+    config.job = job;
+    config.world_size = 2;
+    config.rank = number;
+    config.timeout_ms = TIMEOUT_MS;
+    OK(dcl_communicator_bootstrap(&config, &rank.communicator));
     OK(dcl_communicator_split(rank.communicator, 0, 0, &rank.group));
     OK(dcl_communicator_allocate(rank.communicator, BYTES, &rank.buffer));
     OK(dcl_stream_new_worker(&rank.stream));
@@ -77,14 +78,14 @@ static void be_a_rank(const char *job, int32_t number) {
     pid_t child;
     IN_A_CHILD(child, be_a_child(&rank));
     has_ended_well(child);
-    /* One that only ends. */
+    /* A child that only exits. */
     IN_A_CHILD(child, (void)0);
     has_ended_well(child);
     OK(dcl_buffer_get_address(rank.buffer, &address));
     CHECK(memcmp(address, bytes, BYTES) == 0);
     add_one(rank.communicator, number, NULL);
     add_one(rank.group, number, NULL);
-    /* In symmetric memory, and on the thread that the child has no copy of. */
+    /* Collectives in symmetric memory, and on the worker thread, of which the child has no copy. */
     OK(dcl_all_reduce(rank.communicator, address, address, BYTES, DCL_DATA_TYPE_UINT8, DCL_REDUCE_MAX, rank.stream, NULL));
     OK(dcl_stream_synchronize(rank.stream));
     memset(bytes, 0x41, BYTES);
@@ -120,7 +121,8 @@ static void *run_once(void *argument) {
     return NULL;
 }
 
-/* The child of a rank whose worker stream is at work has no copy of that thread, but of what it has locked. */
+/* The child of a rank whose worker stream is busy. The child has no copy of that thread, but a copy
+ * of the locks that it holds. */
 static void be_a_child_of_a_busy_rank(struct running *rank, dcl_work_t *work, dcl_stream_t *stream) {
     int32_t is_done = 0;
     OK(dcl_work_is_done(work, &is_done));
@@ -152,7 +154,7 @@ static void fork_while_work_goes_on(void) {
     join(threads[1]);
     OK(dcl_stream_new_worker(&stream));
     OK(dcl_execution_context_enqueue(ranks[0].context, stream, &work));
-    /* The worker is inside the collective, most likely. */
+    /* The worker is most likely inside the collective. */
     pause_ms(20);
     IN_A_CHILD(child, be_a_child_of_a_busy_rank(&ranks[0], work, stream));
     has_ended_well(child);
@@ -170,16 +172,17 @@ static void fork_while_work_goes_on(void) {
     }
 }
 
-/* Rank 0 leaves a child behind, with copies of its connections. Ranks 1 and 2 need rank 0's process. If it has ended, they hear that
- * at once; if it has only freed its handles, it goes on passing memory to them. */
+/* Rank 0 leaves a child behind, which has copies of its connections. Ranks 1 and 2 need rank 0's
+ * process. If that has ended, they learn of it at once. If it has only freed its handles, it
+ * continues to pass memory to them. */
 static void leave_a_child_behind(const char *job, int32_t number, bool frees, int going_on) {
     dcl_communicator_t *communicator, *group, *other = NULL;
-    dcl_meeting_t meeting = DCL_MEETING_INIT;
-    meeting.job = job;
-    meeting.world_size = 3;
-    meeting.rank = number;
-    meeting.timeout_ms = TIMEOUT_MS;
-    OK(dcl_communicator_meet(&meeting, &communicator));
+    dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
+    config.job = job;
+    config.world_size = 3;
+    config.rank = number;
+    config.timeout_ms = TIMEOUT_MS;
+    OK(dcl_communicator_bootstrap(&config, &communicator));
     OK(dcl_communicator_split(communicator, number == 0 ? DCL_NO_COLOR : 0, 0, &group));
     if (number == 0) {
         pid_t child;
@@ -189,7 +192,7 @@ static void leave_a_child_behind(const char *job, int32_t number, bool frees, in
         if (frees) {
             OK(dcl_communicator_free(communicator));
             FAILS(DCL_STATUS_INVALID_HANDLE, dcl_communicator_check(communicator));
-            /* For as long as the others may take. */
+            /* For as long as the other ranks may take. */
             (void)!read(going_on, &nothing, 1);
         }
         return;

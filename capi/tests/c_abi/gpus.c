@@ -1,11 +1,12 @@
-/* Communicators, buffers and streams on GPUs: two ranks in one process, or on an ncclComm_t of the caller's. */
+/* Communicators, buffers and streams on GPUs: two ranks in one process, or on an ncclComm_t of the
+ * caller. */
 #include "check.h"
 
 #include <dlfcn.h>
 
 #define NB_RANKS 2
 
-/* What a caller has of CUDA's and NCCL's. */
+/* The caller's functions of CUDA and NCCL. */
 struct unique_id {
     char bytes[DCL_NCCL_ID_BYTES];
 };
@@ -24,7 +25,7 @@ static void *symbol(const char *library, const char *name) {
         memcpy(&(pointer), &found, sizeof(pointer));            \
     } while (0)
 
-/* Adds up on this rank's GPU, on a CUDA stream, with a handle and without. */
+/* Reduces on this rank's GPU, on a CUDA stream, with a work handle and without. */
 static void add_up(dcl_communicator_t *communicator, int32_t rank) {
     int32_t device;
     char backend[8];
@@ -52,7 +53,7 @@ static void add_up(dcl_communicator_t *communicator, int32_t rank) {
     CHECK(taken[0] == 3 && taken[1] == 20);
     OK(dcl_all_reduce(communicator, out, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_MAX, stream, NULL));
     OK(dcl_stream_synchronize(stream));
-    /* The same stream as the caller's, borrowed; and no stream. */
+    /* The same stream, borrowed from the caller, and the NULL stream. */
     dcl_stream_t *borrowed;
     OK(dcl_stream_from_cuda(cuda_stream, device, &borrowed));
     OK(dcl_all_reduce(communicator, out, out, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, borrowed, NULL));
@@ -106,7 +107,7 @@ static void *on_the_caller_s(void *argument) {
     OK(dcl_communicator_from_nccl(comm, TIMEOUT_MS, &communicator));
     add_up(communicator, rank->rank);
     OK(dcl_communicator_free(communicator));
-    /* It is still the caller's. */
+    /* The caller still owns it. */
     CHECK(destroy(comm) == 0);
     return NULL;
 }
@@ -123,7 +124,7 @@ static void on_gpus(void *(*body)(void *), dcl_communicator_t **communicators, u
     }
 }
 
-/* What a child does with copies of GPUs' things: nothing reaches CUDA or NCCL. */
+/* A child's calls on copies of objects on GPUs reach neither CUDA nor NCCL. */
 struct copies {
     dcl_communicator_t *communicators[NB_RANKS];
     dcl_buffer_t *buffer;

@@ -1,4 +1,4 @@
-//! The headers, compiled.
+//! Compiles the headers by themselves.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use test_support::root;
 
 use crate::compiler::{Language, compiler, folder, succeed};
 
-/// Compiles a file that includes a header once and twice, and uses nothing of it.
+/// Compiles a file that only includes a header, once and twice.
 fn compiles(header: &str, language: Language, flags: &[&str]) {
     let folder = folder("header");
     for times in [1, 2] {

@@ -1,4 +1,5 @@
-/* Networks, layers and engines: what is set is got, and what the header says of numbers and attributes. */
+/* Networks, layers and engines: a getter returns what the setter set, and the header's rules about
+ * numbers and attributes hold. */
 #include "check.h"
 
 static int same(const dcl_dims_t *dims, int32_t nb_dims, const int64_t *d) {
@@ -71,7 +72,7 @@ static void attributes_of_a_collective(void) {
     OK(dcl_layer_get_name(copy, name, sizeof name, NULL));
     CHECK(strcmp(name, "mean") == 0);
     OK(dcl_layer_free(copy));
-    /* Damaged bytes, of every length. */
+    /* Damaged bytes of every length. */
     for (size_t cut = 0; cut < length; cut++) {
         FAILS(DCL_STATUS_INVALID_PLAN, dcl_dist_collective_deserialize(bytes, cut, &none));
     }
@@ -82,13 +83,13 @@ static void attributes_of_a_collective(void) {
     }
     CHECK(none == NULL);
 
-    /* A copy is a copy. */
+    /* A change of the copy does not change the layer. */
     OK(dcl_dist_collective_clone(layer, &copy));
     OK(dcl_dist_collective_set_reduce_op(layer, DCL_REDUCE_MIN));
     OK(dcl_dist_collective_get_reduce_op(copy, &number));
     CHECK(number == DCL_REDUCE_AVG);
     OK(dcl_layer_free(layer));
-    /* Of no network. */
+    /* The layer belongs to no network. */
     dcl_tensor_t *tensor = NULL;
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_nb_inputs(copy, &number));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_get_nb_outputs(copy, &number));
@@ -99,7 +100,7 @@ static void attributes_of_a_collective(void) {
     CHECK(same(&dims, 2, (int64_t[]){-1, 3}));
     OK(dcl_layer_free(copy));
 
-    /* What the arguments alone show. */
+    /* Mistakes that the arguments alone show. */
     static const struct {
         int32_t operation, reduce_op;
         int64_t root;
@@ -185,7 +186,7 @@ static void layers_of_other_kinds(void) {
     dcl_dims_t empty = vector(0);
     OK(dcl_constant_set_weights(constant, DCL_DATA_TYPE_INT64, &empty, NULL, 0));
 
-    /* Each kind has its own calls. */
+    /* Each kind of layer has its own calls. */
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_cast_get_to_type(shuffle, &number));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_shuffle_get_reshape_dimensions(cast, &got));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_constant_get_weights(cast, copied, sizeof copied, &length));
@@ -287,7 +288,7 @@ static void an_engine_goes_through_bytes(void) {
     OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
     OK(dcl_execution_context_enqueue(context, NULL, NULL));
     CHECK(taken[0] == 1 && taken[1] == -2 && taken[5] == 6);
-    /* With NULL it is bound to nothing. */
+    /* NULL unbinds it. */
     OK(dcl_execution_context_set_tensor_address(context, "y", NULL, sizeof taken));
     OK(dcl_execution_context_get_tensor_address(context, "y", &address));
     CHECK(address == NULL);
@@ -297,7 +298,7 @@ static void an_engine_goes_through_bytes(void) {
     OK(dcl_execution_context_free(context));
 }
 
-/* All mistakes at once, one a line. */
+/* All mistakes at once, one on each line. */
 static void mistakes_are_listed(void) {
     dcl_network_t *network;
     dcl_tensor_t *x;

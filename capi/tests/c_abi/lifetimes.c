@@ -1,7 +1,7 @@
-/* Who owns what, and for how long. */
+/* Which object owns which, and for how long. */
 #include "check.h"
 
-/* A handle that every function has to refuse, whatever its type. */
+/* A handle that every function must refuse, whatever its type. */
 #define GARBAGE(type) ((type *)(uintptr_t)0x5eed)
 
 static void nothing_is_freed(void) {
@@ -28,7 +28,7 @@ static void a_handle_is_freed_once(void) {
     int32_t number = -7;
     FAILS(DCL_STATUS_INVALID_HANDLE, dcl_network_get_nb_layers(network, &number));
     CHECK(number == -7);
-    /* Also when its place has been taken by others. */
+    /* Also after other objects use the entry in the table. */
     for (int i = 0; i < 1000; i++) {
         dcl_network_t *other;
         OK(dcl_network_new(&other));
@@ -115,7 +115,7 @@ static void a_tensor_is_of_one_network(void) {
     OK(dcl_network_free(network));
 }
 
-/* Frees all that a context needs, in one of several orders, and then runs it. */
+/* Frees everything that a context needs, in one of several orders, and then runs it. */
 static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, void *order) {
     dcl_tensor_t *x, *y;
     dcl_layer_t *layer;
@@ -169,7 +169,7 @@ static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, vo
     CHECK(taken[0] == 1 && taken[1] == 2 && taken[2] == 4 && taken[3] == 6);
 }
 
-/* A run of which nobody keeps a handle: its buffers outlive the stream's end here. */
+/* A run without a work handle. Its buffers outlive the stream here. */
 static void let_go_of_work(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     int32_t given = rank + 1, taken = 0;
@@ -183,7 +183,7 @@ static void let_go_of_work(dcl_communicator_t *communicator, int32_t rank, void 
     OK(dcl_stream_free(stream));
 }
 
-/* Symmetric memory outlives the handle of the communicator that it is from. */
+/* Symmetric memory outlives the handle of its communicator. */
 static void keep_a_buffer(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     dcl_communicator_t *other;
@@ -234,7 +234,7 @@ static void an_environment_is_left(void) {
             OK(dcl_environment_finalize(environment));
         }
         FAILS(DCL_STATUS_INVALID_HANDLE, dcl_environment_finalize(environment));
-        /* It stays. */
+        /* The layer stays. */
         OK(dcl_communicator_barrier(communicator));
         OK(dcl_communicator_finalize(communicator));
         FAILS(DCL_STATUS_INVALID_HANDLE, dcl_communicator_free(communicator));

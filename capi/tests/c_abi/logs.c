@@ -1,9 +1,9 @@
-/* The log's callback, set and taken away while others log. */
+/* The log callback, set and removed while other threads log. */
 #include "check.h"
 
 #include <stdatomic.h>
 
-/* What a callback is given; it must not come any more when `is_over`. */
+/* The user_data of a callback. The callback must not be called after `is_over` is set. */
 struct listener {
     atomic_int lines;
     atomic_int is_over;
@@ -20,7 +20,7 @@ static void listen(dcl_severity_t severity, const char *message, void *user_data
     CHECK(!atomic_load(&listener->is_over));
 }
 
-/* Writes a line into the log: an operation without a root is given one. */
+/* Logs a warning: an operation without a root gets one. */
 static void log_a_line(void) {
     dcl_layer_t *layer;
     OK(dcl_dist_collective_new(DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, 3, NULL, 0, &layer));
@@ -72,7 +72,7 @@ static void nobody_is_inside_when_it_is_gone(void) {
         struct listener *other = NULL;
         if (round % 3 == 0) {
             other = calloc(1, sizeof *other);
-            /* Nobody logs errors here. */
+            /* No thread logs errors here. */
             other->most_verbose = DCL_SEVERITY_ERROR;
             OK(dcl_set_log_callback(listen, other, DCL_SEVERITY_ERROR));
             atomic_store(&listener->is_over, 1);
@@ -89,7 +89,7 @@ static void nobody_is_inside_when_it_is_gone(void) {
     }
 }
 
-/* Several threads set it at once; the last one is heard. */
+/* Several threads set a callback at once. The last one stays. */
 static void *set_and_unset(void *listener) {
     for (int i = 0; i < 200; i++) {
         OK(dcl_set_log_callback(listen, listener, DCL_SEVERITY_VERBOSE));
@@ -119,7 +119,7 @@ static void several_set_it(void) {
 static void set_it_again(dcl_severity_t severity, const char *message, void *user_data) {
     (void)message;
     FAILS(DCL_STATUS_BUSY, dcl_set_log_callback(NULL, NULL, severity));
-    /* What is logged meanwhile is not for it. */
+    /* It receives no message of that call. */
     log_a_line();
     ++*(int *)user_data;
 }

@@ -1,7 +1,8 @@
-//! The C ABI, from C and C++: the header is compiled, the shared library's symbols are compared with it, and programs call it with right
-//! and wrong arguments, from many threads, and with the cases of the conformance suite. It needs a C compiler.
+//! Tests the C ABI from C and C++. They compile the header, compare the shared library's symbols
+//! with it, and run programs: with right and wrong arguments, with many threads, and with the cases
+//! of the conformance suite. They need a C compiler.
 
-// The name that the modules of the suite know it by.
+// The modules of the suite use this name.
 extern crate dcl as distcollective;
 
 mod arguments;

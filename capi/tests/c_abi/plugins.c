@@ -1,9 +1,10 @@
-/* Layers of the caller's own: when their callbacks are called, what becomes of their errors, and that each is destroyed once. */
+/* Plugins: when their callbacks are called, what their errors become, and that each is destroyed
+ * once. */
 #include "check.h"
 
 #include <stdatomic.h>
 
-/* A plugin that adds a number to float elements; and what was called. */
+/* A plugin that adds a number to float elements and counts its calls. */
 struct adder {
     int32_t addend;
     /* What the callbacks return. */
@@ -87,7 +88,7 @@ static dcl_network_t *network_of(const dcl_plugin_t *plugin, int32_t nb_ranks) {
     return network;
 }
 
-/* What creators make: one for each time. */
+/* The plugins of creators, one for each call. */
 static struct adder made[8];
 static atomic_int nb_made;
 
@@ -123,7 +124,7 @@ static void a_plugin_runs_and_goes_through_bytes(void) {
     struct adder adder = {.addend = 5};
     dcl_plugin_t plugin = plugin_of(&adder);
     dcl_network_t *network = network_of(&plugin, 2);
-    /* All of it was copied. */
+    /* The library has copied everything. */
     memset(&plugin, 0x55, sizeof plugin);
     dcl_engine_t *built, *read, *none = NULL;
     OK(dcl_engine_build(network, &built));
@@ -163,14 +164,14 @@ static void a_plugin_runs_and_goes_through_bytes(void) {
     dcl_plugin_creator_t twice[2] = {creator, creator};
     CHECK(dcl_engine_deserialize_with_plugins(plan, length, twice, 2, &none) != DCL_STATUS_SUCCESS);
     CHECK(atomic_load(&nb_made) == 1);
-    /* What a creator has filled in is the library's, whether it will do or not. */
+    /* The library owns what a creator has filled in, whether it is valid or not. */
     creator.user_data = &creator;
     CHECK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
     CHECK(atomic_load(&nb_made) == 2 && atomic_load(&made[1].nb_destroyed) == 1);
     CHECK(none == NULL);
 }
 
-/* A creator that makes another version than it says, and one of a header with more fields. */
+/* A creator that makes another version than it says, and one from a header with more fields. */
 static dcl_status_t make_another(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
     (void)user_data;
     OK(make_adder(NULL, bytes, byte_len, plugin));
@@ -178,7 +179,7 @@ static dcl_status_t make_another(void *user_data, const void *bytes, size_t byte
     return DCL_STATUS_SUCCESS;
 }
 
-/* A creator whose structure does not say how long it is. */
+/* A creator whose plugin has no struct_size. */
 static dcl_status_t make_sizeless(void *user_data, const void *bytes, size_t byte_len, dcl_plugin_t *plugin) {
     (void)user_data;
     OK(make_adder(NULL, bytes, byte_len, plugin));
@@ -229,7 +230,8 @@ static void creators_of_other_versions(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 2, &read));
 }
 
-/* Callbacks that use the network that is being built: they may read it; they may free it; they get no way to change it. */
+/* Callbacks that use the network during the build. They may read it and free it, but they cannot
+ * change it. */
 struct meddler {
     struct adder adder;
     dcl_network_t *network;
@@ -248,7 +250,7 @@ static dcl_status_t meddle(void *user_data, const dcl_dims_t *inputs, int32_t nb
         OK(dcl_network_get_nb_layers(network, &nb_layers));
         FAILS(DCL_STATUS_BUSY, dcl_layer_set_name(meddler->layer, "mine"));
         OK(dcl_network_free(network));
-        /* The callback's own failure says why. */
+        /* The message has the callback's own reason. */
         return dcl_layer_set_name(meddler->layer, "mine");
     }
     return DCL_STATUS_SUCCESS;
@@ -269,7 +271,8 @@ static void a_callback_calls_back(void) {
     CHECK(engine == NULL && atomic_load(&meddler.adder.nb_destroyed) == 1);
 }
 
-/* A callback that frees the network to which the plugin is being added: as if that had come right after it. */
+/* A callback that frees the network to which the plugin is being added. The effect is as if the
+ * call came right afterwards. */
 static dcl_status_t free_network(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
                                  int32_t nb_outputs) {
     struct meddler *meddler = user_data;
@@ -294,7 +297,8 @@ static void a_network_goes_while_a_plugin_comes(void) {
     FAILS(DCL_STATUS_INVALID_HANDLE, dcl_network_get_nb_layers(meddler.network, &number));
 }
 
-/* What a callback says of its failure: nothing; a text of its own; what a failed call of the library said, or only seemed to. */
+/* The reason that a callback gives: none; its own text; the message of a failed call of the
+ * library; an older message that does not count. */
 static int what_to_say;
 
 static dcl_status_t say(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs, int32_t nb_outputs) {
@@ -328,7 +332,8 @@ static void a_callback_says_why(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_set_last_error(DCL_STATUS_SYSTEM, NULL));
 }
 
-/* A plugin on a worker stream that waits for that stream, and for work that is behind it there, or is itself. */
+/* A plugin on a worker stream that waits for that stream, and for work that is behind it there, or
+ * is its own. */
 static dcl_stream_t *own_stream;
 static dcl_work_t *_Atomic own_work;
 
@@ -362,7 +367,7 @@ static void a_plugin_waits_for_its_own_stream(void) {
     OK(dcl_execution_context_enqueue(context, own_stream, &work));
     atomic_store(&own_work, work);
     OK(dcl_stream_synchronize(own_stream));
-    /* What a plugin could not wait for, others can. */
+    /* Other threads can wait for what a plugin cannot. */
     OK(dcl_work_wait(work));
     CHECK(taken[0] == 2 && taken[2] == 4 && atomic_load(&adder.nb_runs) == 2);
     OK(dcl_work_free(work));
@@ -424,7 +429,7 @@ static void a_plugin_that_is_refused_is_the_caller_s(void) {
     CHECK(atomic_load(&adder.nb_destroyed) == 0);
 }
 
-/* Errors of the callbacks, each in turn. */
+/* Errors of each callback in turn. */
 static void a_callback_fails(void) {
     for (int which = 0; which < 3; which++) {
         struct adder adder = {.addend = 1};
@@ -449,7 +454,8 @@ static void a_callback_fails(void) {
     }
 }
 
-/* A plugin that fails on rank 1 while it runs: rank 0, which waits in the collective, learns of it. */
+/* A plugin that fails on rank 1 while it runs. Rank 0, which waits in the collective, learns of
+ * it. */
 static void fail_on_rank_1(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
     struct adder adder = {.addend = 1, .run = rank == 1 ? DCL_STATUS_SYSTEM : DCL_STATUS_SUCCESS};

@@ -1,4 +1,5 @@
-//! The programs of this folder, and the samples for C and C++: by themselves, under the sanitizers, and under valgrind.
+//! Runs the programs of this folder and the samples for C and C++: by themselves, under the
+//! sanitizers, and under valgrind.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,7 @@ use test_support::root;
 
 use crate::compiler::{Language, Under, program, started, succeed};
 
-/// Makes a program and runs it.
+/// Compiles a program and runs it.
 fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
     let Some(program) = program(language, source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
@@ -21,7 +22,7 @@ fn run_own(name: &str, under: Under) {
     run(&root().join("capi/tests/c_abi").join(name).with_extension("c"), Language::C, under, &[]);
 }
 
-/// Runs the samples of a language, also the mistakes that they make on purpose.
+/// Runs the samples of a language, and the mistakes that they make on purpose.
 fn run_samples(language: Language, under: Under) {
     let folder = root().join("samples").join(language.extension());
     let files = fs::read_dir(&folder).expect("the samples").map(|entry| entry.expect("a file").path());
@@ -34,13 +35,13 @@ fn run_samples(language: Language, under: Under) {
     }
 }
 
-/// Runs the program for GPUs on the libraries that stand in for CUDA's and NCCL's.
+/// Runs the program for GPUs on the stand-ins for CUDA and NCCL.
 fn run_on_gpus(under: Under, arguments: &[&str]) {
     let source = root().join("capi/tests/c_abi/gpus.c");
     let Some(program) = program(Language::C, &source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
     command.args(arguments).env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_CUDA_DEVICES", "2");
-    // The place where NCCL writes a communicator, which it may do late, is never freed.
+    // NCCL may write a communicator's address late, so its memory is never freed.
     succeed(command.env("ASAN_OPTIONS", "detect_leaks=0"));
 }
 
@@ -54,8 +55,8 @@ fn gpus_under_sanitizers() {
     run_on_gpus(Under::Sanitizers, &[]);
 }
 
-/// Processes that fork. valgrind lacks what they need to meet; and of AddressSanitizer's allocator a child may have a copy that
-/// another thread had locked.
+/// Processes that fork. valgrind lacks a system call that their bootstrap needs. AddressSanitizer's
+/// allocator may be locked by another thread during the fork, and then the child waits for ever.
 #[test]
 fn forks_plainly() {
     run_own("forks", Under::Nothing);

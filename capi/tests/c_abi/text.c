@@ -47,7 +47,7 @@ static void numbers_have_names(void) {
     CHECK(dcl_collective_operation_name(8) == NULL && dcl_reduce_operation_name(6) == NULL);
 }
 
-/* Whether text is whole characters of UTF-8. */
+/* Whether text consists of whole UTF-8 characters. */
 static int is_utf8(const char *text, size_t length) {
     for (size_t i = 0; i < length;) {
         unsigned char first = (unsigned char)text[i];
@@ -82,11 +82,11 @@ static void a_message_is_cut_at_a_character(void) {
         size_t room = capacity == 0 ? 0 : capacity - 1;
         size_t got = capacity == 0 ? 0 : strlen(text);
         CHECK(got <= room && is_utf8(text, got) && memcmp(text, whole, got) == 0);
-        /* Nothing that fits is left out, and nothing beyond is written. */
+        /* All characters that fit are copied, and nothing is written after them. */
         CHECK(got == length || got + 4 > room);
         CHECK(text[capacity] == 0x5a);
     }
-    /* A success leaves it. */
+    /* A call that succeeds does not change it. */
     CHECK(dcl_version() == DCL_VERSION);
     OK(dcl_network_free(NULL));
     CHECK(dcl_last_error_message(text, sizeof text) == length && strcmp(text, whole) == 0);
@@ -137,7 +137,7 @@ static void text_is_utf8(void) {
     OK(dcl_network_free(network));
 }
 
-/* A structure of a later version: ours, and what we do not know. */
+/* A structure of a later version: the fields of this version, and unknown ones. */
 #define LARGER(type) \
     struct {         \
         type known;  \
@@ -181,22 +181,22 @@ static void structures_have_a_size(void) {
 
     char job[64];
     snprintf(job, sizeof job, "c_abi text %ld", (long)getpid());
-    LARGER(dcl_meeting_t) meeting = {DCL_MEETING_INIT, {0}};
-    meeting.known.job = job;
-    meeting.known.timeout_ms = TIMEOUT_MS;
+    LARGER(dcl_bootstrap_config_t) bootstrap = {DCL_BOOTSTRAP_CONFIG_INIT, {0}};
+    bootstrap.known.job = job;
+    bootstrap.known.timeout_ms = TIMEOUT_MS;
     dcl_communicator_t *communicator = NULL;
     for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
-        meeting.known.struct_size = wrong[i];
-        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(&meeting.known, &communicator));
+        bootstrap.known.struct_size = wrong[i];
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     }
-    meeting.known.struct_size = sizeof meeting;
-    meeting.tail[1] = 1;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(&meeting.known, &communicator));
+    bootstrap.known.struct_size = sizeof bootstrap;
+    bootstrap.tail[1] = 1;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     CHECK(communicator == NULL);
-    meeting.tail[1] = 0;
-    OK(dcl_communicator_meet(&meeting.known, &communicator));
+    bootstrap.tail[1] = 0;
+    OK(dcl_communicator_bootstrap(&bootstrap.known, &communicator));
     OK(dcl_communicator_free(communicator));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_meet(NULL, &communicator));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_bootstrap(NULL, &communicator));
 
     LARGER(dcl_environment_config_t) config = {DCL_ENVIRONMENT_CONFIG_INIT, {0}};
     dcl_environment_t *environment = NULL;

@@ -1,10 +1,11 @@
-/* Several threads on one object: who may, who is told that it is busy, and what is freed while a call is under way. */
+/* Several threads on one object: which calls run, which return BUSY, and what happens if an object
+ * is freed during a call. */
 #include "check.h"
 
 #include <stdatomic.h>
 #include <time.h>
 
-/* Repeats a call until it ends with BUSY, which it does as soon as another call is inside. */
+/* Repeats a call until it returns BUSY, which it does while another call is inside. */
 #define UNTIL_BUSY(call)                                     \
     do {                                                     \
         dcl_status_t until_busy;                             \
@@ -15,7 +16,8 @@
         MESSAGE_HAS("another call");                       \
     } while (0)
 
-/* Repeats a call until it is not the one that is told BUSY, because another call looks whether it is inside. */
+/* Repeats a call until it does not return BUSY. It returns BUSY if the other call's check has
+ * exclusive use. */
 #define ONCE_FREE(call)                                            \
     do {                                                           \
         dcl_status_t once_free;                                    \
@@ -25,7 +27,8 @@
         OK(once_free);                                             \
     } while (0)
 
-/* The two ranks of a test. Rank 1 comes when rank 0, which waits for it in a thread, has been looked at. */
+/* The two ranks of a test. Rank 0 waits for rank 1 in a thread. Rank 1 starts after the test has
+ * looked at rank 0. */
 struct pair {
     dcl_communicator_t *communicators[2];
     dcl_execution_context_t *contexts[2];
@@ -75,7 +78,7 @@ static void a_context_is_busy_and_can_be_freed(void) {
     FAILS(DCL_STATUS_BUSY, dcl_execution_context_get_tensor_shape(pair.contexts[0], "x", &dims));
     FAILS(DCL_STATUS_BUSY, dcl_execution_context_set_tensor_address(pair.contexts[0], "x", NULL, 0));
     CHECK(address == NULL);
-    /* The call that is under way comes to its end. */
+    /* The running call completes. */
     OK(dcl_execution_context_free(pair.contexts[0]));
     FAILS(DCL_STATUS_INVALID_HANDLE, dcl_execution_context_enqueue(pair.contexts[0], NULL, NULL));
     OK(dcl_communicator_free(pair.communicators[0]));
@@ -86,7 +89,7 @@ static void a_context_is_busy_and_can_be_freed(void) {
     OK(dcl_communicator_free(pair.communicators[1]));
 }
 
-/* A call that waits for another rank, and what it waits with. */
+/* A call that waits for another rank, and its arguments. */
 struct waiting {
     dcl_communicator_t *communicator;
     dcl_work_t *work;
@@ -136,7 +139,8 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Frees a network while its layer is being bound, which waits for the other rank; freeing waits for nobody. */
+/* Frees a network while its layer is being bound, which waits for the other rank. Freeing does not
+ * wait. */
 static void a_network_is_freed_during_a_bind(void) {
     dcl_communicator_t *communicators[2];
     dcl_network_t *network;
@@ -173,7 +177,7 @@ static void a_network_is_freed_during_a_bind(void) {
     OK(dcl_communicator_free(communicators[1]));
 }
 
-/* A communicator whose handle is freed while a call on it waits. */
+/* Frees a communicator's handle while a call on it waits. */
 static void *barrier(void *argument) {
     struct waiting *waiting = argument;
     atomic_store(&waiting->is_inside, 1);
@@ -197,7 +201,7 @@ static void a_communicator_is_freed_during_a_barrier(void) {
     OK(dcl_communicator_free(communicators[1]));
 }
 
-/* Two threads in one network: each call is done, or refused as a whole. */
+/* Two threads in one network: each call is done or refused as a whole. */
 struct one_network {
     dcl_network_t *network;
     dcl_tensor_t *x;
@@ -244,7 +248,7 @@ static void two_threads_are_in_one_network(void) {
     OK(dcl_network_free(one.network));
 }
 
-/* Threads that make and free, and use what others may have freed. */
+/* Threads that create and free objects, and use objects that others may have freed. */
 static _Atomic(dcl_layer_t *) shared_layer;
 static atomic_int is_over;
 
@@ -277,7 +281,7 @@ static void what_is_used_is_freed(void) {
     OK(dcl_layer_free(atomic_load(&shared_layer)));
 }
 
-/* Both free the same: one of them does it. */
+/* Both threads free the same handle, and one succeeds. */
 struct freed_twice {
     dcl_layer_t *layer;
     pthread_barrier_t *together;
@@ -308,7 +312,7 @@ static void one_of_two_frees(void) {
     }
 }
 
-/* Shared calls: an engine is read, and contexts are made, by several. */
+/* Shared calls: several threads read an engine and create contexts. */
 static void *use_engine(void *engine) {
     for (int i = 0; i < 50; i++) {
         char text[4096];
@@ -341,7 +345,7 @@ static void an_engine_is_shared(void) {
     OK(dcl_network_free(network));
 }
 
-/* One layer for all ranks, which ask and bind it at the same time. */
+/* One layer for all ranks, which query and bind it at the same time. */
 static void bind_shared(dcl_communicator_t *communicator, int32_t rank, void *layer) {
     for (int i = 0; i < 50; i++) {
         dcl_bound_layer_t *bound;
@@ -368,7 +372,7 @@ static void a_layer_is_shared(void) {
     OK(dcl_layer_free(layer));
 }
 
-/* A rank that mixes work on two streams with calls of its own thread; both ranks do the same. */
+/* A rank that mixes work on two streams with calls of its own thread. Both ranks do the same. */
 static void *mix(void *argument) {
     dcl_communicator_t *communicator = argument;
     dcl_stream_t *streams[2];

@@ -1,5 +1,6 @@
-//! The header is written by hand, and so are the functions behind it: that both say the same is checked here. bindgen reads the header, syn
-//! reads `capi/src/`. Reading the header needs libclang, in a standard place or where the environment variable `LIBCLANG_PATH` says.
+//! Compares the header with the functions in `capi/src/`, since both are written by hand. bindgen
+//! reads the header, syn reads `capi/src/`. bindgen needs libclang, in a standard place or in the
+//! folder that the environment variable `LIBCLANG_PATH` names.
 
 mod source;
 
@@ -12,18 +13,18 @@ use std::path::{Path, PathBuf};
 
 use source::Source;
 
-/// The header's structures, and what they are in Rust.
+/// The header's structures, and their names in Rust.
 const STRUCTURES: [(&str, &str); 7] = [
     ("dcl_dims", "CDims"),
     ("dcl_plugin_tensor", "CPluginTensor"),
     ("dcl_plugin", "CPlugin"),
     ("dcl_plugin_creator", "CPluginCreator"),
-    ("dcl_execution_context_options", "COptions"),
-    ("dcl_environment_config", "CConfig"),
-    ("dcl_meeting", "CMeeting"),
+    ("dcl_execution_context_options", "CExecutionContextOptions"),
+    ("dcl_environment_config", "CEnvironmentConfig"),
+    ("dcl_bootstrap_config", "CBootstrapConfig"),
 ];
 
-/// Enumerators that have another name in Rust than the header's, in its case.
+/// Enumerators whose Rust name is not the header's name in another case.
 const RENAMED: [(&str, &str); 5] = [
     ("DCL_DATA_TYPE_FLOAT", "Float32"),
     ("DCL_DATA_TYPE_HALF", "Float16"),
@@ -32,7 +33,8 @@ const RENAMED: [(&str, &str); 5] = [
     ("DCL_DATA_TYPE_FP8_E5M2", "Float8E5M2"),
 ];
 
-/// Numbers that only the door for C has: what they do is tested by programs in C. The first three groups are TensorRT's.
+/// Numbers that only the C ABI has. Programs in C test what they do. The first three groups are
+/// TensorRT's.
 const NUMBERS: [(&str, i64); 17] = [
     ("DCL_TENSOR_IO_MODE_NONE", 0),
     ("DCL_TENSOR_IO_MODE_INPUT", 1),
@@ -53,7 +55,8 @@ const NUMBERS: [(&str, i64); 17] = [
     ("DCL_NO_COLOR", -1),
 ];
 
-/// What the header needs of the standard headers, so that a libclang without any will do.
+/// The parts of the standard headers that the header needs. With them a libclang without any
+/// headers suffices.
 const STANDARD: [(&str, &str); 2] = [
     ("stddef.h", "typedef __SIZE_TYPE__ size_t;\n#define NULL ((void *)0)\n"),
     (
@@ -67,7 +70,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The header as bindgen has it in Rust; `None` where there is no libclang, which in CI there must be.
+/// The header in Rust, by bindgen. `None` if there is no libclang; CI requires it.
 fn header() -> Option<Source> {
     if let Err(error) = clang_sys::load() {
         assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "libclang cannot be loaded: {error}");
@@ -91,7 +94,7 @@ fn header() -> Option<Source> {
     Some(Source::parse([bindings.to_string()]))
 }
 
-/// What stands behind it.
+/// The Rust code behind the header.
 fn code() -> Source {
     let mut files: Vec<PathBuf> =
         fs::read_dir(root().join("capi/src")).expect("capi/src").map(|entry| entry.expect("a file").path()).collect();
@@ -111,13 +114,13 @@ fn functions_are_the_same() {
     let (header, code) = (header.functions(), code().functions());
     let names = |functions: &BTreeMap<String, String>| functions.keys().cloned().collect::<BTreeSet<_>>();
     assert!(header.len() > 100, "{header:?}");
-    assert_eq!(names(&header).difference(&names(&code)).collect::<Vec<_>>(), [""; 0], "declared, not written");
-    assert_eq!(names(&code).difference(&names(&header)).collect::<Vec<_>>(), [""; 0], "written, not declared");
+    assert_eq!(names(&header).difference(&names(&code)).collect::<Vec<_>>(), [""; 0], "declared, not defined");
+    assert_eq!(names(&code).difference(&names(&header)).collect::<Vec<_>>(), [""; 0], "defined, not declared");
     let differing: Vec<_> = header.iter().filter(|(name, signature)| code[*name] != **signature).collect();
     let differing: Vec<_> =
         differing.iter().map(|(name, c)| format!("{name}: {c}\n in Rust: {}", code[*name])).collect();
     assert!(differing.is_empty(), "{}", differing.join("\n"));
-    // What other tests read as text is all there is.
+    // The functions that other tests read as text are the same.
     let as_text: BTreeSet<String> = declared::functions().into_iter().map(|function| function.name).collect();
     assert_eq!(as_text, names(&header));
 }
@@ -131,7 +134,7 @@ fn structures_are_the_same() {
     for (name, _) in STRUCTURES {
         let fields = header.fields(name);
         assert_eq!(fields, code.fields(name), "{name}");
-        // By clang, and by the rules of repr(C) from the fields in Rust.
+        // clang computed the header's layout; repr(C) gives that of the Rust fields.
         assert_eq!(header.asserted_layout(name), code.layout(name), "{name}");
     }
 }
@@ -168,13 +171,13 @@ fn numbers_are_the_same() {
                 "DCL_MAX_PLUGIN_TENSORS" => code.constant("", "MAX_TENSORS"),
                 "DCL_MAX_DIMS" => code.constant("", "MAX_DIMS"),
                 "DCL_NCCL_ID_BYTES" => code.constant("NcclId", "BYTE_LEN"),
-                _ => panic!("{name} is compared with nothing"),
+                _ => panic!("{name} has no counterpart in Rust"),
             }
         };
         assert_eq!(number, expected, "{name}");
         all += 1;
     }
-    // And the other way: what Rust has and the header lacks would be found by its number.
+    // In the other direction: a number that Rust has and the header lacks is an error.
     for (group, prefix) in [
         ("Status", "DCL_STATUS_"),
         ("DataType", "DCL_DATA_TYPE_"),
@@ -195,7 +198,7 @@ fn camel(name: &str) -> String {
 }
 
 #[test]
-fn every_function_says_whether_it_waits_and_who_may_call_it() {
+fn every_description_ends_with_a_tag() {
     for function in declared::functions() {
         let comment = function.comment.unwrap_or_else(|| panic!("{} has no comment directly before it", function.name));
         let tag = comment.rsplit_once(" [").and_then(|(_, tag)| tag.strip_suffix(']')).unwrap_or_default();
@@ -207,7 +210,7 @@ fn every_function_says_whether_it_waits_and_who_may_call_it() {
                 && declared::TEXT.contains(&format!("typedef struct {}", &first.c_type[..first.c_type.len() - 4]))
         });
         assert!(threads == "shared" || takes_handle, "{}: exclusive of what?", function.name);
-        assert!(!function.name.ends_with("_free") || tag == "local, shared", "{}: anybody may free", function.name);
+        assert!(!function.name.ends_with("_free") || tag == "local, shared", "{}: any thread may free", function.name);
     }
 }
 
@@ -216,7 +219,7 @@ fn every_type_has_a_comment() {
     for declaration in declared::declarations() {
         let text = &declaration.text;
         let is_handle = text.starts_with("typedef struct") && !text.contains('{');
-        // The enumerators of a type follow it.
+        // The comment stands at the type, which precedes its enumerators.
         if !is_handle && !text.starts_with("enum") {
             assert!(declaration.comment.is_some(), "{text} has no comment directly before it");
         }

@@ -1,4 +1,4 @@
-//! Rust source, as bindgen writes it and as people do, brought into one form: what C sees of it.
+//! Brings Rust source, by bindgen or by hand, into one form: what C sees of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,26 +7,26 @@ use syn::{
     Pat, PathArguments, PathSegment, PointerMutability, ReturnType, Signature, Type, UnOp,
 };
 
-/// What a few files declare.
+/// The declarations of some files.
 #[derive(Default)]
 pub struct Source {
     structures: BTreeMap<String, ItemStruct>,
     aliases: HashMap<String, Type>,
-    /// The C names of what handles are names of.
+    /// The C names of handles, by the objects' names.
     handles: HashMap<String, String>,
-    /// By the type that they belong to, if any, and their own name.
+    /// Constants, by the type that they belong to, if any, and their own name.
     constants: BTreeMap<(String, String), i64>,
     signatures: Vec<Signature>,
-    /// Structures that have another name in C.
+    /// The C names of structures that have another name in Rust.
     renamed: HashMap<String, String>,
-    /// Without white space.
+    /// The source without white space.
     text: String,
 }
 
-/// The types that generic parameters stand for, as C sees them.
+/// The C types that generic parameters stand for.
 type Generics = HashMap<String, String>;
 
-/// Size and alignment of a structure, and where its fields begin.
+/// Size and alignment of a structure, and the offsets of its fields.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     size: usize,
@@ -91,7 +91,7 @@ impl Source {
         }
     }
 
-    /// The number that an expression is, if it is a plain one: a literal, another constant, or either in a newtype.
+    /// The value of a plain expression: a literal, another constant, or either in a newtype.
     fn number(&self, expression: &Expr) -> Option<i64> {
         match expression {
             Expr::Lit(literal) => match &literal.lit {
@@ -106,7 +106,7 @@ impl Source {
         }
     }
 
-    /// Gives a structure its name in C.
+    /// Sets a structure's name in C.
     pub fn rename(&mut self, rust: &str, c: &str) {
         assert!(self.structures.contains_key(rust), "there is no {rust}");
         self.renamed.insert(rust.to_owned(), c.to_owned());
@@ -145,7 +145,7 @@ impl Source {
             return self.c_type(alias, generics);
         }
         match (name.as_str(), arguments.as_slice()) {
-            // A function that may be NULL.
+            // A function pointer that may be NULL.
             ("Option", [function]) => return self.c_type(function, generics),
             ("Handle", [object]) => {
                 let object = crate::source::segment(object).expect("an object").ident.to_string();
@@ -173,7 +173,7 @@ impl Source {
         }
     }
 
-    /// Every function: its name, and the names and types of its parameters.
+    /// All functions: names, and the names and types of their parameters.
     pub fn functions(&self) -> BTreeMap<String, String> {
         let parameter = |argument: &FnArg| {
             let FnArg::Typed(parameter) = argument else { panic!("C has no self") };
@@ -191,12 +191,12 @@ impl Source {
         self.structures.keys().map(String::as_str)
     }
 
-    /// Whether bindgen knows nothing of a structure.
+    /// Whether bindgen knows no fields of a structure.
     pub fn is_opaque(&self, name: &str) -> bool {
         self.fields(name).iter().any(|(name, _)| name == "_unused")
     }
 
-    /// A structure's fields: names and types.
+    /// The names and types of a structure's fields.
     pub fn fields(&self, c_name: &str) -> Vec<(String, String)> {
         let rust = self.renamed.iter().find(|(_, c)| *c == c_name).map_or(c_name, |(rust, _)| rust);
         let structure = &self.structures[rust];
@@ -209,7 +209,7 @@ impl Source {
         fields.named.iter().map(field).collect()
     }
 
-    /// The layout that repr(C) gives a structure on a machine of 64 bits.
+    /// The layout that repr(C) gives a structure on a 64-bit machine.
     pub fn layout(&self, c_name: &str) -> Layout {
         let mut layout = Layout { size: 0, align: 1, offsets: Vec::new() };
         for (_, ty) in self.fields(c_name) {
@@ -240,7 +240,7 @@ impl Source {
         }
     }
 
-    /// The layout that clang found, which bindgen asserts beside a structure.
+    /// The layout that clang computed. bindgen asserts it beside the structure.
     pub fn asserted_layout(&self, name: &str) -> Layout {
         let asserted = |what: String| -> usize {
             let after = self.text.split_once(&what).unwrap_or_else(|| panic!("bindgen asserts no {what}")).1;
@@ -266,7 +266,7 @@ impl Source {
         *self.constants.get(&key).unwrap_or_else(|| panic!("there is no {owner}::{name} in Rust"))
     }
 
-    /// The numbers of a type.
+    /// All values of a type's constants.
     pub fn constants_of(&self, owner: &str) -> BTreeSet<i64> {
         self.constants.iter().filter(|((of, _), _)| of == owner).map(|(_, number)| *number).collect()
     }
