@@ -1,6 +1,8 @@
 //! `distcollective bench`, run as a user runs it. What times are is nobody's business here, but that there are some.
 
-use std::process::{Command, Output};
+use std::process::Output;
+
+use test_support::{text, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
@@ -10,14 +12,8 @@ const OPERATIONS: [&str; 8] =
 const TYPES: [&str; 10] =
     ["float32", "float16", "bfloat16", "float8", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"];
 
-/// `timeout` ends what hangs; ten seconds are a test's deadline.
 fn run(arguments: &[&str]) -> (Output, String, String) {
-    let output = Command::new("timeout")
-        .args(["-k", "1", "9", DISTCOLLECTIVE])
-        .args(arguments)
-        .output()
-        .expect("the command starts");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    let (output, _) = test_support::run(timed(DISTCOLLECTIVE).args(arguments));
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     (output, stdout, stderr)
 }

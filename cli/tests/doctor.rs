@@ -1,10 +1,11 @@
 //! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`).
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::{Value, json};
+use test_support::{run, text, timed};
 
 /// A machine: a set of libraries, or none, and environment variables. Nothing of this process's environment is in it.
 #[derive(Clone, Copy)]
@@ -18,20 +19,19 @@ impl<'a> Machine<'a> {
         Machine { libraries: Some(libraries), variables }
     }
 
-    /// A command of these words on it, which ends within 9 seconds.
+    /// Runs a command on it.
     fn command(self, words: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("9").args(words).env_clear().env("PATH", std::env::var_os("PATH").expect("a path"));
+        let mut command = timed(words[0]);
+        command.args(&words[1..]).env_clear().env("PATH", std::env::var_os("PATH").expect("a path"));
         if let Some(variant) = self.libraries {
             command.env("LD_LIBRARY_PATH", library_dir(variant));
         }
-        command.envs(self.variables.iter().copied()).output().expect("the command")
+        run(command.envs(self.variables.iter().copied())).0
     }
 
     /// What a successful command writes.
     fn writes(self, words: &[&str]) -> String {
         let output = self.command(words);
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{}", text(&output.stdout));
         text(&output.stdout)
     }

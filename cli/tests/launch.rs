@@ -6,25 +6,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use test_support::demo;
+use test_support::{demo, has, run, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
-
-/// Runs a command that must end within ten seconds.
-fn run(command: &mut Command) -> (Output, String) {
-    let start = Instant::now();
-    let output = command.output().expect("the command starts");
-    assert!(start.elapsed() < Duration::from_secs(10), "{command:?} took {:?}", start.elapsed());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (output, text)
-}
-
-/// `timeout` ends what hangs; ten seconds are this file's deadline.
-fn timed(program: &str) -> Command {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", "9", program]);
-    command
-}
 
 fn launch(n: u32, program: &[&str]) -> (Output, String) {
     run(timed(DISTCOLLECTIVE).args(["launch", "-n", &n.to_string(), "--"]).args(program))
@@ -357,17 +341,6 @@ fn slurm_variables_by_hand() {
             ("SLURM_STEP_ID", "0".to_owned()),
         ]
     });
-}
-
-/// Whether a peer's launcher is here. In CI it has to be.
-fn has(program: &str) -> bool {
-    let found =
-        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("a shell").status.success();
-    if !found {
-        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{program} is not installed");
-        println!("skipped: {program} is not installed");
-    }
-    found
 }
 
 #[test]

@@ -1,23 +1,17 @@
 //! The command line on GPUs, with libraries of our own in place of CUDA, NVRTC and NCCL.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use fake_gpu::{Variant, library_dir};
-use test_support::demo;
+use test_support::{demo, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// `timeout` ends what hangs; ten seconds are a test's deadline.
+/// Runs a command on so many GPUs.
 fn run(variant: Variant, devices: &str, command: &[&str]) -> (Output, String) {
-    let output = Command::new("timeout")
-        .args(["-k", "1", "9"])
-        .args(command)
-        .env("LD_LIBRARY_PATH", library_dir(variant))
-        .env("FAKE_CUDA_DEVICES", devices)
-        .output()
-        .expect("the command starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (output, text)
+    let mut timed = timed(command[0]);
+    timed.args(&command[1..]).env("LD_LIBRARY_PATH", library_dir(variant)).env("FAKE_CUDA_DEVICES", devices);
+    test_support::run(&mut timed)
 }
 
 #[test]

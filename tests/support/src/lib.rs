@@ -1,7 +1,8 @@
-//! What the tests of several packages use.
+//! Helpers that the tests of several packages share.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 /// The folder of the repository.
@@ -18,6 +19,48 @@ pub fn root() -> &'static Path {
 pub fn skip(reason: &str) {
     assert!(std::env::var_os("DCL_REQUIRE_PEERS").is_none(), "{reason}");
     eprintln!("skipped: {reason}");
+}
+
+/// Whether a program is installed. If not, says that the test is skipped.
+///
+/// # Panics
+///
+/// As [`skip`].
+pub fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let is_there = found.is_ok_and(|output| output.status.success());
+    if !is_there {
+        skip(&format!("{program} is not installed"));
+    }
+    is_there
+}
+
+/// A command that `timeout` ends after 9 seconds, since a test has 10. `timeout` passes signals on
+/// to the program.
+pub fn timed(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "9"]).arg(program);
+    command
+}
+
+/// Runs a command to its end. The text is its standard output, then its standard error.
+///
+/// # Panics
+///
+/// The command cannot be started.
+pub fn run(command: &mut Command) -> (Output, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+    let text = text(&output.stdout) + &text(&output.stderr);
+    (output, text)
+}
+
+/// What a program wrote, as text.
+///
+/// # Panics
+///
+/// It is not UTF-8.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("programs write UTF-8")
 }
 
 /// A file that another package of the workspace makes: `product("distcollective-cli",
