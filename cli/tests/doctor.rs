@@ -1,11 +1,11 @@
 //! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`).
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::{Value, json};
-use test_support::{run, text, timed};
+use test_support::{root, run, text, timed};
 
 /// A machine: a set of libraries, or none, and environment variables. Nothing of this process's environment is in it.
 #[derive(Clone, Copy)]
@@ -100,6 +100,24 @@ fn without_gpu_libraries_the_host_backend_is_all_there_is() {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
     assert!(text.contains("\nNCCL        NCCL is not to be found"), "{text}");
+}
+
+#[test]
+fn the_commit_and_the_target_of_the_build_are_shown() {
+    let git = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(root()).output();
+    let commit = match git {
+        Ok(output) if output.status.success() => text(&output.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    let machine = Machine { libraries: None, variables: &[] };
+    let found = machine.json();
+    let target = found["target"].as_str().expect("a text");
+    assert_eq!(found["commit"], commit);
+    assert!(target.starts_with(std::env::consts::ARCH) && target.contains("linux"), "{target}");
+    let text = machine.text();
+    for line in [format!("commit      {commit}"), format!("target      {target}")] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
 }
 
 #[test]
