@@ -65,18 +65,10 @@ fn run_ranks(arguments: &Arguments) -> Result<(), String> {
     if arguments.groups.is_empty() {
         layer.set_nb_rank(arguments.n).map_err(|e| e.to_string())?;
     }
-    let threads: Vec<_> = Communicator::in_process(arguments.n)
-        .map_err(|e| e.to_string())?
-        .into_iter()
-        .zip(read_inputs(arguments)?)
-        .map(|(communicator, input)| {
-            let layer = layer.clone();
-            std::thread::spawn(move || run_rank(&layer, &communicator, &input).map_err(|e| e.to_string()))
-        })
-        .collect();
-    let outputs: Vec<Result<Option<Buffer>, String>> =
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()))).collect();
-    write_outputs(arguments, &outputs.into_iter().collect::<Result<Vec<_>, String>>()?)
+    let inputs = read_inputs(arguments)?;
+    let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
+    let outputs = Communicator::spawn(arguments.n, run).map_err(|e| e.to_string())?;
+    write_outputs(arguments, &outputs)
 }
 
 /// The file of each rank.

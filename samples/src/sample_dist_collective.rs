@@ -136,7 +136,7 @@ fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) ->
             Ok(plan) => {
                 let outcome = run_rank(arguments, operation, &plan, environment.communicator());
                 row.passed = true;
-                row.tell(environment.rank().index(), outcome);
+                row.report(environment.rank().index(), outcome);
             }
             // It is the same on every rank.
             Err(error) => row.cannot_be_built(environment.is_master(), &error),
@@ -166,15 +166,15 @@ impl Row {
         Row { name, shapes: None, slowest: None, passed: false, remark: String::new() }
     }
 
-    fn cannot_be_built(&mut self, tell: bool, error: &Error) {
-        if tell {
+    fn cannot_be_built(&mut self, print: bool, error: &Error) {
+        if print {
             eprintln!("error: {} cannot be built: {error}", self.name);
         }
         self.remark = "cannot be built".to_owned();
     }
 
     /// Prints what became of one rank, and keeps it for the summary.
-    fn tell(&mut self, rank: usize, outcome: Result<Outcome>) {
+    fn report(&mut self, rank: usize, outcome: Result<Outcome>) {
         let name = &self.name;
         match outcome {
             Ok(outcome) => {
@@ -218,20 +218,13 @@ fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicat
             return row;
         }
     };
-    let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = communicators
-            .into_iter()
-            .map(|communicator| {
-                let plan = &plan;
-                scope.spawn(move || run_rank(arguments, operation, plan, &communicator))
-            })
-            .collect();
-        let panicked = || Err(Error::new(ErrorKind::System, "the rank panicked"));
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
-    });
     row.passed = true;
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        row.tell(rank, outcome);
+    // Ranks return their errors as values, so that every rank's is printed.
+    let run = |communicator: Communicator| Ok(run_rank(arguments, operation, &plan, &communicator));
+    match Communicator::spawn_on(communicators, run) {
+        Ok(outcomes) => outcomes.into_iter().enumerate().for_each(|(rank, outcome)| row.report(rank, outcome)),
+        // A rank panicked, or its thread could not be started.
+        Err(error) => row.report(error.rank().map_or(0, Rank::index), Err(error)),
     }
     row
 }

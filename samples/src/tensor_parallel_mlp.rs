@@ -111,20 +111,16 @@ fn expected(batch: usize) -> Array2<f32> {
 
 fn run(n: u32) -> Result<bool> {
     let batches = [1, 8, 32];
-    let ranks: Vec<_> = Communicator::in_process(n)?
-        .into_iter()
-        .map(|communicator| std::thread::spawn(move || run_rank(&communicator, &batches)))
-        .collect();
+    let ranks = Communicator::spawn(n, |communicator| run_rank(&communicator, &batches))?;
     let mut passed = true;
-    for (rank, thread) in ranks.into_iter().enumerate() {
-        let results = thread.join().map_err(|_| Error::new(ErrorKind::System, format!("rank {rank} panicked")))??;
-        for (result, batch) in results.iter().zip(batches) {
-            let difference = (result - &expected(batch)).iter().fold(0f32, |most, d| most.max(d.abs()));
+    for (rank, results) in ranks.into_iter().enumerate() {
+        for (y, batch) in results.iter().zip(batches) {
+            let difference = (y - &expected(batch)).iter().fold(0f32, |most, d| most.max(d.abs()));
             let close = difference < 1e-4;
             passed &= close;
-            let verdict = if close { "PASSED" } else { "FAILED" };
+            let result = if close { "PASSED" } else { "FAILED" };
             println!(
-                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {verdict}"
+                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {result}"
             );
         }
     }

@@ -1,11 +1,10 @@
 //! Ranks that measure the all_reduce of float32, each on a thread, with a communicator of this library's and a bare one.
 
-use std::thread;
 use std::time::Instant;
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, ExecutionContext, MemorySpace,
-    Network, ReduceOperation,
+    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Error, ErrorKind,
+    ExecutionContext, MemorySpace, Network, ReduceOperation,
 };
 use serde_json::{Value, json};
 
@@ -33,12 +32,10 @@ pub struct Rank<'a> {
 pub fn on_ranks(options: &Options, body: impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>> + Sync) -> Result<()> {
     let communicators = Communicator::nccl_in_process(options.ranks, TIMEOUT)?;
     let id = Id::new()?;
-    thread::scope(|scope| {
-        let on_rank = |communicator| scope.spawn(|| on_rank(communicator, id, &body));
-        let threads: Vec<_> = communicators.into_iter().map(on_rank).collect();
-        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")).collect();
-        results.into_iter().try_for_each(|result| result?)
-    })
+    Communicator::spawn_on(communicators, |communicator| {
+        on_rank(communicator, id, &body).map_err(|error| Error::new(ErrorKind::System, error.to_string()))
+    })?;
+    Ok(())
 }
 
 fn on_rank(

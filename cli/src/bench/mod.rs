@@ -7,7 +7,8 @@ mod values;
 use std::process::{Child, Command, ExitCode};
 
 use distcollective::{
-    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
+    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, Error, ErrorKind,
+    ReduceOperation,
 };
 use serde_json::Value;
 
@@ -140,7 +141,7 @@ fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
     let wrong = bench.run(environment.communicator())?;
     let is_master = environment.is_master();
     environment.finalize()?;
-    Ok(if is_master || wrong == 0 { verdict(wrong) } else { ExitCode::FAILURE })
+    Ok(if is_master || wrong == 0 { exit_code(wrong) } else { ExitCode::FAILURE })
 }
 
 /// Started by hand, this process starts the ranks.
@@ -155,7 +156,9 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let timeout = crate::timeout(arguments.timeout)?;
     let communicators = Communicator::in_process_on(arguments.backend, n, timeout)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
-    Ok(verdict(run_threads(&bench, communicators)?))
+    // The number is the same on every rank.
+    let run = |communicator: Communicator| bench.run(&communicator).map_err(into_error);
+    Ok(exit_code(Communicator::spawn_on(communicators, run)?[0]))
 }
 
 /// Finds what is wrong with the options before anything starts.
@@ -234,20 +237,12 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_threads(bench: &Bench, communicators: Vec<Communicator>) -> Result<u64> {
-    std::thread::scope(|scope| {
-        let run = |communicator: Communicator| {
-            std::thread::Builder::new().spawn_scoped(scope, move || bench.run(&communicator))
-        };
-        let ranks: Vec<_> = communicators.into_iter().map(run).collect();
-        let outcomes: Vec<Result<u64>> =
-            ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect();
-        // It is the same on every rank.
-        outcomes.into_iter().try_fold(0, |_, wrong| wrong)
-    })
+/// An error of the library as it is, and one of the output as an error of the system.
+fn into_error(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    error.downcast().map_or_else(|other| Error::new(ErrorKind::System, other.to_string()), |error| *error)
 }
 
-fn verdict(wrong: u64) -> ExitCode {
+fn exit_code(wrong: u64) -> ExitCode {
     if wrong == 0 {
         return ExitCode::SUCCESS;
     }
