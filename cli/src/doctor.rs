@@ -1,4 +1,4 @@
-//! `distcollective doctor`: what is here, and what follows from it.
+//! `distcollective doctor`: what this machine has for ranks, and which backend they would use.
 
 use std::process::ExitCode;
 
@@ -6,10 +6,12 @@ use distcollective::Diagnosis;
 use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
 use serde_json::Value;
 
-/// Shows what is on this machine for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), and what follows from it.
+/// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
+/// they would use, and warnings.
 ///
-/// No other rank is needed, and nothing is changed. The exit code is 0 also where something is missing: what is wrong is in
-/// the warnings. With --json, what could not be found out is an object with the one field "problem".
+/// It needs no other rank and changes nothing. The exit code is 0 even if something is missing: the
+/// warnings say what is wrong. In the output of --json, a fact that could not be found out is an
+/// object with one field, "problem".
 ///
 /// Example: distcollective doctor --json
 #[derive(clap::Args)]

@@ -1,4 +1,5 @@
-//! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`).
+//! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and
+//! NCCL (`tests/fake_gpu`).
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -7,7 +8,8 @@ use fake_gpu::{Variant, library_dir};
 use serde_json::{Value, json};
 use test_support::{root, run, text, timed};
 
-/// A machine: a set of libraries, or none, and environment variables. Nothing of this process's environment is in it.
+/// A machine: a set of test libraries, or none, and environment variables. It has nothing else of
+/// this process's environment.
 #[derive(Clone, Copy)]
 struct Machine<'a> {
     libraries: Option<Variant>,
@@ -29,7 +31,7 @@ impl<'a> Machine<'a> {
         run(command.envs(self.variables.iter().copied())).0
     }
 
-    /// What a successful command writes.
+    /// The standard output of a command, which must succeed and write nothing else.
     fn writes(self, words: &[&str]) -> String {
         let output = self.command(words);
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{}", text(&output.stdout));
@@ -49,7 +51,7 @@ impl<'a> Machine<'a> {
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// Whether this machine may have libraries of its own beside, or instead of, the test libraries.
+/// Whether this machine may have real libraries besides the test libraries.
 fn has_real_libraries() -> bool {
     let has = std::env::var_os("DCL_TEST_GPU").is_some();
     if has {
@@ -58,15 +60,15 @@ fn has_real_libraries() -> bool {
     has
 }
 
-/// Whether a list has a sentence with this in it.
+/// Whether a sentence of a list contains this text.
 fn says(sentences: &Value, part: &str) -> bool {
     sentences.as_array().expect("a list").iter().any(|sentence| sentence.as_str().expect("a text").contains(part))
 }
 
-/// The problem of a fact that is missing, which is all that is said of it.
-fn problem(finding: &Value) -> &str {
-    assert_eq!(finding.as_object().map(serde_json::Map::len), Some(1), "{finding}");
-    finding["problem"].as_str().expect("a problem")
+/// The problem of a missing fact, which must be its only field.
+fn problem(fact: &Value) -> &str {
+    assert_eq!(fact.as_object().map(serde_json::Map::len), Some(1), "{fact}");
+    fact["problem"].as_str().expect("a problem")
 }
 
 #[test]
@@ -189,7 +191,7 @@ fn an_old_nccl_is_used_with_detours_and_an_ancient_one_not_at_all() {
     assert_eq!(problem(&found["nccl"]), "libnccl.so.2 is NCCL 2.18.3; 2.19.0 or newer is needed");
     assert!(says(&found["warnings"], "there are 2 GPUs, and no NCCL that can use them"), "{found}");
 
-    // A newer one lets ranks share GPUs where it is asked to.
+    // A newer one lets ranks share GPUs if the variable is set.
     let found = Machine::new(Variant::Current, devices).json();
     assert_eq!(found["nccl"]["shares_gpus"], true);
     assert!(says(&found["conclusions"], "which share the 2 GPUs"), "{found}");
@@ -219,7 +221,7 @@ fn gpus_without_nccl_or_nvrtc_are_warned_of() {
 #[test]
 fn a_machine_without_a_gpu_or_with_a_broken_one_is_described() {
     let found = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "0")]).json();
-    // The driver tells its version all the same.
+    // The driver has a version even so.
     assert_eq!(found["driver"]["version"], "13.0");
     assert!(problem(&found["gpus"]).contains("CUDA_ERROR_NO_DEVICE"));
     assert_eq!((&found["nccl_ranks"], &found["warnings"]), (&json!(0), &json!([])));

@@ -7,7 +7,7 @@ use test_support::{has, skip, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// A folder of its own, removed at the end.
+/// A folder for one test, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -27,7 +27,8 @@ impl Drop for Folder {
 /// Debian's Python, whose numpy is a package.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Runs Python with numpy as `np` in a folder; `None` where there is no numpy, which in CI there must be.
+/// Runs Python with numpy as `np` in a folder. `None` if numpy is not installed, which it must be
+/// in CI.
 fn python(folder: &Path, script: &str) -> Option<()> {
     let import = Command::new(PYTHON).args(["-c", "import numpy"]).output();
     if !import.is_ok_and(|output| output.status.success()) {
@@ -164,7 +165,7 @@ fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
     let shown = in_terminal();
     assert!(shown.contains("reading [") && shown.contains(" of 40.00 MiB"), "{shown}");
     assert!(shown.contains("writing [") && shown.contains(" of 80.00 MiB"), "{shown}");
-    // 2 x 4 MiB read and 2 x 8 MiB written are not worth a bar.
+    // 2 x 4 MiB read and 2 x 8 MiB written are too little for a bar.
     write(4);
     assert_eq!(in_terminal(), "");
 }
