@@ -3,7 +3,8 @@
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-//     input [3, batch] -> Transpose -> [batch, 3] -> DistCollectivePlugin -> "collective" -> Transpose -> "output"
+//     input [3, batch] -> Transpose -> [batch, 3] -> DistCollectivePlugin -> "collective"
+//                      -> Transpose -> "output"
 //
 // The graph is made once, written as a plan and read back on every rank. A rank binds the plugin to
 // its communicator once, and then runs two batch sizes, with the plugin's buffers apart and in
