@@ -1,5 +1,5 @@
-//! The benchmarks of `benches/gpu`, with the test libraries: that they run to their end and print what `tools/gpu-check` reads.
-//! What the figures are means nothing here.
+//! The benchmarks of `benches/gpu` with the test libraries: they run to their end and print what
+//! `tools/gpu-check` reads. The figures themselves mean nothing here.
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::Value;
@@ -24,7 +24,7 @@ fn run(arguments: &[&str], shared: &str) -> Vec<Value> {
     test_support::text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
 }
 
-/// How many figures there are of a way, and that each has its numbers.
+/// The number of figures of a way. Each must have its numbers.
 fn count(figures: &[Value], way: &str) -> usize {
     let of_way: Vec<_> = figures.iter().filter(|figure| figure["way"] == way).collect();
     assert!(of_way.iter().all(|f| f["ns"].is_f64() && f["bare_ns"].is_f64() && f["ok"].is_boolean()), "{of_way:?}");
@@ -55,7 +55,7 @@ fn kernels_give_what_the_host_gives() {
 fn everything_is_let_go_of() {
     let figures = figures(&["leaks"]);
     assert_eq!(figures.len(), 1);
-    // The test libraries count every byte.
+    // The test libraries count every byte, so nothing may be lost.
     assert_eq!(figures[0]["lost_bytes"], 0, "{figures:?}");
     assert_eq!(figures[0]["before"]["threads"], figures[0]["after"]["threads"], "{figures:?}");
 }
