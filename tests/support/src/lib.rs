@@ -11,7 +11,7 @@ pub fn root() -> &'static Path {
     here.parent().and_then(Path::parent).expect("this package is in tests/support")
 }
 
-/// Says why a test is skipped. Where `DCL_REQUIRE_PEERS` is set, as in CI, no test may be skipped.
+/// Prints why a test is skipped. If `DCL_REQUIRE_PEERS` is set, as in CI, no test may be skipped.
 ///
 /// # Panics
 ///
@@ -63,7 +63,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("programs write UTF-8")
 }
 
-/// A file that another package of the workspace makes: `product("distcollective-cli",
+/// The path of a file that another package of the workspace builds: `product("distcollective-cli",
 /// "distcollective")`.
 ///
 /// Cargo builds the products of a test's own package only. So this builds the other package, in
@@ -85,7 +85,7 @@ pub fn product(package: &str, file: &str) -> PathBuf {
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "--package", package, "--profile", &profile]);
-    // Only the folder of a target triple has no such file.
+    // Cargo writes this file into the target folder, not into that of a target triple.
     if parent.join("CACHEDIR.TAG").exists() {
         cargo.arg("--target-dir").arg(parent);
     } else {
