@@ -6,8 +6,13 @@ const WIDTH: usize = 100;
 
 /// What the rule covers, folders and files.
 const COVERED: &[&str] = &[
+    "benches/gpu",
     "build.rs",
+    "capi/tests/c_abi/mistakes.c",
+    "capi/tests/c_abi/mistakes.cpp",
+    "cli",
     "cuda",
+    "samples",
     "src/compute",
     "src/cuda",
     "src/executor.rs",
@@ -20,6 +25,8 @@ const COVERED: &[&str] = &[
     "tests/no_alloc.rs",
     "tests/nvrtc.rs",
     "tests/suite/order.rs",
+    "tests/support",
+    "tools/nccl_bindings",
 ];
 
 /// Whether a line of a program is a comment, or a line inside a comment of C.
