@@ -293,7 +293,7 @@ fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
         while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
             assert!(Instant::now() < end, "{signal:?} does not end rank 0");
         }
-        assert!(file.exists(), "nobody removed it");
+        assert!(file.exists(), "the killed rank removed its file");
         for rank in ["0", "1"].map(start) {
             let output = rank.wait_with_output().expect("it ends");
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -29,15 +29,17 @@ const USAGE: &str = "\
 usage: gpu_bench BENCHMARK [--ranks N] [--rounds N] [--seconds N] [--quick]
 
 benchmarks:
-  enqueue   what enqueueing an all_reduce costs the host, beside the bare call
-  replay    what replaying a graph of one costs the host, beside cuGraphLaunch
-  kernels   the bandwidth of kernels, beside a copy on the device
-  leaks     memory after making and dropping everything again and again
+  enqueue   host time of enqueueing an all_reduce, compared with the bare call
+  replay    host time of replaying a graph of an all_reduce, compared with cuGraphLaunch
+  kernels   the bandwidth of kernels, compared with a copy on the device
+  leaks     memory after creating and dropping everything again and again
 
-  --ranks N     so many ranks, which are threads, for enqueue and replay (1)
-  --rounds N    so many rounds of leaks (200)
-  --seconds N   no further round of leaks after so many seconds (300)
-  --quick       few repetitions, small tensors: to see that it works, not how fast";
+  --ranks N     the ranks of enqueue and replay, which are threads (1)
+  --rounds N    the rounds of leaks (200)
+  --seconds N   the seconds after which leaks starts no further round (300)
+  --quick       few repetitions and small tensors: tests that it works, not how fast
+
+example: gpu_bench enqueue --ranks 2";
 
 /// The options of the command line.
 struct Options {
