@@ -20,8 +20,8 @@ pub fn run(options: &Options) -> Result<()> {
         for _ in 0..3 {
             rank.check(&mut by_context)?;
         }
-        // One call before recording, so that NCCL has allocated all that it needs. SAFETY: the
-        // buffers outlive the call, which is waited for here.
+        // One call before recording, so that NCCL has allocated all that it needs.
+        // SAFETY: the buffers outlive the call, which is waited for here.
         unsafe { rank.call_bare(output)? };
         rank.bare_stream.synchronize()?;
         // SAFETY: the buffers outlive every launch of the graph; all launches are waited for below.
