@@ -22,7 +22,6 @@ fn packaged_commit() -> Option<String> {
 
 /// The commit of the checkout that has these sources.
 fn checked_out_commit() -> Option<String> {
-    git(&["ls-files", "--error-unmatch", "build.rs"])?;
     // HEAD's log changes with every commit and checkout; a repository without logs has the others.
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"])?;
     for name in ["HEAD", "logs/HEAD", "packed-refs", branch.as_str()] {
@@ -31,6 +30,8 @@ fn checked_out_commit() -> Option<String> {
             println!("cargo::rerun-if-changed={path}");
         }
     }
+    // Copied sources may lie in the checkout of another project, which does not track them.
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
     git(&["rev-parse", "--short=12", "HEAD"])
 }
 
