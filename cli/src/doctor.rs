@@ -1,14 +1,17 @@
-//! `distcollective doctor`: what is here, and what follows from it.
+//! `distcollective doctor`: what this machine has for ranks, and which backend they would use.
 
 use std::process::ExitCode;
 
 use distcollective::Diagnosis;
 use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
+use serde_json::Value;
 
-/// Shows what is on this machine for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), and what follows from it.
+/// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
+/// they would use, and warnings.
 ///
-/// No other rank is needed, and nothing is changed. The exit code is 0 also where something is missing: what is wrong is in
-/// the warnings. With --json, what could not be found out is an object with the one field "problem".
+/// It needs no other rank and changes nothing. The exit code is 0 even if something is missing: the
+/// warnings say what is wrong. In the output of --json, a fact that could not be found out is an
+/// object with one field, "problem".
 ///
 /// Example: distcollective doctor --json
 #[derive(clap::Args)]
@@ -21,12 +24,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     let diagnosis = Diagnosis::collect();
     if !arguments.json {
-        tell(&diagnosis);
+        print(&diagnosis);
         return ExitCode::SUCCESS;
     }
-    match serde_json::to_string(&diagnosis) {
-        Ok(text) => {
-            println!("{text}");
+    match to_json(&diagnosis) {
+        Ok(object) => {
+            println!("{object}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -36,15 +39,31 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn tell(diagnosis: &Diagnosis) {
+/// The commit that this program was built from, or "unknown".
+const COMMIT: &str = env!("DCL_COMMIT");
+
+/// The target triple that this program was built for.
+const TARGET: &str = env!("DCL_TARGET");
+
+/// The fields of the library's diagnosis, and those of this program.
+fn to_json(diagnosis: &Diagnosis) -> serde_json::Result<Value> {
+    let mut object = serde_json::to_value(diagnosis)?;
+    object["commit"] = COMMIT.into();
+    object["target"] = TARGET.into();
+    Ok(object)
+}
+
+fn print(diagnosis: &Diagnosis) {
     row("version", diagnosis.version);
+    row("commit", COMMIT);
+    row("target", TARGET);
     host(&diagnosis.host);
     launch(&diagnosis.launch);
-    row("driver", &either(&diagnosis.driver, library));
+    row("driver", &text_of(&diagnosis.driver, library));
     gpus(&diagnosis.gpus);
-    row("NVRTC", &either(&diagnosis.nvrtc, library));
-    row("NCCL", &either(&diagnosis.nccl, nccl));
-    row("MPI", &either(&diagnosis.mpi, library));
+    row("NVRTC", &text_of(&diagnosis.nvrtc, library));
+    row("NCCL", &text_of(&diagnosis.nccl, nccl));
+    row("MPI", &text_of(&diagnosis.mpi, library));
     println!();
     for conclusion in &diagnosis.conclusions {
         println!("{conclusion}");
@@ -58,26 +77,26 @@ fn row(name: &str, text: &str) {
     println!("{name:11} {text}");
 }
 
-/// What was found, in words, or why it was not.
-fn either<T>(finding: &Finding<T>, words: impl FnOnce(&T) -> String) -> String {
-    match finding {
-        Finding::Found(found) => words(found),
+/// A fact as text, or why it is missing.
+fn text_of<T>(fact: &Finding<T>, text: impl FnOnce(&T) -> String) -> String {
+    match fact {
+        Finding::Found(found) => text(found),
         Finding::Missing { problem } => problem.clone(),
     }
 }
 
 fn host(host: &Host) {
     row("system", &host.system);
-    row("cores", &either(&host.cores, usize::to_string));
+    row("cores", &text_of(&host.cores, usize::to_string));
     let limit = host.memory_limit_bytes.map_or(String::new(), |limit| format!(", limited to {}", size(limit)));
     let available = |bytes: &u64| format!("{} available", size(*bytes));
-    row("memory", &format!("{}{limit}", either(&host.memory_available_bytes, available)));
+    row("memory", &format!("{}{limit}", text_of(&host.memory_available_bytes, available)));
     row("/dev/shm", &host.dev_shm_bytes.map_or("none".to_owned(), size));
     let count = |limit: Option<u64>| limit.map_or("without limit".to_owned(), |limit| limit.to_string());
     let files = host.open_files;
     row("limits", &format!("open files: {} (may be raised to: {})", count(files.soft), count(files.hard)));
     row("", &format!("threads: {}; mappings of a process: {}", count(host.threads), count(host.mappings)));
-    row("processes", &either(&host.processes, |count| format!("about {count} can have a rank each")));
+    row("processes", &text_of(&host.processes, |count| format!("about {count} can have a rank each")));
 }
 
 fn launch(launch: &Launch) {
@@ -105,7 +124,7 @@ fn gpus(gpus: &Finding<Vec<Finding<Gpu>>>) {
         Finding::Missing { problem } => return row("GPUs", problem),
     };
     for (number, found) in gpus.iter().enumerate() {
-        row(&format!("GPU {number}"), &either(found, gpu));
+        row(&format!("GPU {number}"), &text_of(found, gpu));
     }
 }
 

@@ -1,11 +1,12 @@
-//! `distcollective env`: what initialization found.
+//! `distcollective env`: the environment that a rank finds.
 
 use std::process::ExitCode;
 
 use distcollective::{BackendKind, Environment, MemorySpace, Result};
 use serde_json::{Map, Value, json};
 
-/// Initializes the environment as any program would, and tells what was found, and where each value came from.
+/// Initializes the environment as any program would, and shows each value and the variable that it
+/// came from.
 ///
 /// Example: distcollective launch -n 3 -- distcollective env --json
 #[derive(clap::Args)]
@@ -25,7 +26,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match tell(arguments) {
+    match print(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -42,7 +43,7 @@ fn device(environment: &Environment) -> String {
     }
 }
 
-fn tell(arguments: &Arguments) -> Result<()> {
+fn print(arguments: &Arguments) -> Result<()> {
     let environment = Environment::builder()
         .timeout(crate::timeout(arguments.timeout)?)
         .seed(arguments.seed)

@@ -1,4 +1,4 @@
-//! The command line.
+//! The program `distcollective`.
 
 mod bench;
 mod doctor;
@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-/// Collectives between ranks: start them, see what they find.
+/// Starts ranks, runs and measures collectives between them, and examines this machine.
+///
+/// Example: distcollective launch -n 4 -- sample_dist_collective --op all
 #[derive(Parser)]
 #[command(name = "distcollective", version)]
 struct Arguments {
@@ -30,7 +32,7 @@ enum Command {
     Doctor(doctor::Arguments),
 }
 
-/// How long a rank waits for the others: what the option says, or `DCL_TIMEOUT`, or a minute.
+/// How long a rank waits for the others: the option, or `DCL_TIMEOUT`, or 60 s.
 fn timeout(seconds: Option<u64>) -> distcollective::Result<Duration> {
     match seconds {
         Some(seconds) => Ok(Duration::from_secs(seconds)),

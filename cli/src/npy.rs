@@ -1,4 +1,5 @@
-//! Tensors in `.npy` files. What numpy has no type for is kept as integers: bfloat16 as uint16, float8 as uint8.
+//! Tensors in `.npy` files. Types that numpy does not have are stored as integers: bfloat16 as
+//! uint16, float8 as uint8.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -14,7 +15,7 @@ use py_literal::Value;
 
 use crate::progress::Counted;
 
-/// An element of a file as its bits, little endian.
+/// An element of a file, as little-endian bytes.
 trait Stored: ReadableElement + WritableElement + Copy {
     /// Numpy's name of the type.
     const NAME: &'static str;
@@ -52,7 +53,7 @@ impl Stored for bool {
     }
 }
 
-/// A float16, which the npy crate does not have.
+/// A float16, which the crate ndarray-npy does not have.
 #[derive(Clone, Copy)]
 struct Half(u16);
 
@@ -102,11 +103,12 @@ impl WritableElement for Half {
     }
 }
 
-/// Reads a file as a type; without one, as the type that the file has. The bar counts its bytes.
+/// Reads a file as the wanted type, or without one as the type that the file has. The bar counts
+/// the file's bytes.
 pub fn read(path: &Path, wanted: Option<DataType>, bar: &ProgressBar) -> Result<Buffer, String> {
     let types: Vec<DataType> = match wanted {
         Some(data_type) => vec![data_type],
-        // An integer file without a type is what it says.
+        // Without a wanted type, a file of integers holds integers.
         None => DataType::ALL.into_iter().filter(|t| !is_kept_as_integer(*t)).collect(),
     };
     for data_type in &types {
@@ -141,7 +143,7 @@ fn is_kept_as_integer(data_type: DataType) -> bool {
     matches!(data_type, DataType::Bfloat16 | DataType::Float8E4M3 | DataType::Float8E5M2)
 }
 
-/// Numpy's name of the type in which a file keeps a type.
+/// Numpy's name of the type in which files store a type.
 fn kept_as(data_type: DataType) -> &'static str {
     match data_type {
         DataType::Bfloat16 => u16::NAME,
@@ -150,7 +152,7 @@ fn kept_as(data_type: DataType) -> &'static str {
     }
 }
 
-/// `None` where the file is of another type.
+/// `None` if the file has another type.
 fn read_as<T: Stored>(path: &Path, data_type: DataType, bar: &ProgressBar) -> Result<Option<Buffer>, String> {
     let file = File::open(path).map_err(|e| e.to_string())?;
     let before = bar.position();
@@ -165,7 +167,7 @@ fn read_as<T: Stored>(path: &Path, data_type: DataType, bar: &ProgressBar) -> Re
     let dims: Vec<i64> = array.shape().iter().map(|&d| d as i64).collect();
     let dims = Dims::new(&dims).map_err(|e| e.to_string())?;
     let mut buffer = Buffer::zeroed(data_type, dims).map_err(|e| e.to_string())?;
-    // In the order of the dimensions, whichever order the file has.
+    // `iter` goes in row-major order, whatever order the file has.
     let bytes = buffer.as_mut_bytes().map_err(|e| e.to_string())?;
     for (to, byte) in bytes.iter_mut().zip(array.iter().flat_map(|element| element.bytes())) {
         *to = byte;
@@ -173,7 +175,7 @@ fn read_as<T: Stored>(path: &Path, data_type: DataType, bar: &ProgressBar) -> Re
     Ok(Some(buffer))
 }
 
-/// Writes a file. The bar counts its bytes.
+/// Writes a file. The bar counts the file's bytes.
 pub fn write(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), String> {
     let written = match buffer.data_type() {
         DataType::Float32 => write_as::<f32>(path, buffer, bar),

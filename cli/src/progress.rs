@@ -1,17 +1,17 @@
-//! A bar that shows how far reading or writing large files has come, for people only.
+//! A progress bar for reading and writing large files, shown on a terminal only.
 
 use std::io::{IsTerminal, Read, Result, Write, stderr};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Up to so many bytes there is nothing to wait for.
+/// Up to this many bytes there is no bar.
 const SMALL: u64 = 16 << 20;
 
-/// The most that is read or written at once, so that the bar moves within a file too.
+/// The most bytes that one call reads or writes, so that the bar also moves within a file.
 const PIECE: usize = 1 << 20;
 
-/// A bar for so many bytes, which vanishes when it is dropped. It is hidden where they are few, and where standard error is
-/// not a terminal.
+/// A bar for `total` bytes, which disappears when it is dropped. It is hidden if `total` is small,
+/// or if standard error is not a terminal.
 pub fn bar(what: &'static str, total: u64) -> ProgressBar {
     if total <= SMALL || !stderr().is_terminal() {
         return ProgressBar::hidden();

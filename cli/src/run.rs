@@ -1,4 +1,4 @@
-//! `distcollective run`: one layer on files.
+//! `distcollective run`: runs one layer on files.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,12 +12,14 @@ use crate::{npy, progress};
 
 /// Runs one DistCollective layer on `.npy` files, each rank a thread.
 ///
-/// `{rank}` in a file's name stands for the rank. A rank whose output the operation does not write writes no file.
+/// `{rank}` in a file's name stands for the rank. A rank whose output the operation does not write
+/// gets no output file.
 ///
 /// Example: distcollective run --op all_gather -n 3 --input 'in{rank}.npy' --output 'out{rank}.npy'
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter
+    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
+    /// gather, scatter
     #[arg(long)]
     op: CollectiveOperation,
     /// The reduction, for operations that reduce: sum, prod, max, min, avg
@@ -26,10 +28,10 @@ pub struct Arguments {
     /// The root, for operations that have one
     #[arg(long)]
     root: Option<u32>,
-    /// The ranks that take part, in their order; all unless given
+    /// The ranks that take part, in this order; all ranks unless given
     #[arg(long, value_delimiter = ',')]
     groups: Vec<i64>,
-    /// The element type; the files' own unless given. bfloat16 is kept as uint16, float8 as uint8
+    /// The element type; the files' own unless given. bfloat16 is stored as uint16, float8 as uint8
     #[arg(long)]
     dtype: Option<DataType>,
     /// The number of ranks
@@ -65,26 +67,18 @@ fn run_ranks(arguments: &Arguments) -> Result<(), String> {
     if arguments.groups.is_empty() {
         layer.set_nb_rank(arguments.n).map_err(|e| e.to_string())?;
     }
-    let threads: Vec<_> = Communicator::in_process(arguments.n)
-        .map_err(|e| e.to_string())?
-        .into_iter()
-        .zip(read_inputs(arguments)?)
-        .map(|(communicator, input)| {
-            let layer = layer.clone();
-            std::thread::spawn(move || run_rank(&layer, &communicator, &input).map_err(|e| e.to_string()))
-        })
-        .collect();
-    let outputs: Vec<Result<Option<Buffer>, String>> =
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()))).collect();
-    write_outputs(arguments, &outputs.into_iter().collect::<Result<Vec<_>, String>>()?)
+    let inputs = read_inputs(arguments)?;
+    let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
+    let outputs = Communicator::spawn(arguments.n, run).map_err(|e| e.to_string())?;
+    write_outputs(arguments, &outputs)
 }
 
-/// The file of each rank.
+/// The file name of each rank.
 fn files(arguments: &Arguments, pattern: &str) -> Vec<PathBuf> {
     (0..arguments.n).map(|rank| PathBuf::from(pattern.replace("{rank}", &rank.to_string()))).collect()
 }
 
-/// Reads all inputs before anything runs: what is wrong with a file is told in one line.
+/// Reads all inputs before any rank starts, so that an error in a file is one line.
 fn read_inputs(arguments: &Arguments) -> Result<Vec<Buffer>, String> {
     let files = files(arguments, &arguments.input);
     let bytes = files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum();

@@ -1,6 +1,9 @@
-//! `distcollective bench`, run as a user runs it. What times are is nobody's business here, but that there are some.
+//! `distcollective bench`, run as a user runs it. The tests check that times are printed, not what
+//! they are.
 
-use std::process::{Command, Output};
+use std::process::Output;
+
+use test_support::{text, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
@@ -10,19 +13,13 @@ const OPERATIONS: [&str; 8] =
 const TYPES: [&str; 10] =
     ["float32", "float16", "bfloat16", "float8", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"];
 
-/// `timeout` ends what hangs; ten seconds are a test's deadline.
 fn run(arguments: &[&str]) -> (Output, String, String) {
-    let output = Command::new("timeout")
-        .args(["-k", "1", "9", DISTCOLLECTIVE])
-        .args(arguments)
-        .output()
-        .expect("the command starts");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    let (output, _) = test_support::run(timed(DISTCOLLECTIVE).args(arguments));
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     (output, stdout, stderr)
 }
 
-/// What a run prints that finds nothing wrong.
+/// The standard output of a run that succeeds.
 fn bench(arguments: &[&str]) -> String {
     let (output, stdout, stderr) = run(&[&["bench"], arguments].concat());
     assert!(output.status.success() && stderr.is_empty(), "{arguments:?}\n{stdout}{stderr}");
@@ -34,7 +31,8 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
     table.lines().filter(|line| !line.starts_with('#')).map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// That each speed has a time above 0 and no wrong element, or is not there where the operation has no in place.
+/// Each speed must have a time above 0 and no wrong element; it is N/A if the operation has no
+/// in-place form.
 fn assert_right(operation: &str, speeds: &[&str]) {
     for (speed, in_place) in speeds.chunks(4).zip([false, true]) {
         if operation == "all_to_all" && in_place {
@@ -79,7 +77,7 @@ fn the_size_is_the_whole_tensor_and_the_count_a_block() {
         let table = bench(&arguments);
         let found: Vec<[&str; 2]> = rows(&table).iter().map(|row| [row[0], row[1]]).collect();
         let whole = ["all_reduce", "broadcast", "reduce"].contains(&operation);
-        // 8 bytes have no float32 for each of four ranks.
+        // 8 bytes have less than one float32 for each of four ranks.
         let expected = if whole { vec![["8", "2"], ["16", "4"], ["32", "8"]] } else { vec![["16", "1"], ["32", "2"]] };
         assert_eq!(found, expected, "{operation}");
         let root = if ["broadcast", "reduce", "gather", "scatter"].contains(&operation) { "3" } else { "-1" };
@@ -87,7 +85,7 @@ fn the_size_is_the_whole_tensor_and_the_count_a_block() {
     }
 }
 
-/// That of one run over all operations every row is right; there are `sizes` of them for each.
+/// Runs all operations; every row must be right. There are `sizes` rows for each operation.
 fn assert_nothing_wrong(sizes: usize, arguments: &[&str]) {
     let common = ["--op", "all", "--csv", "--min-bytes", "50", "--factor", "60", "--iters", "2"];
     let csv = bench(&[&common[..], arguments].concat());
@@ -108,7 +106,7 @@ fn nothing_is_wrong_for_any_operation_and_type() {
     for dtype in TYPES {
         assert_nothing_wrong(3, &["--dtype", dtype, "-n", "3", "--root", "1", "--max-bytes", "200K"]);
     }
-    // One rank is the identity, and in place for all_to_all too.
+    // One rank is the identity. Then all_to_all has an in-place form too.
     assert_eq!(rows(&bench(&["--op", "all", "-n", "1", "--max-bytes", "8"])).len(), OPERATIONS.len());
 }
 
@@ -119,7 +117,7 @@ fn nothing_is_wrong_for_any_reduction_and_type() {
             assert_nothing_wrong(2, &["--dtype", dtype, "--reduce-op", reduce_op, "--max-bytes", "4K"]);
         }
     }
-    // Where a larger sum would wrap.
+    // With 40 ranks a larger sum would wrap.
     assert_nothing_wrong(2, &["--dtype", "int8", "--reduce-op", "avg", "-n", "40", "--max-bytes", "4K"]);
 }
 

@@ -1,12 +1,15 @@
-//! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`).
+//! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and
+//! NCCL (`tests/fake_gpu`).
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::{Value, json};
+use test_support::{root, run, text, timed};
 
-/// A machine: a set of libraries, or none, and environment variables. Nothing of this process's environment is in it.
+/// A machine: a set of test libraries, or none, and environment variables. It has nothing else of
+/// this process's environment.
 #[derive(Clone, Copy)]
 struct Machine<'a> {
     libraries: Option<Variant>,
@@ -18,20 +21,19 @@ impl<'a> Machine<'a> {
         Machine { libraries: Some(libraries), variables }
     }
 
-    /// A command of these words on it, which ends within 9 seconds.
+    /// Runs a command on it.
     fn command(self, words: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("9").args(words).env_clear().env("PATH", std::env::var_os("PATH").expect("a path"));
+        let mut command = timed(words[0]);
+        command.args(&words[1..]).env_clear().env("PATH", std::env::var_os("PATH").expect("a path"));
         if let Some(variant) = self.libraries {
             command.env("LD_LIBRARY_PATH", library_dir(variant));
         }
-        command.envs(self.variables.iter().copied()).output().expect("the command")
+        run(command.envs(self.variables.iter().copied())).0
     }
 
-    /// What a successful command writes.
+    /// The standard output of a command, which must succeed and write nothing else.
     fn writes(self, words: &[&str]) -> String {
         let output = self.command(words);
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{}", text(&output.stdout));
         text(&output.stdout)
     }
@@ -49,7 +51,7 @@ impl<'a> Machine<'a> {
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// Whether this machine may have libraries of its own beside, or instead of, the test libraries.
+/// Whether this machine may have real libraries besides the test libraries.
 fn has_real_libraries() -> bool {
     let has = std::env::var_os("DCL_TEST_GPU").is_some();
     if has {
@@ -58,15 +60,15 @@ fn has_real_libraries() -> bool {
     has
 }
 
-/// Whether a list has a sentence with this in it.
+/// Whether a sentence of a list contains this text.
 fn says(sentences: &Value, part: &str) -> bool {
     sentences.as_array().expect("a list").iter().any(|sentence| sentence.as_str().expect("a text").contains(part))
 }
 
-/// The problem of a fact that is missing, which is all that is said of it.
-fn problem(finding: &Value) -> &str {
-    assert_eq!(finding.as_object().map(serde_json::Map::len), Some(1), "{finding}");
-    finding["problem"].as_str().expect("a problem")
+/// The problem of a missing fact, which must be its only field.
+fn problem(fact: &Value) -> &str {
+    assert_eq!(fact.as_object().map(serde_json::Map::len), Some(1), "{fact}");
+    fact["problem"].as_str().expect("a problem")
 }
 
 #[test]
@@ -100,6 +102,24 @@ fn without_gpu_libraries_the_host_backend_is_all_there_is() {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
     assert!(text.contains("\nNCCL        NCCL is not to be found"), "{text}");
+}
+
+#[test]
+fn the_commit_and_the_target_of_the_build_are_shown() {
+    let git = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(root()).output();
+    let commit = match git {
+        Ok(output) if output.status.success() => text(&output.stdout).trim().to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    let machine = Machine { libraries: None, variables: &[] };
+    let found = machine.json();
+    let target = found["target"].as_str().expect("a text");
+    assert_eq!(found["commit"], commit);
+    assert!(target.starts_with(std::env::consts::ARCH) && target.contains("linux"), "{target}");
+    let text = machine.text();
+    for line in [format!("commit      {commit}"), format!("target      {target}")] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
 }
 
 #[test]
@@ -171,7 +191,7 @@ fn an_old_nccl_is_used_with_detours_and_an_ancient_one_not_at_all() {
     assert_eq!(problem(&found["nccl"]), "libnccl.so.2 is NCCL 2.18.3; 2.19.0 or newer is needed");
     assert!(says(&found["warnings"], "there are 2 GPUs, and no NCCL that can use them"), "{found}");
 
-    // A newer one lets ranks share GPUs where it is asked to.
+    // A newer one lets ranks share GPUs if the variable is set.
     let found = Machine::new(Variant::Current, devices).json();
     assert_eq!(found["nccl"]["shares_gpus"], true);
     assert!(says(&found["conclusions"], "which share the 2 GPUs"), "{found}");
@@ -201,7 +221,7 @@ fn gpus_without_nccl_or_nvrtc_are_warned_of() {
 #[test]
 fn a_machine_without_a_gpu_or_with_a_broken_one_is_described() {
     let found = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "0")]).json();
-    // The driver tells its version all the same.
+    // The driver has a version even so.
     assert_eq!(found["driver"]["version"], "13.0");
     assert!(problem(&found["gpus"]).contains("CUDA_ERROR_NO_DEVICE"));
     assert_eq!((&found["nccl_ranks"], &found["warnings"]), (&json!(0), &json!([])));

@@ -1,4 +1,4 @@
-//! The launcher and the launchers of others, with the demo and `distcollective env` as programs.
+//! `distcollective launch` and other launchers, which start the demo and `distcollective env`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, ToSocketAddrs};
@@ -6,28 +6,21 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use test_support::demo;
+use test_support::{demo, has, run, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// Runs a command that must end within ten seconds.
-fn run(command: &mut Command) -> (Output, String) {
-    let start = Instant::now();
-    let output = command.output().expect("the command starts");
-    assert!(start.elapsed() < Duration::from_secs(10), "{command:?} took {:?}", start.elapsed());
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (output, text)
-}
-
-/// `timeout` ends what hangs; ten seconds are this file's deadline.
-fn timed(program: &str) -> Command {
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", "9", program]);
-    command
-}
-
 fn launch(n: u32, program: &[&str]) -> (Output, String) {
     run(timed(DISTCOLLECTIVE).args(["launch", "-n", &n.to_string(), "--"]).args(program))
+}
+
+#[test]
+fn every_subcommand_has_help_with_an_example() {
+    for subcommand in ["launch", "run", "bench", "env", "doctor"] {
+        let (output, text) = run(timed(DISTCOLLECTIVE).args([subcommand, "--help"]));
+        assert!(output.status.success() && text.contains("Example: distcollective "), "{text}");
+        assert!(text.contains(&format!("distcollective {subcommand} ")), "{text}");
+    }
 }
 
 fn assert_all_passed(text: &str, ranks: u32) {
@@ -88,7 +81,7 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     assert_eq!(output.status.code(), Some(128 + 9), "{text}");
     assert!(text.contains("error: rank 0 was ended by signal 9"), "{text}");
 
-    // A rank that waits in a collective for the one that failed says why it ends.
+    // A rank that waits for the failed one prints why it ends.
     let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
     let (output, text) = launch(2, &["sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(3), "{text}");
@@ -99,28 +92,27 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     assert!(text.contains("\"/no/such/program\" cannot be started"), "{text}");
 }
 
-/// A rank that ends with code 0 has not failed, but those that wait for it to initialize would do
-/// so until their deadline.
+/// A rank that exits with code 0 has not failed, but ranks that wait for it to initialize would
+/// wait until their deadline.
 #[test]
 fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
     let env = format!("{DISTCOLLECTIVE} env --timeout 60");
     for (ended, waiting) in [(0, "ranks 1, 2 wait"), (2, "ranks 0, 1 wait")] {
         let (output, text) = launch(3, &["sh", "-c", &format!("[ $RANK = {ended} ] || exec {env}")]);
         assert_eq!(output.status.code(), Some(1), "{text}");
-        // The other rank may not have come yet when one is seen to wait.
+        // The launcher may see one rank wait before the other one does.
         let begin = format!("error: rank {ended} exited with code 0 and never met the others, and ");
         assert!(text.contains(&begin), "{text}");
         assert!(text.contains(waiting) || text.contains("waits for it"), "{text}");
     }
-    // One environment after the other, of which one rank has more.
+    // Ranks that initialize one environment after the other; one rank initializes one more.
     let (output, text) = launch(2, &["sh", "-c", &format!("{env} && {env} && if [ $RANK = 0 ]; then exec {env}; fi")]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
         text.contains("error: rank 1 exited with code 0 and never met the others, and rank 0 waits for it"),
         "{text}"
     );
-    // Ranks that have met may end when they like, also while others have yet to learn that they
-    // have met.
+    // After all ranks have connected a rank may end, even before the others know that all have.
     for _ in 0..10 {
         let (output, text) = launch(3, &["sh", "-c", &format!("{env} > /dev/null && exec {env}")]);
         assert!(output.status.success(), "{text}");
@@ -141,7 +133,8 @@ fn the_rank_that_fails_first_is_blamed() {
     assert!(text.contains("error: rank 1 exited with code 7"), "{text}");
 }
 
-/// Starts the launcher in a shell that does `before`, with no signal ignored, and leaves it running.
+/// Starts the launcher in a shell that does `before`, with no signal ignored, and leaves it
+/// running.
 fn start(before: &str, n: u32, script: &str) -> Child {
     timed("env")
         .args(["--default-signal", "sh", "-c", &format!("{before} exec \"$@\""), "sh"])
@@ -152,7 +145,7 @@ fn start(before: &str, n: u32, script: &str) -> Child {
         .expect("the launcher starts")
 }
 
-/// `timeout` passes a signal on to the launcher.
+/// Sends a signal to `timeout`, which passes it on to the launcher.
 fn send(signal: Signal, child: &Child) {
     kill_process(Pid::from_child(child), signal).expect("it runs");
 }
@@ -169,7 +162,7 @@ fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
         assert_eq!(output.status.code(), Some(128 + number), "{text}");
         assert_eq!(text, format!("error: interrupted by signal {number}; the ranks were ended\n"));
         for pid in pids {
-            // Whoever inherits it may not have reaped it yet.
+            // Its new parent may not have reaped it yet.
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             assert!(status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX"), "{status}");
         }
@@ -197,7 +190,8 @@ fn more_ranks_than_the_system_allows_are_one_line() {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// More than fits into one pipe, and less than fits into the two on the way: the rank ends while the launcher still writes.
+/// More than one pipe holds, and less than the two pipes on the way: the rank ends while the
+/// launcher still writes.
 const MUCH: &str = "yes 12345678901234567890123456789012345678901234567890 | head -n 2000; echo last";
 
 #[test]
@@ -210,7 +204,7 @@ fn the_last_output_waits_for_a_slow_reader() {
     assert_eq!(text.lines().count(), 2001);
     assert!(text.ends_with("\n[0] last\n"));
 
-    // Nobody reads at all; a signal still ends it.
+    // Without a reader, a signal still ends the launcher.
     let mut child = start("", 1, MUCH);
     std::thread::sleep(Duration::from_millis(500));
     send(Signal::TERM, &child);
@@ -225,7 +219,7 @@ fn what_a_rank_leaves_behind_is_heard_while_it_speaks() {
     assert!(text.starts_with("[0] bye\n") && text.ends_with("[0] more 8\n"), "{text}");
 }
 
-/// The demo's ranks, each with variables set by hand.
+/// Runs the demo on two ranks, each with variables set by hand.
 fn by_hand(variables: impl Fn(u32) -> Vec<(&'static str, String)>) {
     let ranks: Vec<_> = (0..2)
         .map(|rank| {
@@ -262,8 +256,7 @@ fn tensorrt_variables_by_hand() {
     assert!(text.contains(&format!("file {file:?} has content")), "{text}");
 }
 
-/// After a signal the file of rank 0 is left. Another rank 0 on this machine sees that its process
-/// has ended.
+/// A killed rank 0 leaves its file. A later rank 0 on this machine sees that the process has ended.
 #[test]
 fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
     let file = std::env::temp_dir().join(unique("dcl-test-killed"));
@@ -289,18 +282,18 @@ fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
             assert!(Instant::now() < end, "rank 0 wrote no file");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // A second rank 0 does not go on while the first one lives.
+        // A second rank 0 fails while the first one lives.
         let second = start("0").wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&second.stderr);
         assert_eq!(second.status.code(), Some(1), "{text}");
         assert!(text.contains(&format!("the rank 0 of another job, process {}, meets there", killed.id())), "{text}");
-        // A zombie, until it is waited for at the end.
+        // It is a zombie until the wait below.
         kill_process(Pid::from_child(&killed), signal).expect("it runs");
         let stat = format!("/proc/{}/stat", killed.id());
         while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {
             assert!(Instant::now() < end, "{signal:?} does not end rank 0");
         }
-        assert!(file.exists(), "nobody removed it");
+        assert!(file.exists(), "the killed rank removed its file");
         for rank in ["0", "1"].map(start) {
             let output = rank.wait_with_output().expect("it ends");
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -310,7 +303,7 @@ fn a_file_that_a_killed_rank_0_left_is_no_obstacle() {
     }
 }
 
-/// Secrets of any bytes are compared; an empty one is refused.
+/// A secret may have any bytes; an empty one is refused.
 #[test]
 fn a_secret_need_not_be_text() {
     use std::ffi::OsStr;
@@ -359,17 +352,6 @@ fn slurm_variables_by_hand() {
     });
 }
 
-/// Whether a peer's launcher is here. In CI it has to be.
-fn has(program: &str) -> bool {
-    let found =
-        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("a shell").status.success();
-    if !found {
-        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "{program} is not installed");
-        println!("skipped: {program} is not installed");
-    }
-    found
-}
-
 #[test]
 fn under_open_mpi() {
     if has("mpirun.openmpi") {
@@ -380,7 +362,7 @@ fn under_open_mpi() {
     }
 }
 
-/// mpirun inside our launcher: its ranks are a world of two, and not two worlds of one.
+/// mpirun inside `launch`, and the other way round: the ranks of the inner launcher are one world.
 #[test]
 fn the_inner_launcher_counts() {
     if has("mpirun.openmpi") {
@@ -398,7 +380,7 @@ fn the_inner_launcher_counts() {
 #[test]
 fn under_mpich() {
     if has("mpirun.mpich") {
-        // Ranks that are started through a shell have parents of their own.
+        // Ranks may be started through a shell, which is then their parent.
         for program in [&[demo()][..], &["sh", "-c", &format!("{}; exit $?", demo())]] {
             let (output, text) = run(timed("mpirun.mpich").args(["-launcher", "fork", "-np", "2"]).args(program));
             assert!(output.status.success(), "{text}");
@@ -407,8 +389,8 @@ fn under_mpich() {
     }
 }
 
-/// Debian's torchrun (1.13) knows `--no_python` only, which newer ones take too; and under its Python, of all ways to treat the
-/// output, redirecting stdout and showing it is one that works.
+/// Debian's torchrun (1.13) has `--no_python` only, which newer ones accept too. With its Python,
+/// redirecting stdout and showing it is a way to treat the output that works.
 #[test]
 fn under_torchrun() {
     if has("torchrun") {
@@ -437,7 +419,7 @@ fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
     assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("beyond it there is NCCL"), "{text}");
 }
 
-/// Every rank is told that two of them have the same number on this machine.
+/// Every rank warns that two ranks have the same local rank on this machine.
 #[test]
 fn ranks_with_the_same_local_rank_are_warned() {
     let (output, text) = launch(2, &["sh", "-c", &format!("LOCAL_RANK=0 exec {DISTCOLLECTIVE} env")]);
@@ -445,7 +427,8 @@ fn ranks_with_the_same_local_rank_are_warned() {
     assert_eq!(text.matches("ranks 0 and 1 both have local rank 0 on ").count(), 2, "{text}");
 }
 
-/// The process that the launcher started for rank 0 ends; the one that it left behind is the rank.
+/// The process that the launcher started for rank 0 ends; a process that it left behind is the
+/// rank.
 #[test]
 fn a_rank_may_be_a_process_that_another_one_left_behind() {
     let script = format!("[ $RANK = 1 ] && exec {DISTCOLLECTIVE} env; (sleep 0.3; exec {DISTCOLLECTIVE} env) & exit 0");
@@ -454,7 +437,7 @@ fn a_rank_may_be_a_process_that_another_one_left_behind() {
     assert_eq!(text.matches("first_own_draw").count(), 2, "{text}");
 }
 
-/// Ranks that do not ask for the same all say so, instead of waiting for each other.
+/// Ranks that ask for different backends all fail at once, instead of waiting for each other.
 #[test]
 fn ranks_that_want_different_backends_are_told() {
     let script = format!("exec {DISTCOLLECTIVE} env --backend $([ $RANK = 1 ] && echo nccl || echo gloo)");
@@ -464,18 +447,19 @@ fn ranks_that_want_different_backends_are_told() {
     assert_eq!(text.matches(told).count(), 3, "{text}");
 }
 
-/// At this machine's own name ranks meet over TCP, as they would from several machines.
+/// With this machine's own name as address, ranks connect over TCP, as they would on several
+/// machines.
 #[test]
 fn ranks_meet_at_a_hosts_name() {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    // Where there is no name service, the search for one may take longer than this test has.
+    // Without a name service, the look-up may take longer than this test's deadline.
     let start = Instant::now();
     let resolves = (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut addresses| addresses.next().is_some());
     if !resolves || start.elapsed() > Duration::from_secs(1) {
         println!("skipped: {name} has no address that is found at once");
         return;
     }
-    // A port that nobody has now.
+    // A port that is free now.
     let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|listener| listener.local_addr()).expect("a port").port();
     by_hand(|rank| {
         vec![

@@ -1,23 +1,17 @@
-//! The command line on GPUs, with libraries of our own in place of CUDA, NVRTC and NCCL.
+//! The command line on GPUs, with the test libraries in place of CUDA, NVRTC and NCCL.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use fake_gpu::{Variant, library_dir};
-use test_support::demo;
+use test_support::{demo, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
-/// `timeout` ends what hangs; ten seconds are a test's deadline.
+/// Runs a command on so many GPUs.
 fn run(variant: Variant, devices: &str, command: &[&str]) -> (Output, String) {
-    let output = Command::new("timeout")
-        .args(["-k", "1", "9"])
-        .args(command)
-        .env("LD_LIBRARY_PATH", library_dir(variant))
-        .env("FAKE_CUDA_DEVICES", devices)
-        .output()
-        .expect("the command starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (output, text)
+    let mut timed = timed(command[0]);
+    timed.args(&command[1..]).env("LD_LIBRARY_PATH", library_dir(variant)).env("FAKE_CUDA_DEVICES", devices);
+    test_support::run(&mut timed)
 }
 
 #[test]
@@ -28,7 +22,7 @@ fn the_demo_runs_unchanged() {
         assert!(output.status.success() && text.contains("backend: nccl"), "{text}");
         assert_eq!(text.lines().filter(|line| line.ends_with("PASSED")).count(), 40 - 2, "{text}");
     }
-    // Shuffles need a kernel: what is to be chosen does not choose what cannot do them.
+    // Shuffles need kernels. "auto" does not choose NCCL if there is no compiler for them.
     let (output, text) = run(Variant::NoNvrtc, "4", &[demo()]);
     assert!(output.status.success() && text.contains("backend: host"), "{text}");
     let (output, text) = run(Variant::NoNvrtc, "4", &[demo(), "--backend", "nccl"]);
@@ -57,7 +51,7 @@ fn why_not_is_one_line() {
     assert!(text.lines().count() == 1 && text.starts_with("error: 2 ranks on 1 GPU"), "{text}");
 }
 
-/// One rank alone, since the test library has no ranks in other processes.
+/// One rank alone, since the test library's ranks cannot be in other processes.
 #[test]
 fn an_environment_has_its_gpu() {
     let launch = |n: &str, backend: &str, devices: &str| {
@@ -69,14 +63,14 @@ fn an_environment_has_its_gpu() {
         assert!(output.status.success(), "{text}");
         assert!(text.contains("\"backend\":\"nccl\"") && text.contains("\"device\":\"cuda:0\""), "{text}");
     }
-    // Two ranks on one GPU: on the host, or not at all.
+    // Two ranks on one GPU: "auto" is the host backend, and "nccl" fails.
     let (output, text) = launch("2", "auto", "1");
     assert!(output.status.success(), "{text}");
     assert_eq!(text.matches("\"backend\":\"host\"").count(), 2, "{text}");
     let (output, text) = launch("2", "nccl", "1");
     assert!(!output.status.success(), "{text}");
     assert_eq!(text.matches("ranks 0 and 1 are both on GPU").count(), 2, "{text}");
-    // Where making the communicator fails on one rank, the other learns of it at once.
+    // If creating the communicator fails on one rank, the other fails at once.
     let (output, text) = launch("2", "nccl", "2");
     assert!(!output.status.success(), "{text}");
     assert!(text.contains("ended the communicator: ncclCommInitRankConfig") || text.contains("NCCL says"), "{text}");

@@ -3,7 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A folder of its own, removed at the end.
+use test_support::{has, skip, timed};
+
+const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
+
+/// A folder for one test, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -23,46 +27,33 @@ impl Drop for Folder {
 /// Debian's Python, whose numpy is a package.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Runs Python with numpy as `np` in a folder; `None` where there is no numpy, which in CI there must be.
+/// Runs Python with numpy as `np` in a folder. `None` if numpy is not installed, which it must be
+/// in CI.
 fn python(folder: &Path, script: &str) -> Option<()> {
     let import = Command::new(PYTHON).args(["-c", "import numpy"]).output();
     if !import.is_ok_and(|output| output.status.success()) {
-        assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "numpy is not installed");
-        println!("skipped: numpy is not installed");
+        skip("numpy is not installed");
         return None;
     }
     let script = format!("import numpy as np\nnp.random.seed(1)\n{script}");
-    let output = Command::new(PYTHON).args(["-c", &script]).current_dir(folder).output().expect("Python");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (output, text) = test_support::run(timed(PYTHON).args(["-c", &script]).current_dir(folder));
+    assert!(output.status.success(), "{text}");
     Some(())
 }
 
-fn run(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new("timeout")
-        .args([
-            "9",
-            env!("CARGO_BIN_EXE_distcollective"),
-            "run",
-            "--input",
-            "in{rank}.npy",
-            "--output",
-            "out{rank}.npy",
-        ])
-        .args(arguments)
-        .current_dir(folder)
-        .output()
-        .expect("the command")
+fn run(folder: &Path, arguments: &[&str]) -> (Output, String) {
+    let files = ["--input", "in{rank}.npy", "--output", "out{rank}.npy"];
+    test_support::run(timed(DISTCOLLECTIVE).arg("run").args(files).args(arguments).current_dir(folder))
 }
 
 fn succeeds(folder: &Path, arguments: &[&str]) {
-    let output = run(folder, arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (output, text) = run(folder, arguments);
+    assert!(output.status.success(), "{text}");
 }
 
-/// One clear line, and a failure.
+/// The command fails, with one line that has this in it.
 fn fails(folder: &Path, arguments: &[&str], says: &str) {
-    let output = run(folder, arguments);
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (output, text) = run(folder, arguments);
     assert!(!output.status.success() && text.contains(says), "{says}: {text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
@@ -156,29 +147,25 @@ fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
     };
     let arguments = ["--op", "all_gather", "-n", "2"];
     write(20);
-    let output = run(&folder.0, &arguments);
-    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    let (output, text) = run(&folder.0, &arguments);
+    assert!(output.status.success() && text.is_empty(), "{text}");
 
     let in_terminal = || {
-        let command = format!(
-            "timeout 9 {} run --input 'in{{rank}}.npy' --output 'out{{rank}}.npy' {}",
-            env!("CARGO_BIN_EXE_distcollective"),
-            arguments.join(" ")
-        );
-        let mut script = Command::new("script");
-        let output = script.args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).current_dir(&folder.0).output();
-        let output = output.expect("script");
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let command =
+            format!("{DISTCOLLECTIVE} run --input 'in{{rank}}.npy' --output 'out{{rank}}.npy' {}", arguments.join(" "));
+        let mut script = timed("script");
+        script.args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).current_dir(&folder.0);
+        let (output, text) = test_support::run(&mut script);
+        assert!(output.status.success(), "{text}");
+        text
     };
-    if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: script (util-linux) is not installed");
+    if !has("script") {
         return;
     }
     let shown = in_terminal();
     assert!(shown.contains("reading [") && shown.contains(" of 40.00 MiB"), "{shown}");
     assert!(shown.contains("writing [") && shown.contains(" of 80.00 MiB"), "{shown}");
-    // 2 x 4 MiB read and 2 x 8 MiB written are not worth a bar.
+    // 2 x 4 MiB read and 2 x 8 MiB written are too little for a bar.
     write(4);
     assert_eq!(in_terminal(), "");
 }

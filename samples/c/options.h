@@ -1,8 +1,8 @@
-/* The samples' command line. */
+/* The command line of the samples in C and C++. */
 #ifndef SAMPLES_OPTIONS_H
 #define SAMPLES_OPTIONS_H
 
-#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,71 +12,64 @@
 /* Exit codes: 0, 1 and 2. */
 enum { PASSED, FAILED, WRONG_USAGE };
 
+/* A program has an option if it gives it a default; an option that it does not have is NULL. */
 struct options {
-    /* An operation's name, or "all". NULL where the program has no such option. */
-    const char *op;
-    /* The backend. NULL where the program has no such option. */
-    const char *backend;
+    /* The number of ranks. Every program has it. */
     int32_t nb_ranks;
-    /* Whether to make mistakes on purpose and show the errors. */
-    bool mistakes;
+    /* An operation's name, or "all". */
+    const char *op;
+    const char *backend;
+    /* An element type's name. */
+    const char *dtype;
+    /* The root's rank, a number. */
+    const char *root;
 };
 
-/* A number of ranks, or 0 if it is none. */
-static inline int32_t parse_ranks(const char *text) {
+/* The number that a text is, or -1 if it is none from `least` to `most`. */
+static inline int32_t parse_number(const char *text, long least, long most) {
     char *end = NULL;
     long number = strtol(text, &end, 10);
-    return *text != '\0' && *end == '\0' && number >= 1 && number <= MAX_RANKS ? (int32_t)number : 0;
+    return *text != '\0' && *end == '\0' && number >= least && number <= most ? (int32_t)number : -1;
 }
 
-/* Takes one option, and says how many arguments that were; 0 is a mistake. */
+/* Takes one option. Returns 0 if the program has no such option, or not with this value. */
 static inline int parse_option(const char *name, const char *value, struct options *options) {
-    if (strcmp(name, "--mistakes") == 0) {
-        options->mistakes = true;
-        return 1;
-    }
-    if (!value) {
-        return 0;
-    }
     if (strcmp(name, "--ranks") == 0) {
-        options->nb_ranks = parse_ranks(value);
-        return options->nb_ranks > 0 ? 2 : 0;
+        options->nb_ranks = parse_number(value, 1, MAX_RANKS);
+        return options->nb_ranks > 0;
     }
-    if (strcmp(name, "--op") == 0 && options->op) {
-        options->op = value;
-        return 2;
-    }
-    if (strcmp(name, "--backend") == 0 && options->backend) {
-        options->backend = value;
-        return 2;
+    const char **texts[] = {&options->op, &options->backend, &options->dtype, &options->root};
+    const char *names[] = {"--op", "--backend", "--dtype", "--root"};
+    for (int i = 0; i < 4; i++) {
+        if (*texts[i] && strcmp(name, names[i]) == 0) {
+            *texts[i] = value;
+            return 1;
+        }
     }
     return 0;
 }
 
 static inline void print_usage(FILE *file, const char *program, const struct options *options) {
-    fprintf(file, "usage: %s%s%s [--ranks N] [--mistakes]\n", program, options->op ? " [--op NAME|all]" : "",
-            options->backend ? " [--backend auto|host|nccl]" : "");
-    fprintf(file, "  --ranks N   the ranks are N threads, 1 to %d; a launcher's are processes, as many as it says\n", MAX_RANKS);
-    fprintf(file, "  --mistakes  makes mistakes on purpose, on 2 ranks or more, and shows the errors\n");
+    fprintf(file, "usage: %s [--ranks N]%s%s%s%s\n", program, options->op ? " [--op NAME|all]" : "",
+            options->backend ? " [--backend auto|host|nccl]" : "", options->dtype ? " [--dtype TYPE]" : "",
+            options->root ? " [--root K]" : "");
+    fprintf(file, "  --ranks N  the number of ranks, 1 to %d, each a thread; a launcher sets it itself\n", MAX_RANKS);
+    fprintf(file, "example: %s --ranks 4\n", program);
 }
 
-/* Takes the command line, and ends the program where that cannot be understood. */
+/* Reads the command line. Ends the program after --help, and after an option that it does not
+ * have. */
 static inline void parse_options(int argc, char **argv, struct options *options) {
-    int used = 0;
-    for (int i = 1; i < argc; i += used) {
+    const struct options defaults = *options;
+    for (int i = 1; i < argc; i += 2) {
         if (strcmp(argv[i], "--help") == 0) {
-            print_usage(stdout, argv[0], options);
+            print_usage(stdout, argv[0], &defaults);
             exit(PASSED);
         }
-        used = parse_option(argv[i], argv[i + 1], options);
-        if (used == 0) {
-            print_usage(stderr, argv[0], options);
+        if (!argv[i + 1] || !parse_option(argv[i], argv[i + 1], options)) {
+            print_usage(stderr, argv[0], &defaults);
             exit(WRONG_USAGE);
         }
-    }
-    if (options->mistakes && options->nb_ranks < 2) {
-        print_usage(stderr, argv[0], options);
-        exit(WRONG_USAGE);
     }
 }
 

@@ -1,8 +1,8 @@
 /* Ranks for a C program, to copy and change.
  *
- * run_on_ranks calls a function once for each rank. Without a launcher the ranks are threads of this process. Where a
- * launcher started this process (distcollective launch, torchrun, mpirun, srun), it is one rank of the launcher's job, and
- * the function is called once.
+ * run_on_ranks calls a function once for each rank. If a launcher started this process
+ * (distcollective launch, torchrun, mpirun, srun), the process is one rank of the launcher's job,
+ * and the function is called once. Otherwise each rank is a thread of this process.
  */
 #ifndef SAMPLES_RANKS_H
 #define SAMPLES_RANKS_H
@@ -13,10 +13,10 @@
 
 #include "distcollective.h"
 
-/* The samples' arrays are this long. */
+/* The most ranks that a sample runs on: the length of its arrays. */
 #define MAX_RANKS 64
 
-/* Prints what went wrong in a call of this thread. */
+/* Prints the error of this thread's last call. */
 static inline void print_failure(const char *file, int line, const char *call, dcl_status_t status) {
     char message[4096];
     dcl_last_error_message(message, sizeof message);
@@ -24,8 +24,8 @@ static inline void print_failure(const char *file, int line, const char *call, d
     fprintf(stderr, "%s:%d: %s\n  %s: %s\n", file, line, call, dcl_status_name(status), message);
 }
 
-/* In a function that returns 0 for success: returns 1 if a call fails. What the function holds then stays until the process
- * ends. */
+/* In a function that returns 0 for success: returns 1 if a call fails. The function then frees
+ * nothing: the process is about to end. */
 #define CHECK(call)                                                                                 \
     do {                                                                                            \
         dcl_status_t check_status = (call);                                                         \
@@ -35,7 +35,7 @@ static inline void print_failure(const char *file, int line, const char *call, d
         }                                                                                           \
     } while (0)
 
-/* The same for what has to be true. */
+/* In such a function: returns 1 if a condition does not hold. */
 #define REQUIRE(condition)                                                                          \
     do {                                                                                            \
         if (!(condition)) {                                                                         \
@@ -45,26 +45,25 @@ static inline void print_failure(const char *file, int line, const char *call, d
         }                                                                                           \
     } while (0)
 
-/* Which ranks there shall be. */
+/* How long a collective of a sample waits for other ranks. */
+#define SAMPLE_TIMEOUT_MS 30000
+
+/* The ranks to start. */
 struct job {
-    /* How many, where no launcher says. */
+    /* The number of ranks. A launcher has its own. */
     int32_t nb_ranks;
     /* "host", "nccl" or "auto". */
     const char *backend;
-    /* How long a collective waits for other ranks. */
-    int64_t timeout_ms;
-    /* The ranks break their communicator on purpose, so that nobody can say good-bye on it. */
-    bool ends_badly;
 };
 
-/* One rank. The communicator belongs to run_on_ranks. */
+/* One rank. run_on_ranks frees the communicator. */
 struct rank {
     dcl_communicator_t *communicator;
     int32_t number;
     int32_t count;
 };
 
-/* What a rank does. Returns 0 if all went well. */
+/* The part of one rank. Returns 0 for success. */
 typedef int rank_function(const struct rank *rank, void *argument);
 
 /* Whether a launcher started this process. */
@@ -74,20 +73,18 @@ static inline bool is_launched(void) {
 }
 
 /* Calls the function for one rank, and frees its communicator. */
-static inline int be_rank(dcl_communicator_t *communicator, const struct job *job, rank_function *function, void *argument) {
+static inline int run_rank(dcl_communicator_t *communicator, rank_function *function, void *argument) {
     struct rank rank = {communicator, 0, 0};
     CHECK(dcl_communicator_get_rank(communicator, &rank.number));
     CHECK(dcl_communicator_get_world_size(communicator, &rank.count));
     REQUIRE(rank.count <= MAX_RANKS);
     int failed = function(&rank, argument);
     if (failed) {
-        /* The others need not wait for this rank until their timeout. */
+        /* Otherwise the other ranks would wait for this one until their timeout. */
         dcl_communicator_abort(communicator, "this rank of the sample failed");
-    }
-    if (failed || job->ends_badly) {
         CHECK(dcl_communicator_free(communicator));
     } else {
-        /* A rank that left now could be missed by one that is still in the last call. */
+        /* Waits until every rank has finished its last call, so that no rank loses a peer in it. */
         CHECK(dcl_communicator_finalize(communicator));
     }
     return failed;
@@ -97,12 +94,12 @@ static inline int be_rank(dcl_communicator_t *communicator, const struct job *jo
 static inline int run_launched(const struct job *job, rank_function *function, void *argument) {
     dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
     config.backend = job->backend;
-    config.timeout_ms = job->timeout_ms;
+    config.timeout_ms = SAMPLE_TIMEOUT_MS;
     dcl_environment_t *environment = NULL;
     CHECK(dcl_environment_initialize(&config, &environment));
     dcl_communicator_t *communicator = NULL;
     CHECK(dcl_environment_get_communicator(environment, &communicator));
-    int failed = be_rank(communicator, job, function, argument);
+    int failed = run_rank(communicator, function, argument);
     CHECK(dcl_environment_free(environment));
     return failed;
 }
@@ -112,27 +109,29 @@ struct rank_thread {
     pthread_t thread;
     bool started;
     dcl_communicator_t *communicator;
-    const struct job *job;
     rank_function *function;
     void *argument;
     int failed;
 };
 
 static inline void *rank_thread_main(void *pointer) {
-    struct rank_thread *self = pointer;
-    self->failed = be_rank(self->communicator, self->job, self->function, self->argument);
+    struct rank_thread *self = (struct rank_thread *)pointer;
+    self->failed = run_rank(self->communicator, self->function, self->argument);
     return NULL;
 }
 
-/* Starts a thread for each rank, and waits for them. */
+/* Starts a thread for each rank, and joins them all. */
 static inline int run_threads(const struct job *job, rank_function *function, void *argument) {
     REQUIRE(job->nb_ranks >= 1 && job->nb_ranks <= MAX_RANKS);
     dcl_communicator_t *communicators[MAX_RANKS];
-    CHECK(dcl_communicator_new_in_process(job->backend, job->nb_ranks, job->timeout_ms, communicators));
+    CHECK(dcl_communicator_new_in_process(job->backend, job->nb_ranks, SAMPLE_TIMEOUT_MS, communicators));
     struct rank_thread threads[MAX_RANKS];
     for (int32_t r = 0; r < job->nb_ranks; r++) {
         struct rank_thread *self = &threads[r];
-        *self = (struct rank_thread){.communicator = communicators[r], .job = job, .function = function, .argument = argument};
+        self->communicator = communicators[r];
+        self->function = function;
+        self->argument = argument;
+        self->failed = 0;
         self->started = pthread_create(&self->thread, NULL, rank_thread_main, self) == 0;
         if (!self->started) {
             self->failed = 1;
@@ -150,7 +149,7 @@ static inline int run_threads(const struct job *job, rank_function *function, vo
     return failed;
 }
 
-/* Calls the function once for each rank of this process. Returns 0 if all of them did. */
+/* Calls the function once for each rank of this process. Returns 0 if every call returned 0. */
 static inline int run_on_ranks(const struct job *job, rank_function *function, void *argument) {
     return is_launched() ? run_launched(job, function, argument) : run_threads(job, function, argument);
 }

@@ -1,4 +1,5 @@
-/* What the samples give to the collectives, and what has to come out: the README's table of operations, element by element. */
+/* The inputs of the samples' collectives and the outputs that they must produce: the README's table
+ * of operations, element by element. */
 #ifndef SAMPLES_VALUES_H
 #define SAMPLES_VALUES_H
 
@@ -6,10 +7,11 @@
 
 #include "distcollective.h"
 
-/* What a buffer has in it before a collective writes it. */
+/* Every element of an output buffer before the collective. */
 #define UNWRITTEN (-1.0f)
 
-/* Element i of a rank's input. Every element of every rank differs, and their sums are exact in float32. */
+/* Element i of a rank's input. All elements of all ranks differ, and their sums are exact in
+ * float32. */
 static inline float input_value(int32_t rank, size_t i) {
     return (float)(1000 * rank + (int32_t)i);
 }
@@ -37,10 +39,10 @@ static inline bool writes_on_root_only(dcl_collective_operation_t operation) {
     return operation == DCL_COLLECTIVE_REDUCE || operation == DCL_COLLECTIVE_GATHER;
 }
 
-/* Element i of a rank's output, where inputs have `count` elements and reductions are sums. */
+/* Element i of a rank's output, for inputs of `count` elements and reductions that are sums. */
 static inline float output_value(dcl_collective_operation_t operation, int32_t rank, int32_t nb_ranks, int32_t root,
                                  size_t count, size_t i) {
-    /* What a rank gets of an input that is handed out in blocks. */
+    /* The part of an input that goes to this rank, where the input is divided between ranks. */
     size_t block = count / (size_t)nb_ranks;
     size_t begin = (size_t)rank * block;
     switch (operation) {

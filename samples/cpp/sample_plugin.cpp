@@ -1,14 +1,20 @@
-// The demo for engines with a graph of their own: the DistCollective layer by itself, as a plugin of a toy engine.
+// The DistCollective layer by itself, as a plugin of a small engine with a graph of its own
+// (toy_engine.hpp).
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-//     input [3, batch] -> Transpose -> [batch, 3] -> DistCollectivePlugin -> "collective" -> Transpose -> "output"
+//     input [3, batch] -> Transpose -> [batch, 3] -> DistCollectivePlugin -> "collective"
+//                      -> Transpose -> "output"
 //
-// The graph is made once, written as a plan and read back on every rank. A rank binds the plugin to its communicator once, and then
-// runs two batch sizes, with the plugin's buffers apart and in place. Memory begins as a pattern: on a rank where the operation
-// does not write (off the root of REDUCE and GATHER), "collective" must keep it, and so must "output".
+// The graph is made once, written as a plan and read back on every rank. A rank binds the plugin to
+// its communicator once, and then runs two batch sizes, with the plugin's buffers apart and in
+// place. All memory is first filled with a pattern: on a rank where the operation does not write
+// (REDUCE and GATHER, except on the root), "collective" must keep it, and so must "output".
 //
-// The demo throws what goes wrong; the mistakes (--mistakes) look at each Result.
+//     sample_plugin [--ranks N] [--op NAME|all] [--dtype TYPE] [--root K]
+//     distcollective launch -n 4 -- sample_plugin
+
+#include <strings.h>
 
 #include <algorithm>
 #include <array>
@@ -19,7 +25,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -28,6 +33,8 @@
 #include <utility>
 #include <vector>
 
+#include "../c/options.h"
+#include "../c/values.h"
 #include "distcollective.hpp"
 #include "toy_engine.hpp"
 
@@ -41,9 +48,7 @@ const char *const backend = "host";
 
 constexpr std::int64_t rows = 3;
 
-// --------------------------------------------------------------------------------------------------------------------------------
-// The plugin
-// --------------------------------------------------------------------------------------------------------------------------------
+// ---- The plugin ----
 
 class DistCollectivePlugin : public toy::Node {
   public:
@@ -61,7 +66,8 @@ class DistCollectivePlugin : public toy::Node {
 
     void attach(const Communicator &communicator, DataType type) override { bound_ = layer_.bind(communicator, type).value(); }
     Rule get_in_place(const Dims &input) const override {
-        // An output that is not written keeps its own bytes, and an input that is not read stays as it is.
+        // On a rank that does not read the input or does not write the output, the engine must keep
+        // both apart: the session checks the bytes of both.
         const BoundLayer::Uses uses = bound_.get_uses().value();
         if (!uses.reads_input || !uses.writes_output) return {InPlace::kUNUSED, 0};
         return bound_.get_in_place(input).value();
@@ -80,9 +86,7 @@ const toy::Creators creators = {
     {"dist_collective", DistCollectivePlugin::deserialize},
 };
 
-// --------------------------------------------------------------------------------------------------------------------------------
-// What the operations mean
-// --------------------------------------------------------------------------------------------------------------------------------
+// ---- What the operations mean ----
 
 constexpr std::array operations = {
     CollectiveOperation::kALL_REDUCE,     CollectiveOperation::kALL_GATHER, CollectiveOperation::kBROADCAST,
@@ -98,20 +102,13 @@ struct Arguments {
     std::int32_t ranks = 2;
     std::int32_t root = 0;
     DataType type = DataType::kFLOAT;
-    bool mistakes = false;
 };
 
 using Values = std::vector<std::int64_t>;
 
-bool reduces(CollectiveOperation operation) {
-    return operation == CollectiveOperation::kALL_REDUCE || operation == CollectiveOperation::kREDUCE ||
-           operation == CollectiveOperation::kREDUCE_SCATTER;
-}
+bool reduces(CollectiveOperation operation) { return ::reduces(static_cast<dcl_collective_operation_t>(operation)); }
 
-bool has_root(CollectiveOperation operation) {
-    return operation == CollectiveOperation::kBROADCAST || operation == CollectiveOperation::kREDUCE ||
-           operation == CollectiveOperation::kGATHER || operation == CollectiveOperation::kSCATTER;
-}
+bool has_root(CollectiveOperation operation) { return ::has_root(static_cast<dcl_collective_operation_t>(operation)); }
 
 // A rank's input: small whole numbers, which every type holds.
 Values input_values(std::int32_t rank, std::int64_t batch) {
@@ -155,7 +152,7 @@ Values block(const Values &values, std::int32_t index, std::int32_t blocks) {
     return Values(values.begin() + index * length, values.begin() + (index + 1) * length);
 }
 
-// What the collective gives a rank; nothing where it does not write.
+// The output of the collective on a rank; nothing if it does not write there.
 std::optional<Values> expected_values(const Arguments &arguments, CollectiveOperation operation, std::int32_t rank,
                                       std::int64_t batch) {
     std::vector<Values> inputs;
@@ -193,7 +190,7 @@ Bytes encode(DataType type, const Values &values) {
         switch (type) {
         case DataType::kFLOAT: append(bytes, as_float); break;
         case DataType::kBF16: {
-            // The upper half of a float32; the lower one is zero here.
+            // The upper half of a float32; the lower half is zero for these values.
             std::uint32_t bits = 0;
             std::memcpy(&bits, &as_float, sizeof bits);
             append(bytes, static_cast<std::uint16_t>(bits >> 16));
@@ -207,9 +204,7 @@ Bytes encode(DataType type, const Values &values) {
     return bytes;
 }
 
-// --------------------------------------------------------------------------------------------------------------------------------
-// One rank
-// --------------------------------------------------------------------------------------------------------------------------------
+// ---- One rank ----
 
 // Describes the graph and writes its plan. It is the same on every rank.
 Bytes build(const Arguments &arguments, CollectiveOperation operation) {
@@ -229,7 +224,7 @@ Bytes build(const Arguments &arguments, CollectiveOperation operation) {
     return graph.serialize();
 }
 
-// What became of a rank.
+// The result of one rank.
 struct Outcome {
     std::string error;
     Dims input;
@@ -298,7 +293,7 @@ Outcome run_rank(const Arguments &arguments, CollectiveOperation operation, cons
     return outcome;
 }
 
-// The same, with what is thrown kept in the outcome.
+// Calls run_rank, and keeps the text of an exception in the outcome.
 Outcome try_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan, const Communicator &communicator) {
     Outcome outcome;
     try {
@@ -315,7 +310,7 @@ struct Row {
         for (const char *c = collective_operation_name(operation); *c != '\0'; c++) name += static_cast<char>(std::toupper(*c));
     }
 
-    // Prints what became of one rank, and keeps it for the summary.
+    // Prints the result of one rank, and keeps it for the summary.
     void tell(std::int32_t rank, const Outcome &outcome) {
         if (!outcome.error.empty()) {
             std::printf("Rank %d - %s FAILED: %s\n", rank, name.c_str(), outcome.error.c_str());
@@ -324,7 +319,7 @@ struct Row {
         }
         std::printf("Rank %d - %s PASSED\n", rank, name.c_str());
         std::printf("Rank %d - %s test completed successfully!\n", rank, name.c_str());
-        // In place is worth a word where both buffers are used.
+        // Show a rank that uses both buffers, if there is one.
         if (shown.input.nb_dims == 0 || shown.in_place == "unused") shown = outcome;
         slowest = std::max(slowest, outcome.time.count());
         all_written = all_written && outcome.written;
@@ -358,7 +353,7 @@ bool in_threads(const Arguments &arguments) {
         std::vector<std::thread> threads;
         for (std::size_t rank = 0; rank < communicators.size(); rank++) {
             threads.emplace_back([&, rank] {
-                // A rank that fails leaves, so that the others do not wait for it.
+                // A rank that fails frees its communicator, so that the others do not wait for it.
                 const Communicator communicator = std::move(communicators[rank]);
                 outcomes[rank] = try_rank(arguments, operation, plan, communicator);
             });
@@ -373,7 +368,7 @@ bool in_threads(const Arguments &arguments) {
     return passed;
 }
 
-// Started by a launcher, this process is one rank of the job.
+// Runs every operation on this process, one rank of a launcher's job.
 bool as_one_rank(Arguments arguments) {
     EnvironmentConfig config;
     config.backend = backend;
@@ -395,220 +390,44 @@ bool as_one_rank(Arguments arguments) {
     return passed;
 }
 
-// --------------------------------------------------------------------------------------------------------------------------------
-// Mistakes
-// --------------------------------------------------------------------------------------------------------------------------------
+// ---- The command line ----
 
-// Compares what became of a mistake with the status that belongs to it, and prints the library's words.
-bool refused(const std::string &mistake, Status expected, const Error &error) {
-    std::printf("%s\n    %s: %s\n", mistake.c_str(), status_name(error.status()), error.message().c_str());
-    if (error.status() == expected) return true;
-    std::printf("    but %s was expected\n", status_name(expected));
-    return false;
+[[noreturn]] void refuse(const char *option, const char *value) {
+    std::fprintf(stderr, "error: %s: \"%s\" is none of its values\n", option, value);
+    std::exit(WRONG_USAGE);
 }
 
-// The same for what two ranks do, each on a thread of its own.
-using OneOfTwo = std::function<Result<void>(Communicator &, std::int32_t)>;
-
-bool two_ranks_refused(const std::string &mistake, Status expected_0, Status expected_1, const OneOfTwo &make_mistake) {
-    auto communicators = Communicator::new_in_process(2, backend, 10s).value();
-    std::array<Error, 2> errors;
-    const auto run = [&](std::size_t rank) {
-        try {
-            errors[rank] = make_mistake(communicators[rank], static_cast<std::int32_t>(rank)).error();
-        } catch (const Error &error) {
-            errors[rank] = error;
-        }
-    };
-    std::thread other(run, 1);
-    run(0);
-    other.join();
-    const bool refused_0 = refused(mistake + " (rank 0)", expected_0, errors[0]);
-    const bool refused_1 = refused(mistake + " (rank 1)", expected_1, errors[1]);
-    return refused_0 && refused_1;
-}
-
-DistCollective layer_of(std::int32_t nb_rank, CollectiveOperation operation, ReduceOperation reduce_op = ReduceOperation::kNONE) {
-    DistCollective layer = DistCollective::create(operation, reduce_op).value();
-    layer.set_nb_rank(nb_rank).value();
-    layer.set_name("mistaken").value();
-    return layer;
-}
-
-// Makes mistakes on purpose. Each must be refused with the status that the header gives it.
-bool make_mistakes() {
-    bool as_expected = true;
-    const auto expect = [&](const char *mistake, Status expected, const Error &error) {
-        as_expected &= refused(mistake, expected, error);
-    };
-    const auto expect_of_two = [&](const char *mistake, Status expected_0, Status expected_1, const OneOfTwo &make_mistake) {
-        as_expected &= two_ranks_refused(mistake, expected_0, expected_1, make_mistake);
-    };
-
-    expect("all_gather with a reduction", Status::kINVALID_ARGUMENT,
-           DistCollective::create(CollectiveOperation::kALL_GATHER, ReduceOperation::kSUM).error());
-
-    const DistCollective average = layer_of(2, CollectiveOperation::kALL_REDUCE, ReduceOperation::kAVG);
-    expect("the average of bool", Status::kINVALID_ARGUMENT, average.check_type(DataType::kBOOL).error());
-
-    const DistCollective scattered = layer_of(4, CollectiveOperation::kREDUCE_SCATTER, ReduceOperation::kSUM);
-    expect("10 rows between 4 ranks", Status::kINVALID_SHAPE, scattered.get_output_dims({10, 8}).error());
-
-    Bytes bytes = average.serialize().value();
-    bytes.back() ^= 1;
-    expect("a plan with one bit wrong", Status::kINVALID_PLAN, DistCollective::deserialize(bytes).error());
-
-    DistCollective freed = layer_of(2, CollectiveOperation::kALL_TO_ALL);
-    const DistCollectiveLayer view = freed;
-    freed.reset();
-    expect("a layer that was freed", Status::kINVALID_HANDLE, view.get_name().error());
-
-    expect_of_two("a layer for 4 ranks on 2", Status::kINVALID_COMMUNICATOR, Status::kINVALID_COMMUNICATOR,
-                  [&](Communicator &communicator, std::int32_t) -> Result<void> {
-                      return scattered.bind(communicator, DataType::kFLOAT).error();
-                  });
-
-    expect_of_two("one rank sums, one takes the maximum", Status::kDISAGREEMENT, Status::kDISAGREEMENT,
-                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
-                      const auto reduce_op = rank == 0 ? ReduceOperation::kSUM : ReduceOperation::kMAX;
-                      const DistCollective layer = layer_of(2, CollectiveOperation::kALL_REDUCE, reduce_op);
-                      return layer.bind(communicator, DataType::kFLOAT).error();
-                  });
-
-    // What is found before anything moves leaves the communicator as it was.
-    expect_of_two("a float at an odd address", Status::kINVALID_BUFFER, Status::kINVALID_BUFFER,
-                  [](Communicator &communicator, std::int32_t) -> Result<void> {
-                      const auto layer = layer_of(2, CollectiveOperation::kALL_REDUCE, ReduceOperation::kSUM);
-                      const BoundLayer bound = layer.bind(communicator, DataType::kFLOAT).value();
-                      std::array<float, 5> memory{};
-                      void *odd = reinterpret_cast<std::uint8_t *>(memory.data()) + 1;
-                      auto enqueued = bound.enqueue(odd, odd, {4});
-                      communicator.barrier().value();
-                      return enqueued;
-                  });
-    expect_of_two("buffers that overlap by an element", Status::kINVALID_BUFFER, Status::kINVALID_BUFFER,
-                  [](Communicator &communicator, std::int32_t) -> Result<void> {
-                      const auto layer = layer_of(2, CollectiveOperation::kALL_TO_ALL);
-                      const BoundLayer bound = layer.bind(communicator, DataType::kFLOAT).value();
-                      std::array<float, 7> memory{};
-                      auto enqueued = bound.enqueue(memory.data(), memory.data() + 3, {4});
-                      communicator.barrier().value();
-                      return enqueued;
-                  });
-
-    expect_of_two("one rank reduces, one broadcasts", Status::kDISAGREEMENT, Status::kDISAGREEMENT,
-                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
-                      std::array<float, 4> memory{};
-                      float *address = memory.data();
-                      if (rank == 0) return communicator.all_reduce(address, address, 4, DataType::kFLOAT, ReduceOperation::kSUM);
-                      return communicator.broadcast(address, address, 4, DataType::kFLOAT, 0);
-                  });
-    expect_of_two("one rank does not come", Status::kDEADLINE_EXCEEDED, Status::kSUCCESS,
-                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
-                      if (rank == 1) return {};
-                      return communicator.with_timeout(300ms).value().barrier();
-                  });
-    expect_of_two("one rank leaves", Status::kPEER_LOST, Status::kSUCCESS,
-                  [](Communicator &communicator, std::int32_t rank) -> Result<void> {
-                      if (rank == 0) return communicator.barrier();
-                      communicator.reset();
-                      return {};
-                  });
-
-    std::printf("\n%s mistake was refused as it should be\n", as_expected ? "every" : "not every");
-    return as_expected;
-}
-
-// --------------------------------------------------------------------------------------------------------------------------------
-// The command line
-// --------------------------------------------------------------------------------------------------------------------------------
-
-const char *const usage =
-    "Runs TensorRT's DistCollective operations between ranks, as a plugin of a toy engine, and checks every result.\n"
-    "\n"
-    "    sample_plugin [--op NAME|all] [--ranks N] [--dtype TYPE] [--root K]\n"
-    "    sample_plugin --mistakes\n"
-    "\n"
-    "  --op NAME     all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter, in any case; or all,\n"
-    "                which it is without this\n"
-    "  --ranks N     1 to 64 ranks, 2 without this, each a thread of this process; under a launcher this process is one of\n"
-    "                the launcher's\n"
-    "  --dtype TYPE  float32, which it is without this, bfloat16, int64, int32, int8, uint8, bool\n"
-    "  --root K      the root, for operations that have one; 0 without this\n"
-    "  --mistakes    makes mistakes on purpose and prints what the library says to them\n"
-    "\n"
-    "Exit status: 0 if all is as it should be, 1 if not, 2 for arguments that this text does not have.\n";
-
-// A mistake in the arguments.
-struct UsageError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-std::string lower(std::string text) {
-    for (char &c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return text;
-}
-
-std::int32_t parse_number(const std::string &option, const std::string &text, std::int32_t least, std::int32_t most) {
-    char *end = nullptr;
-    const long number = std::strtol(text.c_str(), &end, 10);
-    if (text.empty() || *end != '\0' || number < least || number > most) {
-        throw UsageError(option + ": \"" + text + "\" is no number from " + std::to_string(least) + " to " + std::to_string(most));
-    }
-    return static_cast<std::int32_t>(number);
-}
-
-// Finds a name among those that the library has for values.
+// Finds the value of a list whose name in the library this is.
 template <typename List, typename Name>
-auto parse_name(const std::string &option, const std::string &text, const List &list, Name name_of) {
+auto parse_name(const char *option, const char *text, const List &list, Name name_of) {
     for (const auto value : list) {
-        if (lower(text) == name_of(value)) return value;
+        if (strcasecmp(text, name_of(value)) == 0) return value;
     }
-    throw UsageError(option + ": \"" + text + "\" is none of its names");
+    refuse(option, text);
 }
 
 Arguments parse(int count, char **words) {
+    options given = {2, "all", nullptr, "float32", "0"};
+    parse_options(count, words, &given);
     Arguments arguments;
-    for (int i = 1; i < count; i++) {
-        const std::string option = words[i];
-        if (option == "--mistakes") {
-            arguments.mistakes = true;
-            continue;
-        }
-        if (i + 1 == count) throw UsageError("\"" + option + "\" is no option, or lacks its value");
-        const std::string value = words[++i];
-        if (option == "--op") {
-            if (lower(value) != "all") arguments.operations = {parse_name(option, value, operations, collective_operation_name)};
-        } else if (option == "--ranks") {
-            arguments.ranks = parse_number(option, value, 1, 64);
-        } else if (option == "--dtype") {
-            arguments.type = parse_name(option, value, types, data_type_name);
-        } else if (option == "--root") {
-            arguments.root = parse_number(option, value, 0, 63);
-        } else {
-            throw UsageError("\"" + option + "\" is no option");
-        }
+    if (strcasecmp(given.op, "all") != 0) {
+        arguments.operations = {parse_name("--op", given.op, operations, collective_operation_name)};
     }
+    arguments.ranks = given.nb_ranks;
+    arguments.type = parse_name("--dtype", given.dtype, types, data_type_name);
+    arguments.root = parse_number(given.root, 0, MAX_RANKS - 1);
+    if (arguments.root < 0) refuse("--root", given.root);
     return arguments;
 }
 
 } // namespace
 
 int main(int count, char **words) {
-    if (count == 2 && (std::string(words[1]) == "--help" || std::string(words[1]) == "-h")) {
-        std::fputs(usage, stdout);
-        return 0;
-    }
     try {
         const Arguments arguments = parse(count, words);
-        if (arguments.mistakes) return make_mistakes() ? 0 : 1;
-        const bool launched = !Environment::detect_launcher().value().empty();
-        return (launched ? as_one_rank(arguments) : in_threads(arguments)) ? 0 : 1;
-    } catch (const UsageError &error) {
-        std::fprintf(stderr, "error: %s; see --help\n", error.what());
-        return 2;
+        return (is_launched() ? as_one_rank(arguments) : in_threads(arguments)) ? PASSED : FAILED;
     } catch (const std::exception &error) {
         std::fprintf(stderr, "error: %s\n", error.what());
-        return 1;
+        return FAILED;
     }
 }

@@ -1,6 +1,6 @@
-// A toy inference engine with a graph, plan bytes and memory of its own, into which plugins go. The graph is a chain of nodes
-// with one input; a plan is the chain as bytes; a session runs it on one rank. Of distcollective it takes types and dimensions,
-// and hands communicators through.
+// A small inference engine for plugins, with a graph, plan bytes and memory of its own. The graph
+// is a chain of nodes with one input; a plan is the chain as bytes; a session runs it on one rank.
+// The engine uses types and dimensions of distcollective, and passes communicators to its nodes.
 //
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #ifndef TOY_ENGINE_HPP
@@ -29,7 +29,7 @@ using distcollective::Dims;
 using distcollective::InPlace;
 using distcollective::InPlaceRule;
 
-// What fills memory before a run, so that a check can see what a node has not written.
+// Fills all memory before a run, so that a check sees what a node has not written.
 constexpr std::uint8_t pattern = 0xa5;
 
 inline std::size_t byte_len(const Dims &dims, DataType type) {
@@ -44,25 +44,26 @@ class Node {
 
     virtual ~Node() = default;
 
-    // Build time. getPluginName, supportsFormatCombination, getOutputShapes (-1 stays -1), getFieldsToSerialize, clone.
+    // Build time: getPluginName, supportsFormatCombination, getOutputShapes (-1 stays -1),
+    // getFieldsToSerialize, clone.
     virtual std::string kind() const = 0;
     virtual void check_type(DataType) const {}
     virtual Dims get_output_dims(const Dims &input) const = 0;
     virtual Bytes serialize() const = 0;
     virtual std::unique_ptr<Node> clone() const = 0;
 
-    // Run time. attachToContext, getAliasedInput, enqueue.
+    // Run time: attachToContext, getAliasedInput, enqueue.
     virtual void attach(const Communicator &, DataType) {}
     virtual Rule get_in_place(const Dims &) const { return {InPlace::kNEVER, 0}; }
     virtual void enqueue(const void *input, void *output, const Dims &dims, DataType type) = 0;
 };
 
-// Turns [rows, columns] into [columns, rows].
+// Transposes [rows, columns] to [columns, rows].
 class Transpose : public Node {
   public:
     std::string kind() const override { return "transpose"; }
     Dims get_output_dims(const Dims &input) const override {
-        if (input.nb_dims != 2) throw std::runtime_error("transpose: the input is no matrix");
+        if (input.nb_dims != 2) throw std::runtime_error("transpose: the input is not a matrix");
         return {input.d[1], input.d[0]};
     }
     Bytes serialize() const override { return {}; }
@@ -82,7 +83,7 @@ class Transpose : public Node {
     }
 };
 
-// Makes a node of each kind from its bytes: TensorRT's IPluginCreatorV3One.
+// Creates a node of each kind from its bytes, as TensorRT's IPluginCreatorV3One does.
 using Creators = std::map<std::string, std::function<std::unique_ptr<Node>(const Bytes &)>>;
 
 // Appends to a plan.
@@ -101,7 +102,7 @@ class Writer {
     Bytes plan;
 };
 
-// Reads a plan, which may come from anywhere.
+// Reads a plan, which is not trusted.
 class Reader {
   public:
     explicit Reader(const Bytes &plan) : next_(plan.data()), left_(plan.size()) {}
@@ -129,10 +130,10 @@ class Reader {
     std::size_t left_;
 };
 
-// What is to be computed, the same on every rank.
+// The computation, which is the same on every rank.
 struct Graph {
     DataType type = DataType::kFLOAT;
-    // With -1 for a dimension that each run settles.
+    // A dimension that each run sets is -1.
     Dims input;
     std::vector<std::unique_ptr<Node>> nodes;
 
@@ -163,13 +164,13 @@ struct Graph {
         Graph graph;
         graph.type = static_cast<DataType>(reader.number());
         const std::int64_t nb_dims = reader.number();
-        if (nb_dims < 0 || nb_dims > DCL_MAX_DIMS) throw std::runtime_error("the plan's input has no such dimensions");
+        if (nb_dims < 0 || nb_dims > DCL_MAX_DIMS) throw std::runtime_error("the number of dimensions of the plan's input is out of range");
         graph.input.nb_dims = static_cast<std::int32_t>(nb_dims);
         for (std::int64_t i = 0; i < nb_dims; i++) graph.input.d[i] = reader.number();
         for (std::int64_t left = reader.number(); left > 0; left--) {
             const auto kind = reader.block<std::string>();
             const auto creator = creators.find(kind);
-            if (creator == creators.end()) throw std::runtime_error("nobody makes nodes of kind " + kind);
+            if (creator == creators.end()) throw std::runtime_error("no creator of nodes of kind " + kind);
             graph.nodes.push_back(creator->second(reader.block<Bytes>()));
         }
         graph.check();
@@ -180,7 +181,7 @@ struct Graph {
 // A graph on one rank.
 class Session {
   public:
-    // Every rank makes its session at the same time, since nodes meet their counterparts here.
+    // Collective: all ranks make their sessions at the same time, since attach() is collective.
     Session(const Graph &graph, const Communicator &communicator) : type_(graph.type) {
         for (const auto &node : graph.nodes) {
             nodes_.push_back(node->clone());
@@ -188,8 +189,8 @@ class Session {
         }
     }
 
-    // Runs every node once, for an input of these dimensions; the nodes stay attached. `in_place` lets input and output of a node
-    // share memory wherever the node's rule allows it.
+    // Runs every node once, for an input of these dimensions. The nodes stay attached. With
+    // `in_place` the input and output of a node share memory if the node's rule allows it.
     void run(const Dims &dims, const Bytes &input, bool in_place) {
         plan_memory(dims, in_place);
         std::memcpy(address(0), input.data(), input.size());
@@ -199,7 +200,7 @@ class Session {
     // A node's in-place rule for the dimensions of the last run.
     Node::Rule in_place(std::size_t node) const { return nodes_[node]->get_in_place(values_[node].dims); }
 
-    // What lies in memory after a run. Value 0 is the graph's input, value i + 1 is what node i gives.
+    // The values after a run. Value 0 is the graph's input, value i + 1 is the output of node i.
     const Dims &dims(std::size_t value) const { return values_[value].dims; }
     Bytes bytes(std::size_t value) const {
         const std::uint8_t *first = address(value);
@@ -207,7 +208,7 @@ class Session {
     }
 
   private:
-    // Where a value lies: at an offset in a block of memory, and whether it was the first one there.
+    // A value's place: an offset in a block of memory, and whether no other value was there before.
     struct Value {
         Dims dims;
         std::size_t block;

@@ -1,13 +1,15 @@
-//! The demo, in the manner of TensorRT's sampleDistCollective: a network with one DistCollective layer between two
-//! transposes, built, written as a plan, read back, run on every rank and checked.
+//! The demo, in the manner of TensorRT's sampleDistCollective: a network with one DistCollective
+//! layer between two transposes, built, written as a plan, read back, run on every rank and
+//! checked.
 //!
 //! ```text
 //! input [3, 4] -> Shuffle -> [4, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
 //! ```
 //!
-//! The network has two outputs. "output" is what a user of the model wants. "collective" is the layer's own output, bound to
-//! a buffer with a pattern in it: on a rank where the operation does not write (off the root of REDUCE and GATHER) the
-//! buffer must keep the pattern, and the second Shuffle must read zeros.
+//! The network has two outputs. "output" is the model's result. "collective" is the layer's own
+//! output, bound to a buffer that is filled with a pattern: on a rank where the operation does not
+//! write (REDUCE and GATHER, except on the root) the buffer must keep the pattern, and the second
+//! Shuffle must read zeros.
 
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -24,17 +26,19 @@ use distcollective::{
 #[derive(Parser)]
 #[command(name = "sample_dist_collective", version)]
 struct Arguments {
-    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter, in any case;
-    /// or all
+    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
+    /// gather, scatter, in any case; or all
     #[arg(long, default_value = "all")]
     op: String,
-    /// The number of ranks, each a thread of this process; under a launcher this process is one of the launcher's
+    /// The number of ranks, each a thread of this process. Under a launcher, this process is one of
+    /// its ranks
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: u32,
-    /// Makes the ranks processes instead of threads
+    /// Make the ranks processes instead of threads
     #[arg(long)]
     processes: bool,
-    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
+    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8,
+    /// uint8, bool
     #[arg(long, default_value = "float32")]
     dtype: DataType,
     /// The reduction, for operations that reduce: sum, prod, max, min, avg
@@ -43,7 +47,8 @@ struct Arguments {
     /// The root, for operations that have one
     #[arg(long, default_value_t = 0)]
     root: u32,
-    /// The backend: nccl, with a GPU for each rank; host (gloo is another name of it); auto, which is NCCL where it can be
+    /// The backend: nccl, which needs a GPU for each rank; host (gloo is another name of it); auto,
+    /// which is NCCL if it can be used
     #[arg(long, default_value = "auto")]
     backend: BackendKind,
 }
@@ -54,7 +59,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const ROWS: usize = 3;
 const COLUMNS: usize = 4;
 
-/// What an unwritten buffer keeps.
+/// Fills output buffers before the run.
 const PATTERN: u8 = 0xa5;
 
 fn main() -> ExitCode {
@@ -105,14 +110,14 @@ fn start_processes(ranks: u32) -> ExitCode {
             .args(std::env::args_os().skip(1))
             .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
             .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
-            // The port is only a name here; this makes it the name of this run.
+            // Ranks on one machine use the port only as part of a name. The job id makes it unique.
             .env("DCL_JOB_ID", format!("sample-{}", std::process::id()))
             .spawn()
     };
     let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
     let mut passed = true;
     for (rank, child) in children.into_iter().enumerate() {
-        // A rank that could not start shows in the others' deadlines too.
+        // If a rank cannot start, the others end at their deadlines.
         match child.and_then(|mut child| child.wait()) {
             Ok(status) => passed &= status.success(),
             Err(error) => {
@@ -124,7 +129,7 @@ fn start_processes(ranks: u32) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Started by a launcher, this process is one rank of the job.
+/// Runs this process as one rank of a launcher's job.
 fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
     let builder = Environment::builder().backend(arguments.backend);
     let environment = builder.timeout(timeout_or(TIMEOUT)?).initialize()?;
@@ -136,7 +141,7 @@ fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) ->
             Ok(plan) => {
                 let outcome = run_rank(arguments, operation, &plan, environment.communicator());
                 row.passed = true;
-                row.tell(environment.rank().index(), outcome);
+                row.report(environment.rank().index(), outcome);
             }
             // It is the same on every rank.
             Err(error) => row.cannot_be_built(environment.is_master(), &error),
@@ -166,15 +171,15 @@ impl Row {
         Row { name, shapes: None, slowest: None, passed: false, remark: String::new() }
     }
 
-    fn cannot_be_built(&mut self, tell: bool, error: &Error) {
-        if tell {
+    fn cannot_be_built(&mut self, print: bool, error: &Error) {
+        if print {
             eprintln!("error: {} cannot be built: {error}", self.name);
         }
         self.remark = "cannot be built".to_owned();
     }
 
-    /// Prints what became of one rank, and keeps it for the summary.
-    fn tell(&mut self, rank: usize, outcome: Result<Outcome>) {
+    /// Prints the result of one rank, and keeps it for the summary.
+    fn report(&mut self, rank: usize, outcome: Result<Outcome>) {
         let name = &self.name;
         match outcome {
             Ok(outcome) => {
@@ -218,20 +223,13 @@ fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicat
             return row;
         }
     };
-    let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = communicators
-            .into_iter()
-            .map(|communicator| {
-                let plan = &plan;
-                scope.spawn(move || run_rank(arguments, operation, plan, &communicator))
-            })
-            .collect();
-        let panicked = || Err(Error::new(ErrorKind::System, "the rank panicked"));
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
-    });
     row.passed = true;
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        row.tell(rank, outcome);
+    // Ranks return their errors as values, so that every rank's is printed.
+    let run = |communicator: Communicator| Ok(run_rank(arguments, operation, &plan, &communicator));
+    match Communicator::spawn_on(communicators, run) {
+        Ok(outcomes) => outcomes.into_iter().enumerate().for_each(|(rank, outcome)| row.report(rank, outcome)),
+        // A rank panicked, or its thread could not be started.
+        Err(error) => row.report(error.rank().map_or(0, Rank::index), Err(error)),
     }
     row
 }
@@ -253,7 +251,7 @@ fn build(arguments: &Arguments, operation: CollectiveOperation) -> Result<Vec<u8
     Builder::new().build(&network)?.serialize()
 }
 
-/// What a rank that passed has to tell.
+/// The result of a rank that passed.
 struct Outcome {
     input: Shape,
     output: Shape,
@@ -261,7 +259,7 @@ struct Outcome {
     time: Duration,
 }
 
-/// One rank: reads the plan, runs it and checks what comes out.
+/// The part of one rank: reads the plan, runs it and checks the outputs.
 fn run_rank(
     arguments: &Arguments,
     operation: CollectiveOperation,
@@ -308,13 +306,13 @@ fn run_rank(
     Ok(Outcome { input: bindings.get("input")?.shape(), output: output.shape(), written, time })
 }
 
-/// A rank's input: small whole numbers, which every type holds.
+/// A rank's input: small whole numbers, which every type can hold.
 fn input_values(rank: Rank) -> Vec<f32> {
     (0..ROWS * COLUMNS).map(|i| ((i + 2 * rank.index()) % 3) as f32).collect()
 }
 
-/// What the collective gives a rank, by the table of operations; `None` where it writes nothing. Its tensors have [`ROWS`]
-/// columns.
+/// The rows of the collective's output on a rank, by the README's table of operations; `None` if it
+/// does not write there. The tensors of the collective have [`ROWS`] columns.
 fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Option<Vec<f32>> {
     let n = arguments.ranks as usize;
     let inputs: Vec<Vec<f32>> = (0..arguments.ranks).map(|r| transpose(&input_values(Rank(r)), ROWS)).collect();
@@ -337,7 +335,8 @@ fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Ra
 }
 
 fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
-    // For bool, sum and product are or and and: what they are on 0 and 1, with anything above 0 taken for 1.
+    // For bool, the sum is `or` and the product is `and`: reduce numbers 0 and 1, and take every
+    // nonzero result for 1.
     let truth = |x: f32| if arguments.dtype == DataType::Bool { f32::from(x != 0.0) } else { x };
     if let [one] = values[..] {
         return one;
@@ -361,7 +360,7 @@ fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 
-/// The bytes of small numbers in a type.
+/// The bytes of small numbers as elements of a type.
 fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
     let one = |x: f32| match data_type {
         DataType::Float32 => x.to_ne_bytes().to_vec(),
@@ -371,7 +370,7 @@ fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
         DataType::Float8E5M2 => vec![F8E5M2::from_f32(x).to_bits()],
         DataType::Int64 => (x as i64).to_ne_bytes().to_vec(),
         DataType::Int32 => (x as i32).to_ne_bytes().to_vec(),
-        // A product of many ranks wraps.
+        // A product of many ranks wraps around.
         DataType::Int8 | DataType::Uint8 => vec![x as i64 as u8],
         DataType::Bool => vec![x as u8],
         other => unimplemented!("{other}"),

@@ -1,9 +1,10 @@
-//! A tensor-parallel MLP, as large models are served: the first matrix is split by columns, the second by rows, and one
-//! all_reduce puts the halves together. Each rank's network has its own weights; the result is compared with the model that
-//! is not split.
+//! A tensor-parallel MLP, as in the serving of large models: the first matrix is split by columns,
+//! the second by rows, and one all_reduce adds the partial results. Each rank's network has its own
+//! weights. The result is compared with that of the unsplit model.
 //!
 //! ```text
-//! x [-1, MODEL] -> "mlp.up" x·A_r, gelu -> [-1, HIDDEN / n] -> "mlp.down" ·B_r -> [-1, MODEL] -> all_reduce -> y
+//! x [-1, MODEL] -> "mlp.up" x·A_r, gelu -> [-1, HIDDEN / n]
+//!               -> "mlp.down" ·B_r      -> [-1, MODEL] -> all_reduce -> y
 //! ```
 //!
 //! Run it with `cargo run --release --bin tensor_parallel_mlp [RANKS]`.
@@ -19,7 +20,7 @@ use ndarray::{Array2, Ix2, s};
 const MODEL: usize = 64;
 const HIDDEN: usize = 240;
 
-/// A layer of the user's own: multiplies by a matrix, and applies an activation if it has one.
+/// A plugin layer: multiplies by a matrix, and applies an activation if it has one.
 #[derive(Debug)]
 struct Linear {
     weights: Array2<f32>,
@@ -65,7 +66,7 @@ fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
 }
 
-/// A matrix of numbers between -1/2 and 1/2 that look random.
+/// A matrix of pseudorandom numbers between -1/2 and 1/2.
 fn matrix(rows: usize, columns: usize, seed: u32) -> Array2<f32> {
     Array2::from_shape_fn((rows, columns), |(i, j)| {
         let x = (i as u32).wrapping_mul(2_654_435_761) ^ (j as u32).wrapping_mul(2_246_822_519) ^ seed;
@@ -74,7 +75,7 @@ fn matrix(rows: usize, columns: usize, seed: u32) -> Array2<f32> {
     })
 }
 
-/// What a rank computes: its share of the columns of A and of the rows of B.
+/// The part of one rank: its share of the columns of A and of the rows of B.
 fn run_rank(communicator: &Communicator, batches: &[usize]) -> Result<Vec<Array2<f32>>> {
     let (rank, n) = (communicator.rank().index(), communicator.world_size() as usize);
     let share = rank * HIDDEN / n..(rank + 1) * HIDDEN / n;
@@ -104,27 +105,23 @@ fn run_rank(communicator: &Communicator, batches: &[usize]) -> Result<Vec<Array2
     Ok(results)
 }
 
-/// The model that is not split.
+/// The result of the unsplit model.
 fn expected(batch: usize) -> Array2<f32> {
     matrix(batch, MODEL, 3).dot(&matrix(MODEL, HIDDEN, 1)).mapv(gelu).dot(&matrix(HIDDEN, MODEL, 2))
 }
 
 fn run(n: u32) -> Result<bool> {
     let batches = [1, 8, 32];
-    let ranks: Vec<_> = Communicator::in_process(n)?
-        .into_iter()
-        .map(|communicator| std::thread::spawn(move || run_rank(&communicator, &batches)))
-        .collect();
+    let ranks = Communicator::spawn(n, |communicator| run_rank(&communicator, &batches))?;
     let mut passed = true;
-    for (rank, thread) in ranks.into_iter().enumerate() {
-        let results = thread.join().map_err(|_| Error::new(ErrorKind::System, format!("rank {rank} panicked")))??;
-        for (result, batch) in results.iter().zip(batches) {
-            let difference = (result - &expected(batch)).iter().fold(0f32, |most, d| most.max(d.abs()));
+    for (rank, results) in ranks.into_iter().enumerate() {
+        for (y, batch) in results.iter().zip(batches) {
+            let difference = (y - &expected(batch)).iter().fold(0f32, |most, d| most.max(d.abs()));
             let close = difference < 1e-4;
             passed &= close;
-            let verdict = if close { "PASSED" } else { "FAILED" };
+            let result = if close { "PASSED" } else { "FAILED" };
             println!(
-                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {verdict}"
+                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {result}"
             );
         }
     }

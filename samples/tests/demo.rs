@@ -1,14 +1,15 @@
 //! The demo, run as a user runs it.
 
-use std::process::{Command, Output};
+use std::process::Output;
+
+use test_support::{run, timed};
 
 fn demo(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sample_dist_collective")).args(arguments).output().expect("the demo starts")
+    run(timed(env!("CARGO_BIN_EXE_sample_dist_collective")).args(arguments)).0
 }
 
 fn text(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
-    (text(&output.stdout), text(&output.stderr))
+    (test_support::text(&output.stdout), test_support::text(&output.stderr))
 }
 
 const OPERATIONS: [&str; 8] =

@@ -1,4 +1,4 @@
-//! The driver's calls that a program without this library would make.
+//! The calls of CUDA's driver that a program without this library would make.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use crate::Result;
 
-/// What CUDA and NCCL give for a stream, an event, a graph, a communicator.
+/// A stream, event, graph or communicator of CUDA or NCCL.
 pub type Handle = *mut c_void;
 
-/// Functions of a library that give a status.
+/// Declares the functions of a library that return a status, and loads them.
 macro_rules! functions {
     ($(#[$comment:meta])* $name:ident, $file:literal: $($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
         $(#[$comment])*
@@ -19,13 +19,14 @@ macro_rules! functions {
 
         impl $name {
             fn load() -> $crate::Result<Self> {
-                // SAFETY: the library may be loaded at any time; its functions have these types.
+                // SAFETY: the library's initializers have no preconditions; its functions have
+                // these types.
                 let (library, functions) = unsafe {
                     let library = libloading::Library::new($file)?;
                     let functions = $name { $($field: *library.get($symbol)?,)* };
                     (library, functions)
                 };
-                // It stays loaded as long as the process.
+                // Never unloaded: the functions are used until the process ends.
                 std::mem::forget(library);
                 Ok(functions)
             }
@@ -63,12 +64,13 @@ functions! {
 const NON_BLOCKING: u32 = 1;
 const THREAD_LOCAL: i32 = 1;
 
-/// What a status says.
+/// Turns a status into a result.
 pub fn check(what: &str, status: i32) -> Result<()> {
     if status == 0 { Ok(()) } else { Err(format!("{what} gives {status}").into()) }
 }
 
-/// The driver, with this GPU current on the calling thread, as it is in a program that uses CUDA's runtime.
+/// The driver, with this GPU's primary context current on the calling thread, as CUDA's runtime
+/// sets it.
 pub fn current(ordinal: u32) -> Result<&'static Cuda> {
     static CUDA: OnceLock<Cuda> = OnceLock::new();
     if CUDA.get().is_none() {
@@ -77,7 +79,8 @@ pub fn current(ordinal: u32) -> Result<&'static Cuda> {
     }
     let cuda = CUDA.get().ok_or("no driver")?;
     let (mut device, mut context) = (0, ptr::null_mut());
-    // SAFETY: the calls write one value each; the primary context is never released here.
+    // SAFETY: each call writes at most one value, to a variable of its type. The primary context is
+    // never released.
     unsafe {
         check("cuInit", (cuda.init)(0))?;
         check("cuDeviceGet", (cuda.device)(&mut device, ordinal as i32))?;
@@ -100,7 +103,8 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// The memory is the current GPU's and as long, until the copy is done.
+    /// Both addresses are valid for `byte_len` bytes on the current GPU until the copy has
+    /// finished.
     pub unsafe fn enqueue_copy(&self, from: *const u8, to: *mut u8, byte_len: usize, stream: Handle) -> Result<()> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.copy)(to as u64, from as u64, byte_len, stream) };
@@ -108,7 +112,7 @@ impl Cuda {
     }
 }
 
-/// A stream of the current GPU, made as this library makes its own.
+/// A stream of the current GPU, created with the flags that the library uses.
 pub struct Stream {
     pub cuda: &'static Cuda,
     pub raw: Handle,
@@ -127,7 +131,7 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { (self.cuda.synchronize)(self.raw) })
     }
 
-    /// A graph of what `enqueue` enqueues here.
+    /// Records a graph of what `enqueue` enqueues on this stream.
     pub fn record(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the stream is there; the calls write one handle each.
@@ -160,7 +164,7 @@ pub struct Graph {
 impl Graph {
     /// # Safety
     ///
-    /// What was recorded may be done again.
+    /// The recorded calls may run again: their memory is valid until the launch has finished.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both are there; the rest is the caller's promise.
         check("cuGraphLaunch", unsafe { (self.cuda.launch)(self.raw, stream.raw) })
@@ -193,7 +197,7 @@ impl Event {
         check("cuEventRecord", unsafe { (self.cuda.record)(self.raw, stream) })
     }
 
-    /// Waits for both, and gives the seconds between them.
+    /// Waits for both events, and returns the seconds between them.
     pub fn seconds_since(&self, start: &Event) -> Result<f64> {
         let mut milliseconds = 0.0;
         // SAFETY: both are there; writes one number.

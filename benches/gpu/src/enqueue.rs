@@ -1,4 +1,4 @@
-//! What enqueueing an all_reduce costs the host: the layer by itself and a context, beside the bare call.
+//! Host time of enqueueing an all_reduce: by a bound layer, by a context, and by the bare call.
 
 use std::time::Instant;
 
@@ -21,7 +21,8 @@ pub fn run(options: &Options) -> Result<()> {
         let by_layer = Way::ours("BoundLayer::enqueue", move |len| {
             let begin = Instant::now();
             for _ in 0..len {
-                // SAFETY: the buffers are as long, and outlive the work, which is waited for below; runs write the same.
+                // SAFETY: the buffers have `count` elements and outlive the work, which is waited
+                // for below. All runs write the same values, one after the other in the stream.
                 works.push(unsafe { layer.enqueue(input, output, &[count], stream)? });
             }
             let elapsed = begin.elapsed();
@@ -39,7 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut ways = vec![bare(rank, output), bare(rank, output)];
         ways.extend(checked);
         if communicator.world_size() == 1 {
-            // What the call would cost that is not made here.
+            // With one rank the library does not call NCCL. Measure what that call would cost.
             ways.push(Way::bare("ncclAllReduce", move |len| {
                 let begin = Instant::now();
                 for _ in 0..len {

@@ -1,5 +1,5 @@
-//! The bandwidth of kernels: networks of one Cast or Shuffle on a communicator of one rank, beside a copy on the device of as many
-//! bytes.
+//! The bandwidth of kernels: networks of one Cast or Shuffle on a communicator of one rank,
+//! compared with a copy on the device of as many bytes.
 
 use distcollective::{
     Bindings, Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, MemorySpace, Network, Shuffle,
@@ -11,22 +11,23 @@ use crate::cuda::{self, Cuda, Event, Handle};
 use crate::measure::{median, round};
 use crate::{Options, Result, TIMEOUT, print};
 
-/// The bytes after which the contents of an input begin again.
+/// The contents of an input repeat after this many bytes.
 const PERIOD: usize = 1 << 20;
 
-/// How many of a kernel, or copies, are in a stream at once.
+/// The most kernels or copies that are in a stream at once.
 const BATCH: usize = 64;
 
-/// The bandwidth of a copy that a kernel has to reach at least.
+/// A kernel must reach at least this share of the copy's bandwidth.
 const SHARE: f64 = 0.8;
 
-/// The elements of an output that are compared.
+/// The number of elements of an output that are compared.
 const SAMPLES: u64 = 64;
 
 /// A layer.
 enum Work {
     Cast(DataType, DataType),
-    /// Of a tensor whose first dimension is what fits.
+    /// The type, the dimensions after the first one, and the permutation. The first dimension
+    /// follows from the size.
     Transpose(DataType, &'static [usize], &'static [u8]),
 }
 
@@ -39,7 +40,7 @@ const WORKS: [Work; 15] = [
     Work::Cast(Float8E4M3, Float32),
     Work::Cast(Bfloat16, Float32),
     Work::Cast(Int64, Int32),
-    // What a reduction of bool begins with: any byte becomes 0 or 1.
+    // The first step of a reduction of bool: every nonzero byte becomes 1.
     Work::Cast(Bool, Bool),
     Work::Transpose(Int8, &[4096], &[1, 0]),
     Work::Transpose(Float16, &[4096], &[1, 0]),
@@ -47,7 +48,7 @@ const WORKS: [Work; 15] = [
     Work::Transpose(Int64, &[4096], &[1, 0]),
     Work::Transpose(Float16, &[1024, 512], &[0, 2, 1]),
     Work::Transpose(Float32, &[512, 512], &[0, 2, 1]),
-    // Heads before positions, as attention wants them.
+    // Moves heads before positions, as attention does.
     Work::Transpose(Float16, &[32, 128], &[1, 0, 2]),
     Work::Transpose(Float32, &[32, 16, 8], &[2, 0, 1, 3]),
 ];
@@ -70,7 +71,7 @@ impl Work {
         }
     }
 
-    /// The shape of the input, where the larger of both sides has about so many bytes, and at least one period.
+    /// The shape of the input such that the larger of input and output has about `byte_len` bytes.
     fn dims(&self, byte_len: usize) -> Vec<usize> {
         let widest = self.types().map(DataType::byte_len).into_iter().max().unwrap_or(1);
         match self {
@@ -94,7 +95,7 @@ impl Work {
         Ok(Builder::new().build(&network)?)
     }
 
-    /// Where an element of the output comes from.
+    /// The index of the input element that an element of the output is made from.
     fn source(&self, dims: &[usize], mut element: usize) -> usize {
         let Work::Transpose(_, _, permutation) = self else { return element };
         let mut source = 0;
@@ -123,7 +124,7 @@ pub fn run(options: &Options) -> Result<()> {
     for work in &WORKS {
         for &byte_len in sizes {
             let place = json!({"kernel": work.name(), "bytes": byte_len});
-            // One that fails leaves the others.
+            // If one kernel fails, the others still run.
             match measure(options, cuda, &communicator, work, byte_len) {
                 Ok([kernel, copy]) => {
                     let ratio = kernel / copy;
@@ -148,7 +149,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The bytes a second, read and written, of the kernel and of a copy.
+/// The bytes per second, read and written, of the kernel and of a copy.
 fn measure(
     options: &Options,
     cuda: &'static Cuda,
@@ -170,7 +171,7 @@ fn measure(
     let mut input = Buffer::zeroed_in(space, from, [count as i64])?;
     fill(cuda, &mut input, &pattern, raw)?;
     let mut output = Buffer::zeroed_in(space, to, [count as i64])?;
-    // A copy of as many bytes in all reads half of them and writes half of them.
+    // A copy that moves as many bytes in total reads half of them and writes half.
     let moved = input.byte_len() + output.byte_len();
     let mut pair = [(); 2].map(|()| Buffer::zeroed_in(space, Int8, [(moved / 2) as i64]));
     let [Ok(source), Ok(target)] = &mut pair else { return Err("no memory for a copy".into()) };
@@ -180,7 +181,8 @@ fn measure(
     for _ in 0..BATCH {
         let mut one = context.create_bindings();
         for (name, address, byte_len) in addresses {
-            // SAFETY: the buffers are as long, and every run is waited for before they go; runs write the same, one after the other.
+            // SAFETY: the buffers have these lengths, and every run is waited for before they are
+            // dropped. Runs write the same values, one after the other in the stream.
             unsafe { one.bind_address(name, address, byte_len)? };
         }
         bindings.push(one);
@@ -188,11 +190,11 @@ fn measure(
     let events = [Event::new(cuda)?, Event::new(cuda)?];
     let mut run = |len: usize| kernel_seconds(&mut context, &mut bindings, &stream, raw, &events, len);
     let (from_address, to_address) = (source.as_ptr(), target.as_mut_ptr());
-    // SAFETY: both are as long, and every copy is waited for before they go.
+    // SAFETY: both buffers have this length, and every copy is waited for before they are dropped.
     let copy = || unsafe { cuda.enqueue_copy(from_address, to_address, moved / 2, raw) };
     let copy_seconds = |len: usize| seconds(raw, &events, len, copy);
 
-    // The first is also the one that is looked at.
+    // Warms up; the output of these runs is checked.
     run(2)?;
     check(work, &dims, &pattern, &output)?;
     copy_seconds(2)?;
@@ -206,7 +208,8 @@ fn measure(
     Ok(times.map(|times| moved as f64 / median(times)))
 }
 
-/// The seconds of one run among `len`, after a first one, during which the others are enqueued.
+/// The seconds of one run, averaged over `len`. A first run, which is not measured, keeps the GPU
+/// busy while the others are enqueued.
 fn kernel_seconds(
     context: &mut ExecutionContext,
     bindings: &mut Vec<Bindings>,
@@ -237,7 +240,7 @@ fn seconds(stream: Handle, events: &[Event; 2], len: usize, mut enqueue: impl Fn
     Ok(events[1].seconds_since(&events[0])? / len as f64)
 }
 
-/// A period of an input: numbers from -8 to 8, as they are in a network; for bool, any byte.
+/// One period of an input: numbers from -8 to 8, as in a network; for bool, any bytes.
 fn pattern(data_type: DataType) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bytes = Vec::with_capacity(PERIOD);
@@ -250,7 +253,7 @@ fn pattern(data_type: DataType) -> Vec<u8> {
             Float32 => bytes.extend(number.to_le_bytes()),
             Float16 => bytes.extend(distcollective::f16::from_f32(number).to_le_bytes()),
             Bfloat16 => bytes.extend(distcollective::bf16::from_f32(number).to_le_bytes()),
-            // An exponent that is not the largest one: no NaN.
+            // Without the largest exponent, so that no element is NaN.
             Float8E4M3 => bytes.push((state >> 32) as u8 & 0xf7),
             Int64 => bytes.extend((i64::from(state as u32) - (1 << 31)).to_le_bytes()),
             _ => bytes.push((state >> 32) as u8),
@@ -267,7 +270,8 @@ fn fill(cuda: &Cuda, buffer: &mut Buffer, pattern: &[u8], stream: Handle) -> Res
     let start = buffer.as_mut_ptr();
     while done < len {
         let more = done.min(len - done);
-        // SAFETY: both parts lie in the buffer, apart, and reading a byte below waits for the copies, which are in one stream.
+        // SAFETY: both parts lie in the buffer and do not overlap. The copies run one after the
+        // other in the stream, which is synchronized below.
         unsafe { cuda.enqueue_copy(start, start.wrapping_add(done), more, stream)? };
         done += more;
     }
@@ -275,7 +279,7 @@ fn fill(cuda: &Cuda, buffer: &mut Buffer, pattern: &[u8], stream: Handle) -> Res
     cuda::check("cuStreamSynchronize", unsafe { (cuda.synchronize)(stream) })
 }
 
-/// Compares samples of an output with what the host makes of the pattern.
+/// Compares samples of an output with the results of the host for the pattern.
 fn check(work: &Work, dims: &[usize], pattern: &[u8], output: &Buffer) -> Result<()> {
     let [from, to] = work.types();
     let in_period = PERIOD / from.byte_len();
@@ -285,7 +289,7 @@ fn check(work: &Work, dims: &[usize], pattern: &[u8], output: &Buffer) -> Result
     };
     let (count, width) = (dims.iter().product::<usize>(), to.byte_len());
     for sample in 0..SAMPLES {
-        // The first and the last, and others all over.
+        // The first, the last, and others spread over the output.
         let element = match sample {
             0 => 0,
             1 => count - 1,

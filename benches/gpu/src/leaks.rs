@@ -1,4 +1,5 @@
-//! Whether everything is let go of: communicators, buffers, contexts with graphs, streams, made and dropped again and again.
+//! Whether everything is freed: creates and drops communicators, buffers, contexts with graphs and
+//! streams again and again.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use serde_json::json;
 use crate::cuda::{self, Cuda};
 use crate::{Options, Result, TIMEOUT, print};
 
-/// Memory on the GPU that may differ: that of a few small allocations.
+/// The GPU memory that may be lost: a few small allocations.
 const TOLERANCE: usize = 4 << 20;
 
 /// The side of a square tensor.
@@ -51,7 +52,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What the process holds.
+/// The resources of the process.
 struct Snapshot {
     free: usize,
     threads: usize,
@@ -60,7 +61,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// When the helper threads have let go of what they do, which may take them a moment.
+    /// Waits until the free memory no longer changes: helper threads may still be freeing.
     fn take(cuda: &Cuda) -> Result<Self> {
         let end = Instant::now() + Duration::from_secs(10);
         let mut free = cuda.free_memory()?;
@@ -93,8 +94,8 @@ impl Snapshot {
     }
 }
 
-/// Makes everything, uses it and drops it; in every third round work that nobody waits for too, and communicators that are not
-/// finalized.
+/// Creates everything, uses it and drops it. Every third round also drops work without waiting for
+/// it, and communicators without finalizing them.
 fn round(number: u32) -> Result<()> {
     let [communicator] = <[Communicator; 1]>::try_from(Communicator::nccl_in_process(1, TIMEOUT)?)
         .map_err(|_| "one rank was asked for")?;
@@ -107,7 +108,7 @@ fn round(number: u32) -> Result<()> {
     let symmetric = communicator.allocate(DataType::Float32, [SIDE, SIDE])?;
     bindings.bind_input("x", symmetric)?;
     bindings.bind_output("y", Buffer::zeroed_in(space, DataType::Float16, [SIDE, SIDE])?)?;
-    // As usual, recorded, replayed.
+    // The first run is direct, the second records a graph, the third replays it.
     for _ in 0..3 {
         let work = context.enqueue(bindings, &stream).map_err(|failed| failed.error)?;
         bindings = work.wait().map_err(|failed| failed.error)?;
@@ -117,7 +118,7 @@ fn round(number: u32) -> Result<()> {
     group.barrier()?;
     if number.is_multiple_of(3) {
         drop(context.enqueue(bindings, &stream).map_err(|failed| failed.error)?);
-        // A stream that is dropped leaves behind for ever what is still in use on it.
+        // A dropped stream never frees what is still in use on it.
         stream.synchronize()?;
         return Ok(());
     }

@@ -1,6 +1,7 @@
-//! Benchmarks on a GPU: what this library adds to the bare calls of CUDA and NCCL, how fast its kernels are beside a copy, and
-//! whether it lets go of everything. `tools/gpu-check` runs them. Prints one JSON object a line; whether a figure is what it
-//! should be is in the line, `ok`, and not in the exit status.
+//! Benchmarks on a GPU: the time that this library adds to the bare calls of CUDA and NCCL, the
+//! bandwidth of its kernels compared with a copy, and whether it frees everything.
+//! `tools/gpu-check` runs them. It prints one JSON object per line. The field `ok` says whether a
+//! figure is within its limit; the exit status does not.
 
 mod cuda;
 mod enqueue;
@@ -17,28 +18,30 @@ use std::time::Duration;
 use distcollective::{BackendKind, Communicator};
 use serde_json::{Value, json};
 
-/// Why a benchmark could not be done.
+/// Why a benchmark could not run.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
-/// How long a rank waits for another one.
+/// How long a rank waits for another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const USAGE: &str = "\
 usage: gpu_bench BENCHMARK [--ranks N] [--rounds N] [--seconds N] [--quick]
 
 benchmarks:
-  enqueue   what enqueueing an all_reduce costs the host, beside the bare call
-  replay    what replaying a graph of one costs the host, beside cuGraphLaunch
-  kernels   the bandwidth of kernels, beside a copy on the device
-  leaks     memory after making and dropping everything again and again
+  enqueue   host time of enqueueing an all_reduce, compared with the bare call
+  replay    host time of replaying a graph of an all_reduce, compared with cuGraphLaunch
+  kernels   the bandwidth of kernels, compared with a copy on the device
+  leaks     memory after creating and dropping everything again and again
 
-  --ranks N     so many ranks, which are threads, for enqueue and replay (1)
-  --rounds N    so many rounds of leaks (200)
-  --seconds N   no further round of leaks after so many seconds (300)
-  --quick       few repetitions, small tensors: to see that it works, not how fast";
+  --ranks N     the ranks of enqueue and replay, which are threads (1)
+  --rounds N    the rounds of leaks (200)
+  --seconds N   the seconds after which leaks starts no further round (300)
+  --quick       few repetitions and small tensors: tests that it works, not how fast
 
-/// What the command line says.
+example: gpu_bench enqueue --ranks 2";
+
+/// The options of the command line.
 struct Options {
     ranks: u32,
     rounds: u32,
@@ -84,7 +87,7 @@ fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Prints one result at once, so that it stays if what comes next does not end.
+/// Prints one result at once, so that it is not lost if the next benchmark hangs.
 fn print(result: Value) {
     println!("{result}");
 }

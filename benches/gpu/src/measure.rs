@@ -1,4 +1,5 @@
-//! Ways of doing the same, measured in turns, so that what changes meanwhile changes for all of them.
+//! Ways of doing the same thing, measured in turns, so that a change of the machine's speed affects
+//! all of them.
 
 use std::time::Duration;
 
@@ -6,11 +7,12 @@ use serde_json::{Value, json};
 
 use crate::{Options, Result};
 
-/// One way of doing something: does it so many times, and gives how long that took the host.
+/// One way of doing something. `batch` does it as many times as asked, and returns the host's time
+/// for that.
 pub struct Way<'a> {
     pub name: &'static str,
     pub batch: Box<dyn FnMut(usize) -> Result<Duration> + 'a>,
-    /// Whether it is this library's, and so has to keep up with the bare call.
+    /// Whether this way is the library's, whose time must be close to the bare call's.
     is_ours: bool,
 }
 
@@ -29,21 +31,22 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// So many calls in a batch: far fewer than fit into a stream's queue.
+/// The calls of a batch: far fewer than fit into a stream's queue.
 pub fn batch_len(options: &Options) -> usize {
     if options.quick { 4 } else { 32 }
 }
 
-/// The median nanoseconds of a call, each way. `meet` is called before every batch.
-pub fn nanoseconds(options: &Options, ways: &mut [Way<'_>], meet: impl Fn() -> Result<()>) -> Result<Vec<f64>> {
+/// The median nanoseconds of a call, for each way. `align` is called before every batch, so that
+/// ranks start together.
+pub fn nanoseconds(options: &Options, ways: &mut [Way<'_>], align: impl Fn() -> Result<()>) -> Result<Vec<f64>> {
     let (warm_up, rounds) = if options.quick { (1, 3) } else { (20, 400) };
     let len = batch_len(options);
     let mut times = vec![Vec::with_capacity(rounds); ways.len()];
     for round in 0..warm_up + rounds {
         for turn in 0..ways.len() {
-            // Who comes first changes.
+            // Each round starts with another way.
             let way = (round + turn) % ways.len();
-            meet()?;
+            align()?;
             let time = (ways[way].batch)(len)?;
             if round >= warm_up {
                 times[way].push(time.as_nanos() as f64 / len as f64);
@@ -53,12 +56,13 @@ pub fn nanoseconds(options: &Options, ways: &mut [Way<'_>], meet: impl Fn() -> R
     Ok(times.into_iter().map(median).collect())
 }
 
-/// What is allowed beyond the bare call: 2 % or 200 ns, whichever is larger.
+/// The allowed time beyond the bare call: 2 % or 200 ns, whichever is larger.
 fn allowed(bare: f64) -> f64 {
     (bare * 0.02).max(200.0)
 }
 
-/// Compares ways with the first of them. The second is the first once more: what they differ by is noise.
+/// Compares ways with the first one. The second way is the first once more; their difference is the
+/// noise.
 pub fn compare(benchmark: &str, place: &Value, ways: &[Way<'_>], times: &[f64]) -> Vec<Value> {
     let bare = times[0];
     let rows = ways.iter().zip(times).skip(2).map(|(way, &time)| {
@@ -78,7 +82,7 @@ pub fn compare(benchmark: &str, place: &Value, ways: &[Way<'_>], times: &[f64]) 
     rows.collect()
 }
 
-/// To a tenth.
+/// Rounds to a tenth.
 pub fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

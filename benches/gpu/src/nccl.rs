@@ -1,4 +1,4 @@
-//! NCCL's calls that a program without this library would make.
+//! The calls of NCCL that a program without this library would make.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -29,7 +29,7 @@ const UNDEFINED: i32 = i32::MIN;
 #[repr(C)]
 pub struct Id([u8; 128]);
 
-/// `ncclConfig_t` of NCCL 2.19, which every newer one takes.
+/// `ncclConfig_t` of NCCL 2.19, which every newer version accepts.
 #[repr(C)]
 pub struct Config {
     size: usize,
@@ -41,7 +41,7 @@ pub struct Config {
     max_ctas: i32,
     net_name: *const i8,
     split_share: i32,
-    /// The next version's field lies in this one's padding.
+    /// A field that the next version has in the padding of this one.
     padding: i32,
 }
 
@@ -74,7 +74,7 @@ pub struct BareCommunicator {
 }
 
 impl BareCommunicator {
-    /// Meets the other ranks, on the GPU that is current.
+    /// Connects to the other ranks, on the current GPU. Collective.
     pub fn new(id: Id, rank: u32, ranks: u32) -> Result<Self> {
         let nccl = nccl()?;
         let mut config = Config {
@@ -97,7 +97,8 @@ impl BareCommunicator {
         Ok(communicator)
     }
 
-    /// Waits, as NCCL demands, until a call is not in progress any more.
+    /// Waits until a nonblocking call is no longer in progress, before which NCCL accepts no other
+    /// call.
     fn settle(&self, what: &str, mut status: i32) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
@@ -116,16 +117,16 @@ impl BareCommunicator {
     ///
     /// # Safety
     ///
-    /// The memory is this rank's GPU's and as long, until the call is done.
+    /// Both addresses are valid for `count` floats on this rank's GPU until the call has finished.
     pub unsafe fn sum(&self, from: *const u8, to: *mut u8, count: usize, stream: Handle) -> Result<()> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.nccl.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
         self.settle("ncclAllReduce", status)
     }
 
-    /// Lets go of it. Every rank does.
+    /// Finalizes and destroys the communicator. Collective.
     pub fn end(self) -> Result<()> {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: `self` is the only handle, and the calls are its last use.
         unsafe {
             self.settle("ncclCommFinalize", (self.nccl.finalize)(self.raw))?;
             check("ncclCommDestroy", (self.nccl.destroy)(self.raw))

@@ -1,11 +1,11 @@
-//! Ranks that measure the all_reduce of float32, each on a thread, with a communicator of this library's and a bare one.
+//! Ranks that measure the all_reduce of float32. Each is a thread with a communicator of this
+//! library and a bare one of NCCL.
 
-use std::thread;
 use std::time::Instant;
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, ExecutionContext, MemorySpace,
-    Network, ReduceOperation,
+    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Error, ErrorKind,
+    ExecutionContext, MemorySpace, Network, ReduceOperation,
 };
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::measure::Way;
 use crate::nccl::{BareCommunicator, Id};
 use crate::{Options, Result, TIMEOUT, print};
 
-/// The bytes of an all_reduce.
+/// The sizes of an all_reduce, in bytes.
 const SIZES: [usize; 2] = [2 << 10, 1 << 20];
 
 /// One rank, with a tensor of ones as input.
@@ -28,17 +28,15 @@ pub struct Rank<'a> {
     output: Buffer,
 }
 
-/// Runs `body` on every rank for every size, and prints what they give. One that fails leaves the communicator, which tells the
-/// others.
+/// Runs `body` on every rank for every size, and prints the results. A rank that fails drops its
+/// communicator, so that the others fail too.
 pub fn on_ranks(options: &Options, body: impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>> + Sync) -> Result<()> {
     let communicators = Communicator::nccl_in_process(options.ranks, TIMEOUT)?;
     let id = Id::new()?;
-    thread::scope(|scope| {
-        let on_rank = |communicator| scope.spawn(|| on_rank(communicator, id, &body));
-        let threads: Vec<_> = communicators.into_iter().map(on_rank).collect();
-        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")).collect();
-        results.into_iter().try_for_each(|result| result?)
-    })
+    Communicator::spawn_on(communicators, |communicator| {
+        on_rank(communicator, id, &body).map_err(|error| Error::new(ErrorKind::System, error.to_string()))
+    })?;
+    Ok(())
 }
 
 fn on_rank(
@@ -89,7 +87,7 @@ impl<'a> Rank<'a> {
         self.output.as_mut_ptr()
     }
 
-    /// What the output has to be, after every way of computing it: it is spoiled before.
+    /// Overwrites the output, runs the way once, and checks the output.
     pub fn check(&mut self, way: &mut Way<'_>) -> Result<()> {
         let mut bytes = vec![0xff; self.byte_len()];
         self.output.write(0, &bytes)?;
@@ -103,13 +101,13 @@ impl<'a> Rank<'a> {
         Err(format!("{} gives something else than the sum", way.name).into())
     }
 
-    /// The bare call: NCCL's; a copy where there is one rank, as this library does it.
+    /// Makes the bare call: NCCL's, or with one rank a copy, as this library does.
     ///
     /// # Safety
     ///
-    /// `output` is that of this rank, and is waited for while the rank is there.
+    /// `output` is this rank's output, and the caller waits for the call while the rank exists.
     pub unsafe fn call_bare(&self, output: *mut u8) -> Result<()> {
-        // SAFETY: input and output are as long; the rest is the caller's promise.
+        // SAFETY: input and output both have `count` floats; the rest is the caller's promise.
         unsafe {
             match self.communicator.world_size() {
                 1 => self.bare_stream.cuda.enqueue_copy(self.input(), output, self.byte_len(), self.bare_stream.raw),
@@ -130,7 +128,8 @@ impl<'a> Rank<'a> {
         if self.communicator.world_size() == 1 { "cuMemcpyDtoDAsync" } else { "ncclAllReduce" }
     }
 
-    /// A context with the layer, and bindings for a batch of runs, all of the same addresses.
+    /// A context with one all_reduce, and bindings for a batch of runs, all with the same
+    /// addresses.
     pub fn context(&mut self, options: ContextOptions, runs: usize) -> Result<(ExecutionContext, Vec<Bindings>)> {
         let mut network = Network::new();
         let x = network.add_input("x", DataType::Float32, [self.count as i64])?;
@@ -144,8 +143,8 @@ impl<'a> Rank<'a> {
         for _ in 0..runs {
             let mut bindings = context.create_bindings();
             for (name, address) in addresses {
-                // SAFETY: the buffers are as long, and whoever enqueues the bindings waits for them while the rank is there; what
-                // several runs write is the same, one after the other.
+                // SAFETY: the buffers have this length, and the callers wait for all runs while the
+                // rank exists. Runs write the same values, one after the other in the stream.
                 unsafe { bindings.bind_address(name, address, self.byte_len())? };
             }
             all.push(bindings);
@@ -154,7 +153,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// A way of enqueueing by a context, which gives its bindings to each run and takes them back.
+/// A way of enqueueing by a context. Each run takes bindings, and returns them when it is waited
+/// for.
 pub fn by_context<'a>(
     name: &'static str,
     mut context: ExecutionContext,

@@ -1,5 +1,5 @@
-//! What replaying a graph of one all_reduce costs the host: by a context that records graphs, beside the launch of a graph of the
-//! bare call.
+//! Host time of replaying a graph of one all_reduce: by a context that records graphs, and by
+//! launching a graph of the bare call.
 
 use std::time::Instant;
 
@@ -15,15 +15,16 @@ pub fn run(options: &Options) -> Result<()> {
         let (context, bindings) = rank.context(ContextOptions::default().cuda_graph(true), batch_len(options))?;
         let (output, communicator) = (rank.output(), rank.communicator);
         let mut by_context = by_context("ExecutionContext::enqueue", context, bindings, rank.stream);
-        // As usual, recorded, replayed; each with the right result.
+        // The first run is direct, the second records a graph, the third replays it; each is
+        // checked.
         for _ in 0..3 {
             rank.check(&mut by_context)?;
         }
-        // Once before it is recorded, so that NCCL has everything that it needs.
+        // One call before recording, so that NCCL has allocated all that it needs.
         // SAFETY: the buffers outlive the call, which is waited for here.
         unsafe { rank.call_bare(output)? };
         rank.bare_stream.synchronize()?;
-        // SAFETY: as above, for every launch, which are waited for below.
+        // SAFETY: the buffers outlive every launch of the graph; all launches are waited for below.
         let graph = rank.bare_stream.record(|| unsafe { rank.call_bare(output) })?;
         rank.check(&mut launches(rank_stream(rank), &graph))?;
         let bare = || launches(rank_stream(rank), &graph);
@@ -41,7 +42,8 @@ fn launches<'a>(stream: &'a crate::cuda::Stream, graph: &'a Graph) -> Way<'a> {
     Way::bare("cuGraphLaunch", move |len| {
         let begin = Instant::now();
         for _ in 0..len {
-            // SAFETY: what is recorded reads and writes the rank's buffers, and is waited for below.
+            // SAFETY: the recorded call reads and writes the rank's buffers, which outlive the
+            // launch: the stream is synchronized below.
             unsafe { graph.launch(stream)? };
         }
         let elapsed = begin.elapsed();

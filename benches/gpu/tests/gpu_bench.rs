@@ -1,35 +1,30 @@
-//! The benchmarks of `benches/gpu`, with the test libraries: that they run to their end and print what `tools/gpu-check` reads.
-//! What the figures are means nothing here.
-
-use std::process::Command;
+//! The benchmarks of `benches/gpu` with the test libraries: they run to their end and print what
+//! `tools/gpu-check` reads. The figures themselves mean nothing here.
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::Value;
+use test_support::timed;
 
 /// Runs a benchmark on one GPU, which ranks may share.
 fn figures(arguments: &[&str]) -> Vec<Value> {
     run(arguments, "1")
 }
 
-/// Runs a benchmark on one GPU, and gives the objects that it prints. `timeout` ends what hangs.
+/// Runs a benchmark on one GPU, and returns the objects that it prints.
 fn run(arguments: &[&str], shared: &str) -> Vec<Value> {
-    let output = Command::new("timeout")
-        .args(["-k", "1", "9"])
-        .arg(env!("CARGO_BIN_EXE_gpu_bench"))
+    let mut bench = timed(env!("CARGO_BIN_EXE_gpu_bench"));
+    bench
         .args(arguments)
         .arg("--quick")
         .env("LD_LIBRARY_PATH", library_dir(Variant::Current))
         .env("FAKE_CUDA_DEVICES", "1")
-        .env("NCCL_MULTI_RANK_GPU_ENABLE", shared)
-        .output()
-        .expect("timeout starts");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}\n{stdout}{stderr}");
-    stdout.lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
+        .env("NCCL_MULTI_RANK_GPU_ENABLE", shared);
+    let (output, text) = test_support::run(&mut bench);
+    assert!(output.status.success(), "{arguments:?}\n{text}");
+    test_support::text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
 }
 
-/// How many figures there are of a way, and that each has its numbers.
+/// The number of figures of a way. Each must have its numbers.
 fn count(figures: &[Value], way: &str) -> usize {
     let of_way: Vec<_> = figures.iter().filter(|figure| figure["way"] == way).collect();
     assert!(of_way.iter().all(|f| f["ns"].is_f64() && f["bare_ns"].is_f64() && f["ok"].is_boolean()), "{of_way:?}");
@@ -60,7 +55,7 @@ fn kernels_give_what_the_host_gives() {
 fn everything_is_let_go_of() {
     let figures = figures(&["leaks"]);
     assert_eq!(figures.len(), 1);
-    // The test libraries count every byte.
+    // The test libraries count every byte, so nothing may be lost.
     assert_eq!(figures[0]["lost_bytes"], 0, "{figures:?}");
     assert_eq!(figures[0]["before"]["threads"], figures[0]["after"]["threads"], "{figures:?}");
 }

@@ -19,10 +19,15 @@ fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
 
 /// Runs a program of this folder.
 fn run_own(name: &str, under: Under) {
-    run(&root().join("capi/tests/c_abi").join(name).with_extension("c"), Language::C, under, &[]);
+    run_own_in(Language::C, name, under);
 }
 
-/// Runs the samples of a language, and the mistakes that they make on purpose.
+fn run_own_in(language: Language, name: &str, under: Under) {
+    let source = root().join("capi/tests/c_abi").join(name).with_extension(language.extension());
+    run(&source, language, under, &[]);
+}
+
+/// Runs the samples of a language.
 fn run_samples(language: Language, under: Under) {
     let folder = root().join("samples").join(language.extension());
     let files = fs::read_dir(&folder).expect("the samples").map(|entry| entry.expect("a file").path());
@@ -31,7 +36,6 @@ fn run_samples(language: Language, under: Under) {
     assert!(!samples.is_empty(), "no samples in {}", folder.display());
     for sample in samples {
         run(&sample, language, under, &["--ranks", "4"]);
-        run(&sample, language, under, &["--mistakes"]);
     }
 }
 
@@ -90,7 +94,26 @@ macro_rules! programs {
     )* };
 }
 
-programs!(failures, layers, lifetimes, logs, plugins, text, threads);
+programs!(failures, layers, lifetimes, logs, mistakes, plugins, text, threads);
+
+mod mistakes_in_cpp {
+    use super::*;
+
+    #[test]
+    fn plainly() {
+        run_own_in(Language::Cpp, "mistakes", Under::Nothing);
+    }
+
+    #[test]
+    fn under_sanitizers() {
+        run_own_in(Language::Cpp, "mistakes", Under::Sanitizers);
+    }
+
+    #[test]
+    fn under_valgrind() {
+        run_own_in(Language::Cpp, "mistakes", Under::Valgrind);
+    }
+}
 
 macro_rules! samples {
     ($($language:ident: $of:expr),*) => { $(

@@ -1,4 +1,4 @@
-//! What one rank does: it runs each layer over the sizes, takes the time and checks what comes out.
+//! The part of one rank: it runs each layer on all sizes, measures the time and checks the results.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,12 +12,12 @@ use super::Result;
 use super::report::{Format, Measured, Report, Row, Settings};
 use super::values::Values;
 
-/// What is measured, the same on every rank.
+/// A benchmark, the same on every rank.
 pub struct Bench {
     pub layers: Vec<DistCollectiveLayer>,
     pub data_type: DataType,
     pub ranks: usize,
-    /// The sizes asked for, in bytes, from small to large.
+    /// The requested sizes in bytes, ascending.
     pub sizes: Vec<usize>,
     pub iterations: u32,
     pub warmup: u32,
@@ -28,13 +28,14 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Does one rank's part; rank 0 prints. Gives the number of wrong elements on all ranks. Collective.
+    /// Runs the part of one rank, and returns the number of wrong elements on all ranks. Rank 0
+    /// prints. Collective.
     pub fn run(&self, communicator: &Communicator) -> Result<u64> {
         let report = if communicator.rank().0 == 0 { Some(Report::begin(self.format, &self.settings)?) } else { None };
         self.layers.iter().try_fold(0, |wrong, layer| Ok(wrong + self.run_layer(layer, communicator, report.as_ref())?))
     }
 
-    /// The number of elements of a block for each size; sizes without any are left out.
+    /// The elements of a block for each size, without the sizes that have none.
     pub fn counts(&self, operation: CollectiveOperation) -> Vec<usize> {
         let bytes = self.blocks(operation) * self.data_type.byte_len();
         self.sizes.iter().map(|size| size / bytes).filter(|count| *count > 0).collect()
@@ -105,7 +106,7 @@ impl Bench {
     }
 }
 
-/// Where a rank's input and output lie: the output in the second of two buffers.
+/// The places of a rank's input and output. The output is in the second of two buffers.
 struct Places {
     input_buffer: usize,
     /// In bytes.
@@ -114,7 +115,7 @@ struct Places {
     dims: [usize; 1],
 }
 
-/// What an output holds before the collective whose result is checked.
+/// Fills an output before the collective whose result is checked.
 const UNWRITTEN: u8 = 0xa5;
 
 /// One rank with one layer.
@@ -127,7 +128,8 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// The places out of place, and in place if the operation can be; blocks have `count` elements.
+    /// The places for a call out of place, and in place if the operation has such a form. Blocks
+    /// have `count` elements.
     fn places(&self, operation: CollectiveOperation, count: usize) -> Result<(Places, Option<Places>)> {
         let dims = match operation {
             CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
@@ -161,11 +163,12 @@ impl Rank<'_> {
         let start = Instant::now();
         self.calls(self.bench.iterations, buffers, places)?;
         let mut nanoseconds = [start.elapsed().as_nanos() as i64];
-        // The slowest rank's. No rank begins anything else before all have come here.
+        // The time of the slowest rank. The collective also keeps ranks from starting the next call
+        // early.
         self.communicator.all_reduce(&mut nanoseconds, ReduceOperation::Max)?;
         let mut wrong = None;
         if self.bench.check {
-            // In place, every iteration has reduced what the one before had left.
+            // In place, each iteration has reduced the result of the one before. So start again.
             self.prepare(buffers, places)?;
             self.calls(1, buffers, places)?;
             let mut sum = [self.wrong(buffers, places)? as i64];
@@ -182,15 +185,16 @@ impl Rank<'_> {
         buffers[places.input_buffer].write(places.input.start, &input)
     }
 
-    /// Enqueues so many calls, and waits for them.
+    /// Enqueues `count` calls and waits for them.
     fn calls(&self, count: u32, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
         let input = buffers[places.input_buffer].as_mut_ptr().wrapping_add(places.input.start);
         let output = buffers[1].as_mut_ptr().wrapping_add(places.output.start);
-        // On the host each call is done when it returns.
+        // On the host each call has finished when it returns.
         let mut under_way = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // SAFETY: `prepare` has found both ranges, which have the lengths of the layer's tensors, within the buffers. These
-            // are borrowed until the calls are done; work that is not waited for has failed, and the buffers outlive it.
+            // SAFETY: both ranges have the lengths of the layer's tensors, and `prepare` has
+            // checked that they lie in the buffers. The buffers stay borrowed until the waits
+            // below. If a wait fails, the calls after it have failed too and no longer use them.
             under_way.push(unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?);
         }
         under_way.into_iter().try_for_each(|work| work.wait().map(|_| ()).map_err(|failed| failed.error))

@@ -1,4 +1,4 @@
-//! `distcollective bench`: how long collectives take, and whether what they give is right.
+//! `distcollective bench`: the speed of collectives, and whether their results are right.
 
 mod measure;
 mod report;
@@ -7,37 +7,41 @@ mod values;
 use std::process::{Child, Command, ExitCode};
 
 use distcollective::{
-    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, ReduceOperation,
+    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, Error, ErrorKind,
+    ReduceOperation,
 };
 use serde_json::Value;
 
 use measure::Bench;
 use report::Format;
 
-/// An error of this crate, of the output or of the options; all of them are a sentence for the user.
+/// Errors of the library, the output and the options. The user sees their text.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Measures collectives over a range of sizes, out of place and in place, and checks every result.
 ///
-/// Ranks are threads of this process, or with --processes processes that it starts. Under a launcher this process is one of
-/// the launcher's ranks, and rank 0 prints.
+/// Ranks are threads of this process; with --processes they are processes that it starts. Under a
+/// launcher this process is one of the launcher's ranks. Rank 0 prints.
 ///
-/// The size is that of the whole tensor: of the larger of input and output, where one is a block of the other. The count is
-/// the elements of a rank's block: for all_reduce, broadcast and reduce all of them, for the others one n-th. Sizes are
-/// rounded down to whole blocks; those without an element for each rank are left out.
+/// The size is that of the whole tensor: the larger of input and output if one is a block of the
+/// other. The count is the number of elements in a rank's block: all of them for all_reduce,
+/// broadcast and reduce, one n-th for the others. Sizes are rounded down to whole blocks; sizes
+/// with less than one element for each rank are skipped.
 ///
-/// The time of a rank is the mean of its iterations, which begin after a barrier; the time shown is the largest of all ranks.
-/// algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for all_reduce; (n-1)/n for all_gather, reduce_scatter,
-/// all_to_all, gather and scatter; 1 for broadcast and reduce. The definitions are those of nccl-tests (PERFORMANCE.md; for
-/// gather and scatter its code). GB/s are 10^9 bytes a second.
+/// The time of a rank is the mean of its iterations, which begin after a barrier. The time shown is
+/// the largest of all ranks. algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for
+/// all_reduce; (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for
+/// broadcast and reduce. These are the definitions of nccl-tests (PERFORMANCE.md; for gather and
+/// scatter its code). GB/s are 10^9 bytes per second.
 ///
-/// #wrong is the number of elements, on all ranks, that are not what they must be, to the bit. If there are any, the exit code
-/// is not 0.
+/// #wrong is the number of elements, on all ranks, that differ from the exact result in any bit. If
+/// there are any, the exit code is 1.
 ///
 /// Example: distcollective bench --op all_gather -n 4 --max-bytes 64M
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter; or all
+    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
+    /// gather, scatter; or all
     #[arg(long, default_value = "all_reduce", value_parser = operations)]
     op: Operations,
     /// The reduction, for operations that reduce: sum, prod, max, min, avg
@@ -46,10 +50,11 @@ pub struct Arguments {
     /// The root, for operations that have one
     #[arg(long, default_value_t = 0)]
     root: u32,
-    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
+    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8,
+    /// uint8, bool
     #[arg(long, default_value = "float32")]
     dtype: DataType,
-    /// The number of ranks: 2 unless given, and under a launcher what it says
+    /// The number of ranks: 2 unless given; under a launcher, the launcher's
     #[arg(short, value_parser = clap::value_parser!(u32).range(1..=1024))]
     n: Option<u32>,
     /// Makes the ranks processes instead of threads
@@ -58,39 +63,39 @@ pub struct Arguments {
     /// The first size, in bytes or with K, M or G (powers of 1024)
     #[arg(long, default_value = "8", value_parser = bytes)]
     min_bytes: usize,
-    /// The size that no step exceeds, likewise
+    /// The largest size, in bytes or with K, M or G
     #[arg(long, default_value = "1M", value_parser = bytes)]
     max_bytes: usize,
-    /// What each size is multiplied by to get the next one
+    /// Each size is the one before times this factor
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// The iterations that are measured
+    /// The number of measured iterations
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// The iterations before those
+    /// The number of iterations before the measured ones
     #[arg(long, default_value_t = 5)]
     warmup: u32,
-    /// Whether results are checked: 0 or 1
+    /// Whether to check results: 0 or 1
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// The backend: nccl, host (gloo is another name of it) or auto
     #[arg(long, default_value = "auto")]
     backend: BackendKind,
-    /// Comma-separated values with a header, instead of the table
+    /// Print comma-separated values with a header instead of the table
     #[arg(long)]
     csv: bool,
-    /// One object of JSON a line, instead of the table
+    /// Print one JSON object per line instead of the table
     #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// How long each collective waits for other ranks, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long)]
     timeout: Option<u64>,
-    /// Buffers from the communicator, instead of the process's own
+    /// Use symmetric buffers, which the communicator allocates, instead of private ones
     #[arg(long)]
     symmetric: bool,
 }
 
-/// What `--op` names. The alias keeps clap from taking a list for an option that is repeated.
+/// The operations that `--op` names. Clap would take a field of type `Vec` for a repeated option.
 type Operations = Vec<CollectiveOperation>;
 
 fn operations(text: &str) -> distcollective::Result<Operations> {
@@ -128,7 +133,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     })
 }
 
-/// Started by a launcher, this process is one rank of the job. What every rank finds wrong, rank 0 tells.
+/// Runs this process as one rank of a launcher's job. Rank 0 prints the errors that all ranks find.
 fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
     let timeout = crate::timeout(arguments.timeout)?;
     let environment = Environment::builder().backend(arguments.backend).timeout(timeout).initialize()?;
@@ -140,13 +145,13 @@ fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
     let wrong = bench.run(environment.communicator())?;
     let is_master = environment.is_master();
     environment.finalize()?;
-    Ok(if is_master || wrong == 0 { verdict(wrong) } else { ExitCode::FAILURE })
+    Ok(if is_master || wrong == 0 { exit_code(wrong) } else { ExitCode::FAILURE })
 }
 
-/// Started by hand, this process starts the ranks.
+/// Starts the ranks, as threads or processes.
 fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let n = arguments.n.unwrap_or(2);
-    // What is wrong with the options is found before anything starts.
+    // Finds mistakes in the options before any rank starts.
     prepare(arguments, n, "threads", "")?;
     Communicator::check_backend(arguments.backend, n)?;
     if arguments.processes {
@@ -155,10 +160,12 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let timeout = crate::timeout(arguments.timeout)?;
     let communicators = Communicator::in_process_on(arguments.backend, n, timeout)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
-    Ok(verdict(run_threads(&bench, communicators)?))
+    // Every rank returns the same number.
+    let run = |communicator: Communicator| bench.run(&communicator).map_err(into_error);
+    Ok(exit_code(Communicator::spawn_on(communicators, run)?[0]))
 }
 
-/// Finds what is wrong with the options before anything starts.
+/// Checks the options and makes the benchmark of them.
 fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Result<Bench> {
     if let Some(asked) = arguments.n.filter(|asked| *asked != n) {
         return Err(format!("-n is {asked}, and the launcher started {n}").into());
@@ -215,14 +222,15 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
             .args(std::env::args_os().skip(1))
             .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
             .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
-            // The port is only a name here; this makes it the name of this run.
+            // Ranks on one machine use the port only as part of a name. The job id makes it unique.
             .env("DCL_JOB_ID", format!("bench-{}", std::process::id()))
             .spawn()
     };
     let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
     let mut passed = true;
     for (rank, child) in children.into_iter().enumerate() {
-        // A rank that could not start shows in the others' deadlines too; one that failed has said why.
+        // If a rank cannot start, the others end at their deadlines. A rank that fails prints its
+        // error.
         match child.and_then(|mut child| child.wait()) {
             Ok(status) => passed &= status.success(),
             Err(error) => {
@@ -234,20 +242,12 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_threads(bench: &Bench, communicators: Vec<Communicator>) -> Result<u64> {
-    std::thread::scope(|scope| {
-        let run = |communicator: Communicator| {
-            std::thread::Builder::new().spawn_scoped(scope, move || bench.run(&communicator))
-        };
-        let ranks: Vec<_> = communicators.into_iter().map(run).collect();
-        let outcomes: Vec<Result<u64>> =
-            ranks.into_iter().map(|rank| rank?.join().unwrap_or_else(|_| Err("a rank panicked".into()))).collect();
-        // It is the same on every rank.
-        outcomes.into_iter().try_fold(0, |_, wrong| wrong)
-    })
+/// An error of the library as it is, and one of the output as an error of the system.
+fn into_error(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    error.downcast().map_or_else(|other| Error::new(ErrorKind::System, other.to_string()), |error| *error)
 }
 
-fn verdict(wrong: u64) -> ExitCode {
+fn exit_code(wrong: u64) -> ExitCode {
     if wrong == 0 {
         return ExitCode::SUCCESS;
     }

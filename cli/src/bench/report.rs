@@ -1,4 +1,4 @@
-//! What `bench` prints: a table with the columns of nccl-tests, CSV or JSON.
+//! The output of `bench`: a table with the columns of nccl-tests, CSV or JSON.
 
 use std::io::{Result, Write, stdout};
 
@@ -12,10 +12,10 @@ pub enum Format {
     Json,
 }
 
-/// How it was measured: lines above the table, and columns of CSV and JSON.
+/// The settings of a benchmark: lines above the table, and columns of CSV and JSON.
 pub type Settings = Vec<(&'static str, Value)>;
 
-/// What one size gives.
+/// The result for one size.
 pub struct Row {
     pub operation: CollectiveOperation,
     pub reduce_op: Option<ReduceOperation>,
@@ -26,13 +26,13 @@ pub struct Row {
     pub size: usize,
     pub count: usize,
     pub out_of_place: Measured,
-    /// Absent where the operation cannot be in place.
+    /// `None` if the operation has no in-place form.
     pub in_place: Option<Measured>,
 }
 
 pub struct Measured {
     pub nanoseconds: f64,
-    /// The number of wrong elements on all ranks, if they were checked.
+    /// The number of wrong elements on all ranks, if the results were checked.
     pub wrong: Option<u64>,
 }
 
@@ -83,13 +83,13 @@ impl Row {
     }
 
     fn speed(&self, measured: &Measured) -> [Value; 4] {
-        // Bytes in a nanosecond are GB in a second.
+        // Bytes per nanosecond are GB per second.
         let algbw = self.size as f64 / measured.nanoseconds;
         let busbw = algbw * self.busbw_factor();
         [(measured.nanoseconds / 1e3).into(), algbw.into(), busbw.into(), measured.wrong.into()]
     }
 
-    /// What nccl-tests' PERFORMANCE.md has for the operation, or for gather and scatter its code.
+    /// The factor of nccl-tests: its PERFORMANCE.md, and for gather and scatter its code.
     fn busbw_factor(&self) -> f64 {
         let n = self.ranks as f64;
         match self.operation {
@@ -111,7 +111,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Prints what stands above everything.
+    /// Prints the settings and the header of CSV.
     pub fn begin(format: Format, settings: &'a Settings) -> Result<Self> {
         match format {
             Format::Table => {
@@ -133,7 +133,7 @@ impl<'a> Report<'a> {
         Ok(Report { format, settings })
     }
 
-    /// Prints what stands above an operation's rows.
+    /// Prints the header of an operation's rows in the table.
     pub fn operation(&self, operation: CollectiveOperation) -> Result<()> {
         if !matches!(self.format, Format::Table) {
             return Ok(());
@@ -171,7 +171,7 @@ fn line(cells: &[impl AsRef<str>]) -> String {
     cells.iter().zip(WIDTHS).map(|(cell, width)| format!("{:>width$}", cell.as_ref())).collect()
 }
 
-/// A value outside JSON.
+/// A value as text in the table and in CSV.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "N/A".to_owned(),

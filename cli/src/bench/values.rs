@@ -1,14 +1,16 @@
-//! Inputs whose results are known exactly.
+//! Inputs of collectives whose exact results are known.
 
 use distcollective::{
     CollectiveOperation, DataType, DistCollectiveLayer, F8E4M3, F8E5M2, ReduceOperation, Root, bf16, f16,
 };
 
-/// What one rank gives to a layer, and what it shall get. An element is its bits, little endian.
+/// The input of one rank for a layer, and its expected output. An element is its little-endian
+/// bits.
 ///
-/// Where elements are moved, each has bits that depend on the rank and the index. Where they are reduced, the result at an
-/// index is one of seven small whole numbers, which every type holds. For the average every rank gives that number; for
-/// anything else one rank does, another one at each run of seven elements, and the other ranks give what changes nothing.
+/// - Operations that move elements: the bits depend on the rank and the index.
+/// - Reductions: the result at an index is one of seven small whole numbers, which every type can
+///   hold. For the average every rank has that number. Otherwise one rank has it, another rank for
+///   each run of seven elements, and the others have the neutral element.
 pub struct Values {
     operation: CollectiveOperation,
     reduce_op: Option<ReduceOperation>,
@@ -25,7 +27,7 @@ const RESULTS: usize = 7;
 impl Values {
     pub fn new(layer: &DistCollectiveLayer, data_type: DataType, rank: usize, ranks: usize) -> Self {
         let reduce_op = layer.reduce_op();
-        // The sum of an average in one byte must not wrap.
+        // The average first computes a sum, which must not wrap in one byte.
         let largest = match (reduce_op, data_type) {
             (Some(ReduceOperation::Avg), DataType::Int8 | DataType::Uint8) => i8::MAX as usize / ranks,
             _ => RESULTS,
@@ -119,7 +121,7 @@ mod tests {
     fn a_wrong_element_is_counted_and_so_is_a_block_in_the_wrong_place() {
         let reduce_op = Some(ReduceOperation::Sum);
         let layer = DistCollectiveLayer::new(CollectiveOperation::AllReduce, reduce_op, -1, &[]).expect("a layer");
-        // Of one rank the input is the result.
+        // With one rank, the result is the input.
         let values = Values::new(&layer, DataType::Float16, 0, 1);
         let mut output = [0u8; 40];
         values.fill(&mut output);

@@ -1,4 +1,4 @@
-//! What the launcher waits for: ranks that end and signals.
+//! The events that the launcher waits for: a rank ends, a signal arrives, a rank reports.
 
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
@@ -9,27 +9,27 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-/// What has happened.
+/// An event.
 pub enum Event {
-    /// A rank, by its number, has ended.
+    /// The rank with this number has ended.
     Ended(usize),
-    /// The launcher got this signal.
+    /// The launcher received this signal.
     Signal(i32),
-    /// A rank has reported something.
+    /// A rank connected to the socket for reports, or wrote to it.
     Report,
 }
 
-/// The kernel's queue of events. It gives them in the order in which they happened.
+/// The kernel's queue of events, in the order in which they happened.
 pub struct Events {
     epoll: OwnedFd,
-    /// Kept open, since a closed source says nothing.
+    /// Kept open: the kernel removes a source from the queue when it is closed.
     sources: Vec<OwnedFd>,
 }
 
-/// Beyond the number of any rank and signal.
+/// Above every number of a rank or signal.
 const REPORTS: u64 = 1 << 33;
 
-/// Beyond the number of any rank: what is added to a signal's number.
+/// Added to a signal's number. Above every rank's number.
 const SIGNALS: u64 = 1 << 32;
 
 impl Events {
@@ -42,7 +42,7 @@ impl Events {
         self.add(number as u64, pidfd)
     }
 
-    /// Catches a signal from now on, unless it is ignored, as `nohup` has it for SIGHUP.
+    /// Catches a signal from now on, unless it is ignored (`nohup` makes programs ignore SIGHUP).
     pub fn add_signal(&mut self, signal: i32) -> Result<()> {
         if is_ignored(signal)? {
             return Ok(());
@@ -52,7 +52,7 @@ impl Events {
         self.add(SIGNALS + signal as u64, here.into())
     }
 
-    /// Watches a socket of the ranks' reports, until it is closed.
+    /// Watches a socket for ranks' reports until it is closed.
     pub fn add_report(&self, socket: BorrowedFd<'_>) -> Result<()> {
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.epoll, socket, EventData::new_u64(REPORTS), flags)?)
@@ -64,7 +64,7 @@ impl Events {
         Ok(())
     }
 
-    /// Waits for the next event, so long at most; for ever without a timeout.
+    /// Waits for the next event; without a timeout, for ever.
     pub fn next(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(Error::other)?;
         let mut event = [MaybeUninit::uninit()];
@@ -74,7 +74,7 @@ impl Events {
                 REPORTS => Event::Report,
                 signal => Event::Signal((signal - SIGNALS) as i32),
             })),
-            // The signal itself comes as an event.
+            // The next call returns the signal as an event.
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
             Err(error) => Err(error),
         }
@@ -83,10 +83,11 @@ impl Events {
 
 fn is_ignored(signal: i32) -> Result<bool> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: without a new action the call changes nothing, and writes the present one where it has room for it.
+    // SAFETY: the new action is null, so the call only writes the present action, to memory of the
+    // right type and size.
     if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the call has succeeded and so has written it.
+    // SAFETY: the call succeeded, so it wrote the action.
     Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN)
 }

@@ -1,4 +1,4 @@
-//! `distcollective launch`: one process a rank.
+//! `distcollective launch`: starts a process for each rank.
 
 mod events;
 mod output;
@@ -19,13 +19,19 @@ use events::{Event, Events};
 use output::Output;
 use reports::Reports;
 
-/// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+/// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+/// MASTER_PORT set.
 ///
-/// Each line that a rank writes is prefixed by its number. When a rank fails, the others are ended,
-/// and the exit code is the failed rank's (128 and the signal's number where a signal ended it).
-/// When a rank ends with code 0 and others wait for it in the initialization of their environment,
-/// they are ended, and the exit code is 1. SIGHUP, SIGINT and SIGTERM end the ranks; the exit code
-/// is then 128 and the signal's number.
+/// Each line that a rank writes gets the rank's number as prefix.
+///
+/// If a rank fails, the launcher ends the others, and exits with the failed rank's code, or with
+/// 128 plus the signal's number if a signal ended that rank.
+///
+/// If a rank exits with code 0 while others wait for it to initialize their environment, the
+/// launcher ends them. Its exit code is then 1.
+///
+/// On SIGHUP, SIGINT or SIGTERM the launcher ends the ranks. Its exit code is then 128 plus the
+/// signal's number.
 ///
 /// Example: distcollective launch -n 4 -- sample_dist_collective --op all
 #[derive(clap::Args)]
@@ -38,7 +44,7 @@ pub struct Arguments {
     program: Vec<String>,
 }
 
-/// How long the other ranks have to end by themselves when one has failed.
+/// The time that the other ranks have to end by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(arguments: &Arguments) -> ExitCode {
@@ -74,7 +80,7 @@ enum Outcome {
     Success,
     /// The first rank that failed.
     Failed(usize, WaitIdStatus),
-    /// A rank that ended with code 0, and the ranks that wait for it in the initialization of their
+    /// A rank that exited with code 0, and the ranks that wait for it to initialize their
     /// environment.
     Missed(usize, BTreeSet<u32>),
     /// The first signal.
@@ -85,13 +91,12 @@ fn launch(arguments: &Arguments) -> Result<Outcome, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let job = format!("{}-{}", std::process::id(), now.as_nanos());
     let socket = format!("distcollective-launch-{job}");
-    // A port that is free now. The host backend takes it as a name only; what crosses machines
-    // will listen on it.
+    // A port that is free now. On one machine ranks use it only as part of a name.
     let port = TcpListener::bind(("127.0.0.1", 0))
         .and_then(|listener| listener.local_addr())
         .map_err(|e| format!("no free port: {e}"))?
         .port();
-    // So discovery names the job of these variables.
+    // The name that the library gives to the job of these variables.
     let reports = Reports::listen(&socket, format!("loopback:{port}/{job}"), arguments.n);
     let mut launch = Launch {
         job,
@@ -123,7 +128,7 @@ fn launch(arguments: &Arguments) -> Result<Outcome, String> {
     outcome
 }
 
-/// A rank's process. It is not reaped while the launcher lives, so that its number is nobody else's.
+/// A rank's process. The launcher never reaps it, so that no other process gets its number.
 struct Rank {
     pid: Pid,
     status: Option<WaitIdStatus>,
@@ -131,21 +136,21 @@ struct Rank {
 
 impl Rank {
     /// How the rank has ended, if it has.
-    fn look(&mut self) -> rustix::io::Result<Option<WaitIdStatus>> {
+    fn poll(&mut self) -> rustix::io::Result<Option<WaitIdStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.status = waitid(WaitId::Pid(self.pid), options)?;
         Ok(self.status)
     }
 
-    /// Whether a process of the rank's group runs: the rank, or what it has started. Where the
-    /// system does not tell, it does.
+    /// Whether a process of the rank's group runs: the rank, or one that it started. True if /proc
+    /// cannot be read.
     fn has_processes(&self) -> bool {
         let Ok(processes) = std::fs::read_dir("/proc") else { return true };
         let stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
         let group = self.pid.as_raw_nonzero().to_string();
         stats.into_iter().any(|stat| {
-            // `7 (a name) S 1 7 ...`: the state, the parent and the group follow the name, which
-            // may have any characters.
+            // `7 (a name) S 1 7 ...`: after the name, which may contain any characters, come the
+            // state, the parent and the group.
             let mut fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
             let (state, group_of) = (fields.next(), fields.nth(1));
             group_of == Some(group.as_str()) && !matches!(state, Some("Z" | "X"))
@@ -154,17 +159,17 @@ impl Rank {
 
     /// Sends a signal to a rank and all its children: each rank is a process group.
     fn end(&self, signal: Signal) {
-        // All its processes may have ended.
+        // An error means that all its processes have ended.
         let _ = kill_process_group(self.pid, signal);
     }
 }
 
-/// How often the launcher looks whether everything of a rank has ended, while other ranks wait to
-/// initialize.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How often the launcher checks whether all processes of a rank have ended, while other ranks wait
+/// to initialize.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 struct Launch {
-    /// What no other launcher has.
+    /// Unique to this launcher.
     job: String,
     /// MASTER_PORT.
     port: u16,
@@ -199,16 +204,17 @@ impl Launch {
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
                 Ok(())
             };
-            // SAFETY: between fork and exec the child makes one system call, which allocates nothing and takes no lock.
+            // SAFETY: between fork and exec the child only makes one system call, which neither
+            // allocates nor locks.
             unsafe { command.pre_exec(end_with_parent) };
             let child = command.spawn().map_err(|e| format!("rank {number}: {program:?} cannot be started: {e}"))?;
-            self.take_in(number, child).map_err(|e| format!("rank {number} cannot be watched: {e}"))?;
+            self.watch_rank(number, child).map_err(|e| format!("rank {number} cannot be watched: {e}"))?;
         }
         Ok(())
     }
 
-    /// Watches a rank that was started just now, and its output.
-    fn take_in(&mut self, number: u32, mut child: Child) -> std::io::Result<()> {
+    /// Watches a rank's process and its output.
+    fn watch_rank(&mut self, number: u32, mut child: Child) -> std::io::Result<()> {
         let pid = Pid::from_child(&child);
         self.ranks.push(Rank { pid, status: None });
         self.events.add_rank(number as usize, pidfd_open(pid, PidfdFlags::empty())?)?;
@@ -221,28 +227,28 @@ impl Launch {
         Ok(())
     }
 
-    /// Waits for all ranks. When one fails or somebody interrupts, the others are ended.
+    /// Waits for all ranks. If one fails or a signal arrives, ends the others.
     fn watch(&mut self) -> Result<Outcome, String> {
         let mut outcome = Outcome::Success;
         let mut ending_since = None;
-        // What is sent to the ranks that are left, and when; the last one first.
+        // The signals still to be sent to the remaining ranks, and when; the last one first.
         let mut steps: Vec<(Instant, Signal)> = Vec::new();
         while self.ranks.iter().any(|rank| rank.status.is_none()) {
             let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(Instant::now()));
-            // What a rank leaves behind ends without an event.
-            let looks = self.ranks.iter().any(|rank| rank.status.is_some()) && self.reports.has_waiting();
-            let timeout = timeout.or(looks.then_some(LOOK_INTERVAL));
+            // No event says that a process which a rank left behind has ended.
+            let polls = self.ranks.iter().any(|rank| rank.status.is_some()) && self.reports.has_waiting();
+            let timeout = timeout.or(polls.then_some(POLL_INTERVAL));
             let event = self.events.next(timeout).map_err(|e| format!("events cannot be waited for: {e}"))?;
             let now = Instant::now();
             match event {
                 Some(Event::Ended(number)) => {
-                    let status = self.ranks[number].look().map_err(|e| format!("rank {number}: {e}"))?;
+                    let status = self.ranks[number].poll().map_err(|e| format!("rank {number}: {e}"))?;
                     if let Some(status) = status.filter(|status| status.exit_status() != Some(0))
                         && matches!(outcome, Outcome::Success)
                     {
                         outcome = Outcome::Failed(number, status);
-                        // Ranks that wait for the one that failed end by themselves and say why; the others are told, then
-                        // ended.
+                        // Ranks that wait for the failed one return an error and end by themselves.
+                        // The others get SIGTERM, then SIGKILL.
                         ending_since = Some(now);
                         steps = vec![(now + 2 * GRACE, Signal::KILL), (now + GRACE, Signal::TERM)];
                     }
@@ -267,24 +273,24 @@ impl Launch {
         Ok(outcome)
     }
 
-    /// A rank that others wait for in vain. What a rank has reported before it ended is taken in
-    /// first.
+    /// An ended rank that others still wait for. First reads all reports, since a rank may have
+    /// reported before it ended.
     fn missed(&mut self) -> Option<(usize, BTreeSet<u32>)> {
         let Launch { reports, events, ranks, output, .. } = self;
-        reports.take_in(|connection| events.add_report(connection), |number| ranks.get(number).map(|rank| rank.pid));
-        // A process that a rank has left behind may be what the others wait for.
+        reports.read(|connection| events.add_report(connection), |number| ranks.get(number).map(|rank| rank.pid));
+        // The others may wait for a process that the rank left behind.
         reports.missed(|number| {
             let rank = ranks.get(number).filter(|rank| rank.status.is_some());
             rank.is_some_and(|rank| output.has_ended(number as u32) && !rank.has_processes())
         })
     }
 
-    /// Ends what is left, and what the ranks had started.
+    /// Kills the remaining ranks and all processes that ranks started.
     fn end_all(&self) {
         self.ranks.iter().for_each(|rank| rank.end(Signal::KILL));
     }
 
-    /// Waits so long for a signal.
+    /// Waits for a signal until the timeout.
     fn next_signal(&self, timeout: Duration) -> Option<i32> {
         match self.events.next(Some(timeout)) {
             Ok(Some(Event::Signal(signal))) => Some(signal),

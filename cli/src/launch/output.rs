@@ -1,4 +1,4 @@
-//! What the ranks write, on its way to where the launcher writes.
+//! Copies the ranks' output to the launcher's output.
 
 use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::sync::Arc;
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long nothing has to come before a pipe counts as held open by a rank's own child.
+/// After this long without output, the launcher stops waiting for a pipe that a rank's child still
+/// holds open.
 const QUIET: Duration = Duration::from_secs(1);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -14,7 +15,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The threads that copy the ranks' output.
 #[derive(Default)]
 pub struct Output {
-    /// Each with its rank.
+    /// Each thread with its rank.
     threads: Vec<(u32, JoinHandle<()>)>,
     traffic: Arc<Traffic>,
 }
@@ -22,12 +23,13 @@ pub struct Output {
 #[derive(Default)]
 struct Traffic {
     bytes_read: AtomicU64,
-    /// How many threads are writing: they wait for whoever reads the launcher's output, and not for a rank.
+    /// The number of threads that are writing. They wait for the reader of the launcher's output,
+    /// not for a rank.
     writing: AtomicUsize,
 }
 
 impl Output {
-    /// Copies a rank's lines, each with its number in front, whole.
+    /// Copies a rank's output in whole lines, each with the rank's number as prefix.
     pub fn forward<W: Write + 'static>(
         &mut self,
         rank: u32,
@@ -45,7 +47,7 @@ impl Output {
                 let mut text = format!("[{rank}] ").into_bytes();
                 text.append(&mut line);
                 traffic.writing.fetch_add(1, Ordering::Relaxed);
-                // Whoever reads us may have gone; the rank goes on.
+                // The reader may have gone. The rank goes on.
                 let _ = to().write_all(&text);
                 traffic.writing.fetch_sub(1, Ordering::Relaxed);
             }
@@ -54,13 +56,13 @@ impl Output {
         Ok(())
     }
 
-    /// Whether no process can write to a rank's output any more.
+    /// Whether every process has closed the rank's output.
     pub fn has_ended(&self, rank: u32) -> bool {
         self.threads.iter().filter(|(number, _)| *number == rank).all(|(_, thread)| thread.is_finished())
     }
 
-    /// Waits until everything that the ranks wrote is where it belongs, or until `interrupted`. The pipes end with the ranks,
-    /// unless a rank's own child still holds one.
+    /// Waits until all output of the ranks is copied, or until `interrupted` returns true. The
+    /// pipes close when the ranks end, unless a rank's child still holds one.
     pub fn drain(&self, mut interrupted: impl FnMut(Duration) -> bool) {
         let mut before = 0;
         let mut quiet_since = Instant::now();

@@ -1,7 +1,8 @@
-//! What the tests of several packages use.
+//! Helpers that the tests of several packages share.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 /// The folder of the repository.
@@ -10,7 +11,7 @@ pub fn root() -> &'static Path {
     here.parent().and_then(Path::parent).expect("this package is in tests/support")
 }
 
-/// Says why a test is skipped. Where `DCL_REQUIRE_PEERS` is set, as in CI, no test may be skipped.
+/// Prints why a test is skipped. If `DCL_REQUIRE_PEERS` is set, as in CI, no test may be skipped.
 ///
 /// # Panics
 ///
@@ -20,7 +21,49 @@ pub fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// A file that another package of the workspace makes: `product("distcollective-cli",
+/// Whether a program is installed. If not, says that the test is skipped.
+///
+/// # Panics
+///
+/// As [`skip`].
+pub fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let is_there = found.is_ok_and(|output| output.status.success());
+    if !is_there {
+        skip(&format!("{program} is not installed"));
+    }
+    is_there
+}
+
+/// A command that `timeout` ends after 9 seconds, since a test has 10. `timeout` passes signals on
+/// to the program.
+pub fn timed(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "1", "9"]).arg(program);
+    command
+}
+
+/// Runs a command to its end. The text is its standard output, then its standard error.
+///
+/// # Panics
+///
+/// The command cannot be started.
+pub fn run(command: &mut Command) -> (Output, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+    let text = text(&output.stdout) + &text(&output.stderr);
+    (output, text)
+}
+
+/// What a program wrote, as text.
+///
+/// # Panics
+///
+/// It is not UTF-8.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("programs write UTF-8")
+}
+
+/// The path of a file that another package of the workspace builds: `product("distcollective-cli",
 /// "distcollective")`.
 ///
 /// Cargo builds the products of a test's own package only. So this builds the other package, in
@@ -42,7 +85,7 @@ pub fn product(package: &str, file: &str) -> PathBuf {
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "--package", package, "--profile", &profile]);
-    // Only the folder of a target triple has no such file.
+    // Cargo writes this file into the target folder, not into that of a target triple.
     if parent.join("CACHEDIR.TAG").exists() {
         cargo.arg("--target-dir").arg(parent);
     } else {

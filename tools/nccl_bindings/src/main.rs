@@ -1,7 +1,8 @@
-//! Makes `src/comm/nccl/bindings.rs` from NCCL's header, which the PyPI package nvidia-nccl-cu13 has in `nvidia/nccl/include`:
+//! Makes `src/comm/nccl/bindings.rs` from NCCL's header, which the PyPI package nvidia-nccl-cu13
+//! has in `nvidia/nccl/include`:
 //!
 //! ```text
-//! cargo run --manifest-path tools/nccl_bindings/Cargo.toml -- path/to/nccl.h > src/comm/nccl/bindings.rs
+//! cargo run --manifest-path tools/nccl_bindings/Cargo.toml -- nccl.h > src/comm/nccl/bindings.rs
 //! ```
 //!
 //! It needs libclang, in a standard place or where the environment variable `LIBCLANG_PATH` says.
@@ -9,7 +10,8 @@
 use std::error::Error;
 use std::io::Write;
 
-/// What the NCCL backend calls. Any of them may be absent from the library that is found at run time.
+/// The functions that the NCCL backend calls. Any of them may be absent from the library at run
+/// time.
 const FUNCTIONS: &[&str] = &[
     "ncclGetVersion",
     "ncclGetErrorString",
@@ -43,14 +45,15 @@ const FUNCTIONS: &[&str] = &[
     "ncclGroupEnd",
 ];
 
-/// What NCCL's declarations need of other headers, so that neither CUDA's nor a compiler's have to be there.
+/// The declarations that NCCL's header needs of other headers. With them, neither CUDA's headers
+/// nor a compiler's need to be installed.
 const HEADERS: &[(&str, &str)] = &[
     ("cuda_runtime.h", "typedef __SIZE_TYPE__ size_t;\ntypedef struct CUstream_st *cudaStream_t;\n"),
     ("cuda_fp16.h", ""),
     ("limits.h", "#define INT_MIN (-__INT_MAX__ - 1)\n"),
 ];
 
-/// What the generated file says to the compiler.
+/// The attributes of the generated file.
 const LINTS: &str = r#"#![allow(
     missing_docs,
     dead_code,
