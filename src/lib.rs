@@ -60,6 +60,7 @@ mod collective;
 mod comm;
 mod compute;
 mod context;
+#[cfg_attr(not(feature = "nccl"), path = "cuda/absent.rs")]
 mod cuda;
 mod data_type;
 pub mod diagnosis;
