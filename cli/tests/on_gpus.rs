@@ -1,5 +1,7 @@
 //! The command line on GPUs, with libraries of our own in place of CUDA, NVRTC and NCCL.
 
+#![cfg(feature = "nccl")]
+
 use std::process::{Command, Output};
 
 use fake_gpu::{Variant, library_dir};
