@@ -159,7 +159,8 @@ impl Device {
         copy(stream, transfer)
     }
 
-    /// Compiles the shortest kernel, to see whether kernels can be compiled for this GPU and loaded.
+    /// Compiles the shortest kernel, to see whether kernels can be compiled for this GPU and
+    /// loaded.
     pub(crate) fn check_kernels(&self) -> Result<()> {
         self.prepare([Kernel::NormalizeBool])
     }
