@@ -22,11 +22,6 @@ impl Side {
     pub(crate) const fn blocks(self, rank_count: usize) -> usize {
         if self.is_per_rank { rank_count } else { 1 }
     }
-
-    /// The index of the block that belongs to a rank.
-    pub(crate) const fn block_of(self, rank: usize) -> usize {
-        if self.is_per_rank { rank } else { 0 }
-    }
 }
 
 /// Both sides of a collective.

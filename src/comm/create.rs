@@ -95,7 +95,7 @@ impl Communicator {
             bail!(InvalidArgument, "a communicator has at least one rank");
         }
         let backends = nccl::in_process(world_size, deadline_after(timeout))?;
-        Ok(backends.into_iter().map(|backend| Self::new(Arc::new(backend), timeout)).collect())
+        Ok(backends.into_iter().map(|backend| Self::new(backend, timeout)).collect())
     }
 
     /// A communicator on GPUs, of the ranks that have the same id. `ordinal` is this rank's GPU
@@ -133,7 +133,7 @@ impl Communicator {
     ) -> Result<Self> {
         let control = control.map(|control| control.backend);
         let backend = nccl::meet(id, rank, world_size, ordinal, control, deadline_after(timeout));
-        Ok(Self::new(Arc::new(backend.map_err(|e| e.on_rank(rank))?), timeout))
+        Ok(Self::new(backend.map_err(|e| e.on_rank(rank))?, timeout))
     }
 
     /// A communicator on the caller's `ncclComm_t`, which it borrows, as TensorRT's
@@ -152,6 +152,6 @@ impl Communicator {
     pub unsafe fn from_raw_nccl(communicator: *mut c_void, timeout: Duration) -> Result<Self> {
         // SAFETY: the caller's promise.
         let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };
-        Ok(Self::new(Arc::new(backend), timeout))
+        Ok(Self::new(backend, timeout))
     }
 }

@@ -115,7 +115,7 @@ impl Backend for Loopback {
     }
 
     unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
-        self.calls.add(format!("run_group of {}", group.len()));
+        self.calls.add(format!("run_group of {}", group.calls().count()));
         // SAFETY: the caller's promise.
         group.calls().try_for_each(|call| unsafe { call.backend.run(&call.request) })
     }

@@ -10,6 +10,7 @@ mod groups;
 pub(crate) mod host;
 #[cfg(test)]
 pub(crate) mod loopback;
+#[cfg_attr(not(feature = "nccl"), path = "nccl/absent.rs")]
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;

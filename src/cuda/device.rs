@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::kernels::Kernels;
-use super::{CudaStream, Transfer};
+use super::{CudaStream, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
@@ -157,6 +157,12 @@ impl Device {
             none => none.insert((CudaStream::new(self)?, Transfer::new(self)?)),
         };
         copy(stream, transfer)
+    }
+
+    /// Compiles the shortest kernel, to see whether kernels can be compiled for this GPU and
+    /// loaded.
+    pub(crate) fn check_kernels(&self) -> Result<()> {
+        self.prepare([Kernel::NormalizeBool])
     }
 
     /// Whether this is the process that opened the GPU. CUDA does not work in a child that was

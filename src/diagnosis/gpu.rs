@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Finding, bounded};
 use crate::comm::nccl;
-use crate::cuda::{Device, Kernel, device_count};
+use crate::cuda::{Device, device_count};
 use crate::error::Result;
 
 /// A GPU.
@@ -42,9 +42,7 @@ impl Gpu {
     fn look(ordinal: u32, deadline: Instant) -> Result<Self> {
         let device = bounded("opening the GPU", deadline, move || Device::open(ordinal))?;
         let with_kernel = Arc::clone(&device);
-        // The shortest kernel stands for all.
-        let prepare = move || with_kernel.prepare([Kernel::NormalizeBool]);
-        let kernels = bounded("compiling a kernel", deadline, prepare);
+        let kernels = bounded("compiling a kernel", deadline, move || with_kernel.check_kernels());
         let (major, minor) = device.capability;
         Ok(Gpu {
             name: device.name.clone(),

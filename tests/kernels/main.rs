@@ -1,6 +1,8 @@
 //! Compares the kernels of `cuda/`, compiled for the host, with the crates `half` and `float8` and
 //! with plain references.
 
+#![cfg(feature = "nccl")]
+
 mod cast;
 mod memory;
 #[path = "../shared/random.rs"]

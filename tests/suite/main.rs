@@ -1,5 +1,8 @@
 //! The integration tests: one binary, so that it links once.
 
+// Some of what tests share is only for ranks on GPUs.
+#![cfg_attr(not(feature = "nccl"), allow(dead_code))]
+
 mod api;
 mod bootstrap;
 mod cases;
@@ -10,6 +13,7 @@ mod contexts;
 mod deaths;
 mod errors;
 mod limits;
+#[cfg(feature = "nccl")]
 mod nccl;
 mod networks;
 mod order;
@@ -21,3 +25,5 @@ mod ranks;
 mod reference;
 mod tolerance;
 mod values;
+#[cfg(not(feature = "nccl"))]
+mod without_nccl;

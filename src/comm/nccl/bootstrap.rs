@@ -48,7 +48,7 @@ pub(crate) fn check_all(world_size: u32) -> Result<u32> {
 
 /// A communicator whose ranks are threads of this process. Rank `r` has GPU `r`, modulo the number
 /// of GPUs.
-pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<NcclBackend>> {
+pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<dyn Backend>>> {
     let gpus = check_gpus(world_size)?;
     let id = NcclId::new()?;
     // NCCL wants all ranks at once, each on a thread of its own.
@@ -75,18 +75,18 @@ pub(crate) fn meet(
     ordinal: u32,
     control: Option<Arc<dyn Backend>>,
     deadline: Instant,
-) -> Result<NcclBackend> {
+) -> Result<Arc<dyn Backend>> {
     if rank.0 >= world_size {
         bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
     }
     let library = library()?;
     let device = Device::open(ordinal)?;
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
-    let handle = NcclHandle::initialize(library, &device, id.to_raw(), [rank.0, world_size], deadline, &alive);
+    let handle = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive);
     // The peers must not wait for this rank.
     let handle = handle
         .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
-    NcclBackend::begin(handle, control, deadline)
+    Ok(Arc::new(NcclBackend::begin(handle, control, deadline)?))
 }
 
 /// A rank on the caller's communicator. Collective.
@@ -94,13 +94,13 @@ pub(crate) fn meet(
 /// # Safety
 ///
 /// As [`NcclHandle::borrowed`].
-pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Result<NcclBackend> {
+pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Result<Arc<dyn Backend>> {
     if communicator.is_null() {
         bail!(InvalidArgument, "the communicator is null");
     }
     // SAFETY: the caller's promise.
     let handle = unsafe { NcclHandle::borrowed(library()?, communicator.cast(), Device::open)? };
-    NcclBackend::begin(handle, None, deadline)
+    Ok(Arc::new(NcclBackend::begin(handle, None, deadline)?))
 }
 
 impl NcclBackend {

@@ -291,8 +291,10 @@ impl NcclBackend {
         // What goes to a rank and comes from it: the number of a block of the input, and of one of the output.
         let geometry = collective.operation().geometry();
         let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
-        let sends = |peer: usize| uses(self.rank, GroupRank(peer as u32)).then_some(geometry.input.block_of(peer));
-        let receives = |peer: usize| uses(GroupRank(peer as u32), self.rank).then_some(geometry.output.block_of(peer));
+        let block_of = |is_per_rank: bool, peer: usize| if is_per_rank { peer } else { 0 };
+        let [to, from] = [geometry.input.is_per_rank, geometry.output.is_per_rank];
+        let sends = |peer| uses(self.rank, GroupRank(peer as u32)).then_some(block_of(to, peer));
+        let receives = |peer| uses(GroupRank(peer as u32), self.rank).then_some(block_of(from, peer));
         // SAFETY: the caller's promise; blocks are within the buffers.
         unsafe {
             let mut result = start();

@@ -20,7 +20,7 @@ pub(super) unsafe fn run(group: &CallGroup<'_>) -> Result<()> {
     backends(group).try_for_each(|backend| backend.domain.check())?;
     // SAFETY: the caller's promise.
     unsafe { launch(group) }.map_err(|error| {
-        let error = error.about(|| format!("a group of {} collectives", group.len()));
+        let error = error.about(|| format!("a group of {} collectives", group.calls().count()));
         backends(group).for_each(|backend| drop(backend.give_up(error.clone())));
         error
     })

@@ -1,10 +1,8 @@
 //! The id by which ranks find each other.
 
 use std::fmt;
-use std::os::raw::c_char;
 
-use super::bindings::ncclUniqueId;
-use super::library::library;
+use super::library;
 use crate::error::{Result, error};
 
 /// The id by which the ranks of a communicator on GPUs find each other: an `ncclUniqueId`. One rank
@@ -22,7 +20,7 @@ impl NcclId {
     ///
     /// There is no NCCL, or NCCL finds no network interface.
     pub fn new() -> Result<Self> {
-        Ok(NcclId(library()?.unique_id()?.internal.map(|byte| byte as u8)))
+        Ok(NcclId(library()?.unique_id()?))
     }
 
     /// The bytes, to be sent to the other ranks.
@@ -38,10 +36,6 @@ impl NcclId {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let wrong = || error!(InvalidArgument, "an id has {} bytes, not {}", Self::BYTE_LEN, bytes.len());
         Ok(NcclId(bytes.try_into().map_err(|_| wrong())?))
-    }
-
-    pub(super) fn to_raw(self) -> ncclUniqueId {
-        ncclUniqueId { internal: self.0.map(|byte| byte as c_char) }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::os::raw::c_char;
 use std::sync::OnceLock;
 
+use super::NcclId;
 use super::bindings::*;
 use crate::error::{Error, ErrorKind, Result, bail};
 
@@ -121,13 +123,13 @@ impl Library {
         self.raw.ncclCommWindowRegister.is_ok() && self.raw.ncclCommWindowDeregister.is_ok()
     }
 
-    /// A new id for a communicator.
-    pub(crate) fn unique_id(&self) -> Result<ncclUniqueId> {
+    /// The bytes of a new id for a communicator.
+    pub(super) fn unique_id(&self) -> Result<[u8; NcclId::BYTE_LEN]> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: writes one id.
         let result = unsafe { function!(self, ncclGetUniqueId)?(&mut id) };
         self.check("ncclGetUniqueId", result)?;
-        Ok(id)
+        Ok(id.internal.map(|byte| byte as u8))
     }
 
     /// The result of a call without a communicator, as an error of this crate.
@@ -137,7 +139,7 @@ impl Library {
 
     /// The error for a result, with NCCL's last message as a hint.
     pub(super) fn error(&self, what: &str, result: ncclResult_t, communicator: ncclComm_t) -> Error {
-        let text = |pointer: *const std::os::raw::c_char| match pointer.is_null() {
+        let text = |pointer: *const c_char| match pointer.is_null() {
             true => String::new(),
             // SAFETY: the texts of both functions below live long enough to be copied.
             false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned(),
@@ -188,6 +190,12 @@ impl Library {
             maxP2pPeers: undefined,
             graphStreamOrdering: undefined,
         }
+    }
+}
+
+impl From<&NcclId> for ncclUniqueId {
+    fn from(id: &NcclId) -> Self {
+        ncclUniqueId { internal: std::array::from_fn(|index| id.as_bytes()[index] as c_char) }
     }
 }
 

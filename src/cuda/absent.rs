@@ -1,0 +1,271 @@
+//! What stands for this folder in a build without the feature `nccl`: all that the rest of the
+//! crate uses of CUDA. A function that would make a value returns an error. So no value of these
+//! types exists, and no method is ever called.
+
+use std::any::Any;
+use std::convert::Infallible;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::data_type::DataType;
+use crate::error::{Result, bail};
+use crate::shape::Shape;
+
+/// The error of everything that needs CUDA or NCCL.
+pub(crate) fn absent<T>() -> Result<T> {
+    bail!(Unsupported, "the library was built without the feature `nccl`, which CUDA and NCCL need")
+}
+
+pub(crate) fn device_count() -> Result<u32> {
+    absent()
+}
+
+pub(crate) fn driver_version() -> Result<(i32, i32)> {
+    absent()
+}
+
+pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
+    absent()
+}
+
+/// Without CUDA no call hangs, so none needs a thread of its own.
+pub(crate) mod helper {
+    use std::time::{Duration, Instant};
+
+    use crate::error::Result;
+
+    pub(crate) fn settle(_timeout: Duration) {}
+
+    pub(crate) fn bounded<T>(_what: &str, _deadline: Instant, call: impl FnOnce() -> T) -> Result<T> {
+        Ok(call())
+    }
+}
+
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) capability: (i32, i32),
+    pub(crate) multiprocessors: u32,
+    pub(crate) memory_bytes: usize,
+    pub(crate) bus_id: String,
+    none: Infallible,
+}
+
+impl Device {
+    pub(crate) fn open(_ordinal: u32) -> Result<Arc<Self>> {
+        absent()
+    }
+
+    pub(crate) fn ordinal(&self) -> u32 {
+        match self.none {}
+    }
+
+    pub(crate) fn prepare(&self, _kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
+        match self.none {}
+    }
+
+    pub(crate) fn check_kernels(&self) -> Result<()> {
+        match self.none {}
+    }
+
+    pub(crate) unsafe fn read(self: &Arc<Self>, _from: *const u8, _to: &mut [u8]) -> Result<()> {
+        match self.none {}
+    }
+
+    pub(crate) unsafe fn write(self: &Arc<Self>, _from: &[u8], _to: *mut u8) -> Result<()> {
+        match self.none {}
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct CudaStream(Infallible);
+
+impl CudaStream {
+    pub(crate) fn new(_device: &Arc<Device>) -> Result<Self> {
+        absent()
+    }
+
+    pub(crate) unsafe fn borrowed(_device: &Arc<Device>, _raw: *mut c_void) -> Result<Self> {
+        absent()
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        match self.0 {}
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut c_void {
+        match self.0 {}
+    }
+
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        match self.0 {}
+    }
+
+    pub(crate) fn record(&self) -> Result<Event> {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait_for(&self, _event: &Event) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn synchronize(&self, _deadline: Instant, _alive: impl FnMut() -> Result<()>) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn drain(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn keep(&self, _until: Event, _what: Box<dyn Any + Send>) {
+        match self.0 {}
+    }
+
+    pub(crate) fn sweep(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn copy(&self, _from: *const u8, _to: *mut u8, _byte_len: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn zero(&self, _to: *mut u8, _byte_len: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn cast(
+        &self,
+        _from: DataType,
+        _input: *const u8,
+        _to: DataType,
+        _output: *mut u8,
+        _count: usize,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn transpose(
+        &self,
+        _transposition: &Transposition,
+        _input: *const u8,
+        _output: *mut u8,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Event(Infallible);
+
+impl Event {
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait(&self, _deadline: Instant, _alive: impl FnMut() -> Result<()>) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct Capture(Infallible);
+
+impl Capture {
+    pub(crate) fn begin(_stream: &CudaStream) -> Result<Self> {
+        absent()
+    }
+
+    pub(crate) fn finish(self) -> Result<Graph> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct Graph(Infallible);
+
+impl Graph {
+    pub(crate) unsafe fn launch(&mut self, _stream: &CudaStream) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct DeviceMemory(Infallible);
+
+impl DeviceMemory {
+    pub(crate) fn new(_device: &Arc<Device>, _byte_len: usize) -> Result<Self> {
+        absent()
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        match self.0 {}
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        match self.0 {}
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        match self.0 {}
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct Transfer(Infallible);
+
+impl Transfer {
+    pub(crate) fn new(_device: &Arc<Device>) -> Result<Self> {
+        absent()
+    }
+
+    pub(crate) unsafe fn upload(
+        &mut self,
+        _from: *const u8,
+        _to: *mut u8,
+        _byte_len: usize,
+        _stream: &CudaStream,
+        _deadline: Instant,
+        _alive: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn download(
+        &mut self,
+        _from: *const u8,
+        _to: *mut u8,
+        _byte_len: usize,
+        _stream: &CudaStream,
+        _deadline: Instant,
+        _alive: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// There are no kernels.
+pub(crate) struct Kernel(Infallible);
+
+impl Kernel {
+    pub(crate) fn of_cast(_from: DataType, _to: DataType) -> Option<Self> {
+        None
+    }
+}
+
+/// A plan that no stream carries out.
+pub(crate) struct Transposition;
+
+impl Transposition {
+    pub(crate) fn new(_shape: &Shape, _permutation: &[u8], _element_bytes: usize, _alignment: usize) -> Self {
+        Transposition
+    }
+
+    pub(crate) fn kernels(_element_bytes: usize) -> impl Iterator<Item = Kernel> {
+        std::iter::empty()
+    }
+}
