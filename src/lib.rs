@@ -8,7 +8,7 @@
 //! - **eager calls**, for those who know torch.distributed: the methods of [`Communicator`].
 //!
 //! Ranks are threads of one process or processes, with a GPU each or without any. [`Environment::from_env`] finds what the launcher
-//! started; [`Communicator::in_process_on`] is for threads. Everything that the layer means works on both backends: eight
+//! started; [`Communicator::in_process`] is for threads. Everything that the layer means works on both backends: eight
 //! operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types ([`DataType`]), groups and
 //! partitions ([`Groups`]).
 //!

@@ -40,7 +40,8 @@ extern "C" fn dcl_communicator_new_in_process(
         let (backend, world_size) = (backend.optional("backend")?, positive("world_size", world_size)?);
         let places = communicators.place("communicators")?;
         let timeout = timeout_or_default(timeout_ms)?;
-        hand_over(Communicator::in_process_on(backend.unwrap_or("auto").parse()?, world_size, timeout)?, places);
+        let builder = Communicator::builder().backend(backend.unwrap_or("auto").parse()?).timeout(timeout);
+        hand_over(builder.in_process(world_size)?, places);
         Ok(())
     })
 }
@@ -84,10 +85,9 @@ extern "C" fn dcl_communicator_meet(meeting: In<CMeeting>, communicators: Out<Ha
         let builder = Communicator::builder()
             .job(meeting.job.get("job")?)
             .world_size(positive("world_size", meeting.world_size)?)
-            .rank(Rank(unsigned("rank", meeting.rank)?))
-            .local_ranks(local_ranks)
+            .rank(unsigned("rank", meeting.rank)?)
             .timeout(timeout_or_default(meeting.timeout_ms)?);
-        hand_over(builder.meet()?, places);
+        hand_over(builder.connect_ranks(local_ranks)?, places);
         Ok(())
     })
 }
@@ -115,8 +115,8 @@ extern "C" fn dcl_communicator_new_nccl(
         let id = NcclId::from_bytes(&id.several("id", NcclId::BYTE_LEN)?)?;
         let (rank, world_size) = (unsigned("rank", rank)?, positive("world_size", world_size)?);
         let (device, timeout) = (unsigned("device", device)?, timeout_or_default(timeout_ms)?);
-        let met = Communicator::nccl(&id, Rank(rank), world_size, device, timeout)?;
-        communicator.set(CCommunicator::handle(met));
+        let builder = Communicator::builder().nccl(&id).rank(rank).world_size(world_size).device(device);
+        communicator.set(CCommunicator::handle(builder.timeout(timeout).connect()?));
         Ok(())
     })
 }

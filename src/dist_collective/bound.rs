@@ -256,6 +256,7 @@ impl BoundLayer {
     }
 
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
+    #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         BoundLayer { communicator: self.communicator.with_timeout(timeout), ..self.clone() }
     }

@@ -11,7 +11,7 @@ mod libraries;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use distcollective::{Communicator, MemorySpace, Rank, ReduceOperation, Result, Stream};
+use distcollective::{BackendKind, Communicator, MemorySpace, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
@@ -99,8 +99,11 @@ fn child() {
 
 /// Runs a body on ranks that are threads with a GPU each.
 fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators =
-        Communicator::nccl_in_process(ranks, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
+    let communicators = Communicator::builder()
+        .backend(BackendKind::Nccl)
+        .timeout(patient(TIMEOUT))
+        .in_process(ranks)
+        .unwrap_or_else(|error| panic!("{error}"));
     for result in on_communicators(deadline(), communicators, body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Instant;
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, ExecutionContext, MemorySpace,
-    Network, ReduceOperation,
+    BackendKind, Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, ExecutionContext,
+    MemorySpace, Network, ReduceOperation,
 };
 use serde_json::{Value, json};
 
@@ -31,7 +31,8 @@ pub struct Rank<'a> {
 /// Runs `body` on every rank for every size, and prints what they give. One that fails leaves the communicator, which tells the
 /// others.
 pub fn on_ranks(options: &Options, body: impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>> + Sync) -> Result<()> {
-    let communicators = Communicator::nccl_in_process(options.ranks, TIMEOUT)?;
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(options.ranks)?;
     let id = Id::new()?;
     thread::scope(|scope| {
         let on_rank = |communicator| scope.spawn(|| on_rank(communicator, id, &body));

@@ -153,7 +153,7 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
         return start_processes(n);
     }
     let timeout = crate::timeout(arguments.timeout)?;
-    let communicators = Communicator::in_process_on(arguments.backend, n, timeout)?;
+    let communicators = Communicator::builder().backend(arguments.backend).timeout(timeout).in_process(n)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
     Ok(verdict(run_threads(&bench, communicators)?))
 }

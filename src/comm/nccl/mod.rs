@@ -22,7 +22,7 @@ mod window;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, in_process, meet};
+pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
 use domain::NcclDomain;
 use handle::NcclHandle;
 pub use id::NcclId;
