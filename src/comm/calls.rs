@@ -36,7 +36,7 @@ impl Communicator {
         let turn = ticket.wait(deadline, || self.backend.check(), label);
         turn.map_err(|error| match self.backend.check() {
             // This rank leaves a collective out, so its peers must not wait for it.
-            Ok(()) => self.backend.give_up(error),
+            Ok(()) => self.backend.fail(error),
             Err(_) => error,
         })?;
         ticket.run(call)
@@ -181,7 +181,7 @@ impl Communicator {
     /// Waits for what was enqueued on a stream. An error ends the communicator.
     pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
         stream.synchronize(deadline, || self.check_alive()).map_err(|error| {
-            let error = self.backend.give_up(error);
+            let error = self.backend.fail(error);
             self.backend.drain(Some(stream));
             error
         })

@@ -56,7 +56,7 @@ impl NcclBackend {
             {
                 let _lock = self.lock(deadline)?;
                 let registered = memory.register(byte_len, deadline, &|| self.domain.check());
-                registered.map_err(|error| self.give_up(error.about(|| "allocate".to_owned())))?;
+                registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
             let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
