@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use distcollective::Diagnosis;
-use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
+use distcollective::diagnosis::{Diagnosis, Gpu, Host, Launch, Library, Nccl, Probe};
 
 /// Shows what is on this machine for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), and what follows from it.
 ///
@@ -59,10 +58,10 @@ fn row(name: &str, text: &str) {
 }
 
 /// What was found, in words, or why it was not.
-fn either<T>(finding: &Finding<T>, words: impl FnOnce(&T) -> String) -> String {
-    match finding {
-        Finding::Found(found) => words(found),
-        Finding::Missing { problem } => problem.clone(),
+fn either<T>(probe: &Probe<T>, words: impl FnOnce(&T) -> String) -> String {
+    match probe {
+        Probe::Found(found) => words(found),
+        Probe::Missing { problem } => problem.clone(),
     }
 }
 
@@ -98,11 +97,11 @@ fn library(library: &Library) -> String {
     format!("{}{file}", library.version)
 }
 
-fn gpus(gpus: &Finding<Vec<Finding<Gpu>>>) {
+fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) {
     let gpus = match gpus {
-        Finding::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
-        Finding::Found(gpus) => gpus,
-        Finding::Missing { problem } => return row("GPUs", problem),
+        Probe::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
+        Probe::Found(gpus) => gpus,
+        Probe::Missing { problem } => return row("GPUs", problem),
     };
     for (number, found) in gpus.iter().enumerate() {
         row(&format!("GPU {number}"), &either(found, gpu));
