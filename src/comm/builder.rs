@@ -25,7 +25,8 @@ use crate::util::settings::timeout_or;
 /// use distcollective::{BackendKind, Communicator};
 ///
 /// // NCCL if there are two GPUs, else the host.
-/// let builder = Communicator::builder().backend(BackendKind::Auto).timeout(Duration::from_secs(60));
+/// let builder = Communicator::builder();
+/// let builder = builder.backend(BackendKind::Auto).timeout(Duration::from_secs(60));
 /// assert_eq!(builder.in_process(2)?.len(), 2);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
@@ -56,7 +57,8 @@ pub struct CommunicatorBuilder {
 }
 
 impl CommunicatorBuilder {
-    /// Sets the backend. Unless set, it is NCCL if there is an [NCCL id](Self::nccl), else the host.
+    /// Sets the backend. Unless set, it is NCCL if there is an [NCCL id](Self::nccl), else the
+    /// host.
     pub fn backend(mut self, backend: BackendKind) -> Self {
         self.backend = Some(backend);
         self
@@ -64,8 +66,8 @@ impl CommunicatorBuilder {
 
     /// Sets the name of the job, by which processes of one machine and one user find each other.
     /// They give the same name, and no other job of the user has it at the same time. Nothing is
-    /// left in the file system, and nothing survives a crash. If a process dies, the ranks that wait
-    /// for it return an error at once.
+    /// left in the file system, and nothing survives a crash. If a process dies, the ranks that
+    /// wait for it return an error at once.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = Some(name.into());
         self
@@ -78,7 +80,8 @@ impl CommunicatorBuilder {
     /// use distcollective::{Communicator, NcclId, ReduceOperation};
     ///
     /// let id = NcclId::new()?; // to be sent to the other ranks
-    /// let communicator = Communicator::builder().nccl(&id).world_size(8).rank(0).device(0).connect()?;
+    /// let builder = Communicator::builder().nccl(&id).world_size(8);
+    /// let communicator = builder.rank(0).device(0).connect()?;
     /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
     /// # Ok::<(), distcollective::Error>(())
     /// ```
@@ -121,7 +124,8 @@ impl CommunicatorBuilder {
 
     /// Makes a communicator whose ranks are threads of this process. Element `r` is rank `r`, to be
     /// moved to its thread. On NCCL, rank `r` has GPU `r`. From NCCL 2.30 on, with
-    /// `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU, and there may be more ranks than GPUs.
+    /// `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU, and there may be more ranks than
+    /// GPUs.
     ///
     /// # Errors
     ///

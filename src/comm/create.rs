@@ -65,8 +65,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// A null pointer; no NCCL from 2.19 on, no CUDA; ranks that do not come before the deadline; what
-    /// NCCL says.
+    /// A null pointer; no NCCL from 2.19 on, no CUDA; ranks that do not come before the deadline;
+    /// what NCCL says.
     pub unsafe fn from_raw_nccl(communicator: *mut c_void, timeout: Duration) -> Result<Self> {
         // SAFETY: the caller's promise.
         let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };

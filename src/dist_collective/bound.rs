@@ -183,18 +183,15 @@ impl<'a> Roles<'a> {
 /// ```
 /// use distcollective::{Communicator, DataType, DistCollective, ReduceOperation};
 ///
-/// let ranks = Communicator::in_process(2)?.into_iter().map(|communicator| {
-///     std::thread::spawn(move || {
-///         let layer = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("grad_sync").into_layer();
-///         let bound = layer.bind(&communicator, DataType::Float32)?;
-///         let mut y = [0.0f32; 2];
-///         bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
-///         Ok::<_, distcollective::Error>(y)
-///     })
-/// });
-/// for rank in ranks.collect::<Vec<_>>() {
-///     assert_eq!(rank.join().unwrap()?, [2.0, 4.0]);
-/// }
+/// let sums = Communicator::spawn(2, |communicator| {
+///     let all_reduce = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2);
+///     let layer = all_reduce.named("grad_sync").into_layer();
+///     let bound = layer.bind(&communicator, DataType::Float32)?;
+///     let mut y = [0.0f32; 2];
+///     bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
+///     Ok(y)
+/// })?;
+/// assert_eq!(sums, [[2.0, 4.0]; 2]);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]

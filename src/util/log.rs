@@ -41,7 +41,8 @@ struct Handler {
 pub enum LogLevel {
     /// A call fails, or memory is lost.
     Error,
-    /// Something is probably not as the program wants it: a wait takes long, an attribute is ignored.
+    /// Something is probably not as the program wants it: a wait takes long, an attribute is
+    /// ignored.
     Warn,
     /// Something that happens a few times in a job.
     Info,

@@ -85,7 +85,8 @@ impl SymmetricMemory {
     /// Registers the memory. Collective.
     fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
         let register = function!(self.handle.library, ncclCommWindowRegister)?;
-        // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory meanwhile.
+        // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory
+        // meanwhile.
         let address = unsafe { Sent::new(self.address) };
         // NCCL may write the window after the deadline, so this is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
