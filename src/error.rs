@@ -71,7 +71,8 @@ impl ErrorKind {
 /// expected and what came:
 ///
 /// ```text
-/// layer "grad_sync" (reduce_scatter): dimension 0 is 10, which is not a multiple of 4 ranks; input is float32 [10, 8]
+/// layer "grad_sync" (reduce_scatter): dimension 0 is 10, which is not a multiple of
+/// 4 ranks; input is float32 [10, 8]
 /// ```
 #[derive(Clone)]
 pub struct Error {

@@ -1,47 +1,57 @@
-//! TensorRT's DistCollective layer as a library: collectives are layers of a network, whose shapes, types and participants
-//! are checked when the network is built, and which run on the communicator of an execution context.
+//! TensorRT's DistCollective layer as a library: collectives are layers of a network, whose shapes,
+//! types and participants are checked when the network is built, and which run on the communicator
+//! of an execution context.
 //!
-//! There are three doors, and behind them one piece of code:
+//! There are three ways to use it, which run the same code:
 //!
-//! - **the network**, for graphs, plans and memory planning: [`Network`] → [`Builder`] → [`Engine`] → [`ExecutionContext`];
-//! - **the layer by itself**, for engines with a graph of their own: [`DistCollectiveLayer`] → [`BoundLayer`];
+//! - **the network**, for graphs, plans and memory planning: [`Network`] → [`Builder`] → [`Engine`]
+//!   → [`ExecutionContext`];
+//! - **the layer by itself**, for engines with a graph of their own: [`DistCollectiveLayer`] →
+//!   [`BoundLayer`];
 //! - **eager calls**, for those who know torch.distributed: the methods of [`Communicator`].
 //!
-//! Ranks are threads of one process or processes, with a GPU each or without any. [`Environment::from_env`] finds what the launcher
-//! started; [`Communicator::in_process_on`] is for threads. Everything that the layer means works on both backends: eight
-//! operations ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types ([`DataType`]), groups and
-//! partitions ([`Groups`]).
+//! Ranks are threads of one process or processes, with a GPU each or without any.
+//! [`Environment::from_env`] finds what the launcher started; [`Communicator::in_process`] is for
+//! threads. Everything that the layer means works on both backends: eight operations
+//! ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types
+//! ([`DataType`]), groups and partitions ([`Groups`]).
 //!
-//! Engines in C and C++ have the same three doors in `include/distcollective.h`; the crate is also a shared and a static library.
+//! Engines in C and C++ use it in the same three ways, through `distcollective.h`.
 //!
 //! # What a collective means
 //!
-//! Shapes are checked by [`output_shape`], where buffers may share memory by [`InPlace`]. Floats are reduced in float32, in
-//! the order of the group's ranks, and rounded once; maximum and minimum prefer a number to a NaN and order -0 below +0;
-//! integers wrap; a reduction over one rank changes no byte, and neither does movement. Results have the same bits on every
-//! rank and in every run.
+//! Shapes are checked by [`output_shape`], where buffers may share memory by [`InPlace`]. Floats
+//! are reduced in float32, in the order of the group's ranks, and rounded once; maximum and minimum
+//! prefer a number to a NaN and order -0 below +0; integers wrap; a reduction over one rank changes
+//! no byte, and neither does movement. Results have the same bits on every rank and in every run.
 //!
-//! An output that an operation does not write on a rank (off the root of reduce and gather; on ranks that do not take part)
-//! keeps the bytes of a buffer that was bound to it, and reads as zeros inside a network.
+//! An output that an operation does not write on a rank (off the root of reduce and gather; on
+//! ranks that do not take part) keeps the bytes of a buffer that was bound to it, and reads as
+//! zeros inside a network.
 //!
 //! # On GPUs
 //!
-//! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. A call is enqueued on a
-//! CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory ([`Communicator::allocate`],
-//! [`Buffer::zeroed_in`]); on the inline stream, and with slices and arrays, it is done when it returns, and tensors may be in host
-//! memory too. What is enqueued allocates nothing after the first time on a stream and waits for nothing, so it can be captured into a CUDA
-//! graph; [`ContextOptions::cuda_graph`] does that by itself.
+//! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are
+//! first used. A call is enqueued on a CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`])
+//! with tensors in the GPU's memory ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the
+//! inline stream, and with slices and arrays, it is done when it returns, and tensors may be in
+//! host memory too. What is enqueued allocates nothing after the first time on a stream and waits
+//! for nothing, so it can be captured into a CUDA graph; [`ContextOptions::cuda_graph`] does that
+//! by itself.
 //!
-//! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order is NCCL's, and float16,
-//! bfloat16 and float8 may be rounded at every step. Where the sum of the magnitudes stays below the type's maximum, sums and
-//! averages differ by at most n · (eps · Σ|x| + the smallest subnormal), products without intermediate over- or underflow by
-//! 2 n · eps · |result|; MAX and MIN in which NaN or which zero they give. Beyond those bounds nothing is promised: float8 need not
-//! saturate, and an overflow may come earlier. Integers, bool and movement have the host's bits. Some calls take a detour:
+//! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order
+//! is NCCL's, and float16, bfloat16 and float8 may be rounded at every step. Where the sum of the
+//! magnitudes stays below the type's maximum, sums and averages differ by at most n · (eps · Σ|x| +
+//! the smallest subnormal), products without intermediate over- or underflow by 2 n · eps ·
+//! |result|; MAX and MIN in which NaN or which zero they give. Beyond those bounds nothing is
+//! promised: float8 need not saturate, and an overflow may come earlier. Integers, bool and
+//! movement have the host's bits. Some calls take a detour:
 //!
-//! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the element type first;
+//! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the
+//!   element type first;
 //! - bool is made 0 or 1 and reduced as bytes, by maximum or minimum;
-//! - float8 is reduced by NCCL from compute capability 9.0 on; before, ranks gather all contributions and a kernel reduces
-//!   them, with the host's bits;
+//! - float8 is reduced by NCCL from compute capability 9.0 on; before, ranks gather all
+//!   contributions and a kernel reduces them, with the host's bits;
 //! - all_to_all, gather and scatter are sends and receives before NCCL 2.28.
 //!
 //! # Failure
@@ -72,6 +82,7 @@ mod context;
 #[cfg_attr(not(feature = "nccl"), path = "cuda/absent.rs")]
 mod cuda;
 mod data_type;
+#[doc(hidden)]
 pub mod diagnosis;
 mod dist_collective;
 mod element;
@@ -99,7 +110,6 @@ pub use collective::{
 pub use comm::{BackendKind, Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
 pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
 pub use data_type::DataType;
-pub use diagnosis::Diagnosis;
 pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, LayerTask, NoRoot};
 pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use engine::{Engine, Inspection, IoMode, IoTensor};

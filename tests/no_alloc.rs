@@ -178,5 +178,6 @@ fn a_steady_state_enqueue_allocates_nothing() {
         }
         return;
     };
-    allocates_nothing(Communicator::in_process_on(backend.parse().expect("a backend"), RANKS, TIMEOUT).expect("ranks"));
+    let builder = Communicator::builder().backend(backend.parse().expect("a backend")).timeout(TIMEOUT);
+    allocates_nothing(builder.in_process(RANKS).expect("ranks"));
 }

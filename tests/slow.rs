@@ -39,7 +39,7 @@ fn child() {
         }
         "bootstrap" => {
             let builder = Communicator::builder().job(format!("slow-{}", std::process::id())).world_size(2);
-            println!("{}", builder.meet().expect_err("rank 1 does not come"));
+            println!("{}", builder.connect().expect_err("rank 1 does not come"));
         }
         "rendezvous" => {
             let builder = Environment::builder().rank(0).world_size(2).host("127.0.0.2").port(1);

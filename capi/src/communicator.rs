@@ -41,7 +41,8 @@ extern "C" fn dcl_communicator_new_in_process(
         let (backend, world_size) = (backend.optional("backend")?, positive("world_size", world_size)?);
         let handles = communicators.check("communicators")?;
         let timeout = timeout_or_default(timeout_ms)?;
-        write_handles(Communicator::in_process_on(backend.unwrap_or("auto").parse()?, world_size, timeout)?, handles);
+        let builder = Communicator::builder().backend(backend.unwrap_or("auto").parse()?).timeout(timeout);
+        write_handles(builder.in_process(world_size)?, handles);
         Ok(())
     })
 }
@@ -88,10 +89,9 @@ extern "C" fn dcl_communicator_bootstrap(
         let builder = Communicator::builder()
             .job(config.job.get("job")?)
             .world_size(positive("world_size", config.world_size)?)
-            .rank(Rank(unsigned("rank", config.rank)?))
-            .local_ranks(local_ranks)
+            .rank(unsigned("rank", config.rank)?)
             .timeout(timeout_or_default(config.timeout_ms)?);
-        write_handles(builder.meet()?, handles);
+        write_handles(builder.connect_ranks(local_ranks)?, handles);
         Ok(())
     })
 }
@@ -119,8 +119,8 @@ extern "C" fn dcl_communicator_new_nccl(
         let id = NcclId::from_bytes(&id.array("id", NcclId::BYTE_LEN)?)?;
         let (rank, world_size) = (unsigned("rank", rank)?, positive("world_size", world_size)?);
         let (device, timeout) = (unsigned("device", device)?, timeout_or_default(timeout_ms)?);
-        let met = Communicator::nccl(&id, Rank(rank), world_size, device, timeout)?;
-        communicator.set(CCommunicator::handle(met));
+        let builder = Communicator::builder().nccl(&id).rank(rank).world_size(world_size).device(device);
+        communicator.set(CCommunicator::handle(builder.timeout(timeout).connect()?));
         Ok(())
     })
 }

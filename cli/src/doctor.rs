@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use distcollective::Diagnosis;
-use distcollective::diagnosis::{Finding, Gpu, Host, Launch, Library, Nccl};
+use distcollective::diagnosis::{Diagnosis, Gpu, Host, Launch, Library, Nccl, Probe};
 use serde_json::Value;
 
 /// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
@@ -78,10 +77,10 @@ fn row(name: &str, text: &str) {
 }
 
 /// A fact as text, or why it is missing.
-fn text_of<T>(fact: &Finding<T>, text: impl FnOnce(&T) -> String) -> String {
+fn text_of<T>(fact: &Probe<T>, text: impl FnOnce(&T) -> String) -> String {
     match fact {
-        Finding::Found(found) => text(found),
-        Finding::Missing { problem } => problem.clone(),
+        Probe::Found(found) => text(found),
+        Probe::Missing { problem } => problem.clone(),
     }
 }
 
@@ -117,11 +116,11 @@ fn library(library: &Library) -> String {
     format!("{}{file}", library.version)
 }
 
-fn gpus(gpus: &Finding<Vec<Finding<Gpu>>>) {
+fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) {
     let gpus = match gpus {
-        Finding::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
-        Finding::Found(gpus) => gpus,
-        Finding::Missing { problem } => return row("GPUs", problem),
+        Probe::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
+        Probe::Found(gpus) => gpus,
+        Probe::Missing { problem } => return row("GPUs", problem),
     };
     for (number, found) in gpus.iter().enumerate() {
         row(&format!("GPU {number}"), &text_of(found, gpu));

@@ -204,7 +204,8 @@ fn in_threads(arguments: &Arguments, operations: &[CollectiveOperation]) -> Resu
     let mut backend = "none";
     let mut rows = Vec::new();
     for &operation in operations {
-        let communicators = Communicator::in_process_on(arguments.backend, arguments.ranks, timeout_or(TIMEOUT)?)?;
+        let builder = Communicator::builder().backend(arguments.backend).timeout(timeout_or(TIMEOUT)?);
+        let communicators = builder.in_process(arguments.ranks)?;
         backend = communicators[0].backend().name();
         rows.push(demonstrate(arguments, operation, communicators));
     }

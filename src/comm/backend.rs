@@ -32,7 +32,7 @@ pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 /// - The calls of one rank come one at a time, in the issue order. Only a callback that the backend
 ///   itself makes can call it meanwhile.
 /// - The process is the one that made the communicator, and not a fork of it, except for
-///   [`Watch::check`], [`Watch::give_up`] and the drop, which in a fork must not touch what the
+///   [`Watch::check`], [`Watch::fail`] and the drop, which in a fork must not touch what the
 ///   ranks share.
 ///
 /// # What a backend guarantees

@@ -1,130 +1,251 @@
-//! Communicators between processes.
+//! The builder of communicators: of threads, of processes, on GPUs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Communicator, DEFAULT_TIMEOUT, host};
+use super::host::{self, MAX_RANKS};
+use super::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl};
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
 use crate::util::deadline_after;
 use crate::util::settings::timeout_or;
 
-/// The most ranks of a communicator on the host.
-pub(super) const MAX_RANKS: u32 = 1024;
-
-/// Makes a communicator between processes of one machine and one user, each with one rank or
-/// several.
+/// Makes communicators in one of three ways:
 ///
-/// Processes find each other by the job's name. They must give the same one, and no other job of
-/// the user may have it at the same time. Nothing is left in the file system, and nothing survives
-/// a crash. If a process dies, the ranks that wait for it return an error at once. Rank 0's process
-/// raises its soft limit of open files if the number of ranks needs that.
+/// | ranks | what is set | the last call |
+/// |---|---|---|
+/// | threads of this process | [`backend`](Self::backend) | [`in_process`](Self::in_process) |
+/// | processes of one machine and one user | [`job`](Self::job), `world_size`, `rank` | [`connect`](Self::connect) |
+/// | threads or processes with a GPU each | [`nccl`](Self::nccl), `world_size`, `rank`, `device` | [`connect`](Self::connect) |
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use distcollective::{BackendKind, Communicator};
+///
+/// // NCCL if there are two GPUs, else the host.
+/// let builder = Communicator::builder();
+/// let builder = builder.backend(BackendKind::Auto).timeout(Duration::from_secs(60));
+/// assert_eq!(builder.in_process(2)?.len(), 2);
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// Processes find each other by the job's name:
 ///
 /// ```no_run
-/// use distcollective::{Communicator, Rank, ReduceOperation};
+/// use distcollective::{Communicator, ReduceOperation};
 ///
-/// let rank = std::env::var("RANK").unwrap().parse().unwrap();
-/// let communicator = Communicator::builder().job("serve-1").world_size(4).rank(Rank(rank)).meet()?.remove(0);
+/// let rank: u32 = std::env::var("RANK").unwrap().parse().unwrap();
+/// let communicator = Communicator::builder().job("serve-1").world_size(4).rank(rank).connect()?;
 /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
 /// # Ok::<(), distcollective::Error>(())
 /// ```
-#[derive(Clone, Debug)]
-#[must_use = "there is no communicator until `meet` is called"]
+///
+/// [`Environment`](crate::Environment) does the same with what the launcher says.
+#[derive(Clone, Debug, Default)]
+#[must_use = "there is no communicator until `connect` or `in_process` is called"]
 pub struct CommunicatorBuilder {
-    job: String,
-    world_size: u32,
-    first_rank: Rank,
-    local_ranks: u32,
+    backend: Option<BackendKind>,
+    job: Option<String>,
+    id: Option<NcclId>,
+    world_size: Option<u32>,
+    rank: Option<Rank>,
+    device: Option<u32>,
+    control: Option<Communicator>,
     timeout: Option<Duration>,
 }
 
-impl Default for CommunicatorBuilder {
-    fn default() -> Self {
-        CommunicatorBuilder { job: String::new(), world_size: 1, first_rank: Rank(0), local_ranks: 1, timeout: None }
-    }
-}
-
 impl CommunicatorBuilder {
-    /// The job's name.
+    /// Sets the backend. Unless set, it is NCCL if there is an [NCCL id](Self::nccl), else the
+    /// host.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Sets the name of the job, by which processes of one machine and one user find each other.
+    /// They give the same name, and no other job of the user has it at the same time. Nothing is
+    /// left in the file system, and nothing survives a crash. If a process dies, the ranks that
+    /// wait for it return an error at once.
     pub fn job(mut self, name: impl Into<String>) -> Self {
-        self.job = name.into();
+        self.job = Some(name.into());
         self
     }
 
-    /// The number of ranks in all processes together; 1 unless set.
+    /// Sets the NCCL id, by which ranks on GPUs find each other. One rank makes it and sends it to
+    /// the others. The ranks may be threads, or processes of several machines.
+    ///
+    /// ```no_run
+    /// use distcollective::{Communicator, NcclId, ReduceOperation};
+    ///
+    /// let id = NcclId::new()?; // to be sent to the other ranks
+    /// let builder = Communicator::builder().nccl(&id).world_size(8);
+    /// let communicator = builder.rank(0).device(0).connect()?;
+    /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    pub fn nccl(mut self, id: &NcclId) -> Self {
+        self.id = Some(*id);
+        self
+    }
+
+    /// Sets the number of ranks in all processes together; 1 unless set.
     pub fn world_size(mut self, world_size: u32) -> Self {
-        self.world_size = world_size;
+        self.world_size = Some(world_size);
         self
     }
 
-    /// This process's rank, or the first of them; 0 unless set.
-    pub fn rank(mut self, rank: Rank) -> Self {
-        self.first_rank = rank;
+    /// Sets this process's rank, or the first of them; 0 unless set.
+    pub fn rank(mut self, rank: impl Into<Rank>) -> Self {
+        self.rank = Some(rank.into());
         self
     }
 
-    /// How many ranks this process has, from [`rank`](Self::rank) on; 1 unless set.
-    pub fn local_ranks(mut self, count: u32) -> Self {
-        self.local_ranks = count;
+    /// Sets the number of this rank's GPU among those that the process sees; 0 unless set.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
         self
     }
 
-    /// How long to wait for the others, now and in each call; see [`Communicator::with_timeout`].
-    /// Unless set, what `DCL_TIMEOUT` says, or 600 s.
+    /// Sets how long to wait for the others, now and in each call; see
+    /// [`Communicator::with_timeout`]. Unless set, what `DCL_TIMEOUT` says, or 600 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Meets the other processes. Returns this process's ranks in order, each to be moved to its
-    /// thread. Collective between processes.
+    /// Sets the control communicator: the same ranks on the host. From it a rank on a GPU learns at
+    /// once that a peer failed.
+    pub(crate) fn control(mut self, control: Option<Communicator>) -> Self {
+        self.control = control;
+        self
+    }
+
+    /// Makes a communicator whose ranks are threads of this process. Element `r` is rank `r`, to be
+    /// moved to its thread. On NCCL, rank `r` has GPU `r`. From NCCL 2.30 on, with
+    /// `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU, and there may be more ranks than
+    /// GPUs.
     ///
     /// # Errors
     ///
-    /// - Numbers that do not fit, or no name.
-    /// - Another job of this user, or another user, has the same name.
-    /// - Processes do not come before the deadline.
-    /// - A process expects another number of ranks, or has a rank that is there already. Each
-    ///   process that has come gets the error at once.
-    /// - There are no descriptors or no memory.
-    /// - This process's user is the overflow user (65534), and there are other processes.
-    pub fn meet(self) -> Result<Vec<Communicator>> {
-        if self.job.is_empty() {
-            bail!(InvalidArgument, "a job has a name");
+    /// - A communicator of no rank, or of more than 1024 on the host.
+    /// - A value is set that is for [`connect`](Self::connect).
+    /// - On NCCL: no NCCL from 2.19 on, no CUDA, not enough GPUs; what NCCL says.
+    pub fn in_process(self, world_size: u32) -> Result<Vec<Communicator>> {
+        let for_connect = [
+            ("job", self.job.is_some()),
+            ("nccl", self.id.is_some()),
+            ("world_size", self.world_size.is_some()),
+            ("rank", self.rank.is_some()),
+            ("device", self.device.is_some()),
+        ];
+        if let Some((name, _)) = for_connect.into_iter().find(|(_, is_set)| *is_set) {
+            bail!(InvalidArgument, "in_process makes all ranks of a communicator; {name} is for connect");
         }
-        if self.world_size == 0 || self.world_size > MAX_RANKS {
-            bail!(InvalidArgument, "world_size is {}; between processes it is 1 to {MAX_RANKS}", self.world_size);
+        if world_size == 0 {
+            bail!(InvalidArgument, "a communicator has at least one rank");
         }
-        let timeout = match self.timeout {
-            Some(timeout) => timeout,
-            None => timeout_or(DEFAULT_TIMEOUT)?,
+        let timeout = self.own_timeout()?;
+        let is_nccl = match self.backend.unwrap_or(BackendKind::Host) {
+            BackendKind::Host => false,
+            BackendKind::Nccl => true,
+            BackendKind::Auto => nccl::check_all(world_size).is_ok(),
         };
-        let backends = host::between_processes(&self.participant(timeout))?;
+        if is_nccl {
+            let backends = nccl::in_process(world_size, deadline_after(timeout))?;
+            return Ok(backends.into_iter().map(|backend| Communicator::new(backend, timeout)).collect());
+        }
+        if world_size > MAX_RANKS {
+            bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {MAX_RANKS}");
+        }
+        let backends = host::in_process(world_size)?;
         Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
     }
 
-    fn participant(&self, timeout: Duration) -> Participant<'_> {
-        Participant {
-            job: &self.job,
-            secret: None,
-            world_size: self.world_size,
-            first_rank: self.first_rank.0,
-            rank_count: self.local_ranks,
-            deadline: deadline_after(timeout),
+    /// Connects this rank to the others. Collective.
+    ///
+    /// # Errors
+    ///
+    /// - Values that do not fit each other; neither a job's name nor an NCCL id.
+    /// - Ranks do not come before the deadline.
+    /// - With a job's name:
+    ///   - Another job of this user, or another user, has the same name.
+    ///   - A process expects another number of ranks, or has a rank that is there already. Each
+    ///     process that has come gets the error at once.
+    ///   - There are no descriptors or no memory. Rank 0's process raises its soft limit of open
+    ///     files if the number of ranks needs that.
+    ///   - This process's user is the overflow user (65534), and there are other processes.
+    /// - With an NCCL id: no NCCL from 2.19 on, no CUDA, no such GPU; what NCCL says.
+    pub fn connect(self) -> Result<Communicator> {
+        self.check_backend()?;
+        match self.id {
+            Some(id) => self.connect_nccl(&id),
+            None => match self.connect_ranks(1)?.pop() {
+                Some(communicator) => Ok(communicator),
+                None => bail!(System, "the bootstrap gave no communicator"),
+            },
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
+    /// [`connect`](Self::connect) for a process that has several ranks of a job, from
+    /// [`rank`](Self::rank) on. Gives them in order, each to be moved to its thread. Collective
+    /// between processes.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect); an NCCL id, with which each rank connects by itself.
+    pub fn connect_ranks(self, count: u32) -> Result<Vec<Communicator>> {
+        self.check_backend()?;
+        if self.id.is_some() {
+            bail!(InvalidArgument, "with an NCCL id each rank connects by itself");
+        }
+        let Some(job) = self.job.as_deref().filter(|job| !job.is_empty()) else {
+            bail!(InvalidArgument, "a job has a name");
+        };
+        let world_size = self.world_size.unwrap_or(1);
+        if world_size == 0 || world_size > MAX_RANKS {
+            bail!(InvalidArgument, "world_size is {world_size}; between processes it is 1 to {MAX_RANKS}");
+        }
+        let timeout = self.own_timeout()?;
+        let participant = Participant {
+            job,
+            secret: None,
+            world_size,
+            first_rank: self.own_rank().0,
+            rank_count: count,
+            deadline: deadline_after(timeout),
+        };
+        let backends = host::between_processes(&participant)?;
+        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
+    }
 
-    use super::*;
+    fn connect_nccl(self, id: &NcclId) -> Result<Communicator> {
+        let (rank, timeout) = (self.own_rank(), self.own_timeout()?);
+        let (world_size, ordinal) = (self.world_size.unwrap_or(1), self.device.unwrap_or(0));
+        let control = self.control.map(|control| control.backend);
+        let backend = nccl::connect(id, rank, world_size, ordinal, control, deadline_after(timeout));
+        Ok(Communicator::new(backend.map_err(|e| e.on_rank(rank))?, timeout))
+    }
 
-    #[test]
-    fn the_longest_timeout_is_no_shorter_than_the_default() {
-        let deadline = Communicator::builder().participant(Duration::MAX).deadline;
-        assert!(deadline > Instant::now() + 100 * DEFAULT_TIMEOUT);
+    /// Checks that the values which choose the backend of [`connect`](Self::connect) agree.
+    fn check_backend(&self) -> Result<()> {
+        match (self.id, self.backend.unwrap_or(BackendKind::Auto)) {
+            (Some(_), _) if self.job.is_some() => {
+                bail!(InvalidArgument, "ranks find each other by an NCCL id or by a job's name, not by both")
+            }
+            (Some(_), BackendKind::Host) => bail!(InvalidArgument, "an NCCL id is not for the backend \"host\""),
+            (None, BackendKind::Nccl) => bail!(InvalidArgument, "the backend \"nccl\" connects by an NCCL id"),
+            (None, _) if self.device.is_some() => bail!(InvalidArgument, "a device is for ranks with an NCCL id"),
+            _ => Ok(()),
+        }
+    }
+
+    fn own_rank(&self) -> Rank {
+        self.rank.unwrap_or(Rank(0))
+    }
+
+    fn own_timeout(&self) -> Result<Duration> {
+        self.timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), Ok)
     }
 }

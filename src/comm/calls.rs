@@ -36,7 +36,7 @@ impl Communicator {
         let turn = ticket.wait(deadline, || self.backend.check(), label);
         turn.map_err(|error| match self.backend.check() {
             // This rank leaves a collective out, so its peers must not wait for it.
-            Ok(()) => self.backend.give_up(error),
+            Ok(()) => self.backend.fail(error),
             Err(_) => error,
         })?;
         ticket.run(call)
@@ -57,32 +57,23 @@ impl Communicator {
     pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         self.check_request(request).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.run_accepted(request) }
+        unsafe { self.run_checked(request) }
     }
 
     /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
     pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        self.check_buffers(&request.signature.call, request.input, request.output)?;
-        self.check_spaces(request)
+        let (call, sides) = (&request.signature.call, [request.input, request.output]);
+        self.check_buffers(call, sides)?;
+        self.check_spaces(call, sides, request.stream)
     }
 
-    /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers).
+    /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers) and
+    /// [`check_spaces`](Self::check_spaces).
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run); and the buffers have passed that check.
+    /// As [`run`](Self::run); and the request has passed these checks.
     pub(crate) unsafe fn run_checked(&self, request: &Request<'_>) -> Result<()> {
-        self.check_spaces(request).map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.run_accepted(request) }
-    }
-
-    /// [`run`](Self::run) after [`check_request`](Self::check_request).
-    ///
-    /// # Safety
-    ///
-    /// As [`run`](Self::run); and the request has passed that check.
-    pub(crate) unsafe fn run_accepted(&self, request: &Request<'_>) -> Result<()> {
         // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
@@ -90,14 +81,17 @@ impl Communicator {
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
-    pub(crate) fn check_buffers(&self, call: &Call, input: Address, output: Address) -> Result<()> {
+    pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
         check_buffers(call, self.group_rank(), self.world_size() as usize, input.addr(), output.addr())
     }
 
     /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
     /// buffers that have passed [`check_buffers`](Self::check_buffers).
     pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: &Request<'a>) -> Result<()> {
-        self.check_process().and_then(|()| self.check_spaces(request)).map_err(|e| request.label(e))?;
+        let sides = [request.input, request.output];
+        self.check_process()
+            .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
+            .map_err(|e| request.label(e))?;
         group.push(&*self.backend, request.with_used_sides(self.group_rank()))
     }
 
@@ -121,11 +115,16 @@ impl Communicator {
         GroupRank(self.rank().0)
     }
 
-    /// Checks that the buffers are in memory that the backend reaches.
-    fn check_spaces(&self, request: &Request<'_>) -> Result<()> {
-        let (call, rank) = (&request.signature.call, self.group_rank());
-        let own = self.space();
-        match (request.stream.map(|stream| stream.device().ordinal()), own) {
+    /// Checks that the buffers that a call uses on this rank are in memory that the backend reaches
+    /// from the stream.
+    pub(crate) fn check_spaces(
+        &self,
+        call: &Call,
+        [input, output]: [Address; 2],
+        stream: Option<&Arc<CudaStream>>,
+    ) -> Result<()> {
+        let (rank, own) = (self.group_rank(), self.space());
+        match (stream.map(|stream| stream.device().ordinal()), own) {
             (Some(_), MemorySpace::Host) => {
                 bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")
             }
@@ -134,15 +133,14 @@ impl Communicator {
             }
             _ => {}
         }
-        let uses =
-            [("input", request.input, call.reads_input(rank)), ("output", request.output, call.writes_output(rank))];
+        let uses = [("input", input, call.reads_input(rank)), ("output", output, call.writes_output(rank))];
         for (name, address, used) in uses {
             if !used || address.space == own || call.block_elements == 0 {
                 continue;
             }
             match address.space {
                 // It is copied to the GPU and back.
-                MemorySpace::Host if request.stream.is_none() => {}
+                MemorySpace::Host if stream.is_none() => {}
                 MemorySpace::Host => bail!(
                     InvalidBuffer,
                     "the {name} is in host memory; what is enqueued on a CUDA stream has its tensors in {own}, such as \
@@ -183,7 +181,7 @@ impl Communicator {
     /// Waits for what was enqueued on a stream. An error ends the communicator.
     pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
         stream.synchronize(deadline, || self.check_alive()).map_err(|error| {
-            let error = self.backend.give_up(error);
+            let error = self.backend.fail(error);
             self.backend.drain(Some(stream));
             error
         })

@@ -51,7 +51,7 @@ impl Watch for Loopback {
         self.ended.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    fn give_up(&self, error: Error) -> Error {
+    fn fail(&self, error: Error) -> Error {
         self.ended.get_or_init(|| error).clone()
     }
 }
@@ -105,7 +105,7 @@ impl Backend for Loopback {
             Collective::AllGather => unsafe {
                 (0..WORLD_SIZE).for_each(|rank| output.add(rank * len).copy_from(input, len));
             },
-            _ => return Err(self.give_up(Error::new(ErrorKind::Unsupported, format!("{call} is not looped back")))),
+            _ => return Err(self.fail(Error::new(ErrorKind::Unsupported, format!("{call} is not looped back")))),
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ pub(crate) use signature::{Purpose, Signature};
 /// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until
 ///   the deadline. Calls without elements are not compared either. If a peer fails, aborts or dies,
 ///   ranks that wait for it return an error at once if all ranks are on one machine and met through
-///   [`Environment`](crate::Environment) or [`nccl_in_process`](Self::nccl_in_process), otherwise
+///   [`Environment`](crate::Environment) or [`CommunicatorBuilder::in_process`], otherwise
 ///   at their deadline. They also wait until their deadline for a peer that dropped its handles.
 ///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. A
 ///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
@@ -142,6 +142,7 @@ impl Communicator {
 
     /// The same rank with another timeout: for all calls from now on, or for one, as in
     /// `communicator.with_timeout(short).barrier()`.
+    #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Communicator { timeout, ..self.clone() }
     }

@@ -190,7 +190,8 @@ impl ExecutionContext {
     /// on this rank, and an output that is not written on it, may be absent.
     ///
     /// ```
-    /// # use distcollective::{Builder, Communicator, DataType, DistCollective, Network, ReduceOperation, inputs, outputs};
+    /// # use distcollective::{Builder, Communicator, DataType, DistCollective, Network};
+    /// # use distcollective::{ReduceOperation, inputs, outputs};
     /// # let mut network = Network::new();
     /// # let x = network.add_input("x", DataType::Float32, [2])?;
     /// # let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1), x)?;

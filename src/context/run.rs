@@ -338,9 +338,11 @@ impl<'a> EngineRun<'a> {
         };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
+        let role = self.binding.role(id);
+        role.check_spaces(call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
         // SAFETY: the call was made for the shapes of these tensors, which
         // `CommunicatorBinding::check` has found right, or which lie in places of the memory plan.
-        unsafe { self.binding.role(id).run(call, &resolved.subject, sides, self.deadline, self.executor) }
+        unsafe { role.run(call, &resolved.subject, sides, self.deadline, self.executor) }
     }
 
     /// # Safety

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::{Finding, bounded};
+use super::{Probe, bounded};
 use crate::comm::nccl;
 use crate::cuda::{Device, device_count};
 use crate::error::Result;
@@ -24,16 +24,18 @@ pub struct Gpu {
     pub bus_id: String,
     /// The number of its multiprocessors.
     pub multiprocessors: u32,
-    /// Whether layers of several ranks run on it, as TensorRT has it: from compute capability 8.0 on.
+    /// Whether layers of several ranks run on it, as TensorRT has it: from compute capability 8.0
+    /// on.
     pub runs_layers: bool,
-    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else a kernel does, after an exchange of inputs.
+    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else a kernel does, after
+    /// an exchange of inputs.
     pub reduces_float8: bool,
     /// Why kernels cannot be compiled for it and loaded, where they cannot.
     pub kernel_problem: Option<String>,
 }
 
 /// All GPUs that this process sees.
-pub(super) fn all(deadline: Instant) -> Finding<Vec<Finding<Gpu>>> {
+pub(super) fn all(deadline: Instant) -> Probe<Vec<Probe<Gpu>>> {
     let count = bounded("counting the GPUs", deadline, device_count);
     count.map(|count| (0..count).map(|ordinal| Gpu::look(ordinal, deadline).into()).collect()).into()
 }

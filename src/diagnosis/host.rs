@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use super::Finding;
+use super::Probe;
 use crate::comm::host;
 use crate::error::error;
 
@@ -16,9 +16,9 @@ pub struct Host {
     /// The system and its version: `Linux 6.8.0`.
     pub system: String,
     /// The cores that this process may use.
-    pub cores: Finding<usize>,
+    pub cores: Probe<usize>,
     /// The memory that programs can still get, by the kernel's estimate.
-    pub memory_available_bytes: Finding<u64>,
+    pub memory_available_bytes: Probe<u64>,
     /// The memory limit of this process's control group, if there is one.
     pub memory_limit_bytes: Option<u64>,
     /// The size of `/dev/shm`, if there is one. NCCL shares memory between ranks of one machine
@@ -33,7 +33,7 @@ pub struct Host {
     /// processes needs one or a few.
     pub mappings: Option<u64>,
     /// About how many ranks can be processes of their own, or what the system lacks for them.
-    pub processes: Finding<u32>,
+    pub processes: Probe<u32>,
 }
 
 /// The limits of open files of a process; `None` means that there is no limit.

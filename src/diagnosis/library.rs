@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::{Finding, bounded};
+use super::{Probe, bounded};
 use crate::comm::nccl;
 use crate::cuda::{driver_version, nvrtc_version};
 use crate::error::Result;
@@ -28,25 +28,27 @@ pub struct Nccl {
     pub version: String,
     /// The file that it was loaded from, or the name by which it was found.
     pub file: String,
-    /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and receives.
+    /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and
+    /// receives.
     pub has_all_to_all: bool,
-    /// Whether it has symmetric windows, from 2.27 on, through which collectives reach the ranks' memory directly.
+    /// Whether it has symmetric windows, from 2.27 on, through which collectives reach the ranks'
+    /// memory directly.
     pub has_windows: bool,
     /// Whether several ranks may share one GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
     pub shares_gpus: bool,
 }
 
-pub(super) fn driver(deadline: Instant) -> Finding<Library> {
+pub(super) fn driver(deadline: Instant) -> Probe<Library> {
     let version = bounded("asking the driver for its version", deadline, driver_version);
     Library::of(version, "libcuda.so").into()
 }
 
-pub(super) fn nvrtc(deadline: Instant) -> Finding<Library> {
+pub(super) fn nvrtc(deadline: Instant) -> Probe<Library> {
     let version = bounded("asking NVRTC for its version", deadline, nvrtc_version);
     Library::of(version, "libnvrtc.so").into()
 }
 
-pub(super) fn nccl() -> Finding<Nccl> {
+pub(super) fn nccl() -> Probe<Nccl> {
     let look = || {
         let library = nccl::library()?;
         Ok(Nccl {
@@ -67,7 +69,8 @@ impl Library {
     }
 }
 
-/// The file of a loaded library whose name begins like this, as the kernel knows it: links have been followed.
+/// The file of a loaded library whose name begins like this, as the kernel knows it: links have
+/// been followed.
 fn file_of(name: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let mut files = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));

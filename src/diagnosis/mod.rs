@@ -1,7 +1,8 @@
-//! What is on this machine, and what follows from it for ranks. `distcollective doctor` shows it.
+//! What is on this machine, and what follows from it for ranks. `distcollective doctor` shows it;
+//! it is no part of the public API.
 //!
 //! ```
-//! use distcollective::Diagnosis;
+//! use distcollective::diagnosis::Diagnosis;
 //!
 //! let diagnosis = Diagnosis::collect();
 //! for sentence in diagnosis.conclusions.iter().chain(&diagnosis.warnings) {
@@ -9,11 +10,11 @@
 //! }
 //! ```
 
+mod assessment;
 mod gpu;
 mod host;
 mod launch;
 mod library;
-mod verdict;
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -28,48 +29,49 @@ pub use library::{Library, Nccl};
 use crate::cuda::helper;
 use crate::error::Result;
 
-/// How long the driver and the compiler may take altogether. A GPU that hangs is one of the things to find out.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the driver and the compiler may take altogether. A GPU that hangs is one of the things
+/// to find out.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What was found, or in words why it was not. It is serialized as the value itself, or as an object with the one field
-/// `problem`.
+/// One fact about this machine: its value, or why it could not be found out. It is serialized as
+/// the value itself, or as an object with the one field `problem`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Finding<T> {
-    /// What was found.
+pub enum Probe<T> {
+    /// The value.
     Found(T),
-    /// It was not.
+    /// There is no value.
     Missing {
         /// Why not.
         problem: String,
     },
 }
 
-impl<T> Finding<T> {
-    /// What was found.
+impl<T> Probe<T> {
+    /// The value, if there is one.
     pub fn found(&self) -> Option<&T> {
         match self {
-            Finding::Found(found) => Some(found),
-            Finding::Missing { .. } => None,
+            Probe::Found(found) => Some(found),
+            Probe::Missing { .. } => None,
         }
     }
 
-    /// Why it was not.
+    /// Why there is no value.
     pub fn problem(&self) -> Option<&str> {
         match self {
-            Finding::Found(_) => None,
-            Finding::Missing { problem } => Some(problem),
+            Probe::Found(_) => None,
+            Probe::Missing { problem } => Some(problem),
         }
     }
 }
 
-impl<T> From<Result<T>> for Finding<T> {
+impl<T> From<Result<T>> for Probe<T> {
     fn from(result: Result<T>) -> Self {
         match result {
-            Ok(found) => Finding::Found(found),
+            Ok(found) => Probe::Found(found),
             Err(error) => {
                 let cause = error.source().map_or(String::new(), |cause| format!(" ({cause})"));
-                Finding::Missing { problem: format!("{error}{cause}") }
+                Probe::Missing { problem: format!("{error}{cause}") }
             }
         }
     }
@@ -86,29 +88,30 @@ pub struct Diagnosis {
     /// What the environment says of ranks and libraries.
     pub launch: Launch,
     /// CUDA's driver; its version is that of the newest CUDA that it is for.
-    pub driver: Finding<Library>,
+    pub driver: Probe<Library>,
     /// The GPUs, by their number among those that this process sees.
-    pub gpus: Finding<Vec<Finding<Gpu>>>,
+    pub gpus: Probe<Vec<Probe<Gpu>>>,
     /// CUDA's run-time compiler.
-    pub nvrtc: Finding<Library>,
+    pub nvrtc: Probe<Library>,
     /// NCCL.
-    pub nccl: Finding<Nccl>,
+    pub nccl: Probe<Nccl>,
     /// MPI.
-    pub mpi: Finding<Library>,
-    /// For up to so many ranks on this machine the backend "auto" is NCCL, and for more the host; it may be NCCL for more where
-    /// [`Nccl::shares_gpus`].
+    pub mpi: Probe<Library>,
+    /// The number of ranks on this machine up to which the backend "auto" is NCCL. For more ranks
+    /// it is the host, or NCCL if [`Nccl::shares_gpus`].
     pub nccl_ranks: u32,
     /// What follows, in sentences.
     pub conclusions: Vec<String>,
-    /// What is wrong or will disappoint, in sentences.
+    /// What is wrong or will not work, in sentences.
     pub warnings: Vec<String>,
 }
 
 impl Diagnosis {
-    /// Looks at everything. It takes up to half a minute where a GPU hangs, and does not fail: what cannot be found out is a
-    /// [`Finding`] that says why. The GPUs are opened as ranks would open them.
+    /// Collects all facts, and what follows from them. It opens the GPUs as ranks would open them.
+    /// It does not fail: a fact that cannot be found out is a [`Probe`] that says why. If a GPU
+    /// hangs, it takes up to half a minute.
     pub fn collect() -> Self {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PROBE_TIMEOUT;
         let mut diagnosis = Diagnosis {
             version: env!("CARGO_PKG_VERSION"),
             host: Host::look(),
@@ -117,12 +120,12 @@ impl Diagnosis {
             gpus: gpu::all(deadline),
             nvrtc: library::nvrtc(deadline),
             nccl: library::nccl(),
-            mpi: Finding::Missing { problem: "not built in: there is no MPI backend yet".to_owned() },
+            mpi: Probe::Missing { problem: "not built in: there is no MPI backend yet".to_owned() },
             nccl_ranks: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),
         };
-        verdict::conclude(&mut diagnosis);
+        assessment::assess(&mut diagnosis);
         diagnosis
     }
 }

@@ -55,16 +55,25 @@ impl Role {
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
-    pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
+    pub(crate) fn check_buffers(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
         match self {
             Role::Skip => Ok(()),
-            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, input.addr(), output.addr()),
-            Role::Member(communicator) => communicator.check_buffers(call, input, output),
+            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, sides[0].addr(), sides[1].addr()),
+            Role::Member(communicator) => communicator.check_buffers(call, sides),
+        }
+    }
+
+    /// Checks that the buffers that a call uses on this rank are in memory that the communicator
+    /// reaches from the executor.
+    pub(crate) fn check_spaces(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
+        match self {
+            Role::Skip | Role::Identity => Ok(()),
+            Role::Member(communicator) => communicator.check_spaces(call, sides, executor.stream()),
         }
     }
 
     /// Runs the layer's call, or enqueues it, on buffers that have passed
-    /// [`check_buffers`](Self::check_buffers).
+    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
     ///
     /// # Safety
     ///
@@ -174,18 +183,15 @@ impl<'a> Roles<'a> {
 /// ```
 /// use distcollective::{Communicator, DataType, DistCollective, ReduceOperation};
 ///
-/// let ranks = Communicator::in_process(2)?.into_iter().map(|communicator| {
-///     std::thread::spawn(move || {
-///         let layer = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("grad_sync").into_layer();
-///         let bound = layer.bind(&communicator, DataType::Float32)?;
-///         let mut y = [0.0f32; 2];
-///         bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
-///         Ok::<_, distcollective::Error>(y)
-///     })
-/// });
-/// for rank in ranks.collect::<Vec<_>>() {
-///     assert_eq!(rank.join().unwrap()?, [2.0, 4.0]);
-/// }
+/// let sums = Communicator::spawn(2, |communicator| {
+///     let all_reduce = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2);
+///     let layer = all_reduce.named("grad_sync").into_layer();
+///     let bound = layer.bind(&communicator, DataType::Float32)?;
+///     let mut y = [0.0f32; 2];
+///     bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
+///     Ok(y)
+/// })?;
+/// assert_eq!(sums, [[2.0, 4.0]; 2]);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -241,6 +247,12 @@ impl BoundLayer {
         Call::new(self.layer.collective, self.data_type, input.element_count(), self.role.group_len())
     }
 
+    /// Checks the buffers of a run. It is not done again when the run's turn comes.
+    fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
+        let checked = self.role.check_buffers(call, sides).and_then(|()| self.role.check_spaces(call, sides, executor));
+        checked.map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))
+    }
+
     /// Where input and output may share memory on this rank.
     ///
     /// # Errors
@@ -256,6 +268,7 @@ impl BoundLayer {
     }
 
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
+    #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         BoundLayer { communicator: self.communicator.with_timeout(timeout), ..self.clone() }
     }
@@ -304,7 +317,7 @@ impl BoundLayer {
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.communicator.deadline();
         let (call, subject) = (self.call(&shape), &self.layer.subject);
-        self.role.check_buffers(&call, sides).map_err(about)?;
+        self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
         let run = || unsafe { self.role.run(&call, subject, sides, deadline, Executor::Caller) };
         self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
@@ -336,9 +349,7 @@ impl BoundLayer {
         let call = self.call(&shape);
         let space = self.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        self.role
-            .check_buffers(&call, sides)
-            .map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))?;
+        self.check(&call, sides, Executor::of(stream.as_cuda()))?;
         let task = LayerTask { bound: self.clone(), call, sides, deadline: self.communicator.deadline() };
         Ok(stream.submit(task, None))
     }

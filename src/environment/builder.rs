@@ -73,8 +73,8 @@ impl Default for EnvironmentBuilder {
 
 impl EnvironmentBuilder {
     /// Sets this process's rank.
-    pub fn rank(mut self, rank: u32) -> Self {
-        self.given.rank = Some(rank);
+    pub fn rank(mut self, rank: impl Into<Rank>) -> Self {
+        self.given.rank = Some(rank.into().0);
         self
     }
 
@@ -302,17 +302,14 @@ impl Connecting<'_> {
     /// A host communicator of all ranks, which are on one machine.
     fn host_communicator(&self, job: &str) -> Result<Communicator> {
         let Discovery { world_size, rank, .. } = *self.discovery;
-        let builder = Communicator::builder().job(job).world_size(world_size).rank(rank);
-        match builder.timeout(self.left()).meet()?.pop() {
-            Some(communicator) => Ok(communicator),
-            None => bail!(System, "the bootstrap gave no communicator"),
-        }
+        Communicator::builder().job(job).world_size(world_size).rank(rank).timeout(self.left()).connect()
     }
 
     /// An NCCL communicator of all ranks. `host`, if there is one, tells ranks which rank fails.
     fn nccl_communicator(&self, id: &NcclId, host: Option<Communicator>) -> Result<Communicator> {
         let Discovery { world_size, rank, .. } = *self.discovery;
-        Communicator::nccl_beside(id, rank, world_size, self.ordinal, host, self.left())
+        let builder = Communicator::builder().nccl(id).world_size(world_size).rank(rank).device(self.ordinal);
+        builder.control(host).timeout(self.left()).connect()
     }
 
     /// The time until the deadline.

@@ -220,8 +220,9 @@ impl Environment {
     /// - `Disagreement`: names or ranks differ between ranks. Every rank gets this error, and the
     ///   communicator stays usable.
     /// - Those of [`Communicator::new_group`].
-    pub fn new_group(&self, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        self.groups.make(&self.communicator, name, ranks)
+    pub fn new_group(&self, name: &str, ranks: impl IntoIterator<Item: Into<Rank>>) -> Result<Option<Communicator>> {
+        let ranks: Vec<Rank> = ranks.into_iter().map(Into::into).collect();
+        self.groups.make(&self.communicator, name, &ranks)
     }
 
     /// The communicator of a named group; "default" is that of all ranks. `None` if this rank is

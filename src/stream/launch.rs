@@ -31,7 +31,7 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     // If the task itself failed, it has ended its communicator.
     let recorded = result.and_then(|()| {
         stream.record().map_err(|error| match &watch {
-            Some((watch, _)) => watch.give_up(error),
+            Some((watch, _)) => watch.fail(error),
             None => error,
         })
     });
@@ -84,7 +84,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
             return event.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
         };
         event.wait(*deadline, || watch.check()).map_err(|error| {
-            let error = watch.give_up(error);
+            let error = watch.fail(error);
             self.stream.drain();
             error
         })

@@ -50,7 +50,7 @@ pub(crate) trait Watch: Send + Sync {
 
     /// Ends the communicator because of an error of this rank. Gives the error that this call and
     /// every later one returns.
-    fn give_up(&self, error: Error) -> Error;
+    fn fail(&self, error: Error) -> Error;
 }
 
 /// Waits until it is a task's turn.
@@ -60,7 +60,7 @@ pub(super) fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>)
     turn.map_err(|error| match watch.check() {
         // This rank leaves a collective out, so the communicator ends: its peers would wait until
         // their deadline.
-        Ok(()) => watch.give_up(error),
+        Ok(()) => watch.fail(error),
         Err(_) => task.label(error),
     })
 }

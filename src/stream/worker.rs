@@ -208,7 +208,7 @@ impl<T: Task> Runnable for TaskCell<T> {
             if let Some((watch, deadline)) = task.watch()
                 && Instant::now() >= deadline
             {
-                return Err(watch.give_up(task.label(missed_turn())));
+                return Err(watch.fail(task.label(missed_turn())));
             }
             run_in_turn(&mut task, ticket, None)
         }))

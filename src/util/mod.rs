@@ -31,3 +31,8 @@ pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
     now.checked_add(timeout).unwrap_or(now + FAR)
 }
+
+#[test]
+fn the_longest_timeout_is_a_year() {
+    assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(60 * 60 * 24 * 364));
+}

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use distcollective::{Communicator, CommunicatorBuilder, ErrorKind, Rank, ReduceOperation, Result};
+use distcollective::{BackendKind, Communicator, CommunicatorBuilder, ErrorKind, NcclId, ReduceOperation, Result};
 
 use crate::processes::new_job;
 use crate::ranks::DEADLINE;
 
 pub fn rank_builder(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
-    Communicator::builder().job(job).world_size(world_size).rank(Rank(rank)).timeout(Duration::from_millis(400))
+    Communicator::builder().job(job).world_size(world_size).rank(rank).timeout(Duration::from_millis(400))
 }
 
 /// The processes of a job, as threads of this process.
-pub fn bootstrap_all(builders: Vec<CommunicatorBuilder>) -> Vec<Result<Vec<Communicator>>> {
-    let threads: Vec<_> = builders.into_iter().map(|builder| std::thread::spawn(move || builder.meet())).collect();
+pub fn bootstrap_all(builders: Vec<CommunicatorBuilder>) -> Vec<Result<Communicator>> {
+    let threads: Vec<_> = builders.into_iter().map(|builder| std::thread::spawn(move || builder.connect())).collect();
     threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
 }
 
@@ -26,7 +26,7 @@ fn a_bootstrap_says_which_ranks_are_missing() {
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert_eq!(error.to_string(), format!("job {job:?}: rank 1 of 3 did not come before the deadline"));
     }
-    let alone = rank_builder(&job, 2, 1).meet().expect_err("rank 0 is not there");
+    let alone = rank_builder(&job, 2, 1).connect().expect_err("rank 0 is not there");
     assert_eq!(alone.kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(
         alone.to_string(),
@@ -42,10 +42,10 @@ fn a_process_that_does_not_fit_ends_the_bootstrap_at_once() {
     let job = new_job();
     let hub = || {
         let builder = rank_builder(&job, 2, 0).timeout(DEADLINE);
-        std::thread::spawn(move || builder.meet().expect_err("a process does not fit"))
+        std::thread::spawn(move || builder.connect().expect_err("a process does not fit"))
     };
     let waiting = hub();
-    let wrong = rank_builder(&job, 5, 1).timeout(DEADLINE).meet().expect_err("5 is not 2");
+    let wrong = rank_builder(&job, 5, 1).timeout(DEADLINE).connect().expect_err("5 is not 2");
     assert_eq!(wrong.kind(), ErrorKind::Disagreement);
     let reason = format!("job {job:?}: ranks have to be given the same world size: rank 1 has 5, and rank 0 has 2");
     assert_eq!(wrong.to_string(), reason);
@@ -67,9 +67,9 @@ fn a_process_that_comes_when_all_are_there_is_not_noticed() {
         bootstrap_all(vec![rank_builder(&job, 2, 0).timeout(DEADLINE), rank_builder(&job, 2, 1).timeout(DEADLINE)]);
     let [hub, ranks] = both.try_into().expect("two processes");
     let (hub, ranks) = (hub.expect("a bootstrap"), ranks.expect("a bootstrap"));
-    assert!(rank_builder(&job, 2, 1).meet().is_err());
-    let other = std::thread::spawn(move || ranks[0].barrier());
-    hub[0].barrier().expect("a barrier");
+    assert!(rank_builder(&job, 2, 1).connect().is_err());
+    let other = std::thread::spawn(move || ranks.barrier());
+    hub.barrier().expect("a barrier");
     other.join().expect("no panic").expect("a barrier");
 }
 
@@ -83,7 +83,7 @@ fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
             rank_builder(&b, 2, 0),
             rank_builder(&a, 2, 1),
         ]);
-        let ranks: Vec<Communicator> = met.into_iter().flat_map(|r| r.expect("a bootstrap")).collect();
+        let ranks: Vec<Communicator> = met.into_iter().map(|r| r.expect("a bootstrap")).collect();
         let threads: Vec<_> = ranks
             .into_iter()
             .zip([1, 20, 20, 1])
@@ -102,13 +102,29 @@ fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
 
 #[test]
 fn numbers_that_do_not_fit_are_refused_before_any_wait() {
-    let errors = [
-        (Communicator::builder().meet(), "a job has a name"),
-        (rank_builder("x", 0, 0).meet(), "world_size is 0; between processes it is 1 to 1024"),
-        (rank_builder("x", 2, 2).meet(), "a process with 1 ranks from 2 does not fit a world of 2"),
-        (rank_builder("x", 2, 1).local_ranks(2).meet(), "a process with 2 ranks from 1 does not fit a world of 2"),
+    let new = Communicator::builder;
+    let id = NcclId::from_bytes(&[1; NcclId::BYTE_LEN]).expect("an id");
+    let several = [
+        (rank_builder("x", 2, 1).connect_ranks(2), "a process with 2 ranks from 1 does not fit a world of 2"),
+        (new().nccl(&id).connect_ranks(2), "with an NCCL id each rank connects by itself"),
+        (new().in_process(0), "a communicator has at least one rank"),
+        (new().backend(BackendKind::Nccl).in_process(0), "a communicator has at least one rank"),
+        (new().in_process(1025), "1025 ranks; a communicator on the host has at most 1024"),
+        (new().rank(1).in_process(2), "in_process makes all ranks of a communicator; rank is for connect"),
+        (new().job("x").in_process(2), "in_process makes all ranks of a communicator; job is for connect"),
     ];
-    for (result, text) in errors {
+    let one = [
+        (new().connect(), "a job has a name"),
+        (new().job("").connect(), "a job has a name"),
+        (rank_builder("x", 0, 0).connect(), "world_size is 0; between processes it is 1 to 1024"),
+        (rank_builder("x", 2, 2).connect(), "a process with 1 ranks from 2 does not fit a world of 2"),
+        (new().job("x").nccl(&id).connect(), "ranks find each other by an NCCL id or by a job's name, not by both"),
+        (new().backend(BackendKind::Host).nccl(&id).connect(), "an NCCL id is not for the backend \"host\""),
+        (new().backend(BackendKind::Nccl).job("x").connect(), "the backend \"nccl\" connects by an NCCL id"),
+        (new().device(1).job("x").connect(), "a device is for ranks with an NCCL id"),
+    ];
+    let one = one.map(|(result, text)| (result.map(|communicator| vec![communicator]), text));
+    for (result, text) in several.into_iter().chain(one) {
         let error = result.expect_err("it does not fit");
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, text));
     }

@@ -74,10 +74,10 @@ fn child() {
     let ranks = Communicator::builder()
         .job(std::env::var(JOB).expect("a job"))
         .world_size(round.processes)
-        .rank(Rank(rank))
+        .rank(rank)
         .timeout(round.timeout())
-        .meet();
-    let result = ranks.and_then(|mut ranks| program(ranks.remove(0), round));
+        .connect();
+    let result = ranks.and_then(|communicator| program(communicator, round));
     println!("\nended: {result:?}");
 }
 

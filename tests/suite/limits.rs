@@ -5,7 +5,7 @@ use std::process::Child;
 
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation};
 
-use crate::bootstrap::{bootstrap_all, rank_builder};
+use crate::bootstrap::rank_builder;
 use crate::processes::{Role, command, command_under, new_job};
 use crate::ranks::{DEADLINE, wait_all};
 
@@ -193,7 +193,7 @@ fn rank_0_with_few_files(limit: &str, world_size: u32) -> ((bool, String), Vec<S
     let ranks: Vec<_> = (1..world_size)
         .map(|rank| {
             let builder = rank_builder(&job, world_size, rank).timeout(DEADLINE);
-            std::thread::spawn(move || builder.meet().and_then(|ranks| ranks[0].barrier()))
+            std::thread::spawn(move || builder.connect().and_then(|communicator| communicator.barrier()))
         })
         .collect();
     let told = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
@@ -224,7 +224,6 @@ fn rank_0_without_descriptors_names_the_limit_on_every_rank_that_came() {
 #[test]
 fn a_process_with_all_ranks_needs_no_descriptors() {
     let job = new_job();
-    let all =
-        bootstrap_all(vec![rank_builder(&job, 3, 0).local_ranks(3)]).remove(0).expect("there is no other process");
+    let all = rank_builder(&job, 3, 0).connect_ranks(3).expect("there is no other process");
     assert_eq!(all.len(), 3);
 }

@@ -11,7 +11,9 @@ mod libraries;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use distcollective::{Communicator, MemorySpace, Rank, ReduceOperation, Result, Stream};
+use distcollective::{
+    BackendKind, Communicator, DataType, DistCollective, MemorySpace, Rank, ReduceOperation, Result, Stream,
+};
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
@@ -99,8 +101,11 @@ fn child() {
 
 /// Runs a body on ranks that are threads with a GPU each.
 fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators =
-        Communicator::nccl_in_process(ranks, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
+    let communicators = Communicator::builder()
+        .backend(BackendKind::Nccl)
+        .timeout(patient(TIMEOUT))
+        .in_process(ranks)
+        .unwrap_or_else(|error| panic!("{error}"));
     for result in on_communicators(deadline(), communicators, body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }
@@ -170,7 +175,7 @@ fn eager(communicator: &Communicator) -> Result<()> {
     communicator.barrier()?;
 
     let stream = cuda_stream(communicator)?;
-    let mut buffer = communicator.allocate(distcollective::DataType::Int32, [3])?;
+    let mut buffer = communicator.allocate(DataType::Int32, [3])?;
     buffer.write(0, &[rank as u8 + 1, 0, 0, 0].repeat(3))?;
     let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     let work = communicator.collective_async(sum, Operands::in_place(buffer), &stream)?;
@@ -185,15 +190,17 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
 
     // What nobody waits for is kept until it is done.
-    let forgotten = Buffer::zeroed_in(communicator.space(), distcollective::DataType::Float16, [1 << 16])?;
+    let forgotten = Buffer::zeroed_in(communicator.space(), DataType::Float16, [1 << 16])?;
     drop(communicator.collective_async(sum, Operands::in_place(forgotten), &stream)?);
     stream.synchronize()?;
 
     // Host memory cannot be enqueued; the other ranks do not notice.
-    let host = Operands::in_place(Buffer::zeroed(distcollective::DataType::Float32, [1])?);
+    let host = Operands::in_place(Buffer::zeroed(DataType::Float32, [1])?);
     let failed = communicator.collective_async(sum, host, &stream);
     let error = failed.expect_err("host memory on a CUDA stream").error.to_string();
     assert!(error.contains("on a CUDA stream has its tensors in the memory of GPU"), "{error}");
+
+    refuses_the_stream_of_another_gpu(communicator)?;
 
     let halves: Vec<Rank> = (0..n).filter(|r| r % 2 == rank % 2).rev().map(Rank).collect();
     let group = communicator.split(Some(rank % 2), -(rank as i32))?.expect("every rank has a color");
@@ -211,6 +218,21 @@ fn eager(communicator: &Communicator) -> Result<()> {
     all.all_reduce(&mut own, ReduceOperation::Max)?;
     assert_eq!(own[0] as u32, n - 1);
     communicator.clone().finalize()
+}
+
+/// A layer on raw addresses is checked when it is issued, and only then. The communicator goes on.
+fn refuses_the_stream_of_another_gpu(communicator: &Communicator) -> Result<()> {
+    let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
+    let n = communicator.world_size();
+    let (Ok(stream), true) = (Stream::cuda(ordinal ^ 1), n > 1) else { return Ok(()) };
+    let layer = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).into_layer();
+    let bound = layer.bind(communicator, DataType::Int32)?;
+    let x = [0i32];
+    // SAFETY: the call is refused, so no address is used.
+    let work = unsafe { bound.enqueue(x.as_ptr().cast(), x.as_ptr().cast_mut().cast(), &[1], &stream) };
+    let error = work.map(drop).expect_err("a stream of another GPU").to_string();
+    assert!(error.contains(&format!("the stream is one of GPU {}", ordinal ^ 1)), "{error}");
+    Ok(())
 }
 
 #[test]

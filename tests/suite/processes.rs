@@ -80,10 +80,9 @@ fn child() {
     let ranks = Communicator::builder()
         .job(job)
         .world_size(world_size)
-        .rank(Rank(first_rank))
-        .local_ranks(local_ranks)
+        .rank(first_rank)
         .timeout(if role == "sum until told, soon" { Duration::from_secs(1) } else { deadline() })
-        .meet()
+        .connect_ranks(local_ranks)
         .unwrap_or_else(|error| panic!("{error}"));
     let threads: Vec<_> = ranks
         .into_iter()
@@ -262,7 +261,7 @@ fn environment() -> Result<()> {
             (environment.seed(), environment.world_size(), environment.launcher()),
             (5 + round, 3, Launcher::Torch)
         );
-        let pair = environment.new_group("pair", &[Rank(2), Rank(0)])?;
+        let pair = environment.new_group("pair", [2, 0])?;
         assert_eq!(pair.is_some(), environment.rank() != Rank(1));
         if let Some(pair) = environment.group("pair")? {
             let mut both = [0i32; 2];
@@ -273,7 +272,7 @@ fn environment() -> Result<()> {
             environment.group("trio").expect_err("no such group").to_string(),
             "there is no group \"trio\"; there are \"default\", \"pair\""
         );
-        assert!(environment.new_group("pair", &[Rank(0)]).is_err());
+        assert!(environment.new_group("pair", [0]).is_err());
         environment.group("default")?.expect("everybody").barrier()?;
         if round == 0 {
             environment.finalize()?;

@@ -2,8 +2,8 @@
 //! compared with a copy on the device of as many bytes.
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, MemorySpace, Network, Shuffle,
-    TensorView, TensorViewMut,
+    BackendKind, Bindings, Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, MemorySpace, Network,
+    Shuffle, TensorView, TensorViewMut,
 };
 use serde_json::json;
 
@@ -114,8 +114,10 @@ fn list(dims: &[usize]) -> String {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let [communicator] = <[Communicator; 1]>::try_from(Communicator::nccl_in_process(1, TIMEOUT)?)
-        .map_err(|_| "one rank was asked for")?;
+    let [communicator] = <[Communicator; 1]>::try_from(
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(1)?,
+    )
+    .map_err(|_| "one rank was asked for")?;
     let MemorySpace::Cuda(ordinal) = communicator.space() else {
         return Err("the communicator is not on a GPU".into());
     };

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, MemorySpace, Network,
+    BackendKind, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, MemorySpace, Network,
     ReduceOperation, Shuffle, Stream,
 };
 use serde_json::json;
@@ -97,8 +97,10 @@ impl Snapshot {
 /// Creates everything, uses it and drops it. Every third round also drops work without waiting for
 /// it, and communicators without finalizing them.
 fn round(number: u32) -> Result<()> {
-    let [communicator] = <[Communicator; 1]>::try_from(Communicator::nccl_in_process(1, TIMEOUT)?)
-        .map_err(|_| "one rank was asked for")?;
+    let [communicator] = <[Communicator; 1]>::try_from(
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(1)?,
+    )
+    .map_err(|_| "one rank was asked for")?;
     let space = communicator.space();
     let MemorySpace::Cuda(ordinal) = space else { return Err("the communicator is not on a GPU".into()) };
     let stream = Stream::cuda(ordinal)?;

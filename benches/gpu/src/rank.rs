@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Error, ErrorKind,
+    BackendKind, Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Error, ErrorKind,
     ExecutionContext, MemorySpace, Network, ReduceOperation,
 };
 use serde_json::{Value, json};
@@ -31,7 +31,8 @@ pub struct Rank<'a> {
 /// Runs `body` on every rank for every size, and prints the results. A rank that fails drops its
 /// communicator, so that the others fail too.
 pub fn on_ranks(options: &Options, body: impl Fn(&mut Rank<'_>, &Value) -> Result<Vec<Value>> + Sync) -> Result<()> {
-    let communicators = Communicator::nccl_in_process(options.ranks, TIMEOUT)?;
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(options.ranks)?;
     let id = Id::new()?;
     Communicator::spawn_on(communicators, |communicator| {
         on_rank(communicator, id, &body).map_err(|error| Error::new(ErrorKind::System, error.to_string()))

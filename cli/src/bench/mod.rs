@@ -158,7 +158,7 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
         return start_processes(n);
     }
     let timeout = crate::timeout(arguments.timeout)?;
-    let communicators = Communicator::in_process_on(arguments.backend, n, timeout)?;
+    let communicators = Communicator::builder().backend(arguments.backend).timeout(timeout).in_process(n)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
     // Every rank returns the same number.
     let run = |communicator: Communicator| bench.run(&communicator).map_err(into_error);

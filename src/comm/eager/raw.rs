@@ -105,7 +105,7 @@ impl Task for RawCollective {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // SAFETY: the promise of `enqueue`, or buffers that the work owns; `new` has checked the
         // rules of memory, alignment and overlap for this stream.
-        unsafe { self.communicator.run_accepted(&self.request(stream)) }
+        unsafe { self.communicator.run_checked(&self.request(stream)) }
             .map_err(|error| error.on_rank(self.communicator.origin_rank()))
     }
 

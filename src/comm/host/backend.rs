@@ -308,7 +308,7 @@ impl Watch for HostBackend {
         self.check_alive()
     }
 
-    fn give_up(&self, error: Error) -> Error {
+    fn fail(&self, error: Error) -> Error {
         self.end(error)
     }
 }

@@ -44,7 +44,7 @@ use crate::handshake::Participant;
 
 pub(crate) use backend::HostBackend;
 pub(crate) use memory::free_memory::{available as memory_available, limit as memory_limit};
-pub(crate) use system::{check_system, most_processes};
+pub(crate) use system::{MAX_RANKS, check_system, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process.
 pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
@@ -53,6 +53,6 @@ pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
 
 /// This process's ranks of a communicator between processes.
 pub(crate) fn between_processes(participant: &Participant<'_>) -> Result<Vec<HostBackend>> {
-    let ranks = participant.first_rank..participant.first_rank + participant.rank_count;
-    Ok(bootstrap::connect(participant)?.backends(ranks))
+    let world = bootstrap::connect(participant)?;
+    Ok(world.backends(participant.first_rank..participant.first_rank + participant.rank_count))
 }

@@ -7,9 +7,11 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use rustix::process::getpid;
 
 use super::memory::{SharedMemory, SharedMemorySize};
-use crate::comm::builder::MAX_RANKS;
 use crate::error::{Error, Result, error};
 use crate::util::descriptors::OTHER_DESCRIPTORS;
+
+/// The most ranks of a communicator.
+pub(crate) const MAX_RANKS: u32 = 1024;
 
 /// Adds to an error the system call that failed and the system's text: `no shared memory of 4096
 /// bytes: fallocate: Cannot allocate memory (os error 12)`.

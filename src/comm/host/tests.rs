@@ -205,7 +205,8 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
     }
 }
 
-/// Rank 0's buffer is in symmetric memory and rank 1's is not. Only a broadcast from rank 0 is direct.
+/// Rank 0's buffer is in symmetric memory and rank 1's is not. Only a broadcast from rank 0 is
+/// direct.
 #[test]
 fn ranks_with_buffers_of_different_kinds_choose_the_same_transfer() {
     const LEN: usize = 4096;

@@ -53,12 +53,12 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<d
     let id = NcclId::new()?;
     // NCCL wants all ranks at once, each on a thread of its own.
     std::thread::scope(|scope| {
-        let meet = |(rank, control): (u32, host::HostBackend)| {
+        let connect = |(rank, control): (u32, host::HostBackend)| {
             let id = &id;
-            let meet = move || meet(id, Rank(rank), world_size, rank % gpus, Some(Arc::new(control)), deadline);
-            std::thread::Builder::new().spawn_scoped(scope, meet)
+            let connect = move || connect(id, Rank(rank), world_size, rank % gpus, Some(Arc::new(control)), deadline);
+            std::thread::Builder::new().spawn_scoped(scope, connect)
         };
-        let threads: Vec<_> = (0..world_size).zip(host::in_process(world_size)?).map(meet).collect();
+        let threads: Vec<_> = (0..world_size).zip(host::in_process(world_size)?).map(connect).collect();
         let joined = threads.into_iter().map(|thread| {
             let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
             thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
@@ -68,7 +68,7 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<d
 }
 
 /// A communicator of the ranks that have this id. `control` has the same ranks. Collective.
-pub(crate) fn meet(
+pub(crate) fn connect(
     id: &NcclId,
     rank: Rank,
     world_size: u32,

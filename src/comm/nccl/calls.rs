@@ -288,7 +288,8 @@ impl NcclBackend {
         let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let Elements { data_type, byte_len, block } = elements;
-        // What goes to a rank and comes from it: the number of a block of the input, and of one of the output.
+        // What goes to a rank and comes from it: the number of a block of the input, and of one of
+        // the output.
         let geometry = collective.operation().geometry();
         let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
         let block_of = |is_per_rank: bool, peer: usize| if is_per_rank { peer } else { 0 };

@@ -21,7 +21,7 @@ pub(super) unsafe fn run(group: &CallGroup<'_>) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { launch(group) }.map_err(|error| {
         let error = error.about(|| format!("a group of {} collectives", group.calls().count()));
-        backends(group).for_each(|backend| drop(backend.give_up(error.clone())));
+        backends(group).for_each(|backend| drop(backend.fail(error.clone())));
         error
     })
 }

@@ -179,8 +179,8 @@ impl NcclHandle {
         let mut is_open = lock(&self.is_open);
         self.check_open(*is_open)?;
         let device = Arc::clone(&self.device);
-        // SAFETY: NCCL takes a communicator from any thread. This one holds the lock until the call returns; if it does
-        // not, nothing uses the communicator again.
+        // SAFETY: NCCL takes a communicator from any thread. This one holds the lock until the call
+        // returns; if it does not, nothing uses the communicator again.
         let raw = unsafe { Sent::new(self.raw) };
         let called = helper::bounded(what, deadline, move || {
             let _current = device.enter()?;
@@ -293,7 +293,8 @@ impl Drop for NcclHandle {
             return;
         };
         let device = Arc::clone(&self.device);
-        // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any more.
+        // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any
+        // more.
         let raw = unsafe { Sent::new(self.raw) };
         // This thread may be the one that drops the peers' handles, after this one.
         helper::detach("ncclCommDestroy", move || {

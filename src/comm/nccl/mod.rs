@@ -22,7 +22,7 @@ mod window;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, in_process, meet};
+pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
 use domain::NcclDomain;
 use handle::NcclHandle;
 pub use id::NcclId;
@@ -100,7 +100,7 @@ impl NcclBackend {
 
     fn lock(&self, deadline: Instant) -> Result<MutexGuard<'_, RankState>> {
         // This rank leaves a collective out, so its peers must not wait for it.
-        rank_lock::take(&self.state, deadline).ok_or_else(|| self.give_up(rank_lock::missed()))
+        rank_lock::take(&self.state, deadline).ok_or_else(|| self.fail(rank_lock::missed()))
     }
 
     /// Runs one collective, with the rank lock held.
@@ -132,9 +132,9 @@ impl NcclBackend {
             }
             // Peers may be in this collective already, so no other can follow it.
             match request.stream {
-                Some(_) => self.give_up(error),
+                Some(_) => self.fail(error),
                 None => {
-                    let error = self.give_up(error);
+                    let error = self.fail(error);
                     // Until what was aborted has ended, it may use the caller's memory.
                     self.stream.drain();
                     error
@@ -244,7 +244,7 @@ impl Watch for NcclBackend {
         self.domain.asynchronous_error()
     }
 
-    fn give_up(&self, error: Error) -> Error {
+    fn fail(&self, error: Error) -> Error {
         self.domain.end(error);
         // If several errors end the domain, the first one counts.
         self.domain.ended().cloned().unwrap_or_else(|| error!(Aborted, "the communicator has ended"))
@@ -327,15 +327,15 @@ impl Backend for NcclBackend {
         let handle = {
             let _lock = self.lock(deadline)?;
             let handle = self.handle.split(color, key, deadline, &alive);
-            handle.map_err(|error| self.give_up(error.about(|| "split".to_owned())))?
+            handle.map_err(|error| self.fail(error.about(|| "split".to_owned())))?
         };
         let Some(group) = group else { return Ok(None) };
         let Some(handle) = handle else {
-            return Err(self.give_up(error!(System, "ncclCommSplit gave no communicator")));
+            return Err(self.fail(error!(System, "ncclCommSplit gave no communicator")));
         };
         let origins = group.members.iter().map(|&rank| self.origin(rank)).collect();
         let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.domain));
-        descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.give_up(error))
+        descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.fail(error))
     }
 
     /// Not a window. NCCL chooses its kernels by whether a buffer is in a window, and all ranks

@@ -56,7 +56,7 @@ impl NcclBackend {
             {
                 let _lock = self.lock(deadline)?;
                 let registered = memory.register(byte_len, deadline, &|| self.domain.check());
-                registered.map_err(|error| self.give_up(error.about(|| "allocate".to_owned())))?;
+                registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
             let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
@@ -85,7 +85,8 @@ impl SymmetricMemory {
     /// Registers the memory. Collective.
     fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
         let register = function!(self.handle.library, ncclCommWindowRegister)?;
-        // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory meanwhile.
+        // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory
+        // meanwhile.
         let address = unsafe { Sent::new(self.address) };
         // NCCL may write the window after the deadline, so this is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());

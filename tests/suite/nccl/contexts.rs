@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use distcollective::{
-    Bool, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind, MemorySpace,
-    Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, inputs, outputs,
+    BackendKind, Bool, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind,
+    MemorySpace, Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -19,7 +19,13 @@ pub fn play(name: &str, ranks: u32) {
     match name {
         seed if seed.starts_with("networks ") => {
             let seed = seed["networks ".len()..].parse().expect("a number");
-            let on = |n| Communicator::nccl_in_process(n, patient(TIMEOUT)).unwrap_or_else(|error| panic!("{error}"));
+            let on = |n| {
+                Communicator::builder()
+                    .backend(BackendKind::Nccl)
+                    .timeout(patient(TIMEOUT))
+                    .in_process(n)
+                    .unwrap_or_else(|error| panic!("{error}"))
+            };
             run_exact_networks(30, seed, &(1..=ranks).map(on).collect::<Vec<_>>());
         }
         "casts" => on_gpus(ranks, |communicator| casts(&communicator)),

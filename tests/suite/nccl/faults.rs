@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::{
-    Buffer, Builder, Collective, Communicator, DataType, DistCollective, Error, ErrorKind, MemorySpace, NcclId,
-    Network, Operands, Rank, ReduceOperation, Result, Stream, inputs, outputs,
+    BackendKind, Buffer, Builder, Collective, Communicator, DataType, DistCollective, Error, ErrorKind, MemorySpace,
+    NcclId, Network, Operands, Rank, ReduceOperation, Result, Stream, inputs, outputs,
 };
 use fake_gpu::Variant;
 
@@ -26,7 +26,14 @@ pub fn play(name: &str, ranks: u32) {
     match name {
         "init" => {
             let begin = Instant::now();
-            println!("{}", Communicator::nccl_in_process(ranks, SHORT).expect_err("it cannot be made"));
+            println!(
+                "{}",
+                Communicator::builder()
+                    .backend(BackendKind::Nccl)
+                    .timeout(SHORT)
+                    .in_process(ranks)
+                    .expect_err("it cannot be made")
+            );
             assert!(begin.elapsed() < Duration::from_secs(5), "it is bounded");
         }
         "sum" => sums(ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)),
@@ -65,7 +72,8 @@ fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 
 
 /// [`sums`] with another deadline.
 fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
     let results = on_communicators(deadline, communicators, move |communicator| {
         let communicator = communicator.with_timeout(SHORT);
         let error = call(&communicator).expect_err("it fails");
@@ -99,7 +107,8 @@ fn windows(communicator: &Communicator) -> Result<()> {
 
 /// A rank that does not come: the others wait until their deadline, and the communicator ends for all.
 fn late_rank(ranks: u32) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
     let results = on_communicators(DEADLINE, communicators, move |communicator| {
         if communicator.rank() == Rank(0) {
             // It comes when the others have given up.
@@ -114,7 +123,8 @@ fn late_rank(ranks: u32) {
 
 /// A rank that gives up tells the others at once, through the communicator on the host beside NCCL's.
 fn abort(ranks: u32) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
     let begin = Instant::now();
     let results = on_communicators(DEADLINE, communicators, move |communicator| -> Error {
         if communicator.rank() == Rank(0) {
@@ -133,7 +143,8 @@ fn abort(ranks: u32) {
 
 /// Buffers, streams and work outlive the communicator and each other.
 fn leaving(ranks: u32) {
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
     let results = on_communicators(DEADLINE, communicators, move |communicator| -> Result<()> {
         let mut buffer = communicator.allocate(DataType::Float32, [1024])?;
         communicator.all_reduce(&mut buffer, ReduceOperation::Sum)?;
@@ -157,7 +168,8 @@ fn leaving(ranks: u32) {
 /// waited for them would return after rank 0's abort.
 fn drop_while_aborts_hang(ranks: u32) {
     let has_aborted = Arc::new(AtomicBool::new(false));
-    let communicators = Communicator::nccl_in_process(ranks, TIMEOUT).expect("ranks");
+    let communicators =
+        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
     let results = on_communicators(LONG, communicators, move |communicator| -> Result<bool> {
         let buffer = communicator.allocate(DataType::Float32, [1024])?;
         communicator.barrier()?;

@@ -15,7 +15,14 @@ const DEVICES: usize = 8;
 /// Plays a role in a child.
 pub fn play(name: &str, ranks: u32) {
     match name {
-        "refused" => println!("{}", Communicator::nccl_in_process(ranks, TIMEOUT).expect_err("something is missing")),
+        "refused" => println!(
+            "{}",
+            Communicator::builder()
+                .backend(BackendKind::Nccl)
+                .timeout(TIMEOUT)
+                .in_process(ranks)
+                .expect_err("something is missing")
+        ),
         "integers" => on_gpus(ranks, |communicator| communicator.all_reduce(&mut [1i32], ReduceOperation::Avg)),
         "average" => on_gpus(ranks, |communicator| {
             let error = communicator.all_reduce(&mut [1f32], ReduceOperation::Avg).expect_err("there is no compiler");
@@ -23,7 +30,8 @@ pub fn play(name: &str, ranks: u32) {
             Ok(())
         }),
         "auto" => {
-            let communicators = Communicator::in_process_on(BackendKind::Auto, 2, TIMEOUT).expect("two ranks");
+            let communicators =
+                Communicator::builder().backend(BackendKind::Auto).timeout(TIMEOUT).in_process(2).expect("two ranks");
             println!("on {}", communicators[0].backend());
         }
         "id" => {

@@ -1,13 +1,13 @@
 //! What follows from the facts.
 
-use super::{Diagnosis, Finding, Gpu, Host};
+use super::{Diagnosis, Gpu, Host, Probe};
 use crate::util::text::{count_of, list_of};
 
 /// What a container has of `/dev/shm` unless told otherwise.
 const SMALL_DEV_SHM: u64 = 64 << 20;
 
 /// Adds the conclusions and the warnings.
-pub(super) fn conclude(diagnosis: &mut Diagnosis) {
+pub(super) fn assess(diagnosis: &mut Diagnosis) {
     let (nccl_ranks, auto) = backend(diagnosis);
     diagnosis.warnings = warnings_of_host(diagnosis);
     diagnosis.warnings.extend(warnings_of_gpus(diagnosis, nccl_ranks));
@@ -19,8 +19,8 @@ pub(super) fn conclude(diagnosis: &mut Diagnosis) {
 fn backend(diagnosis: &Diagnosis) -> (u32, String) {
     let on_host = |obstacle: &str| (0, format!("\"auto\" is the host backend; NCCL cannot be used: {obstacle}"));
     let (gpus, nccl) = match (&diagnosis.gpus, &diagnosis.nccl) {
-        (Finding::Missing { problem }, _) | (_, Finding::Missing { problem }) => return on_host(problem),
-        (Finding::Found(gpus), Finding::Found(nccl)) => (gpus, nccl),
+        (Probe::Missing { problem }, _) | (_, Probe::Missing { problem }) => return on_host(problem),
+        (Probe::Found(gpus), Probe::Found(nccl)) => (gpus, nccl),
     };
     if gpus.is_empty() {
         return on_host("there is no GPU");
@@ -65,8 +65,8 @@ fn warnings_of_host(diagnosis: &Diagnosis) -> Vec<String> {
         warnings.push(format!("ranks cannot meet as they were launched: {problem}"));
     }
     match (&host.processes, host.cores.found()) {
-        (Finding::Missing { problem }, _) => warnings.push(format!("ranks cannot be processes: {problem}")),
-        (Finding::Found(processes), Some(&cores)) if (*processes as usize) < cores => {
+        (Probe::Missing { problem }, _) => warnings.push(format!("ranks cannot be processes: {problem}")),
+        (Probe::Found(processes), Some(&cores)) if (*processes as usize) < cores => {
             let text =
                 "so few files may be open that fewer ranks can be processes than there are cores; see `ulimit -n`";
             warnings.push(text.to_owned());
@@ -82,8 +82,8 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
     let mut gpus: Vec<(u32, &Gpu)> = Vec::new();
     for (number, gpu) in (0..).zip(diagnosis.gpus.found().into_iter().flatten()) {
         match gpu {
-            Finding::Found(gpu) => gpus.push((number, gpu)),
-            Finding::Missing { problem } => warnings.push(format!(
+            Probe::Found(gpu) => gpus.push((number, gpu)),
+            Probe::Missing { problem } => warnings.push(format!(
                 "GPU {number} cannot be used: {problem}. Ranks that are threads would be given it all the same; \
                  CUDA_VISIBLE_DEVICES can leave it out"
             )),
@@ -93,16 +93,16 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
         return warnings;
     }
     match &diagnosis.nccl {
-        Finding::Missing { .. } => {
+        Probe::Missing { .. } => {
             let (verb, them) = if gpus.len() == 1 { ("is", "it") } else { ("are", "them") };
             warnings.push(format!("there {verb} {}, and no NCCL that can use {them}", count_of(gpus.len(), "GPU")));
         }
-        Finding::Found(nccl) if !nccl.has_all_to_all => warnings.push(format!(
+        Probe::Found(nccl) if !nccl.has_all_to_all => warnings.push(format!(
             "NCCL {} is older than 2.28: all_to_all, gather and scatter are made of sends and receives{}",
             nccl.version,
             if nccl.has_windows { "" } else { ", and there are no symmetric windows" }
         )),
-        Finding::Found(_) => {}
+        Probe::Found(_) => {}
     }
     let old: Vec<u32> = gpus.iter().filter(|(_, gpu)| !gpu.runs_layers).map(|(number, _)| *number).collect();
     if !old.is_empty() {
@@ -138,8 +138,8 @@ mod tests {
     use super::super::{Launch, Library, Nccl, OpenFiles};
     use super::*;
 
-    fn missing<T>(problem: &str) -> Finding<T> {
-        Finding::Missing { problem: problem.to_owned() }
+    fn missing<T>(problem: &str) -> Probe<T> {
+        Probe::Missing { problem: problem.to_owned() }
     }
 
     fn gpu() -> Gpu {
@@ -156,20 +156,20 @@ mod tests {
     }
 
     /// A machine of four cores on which nothing is wrong, with these GPUs.
-    fn machine(gpus: Vec<Finding<Gpu>>) -> Diagnosis {
-        let library = || Finding::Found(Library { version: "13.0".to_owned(), file: None });
+    fn machine(gpus: Vec<Probe<Gpu>>) -> Diagnosis {
+        let library = || Probe::Found(Library { version: "13.0".to_owned(), file: None });
         Diagnosis {
             version: "1.0.0",
             host: Host {
                 system: "Linux".to_owned(),
-                cores: Finding::Found(4),
-                memory_available_bytes: Finding::Found(1 << 30),
+                cores: Probe::Found(4),
+                memory_available_bytes: Probe::Found(1 << 30),
                 memory_limit_bytes: None,
                 dev_shm_bytes: Some(1 << 30),
                 open_files: OpenFiles { soft: Some(1024), hard: None },
                 threads: Some(1000),
                 mappings: None,
-                processes: Finding::Found(505),
+                processes: Probe::Found(505),
             },
             launch: Launch {
                 launcher: None,
@@ -179,9 +179,9 @@ mod tests {
                 variables: Default::default(),
             },
             driver: library(),
-            gpus: Finding::Found(gpus),
+            gpus: Probe::Found(gpus),
             nvrtc: library(),
-            nccl: Finding::Found(Nccl {
+            nccl: Probe::Found(Nccl {
                 version: "2.30.7".to_owned(),
                 file: "libnccl.so.2".to_owned(),
                 has_all_to_all: true,
@@ -195,22 +195,22 @@ mod tests {
         }
     }
 
-    fn sharing(gpus: Vec<Finding<Gpu>>) -> Diagnosis {
+    fn sharing(gpus: Vec<Probe<Gpu>>) -> Diagnosis {
         let mut machine = machine(gpus);
-        if let Finding::Found(nccl) = &mut machine.nccl {
+        if let Probe::Found(nccl) = &mut machine.nccl {
             nccl.shares_gpus = true;
         }
         machine
     }
 
-    fn concluded(mut diagnosis: Diagnosis) -> Diagnosis {
-        conclude(&mut diagnosis);
+    fn assessed(mut diagnosis: Diagnosis) -> Diagnosis {
+        assess(&mut diagnosis);
         diagnosis
     }
 
     #[test]
     fn auto_is_nccl_for_as_many_ranks_as_there_are_gpus_from_the_first_on() {
-        let good = || Finding::Found(gpu());
+        let good = || Probe::Found(gpu());
         let bad = || missing("it is ill");
         for (machine, ranks, sentence) in [
             (machine(vec![]), 0, "\"auto\" is the host backend; NCCL cannot be used: there is no GPU"),
@@ -245,7 +245,7 @@ mod tests {
                 "\"auto\" is the host backend; NCCL could not do everything: no NVRTC",
             ),
         ] {
-            let diagnosis = concluded(machine);
+            let diagnosis = assessed(machine);
             assert_eq!((diagnosis.nccl_ranks, diagnosis.conclusions[0].as_str()), (ranks, sentence));
         }
     }
@@ -264,20 +264,20 @@ mod tests {
             room(&machine.host),
             "the host backend takes ranks as any number of threads; more ranks than the 4 cores take turns"
         );
-        assert_eq!(concluded(machine).warnings, ["ranks cannot be processes: no sockets"]);
+        assert_eq!(assessed(machine).warnings, ["ranks cannot be processes: no sockets"]);
     }
 
     #[test]
     fn what_is_wrong_is_warned_of_and_nothing_else() {
-        let good = || Finding::Found(gpu());
-        assert!(concluded(machine(vec![])).warnings.is_empty());
-        assert!(concluded(machine(vec![good(), good(), good(), good()])).warnings.is_empty());
+        let good = || Probe::Found(gpu());
+        assert!(assessed(machine(vec![])).warnings.is_empty());
+        assert!(assessed(machine(vec![good(), good(), good(), good()])).warnings.is_empty());
 
         let mut few = machine(vec![good(), missing("it is ill"), good()]);
-        few.host.cores = Finding::Found(1);
+        few.host.cores = Probe::Found(1);
         few.host.dev_shm_bytes = Some(64 << 20);
         few.launch.problem = Some("RANK is not set".to_owned());
-        let few = concluded(few).warnings;
+        let few = assessed(few).warnings;
         assert_eq!(few.len(), 3, "{few:#?}");
         assert_eq!(few[0], "ranks cannot meet as they were launched: RANK is not set");
         assert!(few[1].starts_with("GPU 1 cannot be used: it is ill. Ranks that are threads"), "{few:#?}");
@@ -285,14 +285,14 @@ mod tests {
 
         let mut container = machine(vec![good(), good()]);
         container.host.dev_shm_bytes = Some(64 << 20);
-        container.host.processes = Finding::Found(3);
-        let container = concluded(container).warnings;
+        container.host.processes = Probe::Found(3);
+        let container = assessed(container).warnings;
         assert_eq!(container.len(), 2, "{container:#?}");
         assert!(container[0].contains("`ulimit -n`") && container[1].starts_with("/dev/shm is as small"));
 
         let without_kernels = Gpu { kernel_problem: Some("CUDA says no".to_owned()), ..gpu() };
         assert_eq!(
-            concluded(machine(vec![good(), Finding::Found(without_kernels)])).warnings,
+            assessed(machine(vec![good(), Probe::Found(without_kernels)])).warnings,
             ["averages of floats, reductions of bool, Cast and Shuffle layers fail on GPU 1: CUDA says no"]
         );
     }
