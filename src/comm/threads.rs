@@ -27,9 +27,9 @@ impl Communicator {
     ///
     /// - A communicator of no rank, or of more than 1024.
     /// - A thread cannot be started.
-    /// - A rank returns an error or panics. When it does, it leaves the communicator, and ranks
-    ///   that wait for it fail too. The error is that of the rank that failed first, not one that
-    ///   follows from it, and names the rank; a panic is an [`ErrorKind::Aborted`].
+    /// - A rank returns an error or panics. That ends the communicator, so that the other ranks do
+    ///   not wait. The error is that of the rank that failed first, not one that follows from it,
+    ///   and names the rank; a panic is an [`ErrorKind::Aborted`].
     pub fn spawn<T: Send>(world_size: u32, body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
         Self::spawn_on(Self::in_process(world_size)?, body)
     }
@@ -55,7 +55,10 @@ impl Communicator {
             let threads: Vec<_> = communicators.into_iter().map(start).collect();
             let join = |(rank, thread): (Rank, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match thread {
                 // `run` catches panics.
-                Ok(thread) => thread.join().unwrap_or_else(|panic| Err(Failure::of_panic(rank, panic.as_ref()))),
+                Ok(thread) => thread.join().unwrap_or_else(|panic| {
+                    let error = of_panic(panic.as_ref()).on_rank(rank);
+                    Err(Failure { error, is_consequence: false })
+                }),
                 Err(refused) => {
                     let error = error!(System, "no thread for the rank").with_source(refused).on_rank(rank);
                     Err(Failure { error, is_consequence: false })
@@ -79,21 +82,22 @@ struct Failure {
     is_consequence: bool,
 }
 
-impl Failure {
-    fn of_panic(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Self {
-        let error = error!(Aborted, "the rank panicked: {}", panic_message(panic)).on_rank(rank);
-        Failure { error, is_consequence: false }
-    }
+fn of_panic(panic: &(dyn std::any::Any + Send)) -> Error {
+    error!(Aborted, "the rank panicked: {}", panic_message(panic))
 }
 
 fn run<T>(communicator: Communicator, body: impl Fn(Communicator) -> Result<T>) -> Result<T, Failure> {
-    let rank = communicator.origin_rank();
-    // A panic leaves nothing behind but the communicator, whose last handle the unwinding drops.
-    match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
-        Ok(result) => result.map_err(|error| {
+    let (rank, handle) = (communicator.origin_rank(), communicator.clone());
+    // A panic leaves nothing behind but the communicator.
+    let (error, is_consequence) = match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
+        Ok(Ok(result)) => return Ok(result),
+        Ok(Err(error)) => {
             let is_consequence = matches!(error.kind(), ErrorKind::Aborted | ErrorKind::PeerLost);
-            Failure { error: error.on_rank(rank), is_consequence }
-        }),
-        Err(panic) => Err(Failure::of_panic(rank, panic.as_ref())),
-    }
+            (error, is_consequence)
+        }
+        Err(panic) => (of_panic(panic.as_ref()), false),
+    };
+    // On GPUs, peers would wait until their deadline for a rank that only drops its handles.
+    handle.abort_with(&error);
+    Err(Failure { error: error.on_rank(rank), is_consequence })
 }

@@ -98,13 +98,15 @@ impl CommunicatorBinding {
             runner: Mutex::default(),
         };
         binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
-        binding.reserve(None, deadline).inspect_err(|error| communicator.abort_with(error))?;
+        // Layers on groups run on this communicator's stream too, not on their group's.
+        let reserved = binding.reserve(communicator.default_stream(), deadline);
+        reserved.inspect_err(|error| communicator.abort_with(error))?;
         crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(binding)
     }
 
-    /// Makes what the largest calls need on a stream, or on the default stream, so that running
-    /// them there allocates nothing.
+    /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
+    /// `None` if layers run on the caller's thread.
     pub(super) fn reserve(&self, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         for &id in &analysis.schedule {

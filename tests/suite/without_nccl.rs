@@ -4,9 +4,10 @@
 use std::fmt::Debug;
 use std::ptr;
 
+use distcollective::diagnosis::Diagnosis;
 use distcollective::{
-    BackendKind, Buffer, Communicator, DataType, Diagnosis, Environment, ErrorKind, MemorySpace, NcclId, Rank,
-    ReduceOperation, Result, Stream,
+    BackendKind, Buffer, Communicator, DataType, Environment, ErrorKind, MemorySpace, NcclId, ReduceOperation, Result,
+    Stream,
 };
 
 use crate::ranks::{DEADLINE, on_communicators};
@@ -24,12 +25,11 @@ fn what_needs_a_gpu_says_that_the_feature_is_missing() -> Result<()> {
     is_unsupported(Buffer::zeroed_in(MemorySpace::Cuda(0), DataType::Float32, [2]), ABSENT);
     is_unsupported(NcclId::new(), ABSENT);
     is_unsupported(Communicator::check_backend(BackendKind::Nccl, 2), ABSENT);
-    is_unsupported(Communicator::nccl_in_process(2, DEADLINE), ABSENT);
-    is_unsupported(Communicator::in_process_on(BackendKind::Nccl, 2, DEADLINE), ABSENT);
+    is_unsupported(Communicator::builder().backend(BackendKind::Nccl).in_process(2), ABSENT);
     // Another rank's id can be had, from a library that makes them.
     let id = NcclId::from_bytes(&[7; NcclId::BYTE_LEN])?;
     assert_eq!(id.as_bytes(), [7; NcclId::BYTE_LEN]);
-    is_unsupported(Communicator::nccl(&id, Rank(0), 1, 0, DEADLINE), &format!("rank 0: {ABSENT}"));
+    is_unsupported(Communicator::builder().nccl(&id).connect(), &format!("rank 0: {ABSENT}"));
     // SAFETY: null is CUDA's default stream.
     is_unsupported(unsafe { Stream::from_raw_cuda(ptr::null_mut(), 0) }, ABSENT);
     // SAFETY: null is not used as a communicator.
@@ -40,7 +40,7 @@ fn what_needs_a_gpu_says_that_the_feature_is_missing() -> Result<()> {
 #[test]
 fn auto_is_the_host() -> Result<()> {
     Communicator::check_backend(BackendKind::Auto, 2)?;
-    let communicators = Communicator::in_process_on(BackendKind::Auto, 2, DEADLINE)?;
+    let communicators = Communicator::builder().backend(BackendKind::Auto).timeout(DEADLINE).in_process(2)?;
     let sums = on_communicators(DEADLINE, communicators, |communicator| {
         let mut x = [1.0f32];
         communicator.all_reduce(&mut x, ReduceOperation::Sum).map(|()| (communicator.backend(), x))

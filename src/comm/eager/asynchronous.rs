@@ -56,8 +56,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// They come with the buffers: those that leave the communicator as it was from this call, all
-    /// others from [`Work::wait`].
+    /// They come with the buffers: errors of arguments and buffers from this call, all others from
+    /// [`Work::wait`].
     ///
     #[doc = include_str!("errors.md")]
     pub fn collective_async(

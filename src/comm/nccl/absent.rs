@@ -31,7 +31,7 @@ pub(crate) fn in_process(_world_size: u32, _deadline: Instant) -> Result<Vec<Arc
     absent()
 }
 
-pub(crate) fn meet(
+pub(crate) fn connect(
     _id: &NcclId,
     _rank: Rank,
     _world_size: u32,

@@ -42,6 +42,8 @@ impl NcclDomain {
 
     /// The error that ended the domain, here or on a peer.
     pub(super) fn check(&self) -> Result<()> {
+        // In a forked child, threads that do not exist there may hold NCCL's locks and ours.
+        self.process.check("a communicator")?;
         if let Some(error) = self.ended.get() {
             return Err(error.clone());
         }
