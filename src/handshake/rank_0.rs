@@ -64,17 +64,7 @@ impl Gathering<'_> {
     ///
     /// Every process that has come is told the error.
     pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
-        let others = self.participant.world_size - self.participant.rank_count;
-        let mut state = GatheringState {
-            gathering: self,
-            needed_descriptors: make_room_for_processes(others as usize),
-            listener,
-            members: BTreeMap::new(),
-            strangers: VecDeque::new(),
-            starved_since: None,
-            wrong_secrets: 0,
-            other_jobs: 0,
-        };
+        let mut state = GatheringState::new(self, listener);
         match state.run() {
             Ok(()) => Ok(state.members.into_values().collect()),
             Err(error) => {
@@ -113,7 +103,21 @@ struct GatheringState<'a> {
     other_jobs: usize,
 }
 
-impl GatheringState<'_> {
+impl<'a> GatheringState<'a> {
+    fn new(gathering: &'a Gathering<'a>, listener: &'a Listener) -> Self {
+        let others = gathering.participant.world_size - gathering.participant.rank_count;
+        GatheringState {
+            gathering,
+            listener,
+            members: BTreeMap::new(),
+            strangers: VecDeque::new(),
+            starved_since: None,
+            needed_descriptors: make_room_for_processes(others as usize),
+            wrong_secrets: 0,
+            other_jobs: 0,
+        }
+    }
+
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
         let Participant { world_size, deadline, .. } = *self.gathering.participant;
@@ -182,9 +186,16 @@ impl GatheringState<'_> {
             }
             !has_left
         });
-        for mut stranger in std::mem::take(&mut self.strangers) {
+        let mut strangers = std::mem::take(&mut self.strangers);
+        while let Some(mut stranger) = strangers.pop_front() {
             match stranger.channel.try_receive(LONGEST_HELLO) {
-                Ok(Some(message)) => self.admit(stranger, message)?,
+                Ok(Some(message)) => {
+                    if let Err(error) = self.admit(stranger, message) {
+                        // The strangers that are left have to be told the error too.
+                        self.strangers.append(&mut strangers);
+                        return Err(error);
+                    }
+                }
                 Ok(None) if Instant::now() < stranger.deadline => self.strangers.push_back(stranger),
                 Ok(None) => log::event!(WARN, "a process connected and sent no hello in time"),
                 Err(e) => log::event!(WARN, "a process connected and sent no hello: {e}"),
@@ -357,4 +368,87 @@ fn warn_of_leaving(claim: &Claim) {
 fn reply(channel: &mut Channel, message: Handshake) -> Result<()> {
     let _ = channel.send(&[Frame::new(&Message::Step(message))?], Instant::now());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use super::super::{Cause, LONGEST_ANSWER};
+    use super::*;
+
+    const WORLD_SIZE: u32 = 100;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    fn participant() -> Participant<'static> {
+        Participant {
+            job: "a job",
+            secret: None,
+            world_size: WORLD_SIZE,
+            first_rank: 0,
+            rank_count: 1,
+            deadline: soon(),
+        }
+    }
+
+    /// Lets a test run the steps of rank 0's gathering on a Unix socket, in the test's own thread.
+    /// `test` also gets a function that connects a process.
+    fn with_state(name: &str, test: impl FnOnce(&mut GatheringState<'_>, &Key, &dyn Fn() -> Channel)) {
+        let name = format!("dcl-handshake-{}-{name}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
+        let listener = UnixListener::bind_addr(&address).expect("a socket");
+        let listener = Listener::unix(listener).expect("a listener");
+        let participant = participant();
+        let key = Key::new(&participant, None).expect("a key");
+        let gathering = Gathering {
+            participant: &participant,
+            key: &key,
+            nonce: "",
+            subject: String::new(),
+            destination: String::new(),
+        };
+        let connect = || Channel::unix(UnixStream::connect_addr(&address).expect("a listener")).expect("a channel");
+        test(&mut GatheringState::new(&gathering, &listener), &key, &connect);
+    }
+
+    /// A process connects, and rank 0 greets it. Gives the process's channel and rank 0's challenge.
+    fn greeted(state: &mut GatheringState<'_>, connect: &dyn Fn() -> Channel) -> (Channel, Challenge) {
+        let mut channel = connect();
+        state.step(Instant::now()).expect("a step");
+        let greeting = channel.try_receive(LONGEST_ANSWER).expect("an open connection").expect("a greeting");
+        let Message::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
+        // However slow the machine is, the time for the hello is not over.
+        state.strangers.back_mut().expect("a stranger").deadline = soon();
+        (channel, challenge)
+    }
+
+    /// The error is sent also to the processes whose hello rank 0 would have read after that of the
+    /// process that contradicts it.
+    #[test]
+    fn a_contradiction_is_told_to_the_strangers_behind_it() {
+        with_state("contradiction", |state, key, connect| {
+            let [(mut first, challenge), (second, _), (third, _)] = [(); 3].map(|()| greeted(state, connect));
+            let claim = Claim { world_size: 5, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
+            let hello = Handshake::Hello {
+                protocol: PROTOCOL.to_owned(),
+                claim,
+                job: key.prove_job(&challenge, &claim).expect("a proof"),
+                proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
+            };
+            reply(&mut first, hello).expect("bytes");
+            let error = state.step(Instant::now()).expect_err("rank 1 contradicts rank 0");
+            state.end(&error);
+            let reason = "ranks have to be given the same world size: rank 1 has 5, and rank 0 has 100";
+            assert_eq!(error.to_string(), reason);
+            for mut stranger in [second, third] {
+                let told = stranger.try_receive::<Handshake>(LONGEST_ANSWER).expect("an open connection");
+                let Some(Message::End(end)) = told else { panic!("no end") };
+                assert_eq!((end.cause, end.reason.as_str()), (Cause::Disagreement, reason));
+            }
+        });
+    }
 }
