@@ -313,6 +313,12 @@ impl<'a> GatheringState<'a> {
                 "ranks have to be given the same world size: rank {first_rank} has {world_size}, and rank 0 has {expected}"
             )));
         }
+        if !self.listener.is_local() && claim.rank_count != 1 {
+            return Ok(Some(format!(
+                "a process that comes over TCP has one rank, and the process of rank {first_rank} has {}",
+                claim.rank_count
+            )));
+        }
         let Some(ranks) = claim.ranks() else {
             let last = u64::from(first_rank) + u64::from(claim.rank_count.saturating_sub(1));
             return Ok(Some(format!("rank {last} is not one of {world_size}")));
