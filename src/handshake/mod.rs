@@ -46,7 +46,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use channel::{Channel, Frame, Listener, wait};
 pub(crate) use credentials::{Peer, overflow_user, own_user};
-pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
+pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame, is_malformed};
 pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};

@@ -14,7 +14,7 @@ use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
-    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, Peer, introduce, random,
+    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, Peer, introduce, is_malformed, random,
 };
 use crate::util::slow_warning::SlowWarning;
 
@@ -31,7 +31,8 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
         match receive_start(participant, instance, stream) {
             // Rank 0 closes the connection of a process that was stopped for a while; the process
             // connects again. If rank 0's process has ended, that fails.
-            Err(error) if error.kind() == ErrorKind::PeerLost => {
+            Err(error) if error.kind() == ErrorKind::PeerLost && Instant::now() < participant.deadline => {
+                std::thread::sleep(CONNECT_INTERVAL);
                 stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
             }
             Err(error) => return Err(error),
@@ -130,16 +131,17 @@ pub(super) fn introduce_to_rank_0(
         Obstacle::Failed(error) => error,
         Obstacle::Refused(reason) => error!(Disagreement, "{reason}"),
         Obstacle::Ended(end) => ended(end),
-        Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => error!(
-            Disagreement,
-            "the process that holds the name of this job is of another version, or means another job"
-        ),
+        Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => another(),
     })
 }
 
 fn not_all_have_come(participant: &Participant<'_>) -> impl Fn(u64) -> String {
     let Participant { job, first_rank, .. } = *participant;
     move |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come")
+}
+
+fn another() -> Error {
+    error!(Disagreement, "the process that holds the name of this job is of another version, or means another job")
 }
 
 fn lost() -> Error {
@@ -151,6 +153,7 @@ fn not_received(call: &str, e: io::Error) -> Error {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
+        _ if is_malformed(&e) => another().with_source(e),
         _ => caused_by(lost(), call, e),
     }
 }
