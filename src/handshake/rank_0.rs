@@ -351,7 +351,9 @@ impl<'a> GatheringState<'a> {
         send_end(self.members.values_mut().map(|member| &mut member.channel), error);
         if self.listener.is_local() {
             send_end(self.strangers.iter_mut().map(|stranger| &mut stranger.channel), error);
-            loop {
+            // Processes that connect again and again do not keep rank 0 here.
+            let until = Instant::now() + HELLO_TIMEOUT;
+            while Instant::now() < until {
                 match self.listener.accept() {
                     Ok(mut channel) => send_end([&mut channel], error),
                     Err(e) if is_of_another_user(&e) => {}
