@@ -459,4 +459,29 @@ mod tests {
             }
         });
     }
+
+    /// On a Unix socket no stranger makes room for another one, since both are likely to be peers.
+    #[test]
+    fn a_crowd_of_this_user_waits_in_the_listeners_queue() {
+        with_state("crowd", |state, _, connect| {
+            let mut crowd: Vec<Channel> = (0..MOST_STRANGERS).map(|_| greeted(state, connect).0).collect();
+            let mut further = connect();
+            let greeting = |channel: &mut Channel| channel.try_receive::<Handshake>(LONGEST_ANSWER);
+            for _ in 0..3 {
+                state.step(Instant::now()).expect("a step");
+                assert!(greeting(&mut further).expect("an open connection").is_none(), "it waits");
+                for stranger in &mut crowd {
+                    assert!(greeting(stranger).expect("an open connection").is_none());
+                }
+            }
+            // When one of the crowd leaves, the one that waits is greeted.
+            crowd.pop();
+            let mut comes = || {
+                state.step(Instant::now()).expect("a step");
+                greeting(&mut further).expect("an open connection").is_some()
+            };
+            assert!((0..2).any(|_| comes()));
+            assert_eq!(state.strangers.len(), MOST_STRANGERS);
+        });
+    }
 }
