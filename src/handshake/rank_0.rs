@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::channel::{Channel, Frame, Listener, is_of_another_user, wait};
+use super::channel::{Channel, Frame, Listener, refused_user, wait};
 use super::key::{Key, Sender, Statement, random};
 use super::{
     Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
@@ -208,7 +208,7 @@ impl<'a> GatheringState<'a> {
     fn accept(&mut self) -> Result<()> {
         let mut channel = match self.listener.accept() {
             Ok(channel) => channel,
-            Err(e) if is_of_another_user(&e) => {
+            Err(e) if refused_user(&e).is_some() => {
                 log::event!(WARN, "a connection was refused: {e}");
                 return Ok(());
             }
@@ -356,7 +356,7 @@ impl<'a> GatheringState<'a> {
             while Instant::now() < until {
                 match self.listener.accept() {
                     Ok(mut channel) => send_end([&mut channel], error),
-                    Err(e) if is_of_another_user(&e) => {}
+                    Err(e) if refused_user(&e).is_some() => {}
                     Err(_) => break,
                 }
             }

@@ -14,7 +14,7 @@ use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
-    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, Peer, introduce, is_malformed, random,
+    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, is_malformed, random,
 };
 use crate::util::slow_warning::SlowWarning;
 
@@ -85,9 +85,9 @@ pub(super) struct Started {
 /// Introduces this process to rank 0, and waits until all ranks have come.
 pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<Started> {
     let deadline = participant.deadline;
-    let peer = Peer::of(&stream).map_err(|e| caused_by(lost(), "getsockopt(SO_PEERCRED)", e))?;
-    socket::check_listener(peer)?;
-    let mut channel = Channel::unix(stream).map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
+    let refused =
+        |e| socket::held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
+    let mut channel = Channel::unix(stream).map_err(refused)?;
     let mut slow = SlowWarning::new();
     introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)?;
     channel
