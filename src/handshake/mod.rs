@@ -133,7 +133,8 @@ impl Claim {
 /// Rank 0's decision about a claim.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The nonce is the same for all ranks, and no other gathering has it.
+    /// The nonce is the same for all ranks. Over TCP no other gathering has it. On a Unix socket it
+    /// is empty.
     Welcome {
         nonce: String,
     },

@@ -17,9 +17,10 @@ use crate::util::log;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
 
-/// The most connections whose hello has not come yet. On a Unix socket further ones wait in the
-/// kernel's queue: they are of this user, so they are likely to be peers. Over TCP the oldest makes
-/// room for a further one, so that strangers cannot keep peers out; a peer connects again.
+/// The most accepted connections whose hello has not come yet. On a Unix socket rank 0 then accepts
+/// no further one: those that it has are of this user, so they are likely to be peers. Over TCP it
+/// closes the oldest for a further one, so that strangers cannot keep peers out; a peer connects
+/// again.
 const MOST_STRANGERS: usize = 64;
 
 /// How long rank 0 goes on without a descriptor for a connection. Those of processes that send no
