@@ -58,7 +58,7 @@ pub(super) fn is_this_machine(host: &str, deadline: Instant) -> bool {
 
 /// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
 /// no deadline.
-pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
+pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>, String> {
     let name = without_brackets(host).to_owned();
     if let Ok(ip) = name.parse() {
         return Ok(vec![SocketAddr::new(ip, port)]);
