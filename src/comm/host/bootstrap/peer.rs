@@ -94,9 +94,8 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
         .wait_with_warning(deadline, &mut slow, &not_all_have_come(participant))
         .map_err(|e| caused_by(lost(), "poll", e))?;
     let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    stream.set_read_timeout(Some(left)).map_err(|e| caused_by(lost(), "setsockopt(SO_RCVTIMEO)", e))?;
-    let received = wire::receive::<Message<Start>>(&stream, LONGEST_START).map_err(|e| not_received("recvmsg", e))?;
+    let received =
+        wire::receive::<Message<Start>>(&stream, LONGEST_START, deadline).map_err(|e| not_received("recvmsg", e))?;
     let Some((message, file)) = received else { return Err(lost()) };
     let Start { processes, own, memory_len, process_namespace: namespace } = match message {
         Message::Step(start) => start,
