@@ -127,18 +127,24 @@ pub(super) enum AgreedBackend {
 }
 
 impl RankInfo {
-    /// What this process tells the others. `ordinal` is the number of the GPU that it would use.
-    pub(super) fn of_this_process(wanted: BackendKind, seed: u64, ordinal: u32, local_rank: u32) -> Self {
+    /// What this process tells the others. `ordinal` gives the number of the GPU that it would use.
+    /// It may load CUDA, so it is called only where the rank may use NCCL.
+    pub(super) fn of_this_process(
+        wanted: BackendKind,
+        seed: u64,
+        ordinal: impl FnOnce() -> u32,
+        local_rank: u32,
+    ) -> Self {
         // An abstract socket can be reached within one network namespace of one running kernel.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
             // CUDA is not loaded.
             BackendKind::Host => Err("it asks for the host backend".to_owned()),
-            BackendKind::Nccl => RankGpu::find(ordinal).map_err(|error| error.to_string()),
+            BackendKind::Nccl => RankGpu::find(ordinal()).map_err(|error| error.to_string()),
             // NCCL is chosen for the caller only if everything works with it, kernels too.
             BackendKind::Auto => {
-                nvrtc_version().and_then(|_| RankGpu::find(ordinal)).map_err(|error| error.to_string())
+                nvrtc_version().and_then(|_| RankGpu::find(ordinal())).map_err(|error| error.to_string())
             }
         };
         RankInfo {
@@ -263,6 +269,12 @@ mod tests {
 
     fn with_gpu(wanted: BackendKind, bus_id: &str) -> RankInfo {
         RankInfo { gpu: Ok(RankGpu { bus_id: bus_id.to_owned(), is_shareable: false }), ..of(wanted) }
+    }
+
+    #[test]
+    fn a_rank_of_the_host_backend_does_not_ask_for_its_gpu() {
+        let info = RankInfo::of_this_process(BackendKind::Host, 5, || panic!("CUDA would be loaded"), 0);
+        assert_eq!(info.gpu, Err("it asks for the host backend".to_owned()));
     }
 
     #[test]

@@ -170,14 +170,13 @@ impl EnvironmentBuilder {
     ///
     /// - `NotReady`: this process has an environment.
     /// - `InvalidArgument`: a value is missing or wrong, or values contradict each other (one error
-    ///   for all of them); the secret is empty; rank 0's port is
-    ///   in use, or its file has content.
+    ///   for all of them); the secret is empty; rank 0's file has content.
     /// - `Disagreement`: ranks have different world sizes, secrets or backends, or two processes
     ///   have the same rank.
     /// - `Unsupported`: the backend cannot be used on every rank.
     /// - `DeadlineExceeded`: ranks did not come before the deadline.
     /// - `PeerLost`, `Aborted`: a rank failed or ended.
-    /// - `System`: the system refused a socket, memory or a file.
+    /// - `System`: rank 0's port is in use; the system refused a socket, memory or a file.
     #[track_caller]
     pub fn initialize(self) -> Result<Environment> {
         let line = Location::caller();
@@ -192,7 +191,7 @@ impl EnvironmentBuilder {
         let report = LaunchReport::begin(&discovery, deadline);
         let connecting = Connecting {
             job: format!("environment {} of {}", only_one.generation(), discovery.job),
-            ordinal: self.device.unwrap_or_else(|| default_device(discovery.local_rank)),
+            device: self.device,
             discovery: &discovery,
             deadline,
         };
@@ -212,8 +211,9 @@ impl EnvironmentBuilder {
 
     /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
     fn connect(&self, connecting: &Connecting<'_>) -> Result<(Communicator, Agreement)> {
-        let Connecting { discovery, deadline, ref job, ordinal } = *connecting;
+        let Connecting { discovery, deadline, ref job, .. } = *connecting;
         let secret = self.checked_secret()?;
+        let ordinal = || connecting.ordinal();
         let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank).to_bytes()?;
         let endpoint = match &discovery.rendezvous {
             RendezvousPoint::Machine => {
@@ -230,7 +230,7 @@ impl EnvironmentBuilder {
                 return Ok((communicator, agreement));
             }
             RendezvousPoint::Endpoint(Endpoint::Tcp { host, .. })
-                if self.backend == BackendKind::Host && !is_this_machine(host) =>
+                if self.backend == BackendKind::Host && !is_this_machine(host, deadline) =>
             {
                 bail!(
                     Unsupported,
@@ -293,8 +293,8 @@ struct Connecting<'a> {
     discovery: &'a Discovery,
     /// The name that all processes of the job give.
     job: String,
-    /// The number of this rank's GPU.
-    ordinal: u32,
+    /// The number of this rank's GPU, if the caller gives it.
+    device: Option<u32>,
     deadline: Instant,
 }
 
@@ -308,8 +308,13 @@ impl Connecting<'_> {
     /// An NCCL communicator of all ranks. `host`, if there is one, tells ranks which rank fails.
     fn nccl_communicator(&self, id: &NcclId, host: Option<Communicator>) -> Result<Communicator> {
         let Discovery { world_size, rank, .. } = *self.discovery;
-        let builder = Communicator::builder().nccl(id).world_size(world_size).rank(rank).device(self.ordinal);
+        let builder = Communicator::builder().nccl(id).world_size(world_size).rank(rank).device(self.ordinal());
         builder.control(host).timeout(self.left()).connect()
+    }
+
+    /// The number of this rank's GPU. Without a number from the caller this loads CUDA.
+    fn ordinal(&self) -> u32 {
+        self.device.unwrap_or_else(|| default_device(self.discovery.local_rank))
     }
 
     /// The time until the deadline.

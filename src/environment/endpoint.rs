@@ -1,8 +1,13 @@
 //! Where rank 0 listens, and which hosts are this machine.
 
 use std::fmt;
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// How long one attempt to find or to reach a host may take.
+const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// Where the processes of a job find rank 0, if not on this machine by the job's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +37,7 @@ pub(super) fn default_port(master_port: u16) -> u16 {
 }
 
 /// A host without the brackets that an IPv6 address may have.
-pub(super) fn without_brackets(host: &str) -> &str {
+fn without_brackets(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
@@ -43,13 +48,38 @@ pub(super) fn is_loopback(host: &str) -> bool {
 }
 
 /// Whether a host is this machine: its loopback, its own name, or one of its addresses.
-pub(super) fn is_this_machine(host: &str) -> bool {
+pub(super) fn is_this_machine(host: &str, deadline: Instant) -> bool {
     is_loopback(host)
         || rustix::system::uname().nodename().to_str() == Ok(host)
         // The system binds a socket only to an address of this machine.
-        || (without_brackets(host), 0)
-            .to_socket_addrs()
-            .is_ok_and(|mut addresses| addresses.any(|address| UdpSocket::bind(address).is_ok()))
+        || resolve(host, 0, deadline)
+            .is_ok_and(|addresses| addresses.into_iter().any(|address| UdpSocket::bind(address).is_ok()))
+}
+
+/// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
+/// no deadline.
+pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>, String> {
+    let name = without_brackets(host).to_owned();
+    if let Ok(ip) = name.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (sender, addresses) = channel();
+    let asked = std::thread::Builder::new().name("dcl-resolve".to_owned()).spawn(move || {
+        // The caller may have stopped waiting.
+        let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
+    });
+    asked.map_err(|e| format!("no thread to look up {host}: {e}"))?;
+    match addresses.recv_timeout(attempt_until(deadline).saturating_duration_since(Instant::now())) {
+        Ok(Ok(addresses)) if addresses.is_empty() => Err(format!("{host} has no address")),
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(e)) => Err(format!("{host} has no address: {e}")),
+        Err(_) => Err(format!("the address of {host} did not come in time")),
+    }
+}
+
+/// When an attempt that begins now has to be over.
+pub(super) fn attempt_until(deadline: Instant) -> Instant {
+    deadline.min(Instant::now() + ATTEMPT)
 }
 
 #[cfg(test)]
@@ -63,6 +93,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_known_by_its_names() {
+        let is_this_machine = |host: &str| is_this_machine(host, Instant::now() + Duration::from_secs(10));
         assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
         assert!(is_this_machine(&rustix::system::uname().nodename().to_string_lossy()));
         // A documentation address, which no machine has.

@@ -11,9 +11,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::discovery::{Discovery, Launcher};
+use crate::handshake::Peer;
 
 /// The variable that has the socket's name.
 const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
@@ -68,8 +69,7 @@ impl LaunchReport {
                 Err(e) => return Err(e.into()),
             }
         }
-        let launcher = sockopt::socket_peercred(&socket)?;
-        if launcher.uid != rustix::process::geteuid() {
+        if !Peer::of(&socket)?.is_same_user() {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user listens there"));
         }
         Ok(socket)

@@ -244,9 +244,9 @@ impl fmt::Display for AnotherUser {
 
 impl std::error::Error for AnotherUser {}
 
-/// Whether a connection was accepted and is of another user.
-pub(super) fn is_of_another_user(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|error| error.is::<AnotherUser>())
+/// The other end's user, if the error is that it is not this process's user.
+pub(crate) fn refused_user(error: &io::Error) -> Option<u32> {
+    error.get_ref()?.downcast_ref::<AnotherUser>().map(|AnotherUser(uid)| *uid)
 }
 
 /// Where rank 0 accepts connections. It does not block.

@@ -1,6 +1,7 @@
 //! Frames: a message on a connection is the number of its bytes (4 bytes, little endian) and the
 //! message in [postcard's format](https://postcard.jamesmunns.com/wire-format).
 
+use std::fmt;
 use std::io;
 
 use serde::Serialize;
@@ -29,7 +30,7 @@ pub(crate) fn encode_frame(value: &impl Serialize) -> Result<Vec<u8>> {
 pub(crate) fn body_len(length: [u8; LENGTH_BYTES], longest: usize) -> io::Result<usize> {
     match u32::from_le_bytes(length) as usize {
         len if (1..=longest).contains(&len) => Ok(len),
-        len => Err(io::Error::other(format!("a message of {len} bytes came, and 1 to {longest} are allowed"))),
+        len => Err(malformed(format!("a message of {len} bytes came, and 1 to {longest} are allowed"))),
     }
 }
 
@@ -37,6 +38,28 @@ pub(crate) fn body_len(length: [u8; LENGTH_BYTES], longest: usize) -> io::Result
 pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((message, [])) => Ok(message),
-        _ => Err(io::Error::other("a message came that cannot be understood")),
+        _ => Err(malformed("a message came that cannot be understood".to_owned())),
     }
+}
+
+/// The error of bytes that are no message.
+#[derive(Debug)]
+struct Malformed(String);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+fn malformed(text: String) -> io::Error {
+    io::Error::other(Malformed(text))
+}
+
+/// Whether bytes came that are no message. Then the other end is of another version, or is no
+/// process of this library.
+pub(crate) fn is_malformed(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<Malformed>())
 }

@@ -44,9 +44,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use channel::{Channel, Frame, Listener, wait};
+pub(crate) use channel::{Channel, Frame, Listener, refused_user, wait};
 pub(crate) use credentials::{Peer, overflow_user, own_user};
-pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
+pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame, is_malformed};
 pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};
@@ -133,7 +133,8 @@ impl Claim {
 /// Rank 0's decision about a claim.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The nonce is the same for all ranks, and no other gathering has it.
+    /// The nonce is the same for all ranks. Over TCP no other gathering has it. On a Unix socket it
+    /// is empty.
     Welcome {
         nonce: String,
     },

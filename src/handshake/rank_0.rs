@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::channel::{Channel, Frame, Listener, is_of_another_user, wait};
+use super::channel::{Channel, Frame, Listener, refused_user, wait};
 use super::key::{Key, Sender, Statement, random};
 use super::{
     Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
@@ -17,9 +17,10 @@ use crate::util::log;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
 
-/// The most connections whose hello has not come yet. On a Unix socket further ones wait in the
-/// kernel's queue: they are of this user, so they are likely to be peers. Over TCP the oldest makes
-/// room for a further one, so that strangers cannot keep peers out; a peer connects again.
+/// The most accepted connections whose hello has not come yet. On a Unix socket rank 0 then accepts
+/// no further one: those that it has are of this user, so they are likely to be peers. Over TCP it
+/// closes the oldest for a further one, so that strangers cannot keep peers out; a peer connects
+/// again.
 const MOST_STRANGERS: usize = 64;
 
 /// How long rank 0 goes on without a descriptor for a connection. Those of processes that send no
@@ -64,17 +65,7 @@ impl Gathering<'_> {
     ///
     /// Every process that has come is told the error.
     pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
-        let others = self.participant.world_size - self.participant.rank_count;
-        let mut state = GatheringState {
-            gathering: self,
-            needed_descriptors: make_room_for_processes(others as usize),
-            listener,
-            members: BTreeMap::new(),
-            strangers: VecDeque::new(),
-            starved_since: None,
-            wrong_secrets: 0,
-            other_jobs: 0,
-        };
+        let mut state = GatheringState::new(self, listener);
         match state.run() {
             Ok(()) => Ok(state.members.into_values().collect()),
             Err(error) => {
@@ -113,7 +104,21 @@ struct GatheringState<'a> {
     other_jobs: usize,
 }
 
-impl GatheringState<'_> {
+impl<'a> GatheringState<'a> {
+    fn new(gathering: &'a Gathering<'a>, listener: &'a Listener) -> Self {
+        let others = gathering.participant.world_size - gathering.participant.rank_count;
+        GatheringState {
+            gathering,
+            listener,
+            members: BTreeMap::new(),
+            strangers: VecDeque::new(),
+            starved_since: None,
+            needed_descriptors: make_room_for_processes(others as usize),
+            wrong_secrets: 0,
+            other_jobs: 0,
+        }
+    }
+
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
         let Participant { world_size, deadline, .. } = *self.gathering.participant;
@@ -182,9 +187,16 @@ impl GatheringState<'_> {
             }
             !has_left
         });
-        for mut stranger in std::mem::take(&mut self.strangers) {
+        let mut strangers = std::mem::take(&mut self.strangers);
+        while let Some(mut stranger) = strangers.pop_front() {
             match stranger.channel.try_receive(LONGEST_HELLO) {
-                Ok(Some(message)) => self.admit(stranger, message)?,
+                Ok(Some(message)) => {
+                    if let Err(error) = self.admit(stranger, message) {
+                        // The strangers that are left have to be told the error too.
+                        self.strangers.append(&mut strangers);
+                        return Err(error);
+                    }
+                }
                 Ok(None) if Instant::now() < stranger.deadline => self.strangers.push_back(stranger),
                 Ok(None) => log::event!(WARN, "a process connected and sent no hello in time"),
                 Err(e) => log::event!(WARN, "a process connected and sent no hello: {e}"),
@@ -197,7 +209,7 @@ impl GatheringState<'_> {
     fn accept(&mut self) -> Result<()> {
         let mut channel = match self.listener.accept() {
             Ok(channel) => channel,
-            Err(e) if is_of_another_user(&e) => {
+            Err(e) if refused_user(&e).is_some() => {
                 log::event!(WARN, "a connection was refused: {e}");
                 return Ok(());
             }
@@ -302,6 +314,12 @@ impl GatheringState<'_> {
                 "ranks have to be given the same world size: rank {first_rank} has {world_size}, and rank 0 has {expected}"
             )));
         }
+        if !self.listener.is_local() && claim.rank_count != 1 {
+            return Ok(Some(format!(
+                "a process that comes over TCP has one rank, and the process of rank {first_rank} has {}",
+                claim.rank_count
+            )));
+        }
         let Some(ranks) = claim.ranks() else {
             let last = u64::from(first_rank) + u64::from(claim.rank_count.saturating_sub(1));
             return Ok(Some(format!("rank {last} is not one of {world_size}")));
@@ -334,10 +352,12 @@ impl GatheringState<'_> {
         send_end(self.members.values_mut().map(|member| &mut member.channel), error);
         if self.listener.is_local() {
             send_end(self.strangers.iter_mut().map(|stranger| &mut stranger.channel), error);
-            loop {
+            // Processes that connect again and again do not keep rank 0 here.
+            let until = Instant::now() + HELLO_TIMEOUT;
+            while Instant::now() < until {
                 match self.listener.accept() {
                     Ok(mut channel) => send_end([&mut channel], error),
-                    Err(e) if is_of_another_user(&e) => {}
+                    Err(e) if refused_user(&e).is_some() => {}
                     Err(_) => break,
                 }
             }
@@ -357,4 +377,112 @@ fn warn_of_leaving(claim: &Claim) {
 fn reply(channel: &mut Channel, message: Handshake) -> Result<()> {
     let _ = channel.send(&[Frame::new(&Message::Step(message))?], Instant::now());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    use super::super::{Cause, LONGEST_ANSWER};
+    use super::*;
+
+    const WORLD_SIZE: u32 = 100;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    fn participant() -> Participant<'static> {
+        Participant {
+            job: "a job",
+            secret: None,
+            world_size: WORLD_SIZE,
+            first_rank: 0,
+            rank_count: 1,
+            deadline: soon(),
+        }
+    }
+
+    /// Lets a test run the steps of rank 0's gathering on a Unix socket, in the test's own thread.
+    /// `test` also gets a function that connects a process.
+    fn with_state(name: &str, test: impl FnOnce(&mut GatheringState<'_>, &Key, &dyn Fn() -> Channel)) {
+        let name = format!("dcl-handshake-{}-{name}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
+        let listener = UnixListener::bind_addr(&address).expect("a socket");
+        let listener = Listener::unix(listener).expect("a listener");
+        let participant = participant();
+        let key = Key::new(&participant, None).expect("a key");
+        let gathering = Gathering {
+            participant: &participant,
+            key: &key,
+            nonce: "",
+            subject: String::new(),
+            destination: String::new(),
+        };
+        let connect = || Channel::unix(UnixStream::connect_addr(&address).expect("a listener")).expect("a channel");
+        test(&mut GatheringState::new(&gathering, &listener), &key, &connect);
+    }
+
+    /// A process connects, and rank 0 greets it. Gives the process's channel and rank 0's challenge.
+    fn greeted(state: &mut GatheringState<'_>, connect: &dyn Fn() -> Channel) -> (Channel, Challenge) {
+        let mut channel = connect();
+        state.step(Instant::now()).expect("a step");
+        let greeting = channel.try_receive(LONGEST_ANSWER).expect("an open connection").expect("a greeting");
+        let Message::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
+        // However slow the machine is, the time for the hello is not over.
+        state.strangers.back_mut().expect("a stranger").deadline = soon();
+        (channel, challenge)
+    }
+
+    /// The error is sent also to the processes whose hello rank 0 would have read after that of the
+    /// process that contradicts it.
+    #[test]
+    fn a_contradiction_is_told_to_the_strangers_behind_it() {
+        with_state("contradiction", |state, key, connect| {
+            let [(mut first, challenge), (second, _), (third, _)] = [(); 3].map(|()| greeted(state, connect));
+            let claim = Claim { world_size: 5, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
+            let hello = Handshake::Hello {
+                protocol: PROTOCOL.to_owned(),
+                claim,
+                job: key.prove_job(&challenge, &claim).expect("a proof"),
+                proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
+            };
+            reply(&mut first, hello).expect("bytes");
+            let error = state.step(Instant::now()).expect_err("rank 1 contradicts rank 0");
+            state.end(&error);
+            let reason = "ranks have to be given the same world size: rank 1 has 5, and rank 0 has 100";
+            assert_eq!(error.to_string(), reason);
+            for mut stranger in [second, third] {
+                let told = stranger.try_receive::<Handshake>(LONGEST_ANSWER).expect("an open connection");
+                let Some(Message::End(end)) = told else { panic!("no end") };
+                assert_eq!((end.cause, end.reason.as_str()), (Cause::Disagreement, reason));
+            }
+        });
+    }
+
+    /// On a Unix socket no stranger makes room for another one, since both are likely to be peers.
+    #[test]
+    fn a_crowd_of_this_user_waits_in_the_listeners_queue() {
+        with_state("crowd", |state, _, connect| {
+            let mut crowd: Vec<Channel> = (0..MOST_STRANGERS).map(|_| greeted(state, connect).0).collect();
+            let mut further = connect();
+            let greeting = |channel: &mut Channel| channel.try_receive::<Handshake>(LONGEST_ANSWER);
+            for _ in 0..3 {
+                state.step(Instant::now()).expect("a step");
+                assert!(greeting(&mut further).expect("an open connection").is_none(), "it waits");
+                for stranger in &mut crowd {
+                    assert!(greeting(stranger).expect("an open connection").is_none());
+                }
+            }
+            // When one of the crowd leaves, the one that waits is greeted.
+            crowd.pop();
+            let mut comes = || {
+                state.step(Instant::now()).expect("a step");
+                greeting(&mut further).expect("an open connection").is_some()
+            };
+            assert!((0..2).any(|_| comes()));
+            assert_eq!(state.strangers.len(), MOST_STRANGERS);
+        });
+    }
 }

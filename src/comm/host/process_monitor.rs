@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -48,8 +48,7 @@ impl ProcessMonitor {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| refused("eventfd")(e.into()))?);
         let connections = peers.connections();
         for (_, stream) in &connections {
-            let bounded =
-                stream.set_write_timeout(Some(MESSAGE_TIMEOUT)).and(stream.set_read_timeout(Some(MESSAGE_TIMEOUT)));
+            let bounded = stream.set_write_timeout(Some(MESSAGE_TIMEOUT));
             bounded.map_err(|e| caused_by(error!(System, "a connection takes no timeout"), "setsockopt", e))?;
         }
         let mut thread = MonitorThread {
@@ -175,7 +174,7 @@ impl MonitorThread {
 
     /// Reads one message, and returns whether there was one.
     fn read(&self, stream: &UnixStream) -> bool {
-        match wire::receive(stream, LONGEST_SHARE_MESSAGE) {
+        match wire::receive(stream, LONGEST_SHARE_MESSAGE, Instant::now() + MESSAGE_TIMEOUT) {
             Ok(Some((message, file))) => {
                 if let Err(error) = self.broker.accept(message, file) {
                     event!(WARN, "{error}");
@@ -211,8 +210,6 @@ impl MonitorThread {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::comm::host::memory::broker::AllocationKey;
     use crate::comm::host::peer_processes::Process;

@@ -1,20 +1,22 @@
 //! Messages between processes of one machine, which may have a file descriptor with them. Their
 //! bytes are the [handshake](crate::handshake)'s frames.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
     recvmsg, sendmsg,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::handshake::{LENGTH_BYTES, body_len, decode, encode_frame};
+use crate::handshake::{LENGTH_BYTES, body_len, decode, encode_frame, wait};
 
 /// Sends a message. The file goes with its first byte.
 ///
@@ -38,17 +40,19 @@ pub(super) fn send(mut stream: &UnixStream, value: &impl Serialize, file: Option
 ///
 /// # Errors
 ///
-/// The message is longer than `longest` bytes, is not one of type `T`, or does not come within the
-/// connection's read timeout.
+/// The message is longer than `longest` bytes, is not one of type `T`, or has not come as a whole
+/// before the deadline.
 pub(super) fn receive<T: DeserializeOwned>(
-    mut stream: &UnixStream,
+    stream: &UnixStream,
     longest: usize,
+    deadline: Instant,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
     let mut len = [0; LENGTH_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received =
-        retry_on_intr(|| recvmsg(stream, &mut [IoSliceMut::new(&mut len)], &mut ancillary, RecvFlags::CMSG_CLOEXEC))?;
+        before(deadline, stream, || recvmsg(stream, &mut [IoSliceMut::new(&mut len)], &mut ancillary, flags))?;
     if received.bytes == 0 {
         return Ok(None);
     }
@@ -56,8 +60,62 @@ pub(super) fn receive<T: DeserializeOwned>(
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
     });
-    stream.read_exact(&mut len[received.bytes..])?;
+    receive_all(stream, &mut len[received.bytes..], deadline)?;
     let mut body = vec![0; body_len(len, longest)?];
-    stream.read_exact(&mut body)?;
+    receive_all(stream, &mut body, deadline)?;
     Ok(Some((decode(&body)?, file)))
+}
+
+fn receive_all(stream: &UnixStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let (count, _) = before(deadline, stream, || recv(stream, &mut *bytes, RecvFlags::DONTWAIT))?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        bytes = &mut bytes[count..];
+    }
+    Ok(())
+}
+
+/// Repeats an attempt to receive until something has come, or the deadline is over.
+fn before<T>(
+    deadline: Instant,
+    stream: &UnixStream,
+    mut attempt: impl FnMut() -> rustix::io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        match attempt() {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(io::ErrorKind::TimedOut.into()),
+            Err(Errno::AGAIN) => wait(&mut [PollFd::new(stream, PollFlags::IN)], deadline)?,
+            done => return Ok(done?),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Bytes that come one at a time do not move the deadline.
+    #[test]
+    fn a_message_has_one_deadline_for_all_of_its_bytes() {
+        let (near, mut far) = UnixStream::pair().expect("sockets");
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(move || {
+                let mut trickle = (1u32 << 16).to_le_bytes().into_iter().chain(std::iter::repeat(0));
+                // Until the receiver closes its end.
+                while far.write_all(&[trickle.next().expect("no end")]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let deadline = Instant::now() + Duration::from_millis(200);
+            let error = receive::<Vec<u8>>(&near, 1 << 16, deadline).expect_err("it is not whole");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            drop(near);
+            sender.join().expect("no panic");
+        });
+    }
 }

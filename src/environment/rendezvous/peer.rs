@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::candidates::{Candidates, Failure};
 use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
 use super::{file, tcp};
-use crate::environment::endpoint::Endpoint;
+use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
 use crate::error::{Result, bail, error};
 use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::slow_warning::SlowWarning;
@@ -86,7 +86,7 @@ fn attempt(
     let introduction = Introduction { participant, key: &key, instance };
     let mut reasons = Vec::new();
     for (host, port) in &candidates.hosts {
-        let addresses = match tcp::resolve(host, *port, participant.deadline) {
+        let addresses = match resolve(host, *port, participant.deadline) {
             Ok(addresses) => addresses,
             Err(reason) => {
                 reasons.push(reason);
@@ -109,7 +109,7 @@ fn introduce_at(address: SocketAddr, introduction: &Introduction<'_>) -> Result<
     let mut channel = tcp::connect(address, deadline)?;
     // The attempt is short; `find` logs a long wait.
     let mut slow = SlowWarning::never();
-    let until = tcp::attempt_until(deadline);
+    let until = attempt_until(deadline);
     let passing = |reason: &str| Failure::Passing(reason.to_owned());
     let nonce = introduce(&mut channel, introduction, until, &mut slow, &|_| String::new());
     let nonce = nonce.map_err(|obstacle| match obstacle {

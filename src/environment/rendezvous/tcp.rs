@@ -1,16 +1,12 @@
 //! Where rank 0 listens, and how the others connect to it.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::sync::mpsc::channel;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::environment::endpoint::{is_loopback, without_brackets};
+use crate::environment::endpoint::{attempt_until, is_loopback, resolve};
 use crate::error::{Result, error};
 use crate::handshake::Channel;
-
-/// How long one attempt to find or to reach a host may take.
-const ATTEMPT: Duration = Duration::from_secs(2);
 
 const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
 
@@ -74,27 +70,6 @@ fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
-/// no deadline.
-pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
-    let name = without_brackets(host).to_owned();
-    if let Ok(ip) = name.parse() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    let (sender, addresses) = channel();
-    let asked = std::thread::Builder::new().name("dcl-resolve".to_owned()).spawn(move || {
-        // The caller may have stopped waiting.
-        let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
-    });
-    asked.map_err(|e| format!("no thread to look up {host}: {e}"))?;
-    match addresses.recv_timeout(attempt_until(deadline).saturating_duration_since(Instant::now())) {
-        Ok(Ok(addresses)) if addresses.is_empty() => Err(format!("{host} has no address")),
-        Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(e)) => Err(format!("{host} has no address: {e}")),
-        Err(_) => Err(format!("the address of {host} did not come in time")),
-    }
-}
-
 /// Connects to an address of a host.
 pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Channel> {
     // A timeout of zero would be an error.
@@ -106,9 +81,4 @@ pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result
         return Err(ErrorKind::ConnectionRefused.into());
     }
     Channel::tcp(stream)
-}
-
-/// When an attempt that begins now has to be over.
-pub(super) fn attempt_until(deadline: Instant) -> Instant {
-    deadline.min(Instant::now() + ATTEMPT)
 }

@@ -14,7 +14,7 @@ use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
-    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, Peer, introduce, random,
+    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, is_malformed, random,
 };
 use crate::util::slow_warning::SlowWarning;
 
@@ -31,7 +31,8 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
         match receive_start(participant, instance, stream) {
             // Rank 0 closes the connection of a process that was stopped for a while; the process
             // connects again. If rank 0's process has ended, that fails.
-            Err(error) if error.kind() == ErrorKind::PeerLost => {
+            Err(error) if error.kind() == ErrorKind::PeerLost && Instant::now() < participant.deadline => {
+                std::thread::sleep(CONNECT_INTERVAL);
                 stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
             }
             Err(error) => return Err(error),
@@ -84,18 +85,17 @@ pub(super) struct Started {
 /// Introduces this process to rank 0, and waits until all ranks have come.
 pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<Started> {
     let deadline = participant.deadline;
-    let peer = Peer::of(&stream).map_err(|e| caused_by(lost(), "getsockopt(SO_PEERCRED)", e))?;
-    socket::check_listener(peer)?;
-    let mut channel = Channel::unix(stream).map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
+    let refused =
+        |e| socket::held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
+    let mut channel = Channel::unix(stream).map_err(refused)?;
     let mut slow = SlowWarning::new();
     introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)?;
     channel
         .wait_with_warning(deadline, &mut slow, &not_all_have_come(participant))
         .map_err(|e| caused_by(lost(), "poll", e))?;
     let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    stream.set_read_timeout(Some(left)).map_err(|e| caused_by(lost(), "setsockopt(SO_RCVTIMEO)", e))?;
-    let received = wire::receive::<Message<Start>>(&stream, LONGEST_START).map_err(|e| not_received("recvmsg", e))?;
+    let received =
+        wire::receive::<Message<Start>>(&stream, LONGEST_START, deadline).map_err(|e| not_received("recvmsg", e))?;
     let Some((message, file)) = received else { return Err(lost()) };
     let Start { processes, own, memory_len, process_namespace: namespace } = match message {
         Message::Step(start) => start,
@@ -130,16 +130,17 @@ pub(super) fn introduce_to_rank_0(
         Obstacle::Failed(error) => error,
         Obstacle::Refused(reason) => error!(Disagreement, "{reason}"),
         Obstacle::Ended(end) => ended(end),
-        Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => error!(
-            Disagreement,
-            "the process that holds the name of this job is of another version, or means another job"
-        ),
+        Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => another(),
     })
 }
 
 fn not_all_have_come(participant: &Participant<'_>) -> impl Fn(u64) -> String {
     let Participant { job, first_rank, .. } = *participant;
     move |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come")
+}
+
+fn another() -> Error {
+    error!(Disagreement, "the process that holds the name of this job is of another version, or means another job")
 }
 
 fn lost() -> Error {
@@ -151,6 +152,7 @@ fn not_received(call: &str, e: io::Error) -> Error {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
+        _ if is_malformed(&e) => another().with_source(e),
         _ => caused_by(lost(), call, e),
     }
 }

@@ -44,18 +44,17 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
 /// The error of a rank 0 whose job's name is taken. If the holder is a rank 0 that waits for its
 /// peers, it learns of this one.
 fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
-    let holder = || {
-        let stream = socket::connect(participant.job).map_err(io::Error::from)?;
-        Peer::of(&stream).map(|peer| (stream, peer))
+    let mut channel = match socket::connect(participant.job).map_err(io::Error::from).and_then(Channel::unix) {
+        Ok(channel) => channel,
+        Err(refusal) => {
+            return match socket::held_by_another_user(&refusal) {
+                Some(error) => error.with_source(e),
+                None => caused_by(error!(System, "the name under which this job's processes meet is taken"), "bind", e),
+            };
+        }
     };
-    let Ok((stream, peer)) = holder() else {
-        return caused_by(error!(System, "the name under which this job's processes meet is taken"), "bind", e);
-    };
-    if let Err(error) = socket::check_listener(peer) {
-        return error.with_source(e);
-    }
     // The holder refuses the second rank 0 at once, if it still waits.
-    if let (Ok(mut channel), Ok(instance)) = (Channel::unix(stream), random()) {
+    if let Ok(instance) = random() {
         let deadline = participant.deadline.min(Instant::now() + HELLO_TIMEOUT);
         let _ = peer::introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut SlowWarning::never());
     }

@@ -6,8 +6,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use sha2::{Digest, Sha256};
 
-use crate::error::{Result, bail};
-use crate::handshake::{Peer, own_user};
+use crate::error::{Error, error};
+use crate::handshake::{own_user, refused_user};
 
 /// The name of a job's socket: the user, and a hash of the job's text, which may be longer than a
 /// socket's name.
@@ -32,11 +32,8 @@ pub(super) fn connect(job: &str) -> rustix::io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Checks that the process that listens at the job's socket is of this process's user. A process of
-/// another user may have taken the name.
-pub(super) fn check_listener(peer: Peer) -> Result<()> {
-    match peer.is_same_user() {
-        true => Ok(()),
-        false => bail!(System, "another user (uid {}) holds the name under which this job's processes meet", peer.uid),
-    }
+/// The error of a channel to the job's socket, if a process of another user has taken the name.
+pub(super) fn held_by_another_user(e: &std::io::Error) -> Option<Error> {
+    let uid = refused_user(e)?;
+    Some(error!(System, "another user (uid {uid}) holds the name under which this job's processes meet"))
 }

@@ -189,6 +189,28 @@ fn a_false_rank_0_of_this_user_is_not_believed() {
     });
 }
 
+/// A peer does not connect again to a process whose messages it cannot understand.
+#[test]
+fn malformed_messages_end_the_bootstrap_at_once() {
+    let too_long = [0xff; 4];
+    let garbage = [4, 0, 0, 0, 9, 9, 9, 9];
+    for (number, bytes) in [&too_long[..], &garbage].into_iter().enumerate() {
+        let job = new_job(&format!("malformed-{number}"));
+        let listener = socket::listen(&job).expect("a socket");
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(|| connect(&participant(&job, 1)).map(drop));
+            let (mut stream, _) = listener.accept().expect("a peer");
+            stream.write_all(bytes).expect("a peer");
+            let error = peer.join().expect("no panic").expect_err("no rank 0");
+            assert_eq!(error.kind(), ErrorKind::Disagreement);
+            assert!(error.to_string().ends_with("is of another version, or means another job"), "{error}");
+        });
+        listener.set_nonblocking(true).expect("an option");
+        let again = listener.accept().map(drop).expect_err("the peer has ended");
+        assert_eq!(again.kind(), std::io::ErrorKind::WouldBlock);
+    }
+}
+
 /// Only root can be another user; elsewhere there is nothing to try.
 #[test]
 fn a_name_that_another_user_holds_is_not_called_this_users() {

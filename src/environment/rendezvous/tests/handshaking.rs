@@ -150,17 +150,19 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
     let (kind, message) = error_of(Rendezvous::join(&port.endpoint, &participant(1, 1)));
     assert_eq!((kind, message.as_str()), (ErrorKind::InvalidArgument, "rank 1 is not one of 1"));
     let cases = [
-        (2, 1, "ranks have to be given the same world size: rank 1 has 2, and rank 0 has 3"),
-        (3, 2, "two processes say that they are rank 2"),
-        (3, 0, "two processes say that they are rank 0"),
-        (3, 7, "rank 7 is not one of 3"),
+        (2, 1, 1, "ranks have to be given the same world size: rank 1 has 2, and rank 0 has 3"),
+        (3, 2, 1, "two processes say that they are rank 2"),
+        (3, 0, 1, "two processes say that they are rank 0"),
+        (3, 7, 1, "rank 7 is not one of 3"),
+        (3, 1, 2, "a process that comes over TCP has one rank, and the process of rank 1 has 2"),
     ];
-    for (world_size, rank, reason) in cases {
+    for (world_size, rank, rank_count, reason) in cases {
         scope(|scope| {
             let rank_0 = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(0, 3))));
             let (mut member, answer) = port.hello(&participant(0, 3), 2);
             assert!(matches!(answer, Answer::Welcome { .. }));
-            let (_channel, answer) = port.hello(&participant(0, world_size), rank);
+            let claimed = Participant { rank_count, ..participant(0, world_size) };
+            let (_channel, answer) = port.hello(&claimed, rank);
             assert!(matches!(answer, Answer::Refused { reason: told } if told == reason));
             let told = member.receive(LONGEST_OF_MEMBER, soon()).expect("an end");
             assert!(

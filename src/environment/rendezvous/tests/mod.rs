@@ -72,7 +72,7 @@ impl Port {
         let claim = Claim {
             world_size: participant.world_size,
             first_rank: rank,
-            rank_count: 1,
+            rank_count: participant.rank_count,
             instance,
             challenge: challenge_of_peer,
         };
