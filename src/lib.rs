@@ -56,15 +56,17 @@
 //!
 //! # Failure
 //!
-//! Every call returns by its deadline. See the contract of [`Communicator`], and [`Error`] for what errors say.
+//! Every call returns by its deadline. See the contract of [`Communicator`], and [`Error`] for what
+//! errors say.
 //!
 //! # Features
 //!
 //! All are on by default.
 //!
 //! - `float8`: conversions between [`F8E4M3`], [`F8E5M2`] and the types of the crate `float8`.
-//! - `nccl`: GPUs, by CUDA and NCCL. They are loaded when they are first used, and are not needed to build. Without this
-//!   feature the same functions exist, and what needs a GPU is an [`ErrorKind::Unsupported`].
+//! - `nccl`: GPUs, by CUDA and NCCL. They are loaded when they are first used, and are not needed
+//!   to build. Without this feature the same functions exist, and a call that needs a GPU returns
+//!   an [`ErrorKind::Unsupported`].
 //! - `ndarray`: arrays and views of the crate `ndarray` as tensors.
 
 #[cfg(not(target_os = "linux"))]

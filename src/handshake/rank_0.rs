@@ -424,7 +424,8 @@ mod tests {
         test(&mut GatheringState::new(&gathering, &listener), &key, &connect);
     }
 
-    /// A process connects, and rank 0 greets it. Gives the process's channel and rank 0's challenge.
+    /// A process connects, and rank 0 greets it. Gives the process's channel and rank 0's
+    /// challenge.
     fn greeted(state: &mut GatheringState<'_>, connect: &dyn Fn() -> Channel) -> (Channel, Challenge) {
         let mut channel = connect();
         state.step(Instant::now()).expect("a step");

@@ -84,8 +84,8 @@ pub fn show_warnings() {
 /// A program's `tracing` subscriber gets the events too.
 ///
 /// Any thread may call the handler, several at once. Events that the library logs while a thread
-/// is inside the handler are not passed to it on that thread. A panic of the handler ends there: the
-/// library catches it and drops the event. A process that is forked from this one has no handler.
+/// is inside the handler are not passed to it on that thread. The library catches a panic of the
+/// handler. A process that is forked from this one has no handler.
 ///
 /// ```
 /// use distcollective::{LogLevel, clear_log_handler, set_log_handler};
