@@ -6,14 +6,18 @@ const WIDTH: usize = 100;
 
 /// What the rule covers, folders and files.
 const COVERED: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "README.md",
+    "SECURITY.md",
     "benches/gpu",
     "build.rs",
-    "capi/tests/c_abi/mistakes.c",
-    "capi/tests/c_abi/mistakes.cpp",
+    "capi",
     "cli",
     "cuda",
     "docs",
+    "include",
     "samples",
     "src",
     "tests/architecture",
