@@ -3,11 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind, Read, Result};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use rustix::net::sockopt;
 use rustix::process::{Pid, getpgid};
 
 /// The variable with the socket's name.
@@ -58,14 +57,16 @@ impl Reports {
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
                 Err(_) => return self.close(),
             };
-            let Ok(peer) = sockopt::socket_peercred(&stream) else { return self.close() };
-            if peer.uid != rustix::process::geteuid() {
+            let Ok((pid, user)) = peer_of(&stream) else { return self.close() };
+            if user != rustix::process::geteuid().as_raw() {
                 continue;
             }
+            // A rank in another PID namespace is outside the groups that this launcher started.
+            let Some(pid) = pid else { return self.close() };
             if stream.set_nonblocking(true).and_then(|()| watch(stream.as_fd())).is_err() {
                 return self.close();
             }
-            self.connections.push(Connection { stream, pid: peer.pid, text: Vec::new(), rank: None });
+            self.connections.push(Connection { stream, pid, text: Vec::new(), rank: None });
         }
         let Reports { met, job, .. } = self;
         self.connections.retain_mut(|connection| connection.read(job, met));
@@ -99,6 +100,22 @@ impl Reports {
             let missing: BTreeSet<u32> = waiting.iter().filter(misses).map(|rank| *rank as u32).collect();
             (!missing.is_empty()).then_some((ended, missing))
         })
+    }
+}
+
+/// The process at the other end of a connection, and its user. The process is `None` if it is in a
+/// PID namespace that this process does not see.
+fn peer_of(stream: &UnixStream) -> Result<(Option<Pid>, u32)> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let target: *mut libc::ucred = &mut credentials;
+    // SAFETY: the option writes at most `len` bytes to `target`, which is a `ucred`, all of whose
+    // bit patterns are values. (rustix's form of this call has a process id that cannot be 0.)
+    let result =
+        unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, target.cast(), &mut len) };
+    match result {
+        0 => Ok((Pid::from_raw(credentials.pid), credentials.uid)),
+        _ => Err(Error::last_os_error()),
     }
 }
 
