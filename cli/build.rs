@@ -1,4 +1,4 @@
-//! Sets `DCL_COMMIT` and `DCL_TARGET`, which `distcollective doctor` shows.
+//! Sets `CLI_COMMIT` and `CLI_TARGET`, which `distcollective doctor` shows.
 
 use std::process::Command;
 use std::{env, fs};
@@ -6,10 +6,10 @@ use std::{env, fs};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let target = env::var("TARGET").expect("cargo sets TARGET");
-    println!("cargo::rustc-env=DCL_TARGET={target}");
+    println!("cargo::rustc-env=CLI_TARGET={target}");
     // A package may be unpacked inside another project's repository, so its own file comes first.
     let commit = packaged_commit().or_else(checked_out_commit).unwrap_or_else(|| "unknown".to_owned());
-    println!("cargo::rustc-env=DCL_COMMIT={commit}");
+    println!("cargo::rustc-env=CLI_COMMIT={commit}");
 }
 
 /// The commit that `cargo package` wrote into the package.

@@ -39,10 +39,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 /// The commit that this program was built from, or "unknown".
-const COMMIT: &str = env!("DCL_COMMIT");
+const COMMIT: &str = env!("CLI_COMMIT");
 
 /// The target triple that this program was built for.
-const TARGET: &str = env!("DCL_TARGET");
+const TARGET: &str = env!("CLI_TARGET");
 
 /// The fields of the library's diagnosis, and those of this program.
 fn to_json(diagnosis: &Diagnosis) -> serde_json::Result<Value> {

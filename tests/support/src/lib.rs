@@ -85,11 +85,12 @@ pub fn product(package: &str, file: &str) -> PathBuf {
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "--package", package, "--profile", &profile]);
-    // Cargo writes this file into the target folder, not into that of a target triple.
-    if parent.join("CACHEDIR.TAG").exists() {
-        cargo.arg("--target-dir").arg(parent);
+    // With `--target`, the folder of the profile is in one that has the triple's name.
+    let (parent_name, arch) = (name(parent), std::env::consts::ARCH);
+    if parent_name.starts_with(arch) && parent_name.contains("-linux-") {
+        cargo.args(["--target", &parent_name, "--target-dir"]).arg(parent.parent().expect("Cargo's folders"));
     } else {
-        cargo.args(["--target", &name(parent), "--target-dir"]).arg(parent.parent().expect("Cargo's folders"));
+        cargo.arg("--target-dir").arg(parent);
     }
     let output = cargo.current_dir(root()).output().expect("cargo starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
