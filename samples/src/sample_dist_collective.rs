@@ -331,7 +331,7 @@ fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Ra
         CollectiveOperation::AllToAll => Some(inputs.iter().flat_map(|x| block_of(x, rank.index())).collect()),
         CollectiveOperation::Gather => is_root.then(|| inputs.concat()),
         CollectiveOperation::Scatter => Some(block_of(&inputs[arguments.root as usize], rank.index())),
-        other => unimplemented!("{other}"),
+        other => panic!("the demo does not know {other}"),
     }
 }
 
@@ -350,7 +350,7 @@ fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
         ReduceOperation::Max => values.fold(f32::MIN, f32::max),
         ReduceOperation::Min => values.fold(f32::MAX, f32::min),
         ReduceOperation::Avg => values.sum::<f32>() / n,
-        other => unimplemented!("{other}"),
+        other => panic!("the demo does not know {other}"),
     };
     truth(result)
 }
@@ -374,7 +374,7 @@ fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
         // A product of many ranks wraps around.
         DataType::Int8 | DataType::Uint8 => vec![x as i64 as u8],
         DataType::Bool => vec![x as u8],
-        other => unimplemented!("{other}"),
+        other => panic!("the demo does not know {other}"),
     };
     values.iter().flat_map(|&x| one(x)).collect()
 }

@@ -100,7 +100,7 @@ impl Row {
             | CollectiveOperation::AllToAll
             | CollectiveOperation::Gather
             | CollectiveOperation::Scatter => (n - 1.0) / n,
-            other => unimplemented!("bus bandwidth of {other}"),
+            other => panic!("bench does not know the bus bandwidth of {other}"),
         }
     }
 }
