@@ -1,4 +1,5 @@
-/* A child that is forked finds a library's lock free, so that it can ask for counts. Linked into each library that has a lock. */
+/* A child that is forked finds a library's lock free, so that it can ask for counts. Linked into
+ * each library that has a lock. */
 #include <pthread.h>
 
 extern pthread_mutex_t lock;

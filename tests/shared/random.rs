@@ -1,6 +1,7 @@
 //! Random numbers for tests.
 
-/// A small generator of pseudo-random numbers (SplitMix64), so that every rank and every run sees the same values.
+/// A small generator of pseudo-random numbers (SplitMix64), so that every rank and every run sees
+/// the same values.
 #[derive(Clone)]
 pub struct Random(pub u64);
 

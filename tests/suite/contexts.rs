@@ -35,7 +35,8 @@ fn a_long_chain_of_layers() {
     assert!(thread.expect("a thread").join().is_ok());
 }
 
-/// What a run was given does not hold its communicator when the run is done: a rank that drops that has left.
+/// What a run was given does not hold its communicator when the run is done: a rank that drops that
+/// has left.
 #[test]
 fn finished_runs_keep_no_communicator() {
     let errors = on_ranks(2, |communicator| {
@@ -108,7 +109,8 @@ fn a_layer_by_itself_tells_its_output_dims() {
     );
 }
 
-/// Memory for the longest shape stays bound while shapes change; behind the tensor nothing is read or written.
+/// Memory for the longest shape stays bound while shapes change; behind the tensor nothing is read
+/// or written.
 #[test]
 fn longer_memory_stays_bound() {
     let mut network = Network::new();
@@ -183,7 +185,8 @@ fn inspect_shows_memory_that_is_reused_and_what_may_be_unwritten() {
     let engine = Builder::new().build(&network).expect("an engine");
     let inspection = engine.inspect();
     let json = inspection.to_json();
-    // Ten sums in place, a plugin's input and output at a time: two tensors of 4096 bytes, in the communicator's memory.
+    // Ten sums in place, a plugin's input and output at a time: two tensors of 4096 bytes, in the
+    // communicator's memory.
     assert_eq!(
         json["memory"],
         serde_json::json!({"communicator_bytes": 8192, "private_bytes": 0, "constant_bytes": 0})
@@ -479,7 +482,8 @@ fn an_identity_needs_no_communicator_and_keeps_every_byte() {
     assert_eq!(bytes(run(None).expect("no communicator is needed")), [0, 1, 2, 255]);
     let alone = &Communicator::in_process(1).expect("one rank")[0];
     assert_eq!(bytes(run(Some(alone)).expect("one rank")), [0, 1, 2, 255]);
-    // On several ranks the two that say 1 are still the identity; the one that says nothing is not accepted.
+    // On several ranks the two that say 1 are still the identity; the one that says nothing is not
+    // accepted.
     let errors = on_ranks(2, move |communicator| run(Some(&communicator)).expect_err("nb_rank is not set").kind());
     assert_eq!(errors, [ErrorKind::InvalidCommunicator; 2]);
 }

@@ -1,8 +1,9 @@
 //! The NCCL backend: the conformance suite, contexts, graphs, faults.
 //!
-//! Each test runs in a child process, since libraries are loaded once: this very program, told by its environment to run one test,
-//! [`child`], and in it one role. The child finds test libraries in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With
-//! `DCL_TEST_GPU=1` it finds the real ones, and tests that need the others say that they are skipped; `tools/gpu-check` does so.
+//! Each test runs in a child process, since libraries are loaded once: this very program, told by
+//! its environment to run one test, [`child`], and in it one role. The child finds test libraries
+//! in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With `DCL_TEST_GPU=1` it finds the real
+//! ones, and tests that need the others say that they are skipped; `tools/gpu-check` does so.
 
 mod contexts;
 mod faults;
@@ -127,7 +128,8 @@ fn conformance(ranks: u32, place: &str, quarter: usize) {
         _ => panic!("{place} is no place"),
     };
     on_gpus(ranks, move |communicator| {
-        // What is in host memory cannot be enqueued; what the rank has by itself is enqueued and done in turns.
+        // What is in host memory cannot be enqueued; what the rank has by itself is enqueued and
+        // done in turns.
         let stream = match place {
             Place::Symmetric => cuda_stream(&communicator)?,
             _ => Stream::inline(),
@@ -137,7 +139,8 @@ fn conformance(ranks: u32, place: &str, quarter: usize) {
     });
 }
 
-/// A quarter of the cases on `ranks` GPUs of compute capability `capability`, with tensors at a place.
+/// A quarter of the cases on `ranks` GPUs of compute capability `capability`, with tensors at a
+/// place.
 fn conforms((ranks, place, variant, capability): (u32, &str, Variant, &str), quarter: usize) {
     if is_on_gpu() && (ranks > available_ranks() || variant != Variant::Current || capability != "90") {
         println!("skipped: this needs the test libraries, or more ranks than there can be here");

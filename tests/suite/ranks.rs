@@ -10,7 +10,8 @@ use distcollective::Communicator;
 /// The deadline of a test with several ranks.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A deadline, `DCL_TEST_PATIENCE` times as long if that is set: for tools under which everything is slow.
+/// A deadline, `DCL_TEST_PATIENCE` times as long if that is set: for tools under which everything
+/// is slow.
 pub fn patient(deadline: Duration) -> Duration {
     let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok());
     deadline * patience.unwrap_or(1)
@@ -76,7 +77,8 @@ pub fn on_communicators<T: Send + 'static>(
     all.into_iter().map(|result| result.expect("every thread sent its result")).collect()
 }
 
-/// Waits for children, all of which must end within the deadline, and gives what each wrote and whether it succeeded.
+/// Waits for children, all of which must end within the deadline, and gives what each wrote and
+/// whether it succeeded.
 pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)> {
     let deadline = patient(deadline);
     let end = Instant::now() + deadline;

@@ -1,11 +1,12 @@
-/* Copies and fills. Where host memory is pageable, the caller waits for the stream and copies himself, as with the driver's
- * staging; pinned memory is read and written by the stream's thread. */
+/* Copies and fills. Where host memory is pageable, the caller waits for the stream and copies
+ * himself, as with the driver's staging; pinned memory is read and written by the stream's
+ * thread. */
 #include "internal.h"
 
 enum direction { TO_DEVICE, TO_HOST, BETWEEN_DEVICES };
 
-/* Whether the addresses are what the direction wants: whole ranges of device memory, and host memory that is no device
- * memory. */
+/* Whether the addresses are what the direction wants: whole ranges of device memory, and host
+ * memory that is no device memory. */
 static CUresult check(const void *to, const void *from, size_t size, enum direction direction) {
     if (direction != TO_HOST && !is_device_memory(to, size))
         return CUDA_ERROR_INVALID_VALUE;

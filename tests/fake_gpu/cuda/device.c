@@ -163,7 +163,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return is_device(device) ? LOCKED(retain(context, device)) : CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* Contexts that have gone stay in memory: streams, events and memory that outlive them point there. */
+/* Contexts that have gone stay in memory: streams, events and memory that outlive them point
+ * there. */
 static struct context *gone;
 
 static CUresult release(CUdevice device) {

@@ -90,8 +90,8 @@ enum {
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
-/* How many there are now of a kind:
- * "device memory", "pinned memory", "context", "stream", "event", "module", "graph", "graph exec". */
+/* How many there are now of a kind: "device memory", "pinned memory", "context", "stream",
+ * "event", "module", "graph", "graph exec". */
 EXPORT size_t fake_cuda_live(const char *kind);
 
 /* How often the function has been called. */

@@ -1,5 +1,6 @@
-/* Graphs and their executable copies. A launch does the recorded operations one after the other, in the order in which they
- * were recorded, which is one of the orders that the recorded dependencies allow. */
+/* Graphs and their executable copies. A launch does the recorded operations one after the other,
+ * in the order in which they were recorded, which is one of the orders that the recorded
+ * dependencies allow. */
 #include "internal.h"
 
 static void free_list(struct operation *operation) {

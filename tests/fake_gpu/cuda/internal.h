@@ -1,4 +1,5 @@
-/* What the files of the fake driver share. One lock guards everything; functions declared here want it held. */
+/* What the files of the fake driver share. One lock guards everything; functions declared here
+ * want it held. */
 #ifndef FAKE_CUDA_INTERNAL_H
 #define FAKE_CUDA_INTERNAL_H
 
@@ -34,8 +35,8 @@ static inline CUresult unlocked(CUresult result) {
             return tried;              \
     } while (0)
 
-/* What every function of the interface begins with, without the lock: it is counted, faults happen, and what it needs is
- * there. */
+/* What every function of the interface begins with, without the lock: it is counted, faults
+ * happen, and what it needs is there. */
 enum need { NOTHING, INITIALIZED, CONTEXT };
 #define ENTER(need) TRY(enter(__func__, need))
 CUresult enter(const char *function, enum need need);
@@ -49,7 +50,8 @@ __attribute__((noreturn, format(printf, 1, 2))) void fatal(const char *format, .
 /* malloc that cannot fail, zeroed. */
 void *allocate(size_t size);
 
-/* Handles are numbers that are never used again, so that one that was destroyed is known for ever. */
+/* Handles are numbers that are never used again, so that one that was destroyed is known for
+ * ever. */
 enum handle_kind {
     HANDLE_CONTEXT,
     HANDLE_STREAM,
@@ -195,7 +197,8 @@ struct event {
     uint32_t clock[MOST_CAPTURED_STREAMS];
 };
 
-/* The error of a call that may not be made while streams are capturing, if there is such a capture; it is then invalid. */
+/* The error of a call that may not be made while streams are capturing, if there is such a
+ * capture; it is then invalid. */
 CUresult refuse_unsafe_call(void);
 /* The error of a use of the default stream while a blocking stream of the context captures. */
 CUresult refuse_implicit_use(struct context *context);

@@ -153,7 +153,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     return LOCKED(synchronize(stream));
 }
 
-/* Everything that has been enqueued on streams of the current context. A stream may go while this waits, so it begins anew. */
+/* Everything that has been enqueued on streams of the current context. A stream may go while
+ * this waits, so it begins anew. */
 static CUresult synchronize_context(void) {
     for (struct stream *stream = streams; stream != NULL;) {
         bool busy = stream->context == current_context() && stream->capture == NULL && stream->finished != stream->enqueued;

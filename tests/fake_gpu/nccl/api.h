@@ -132,8 +132,8 @@ EXPORT uint64_t fake_nccl_calls(const char *function);
 EXPORT size_t fake_nccl_violations(void);
 EXPORT const char *fake_nccl_violation(size_t number);
 
-/* The latest calls, a line each: "rank 0: ncclAllReduce count 12 type 7 op 0 in group". Good until this thread's next call
- * of it. */
+/* The latest calls, a line each: "rank 0: ncclAllReduce count 12 type 7 op 0 in group". Good
+ * until this thread's next call of it. */
 EXPORT const char *fake_nccl_log(void);
 
 #endif

@@ -1,5 +1,6 @@
-/* Reductions. Floats are computed in double precision and rounded to their type after every step, which gives the same as
- * computing in the type, as double has more than twice the digits of every smaller one. */
+/* Reductions. Floats are computed in double precision and rounded to their type after every
+ * step, which gives the same as computing in the type, as double has more than twice the digits
+ * of every smaller one. */
 #include <math.h>
 
 #include "internal.h"
@@ -63,7 +64,8 @@ static unsigned encode(double value, const struct format *format) {
     if (magnitude < ldexp(1, bias + 2)) {
         int exponent;
         frexp(magnitude, &exponent);
-        /* The exponent with its bias; zero and subnormal numbers have that of the smallest normal ones. */
+        /* The exponent with its bias; zero and subnormal numbers have that of the smallest
+         * normal ones. */
         int biased = magnitude == 0 || exponent - 1 + bias < 1 ? 1 : exponent - 1 + bias;
         double units = nearbyint(ldexp(magnitude, bias + format->mantissa_bits - biased));
         bits = (unsigned)units + ((unsigned)(biased - 1) << format->mantissa_bits);

@@ -1,4 +1,5 @@
-/* What happens on the streams: bundles of calls, the meetings of collectives, the transfers between two ranks. */
+/* What happens on the streams: bundles of calls, the meetings of collectives, the transfers
+ * between two ranks. */
 #include "internal.h"
 
 #define CAPTURE_ACTIVE 1
@@ -23,7 +24,8 @@ struct transfer {
     const struct call *call;
 };
 
-/* Bundles that graphs have recorded live as long as the process, for nobody tells when their graph goes. */
+/* Bundles that graphs have recorded live as long as the process, for nobody tells when their
+ * graph goes. */
 static struct bundle *recorded;
 
 static bool agree(const struct meeting *meeting, int size) {
@@ -133,7 +135,8 @@ static bool is_transfer(const struct call *call) {
     return call->operation == SEND || call->operation == RECEIVE;
 }
 
-/* All sends and receives of a bundle are under way together; its collectives go one after the other meanwhile. */
+/* All sends and receives of a bundle are under way together; its collectives go one after the
+ * other meanwhile. */
 static void run_calls(struct communicator *communicator, const struct bundle *bundle) {
     struct transfer *transfers = allocate((bundle->count + 1) * sizeof *transfers);
     for (size_t i = 0; i < bundle->count; i++) {

@@ -1,4 +1,5 @@
-/* Communicators: handles, what every call begins and ends with, finalize, destroy, abort, revoke. */
+/* Communicators: handles, what every call begins and ends with, finalize, destroy, abort,
+ * revoke. */
 #include <errno.h>
 #include <stdarg.h>
 #include <time.h>

@@ -1,4 +1,5 @@
-/* Groups: what a thread calls between ncclGroupStart and ncclGroupEnd goes on the streams together. */
+/* Groups: what a thread calls between ncclGroupStart and ncclGroupEnd goes on the streams
+ * together. */
 #include "internal.h"
 
 #define MOST_COMMUNICATORS 64

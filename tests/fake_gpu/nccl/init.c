@@ -41,7 +41,8 @@ static bool in_range(int value, int least, int most) {
     return value == NCCL_CONFIG_UNDEF_INT || (value >= least && value <= most);
 }
 
-/* Whether a library of this version may meet a configuration of this size: what was the structure in some version. */
+/* Whether a library of this version may meet a configuration of this size: what was the
+ * structure in some version. */
 static bool is_config_size(size_t size) {
     static const struct {
         size_t size;
@@ -116,7 +117,8 @@ static struct clique *find_clique(const ncclUniqueId *id, int size) {
     return clique;
 }
 
-/* Puts the communicator into the clique of an id. Ranks that name different sizes never meet. With the lock held. */
+/* Puts the communicator into the clique of an id. Ranks that name different sizes never meet.
+ * With the lock held. */
 static bool take_seat(struct communicator *communicator, const ncclUniqueId *id, int size) {
     struct clique *clique = find_clique(id, size);
     if (id->internal[0] == '\0' || find_clique(id, 0) == NULL)

@@ -1,4 +1,5 @@
-/* What the files of the fake NCCL share. One lock guards everything; it is not held while elements move. */
+/* What the files of the fake NCCL share. One lock guards everything; it is not held while
+ * elements move. */
 #ifndef FAKE_NCCL_INTERNAL_H
 #define FAKE_NCCL_INTERNAL_H
 
@@ -74,7 +75,8 @@ struct call {
     ncclResult_t async_error;
 };
 size_t type_size(ncclDataType_t type);
-/* Whether this rank's call reads its send buffer and writes its receive buffer, and how many blocks these have. */
+/* Whether this rank's call reads its send buffer and writes its receive buffer, and how many
+ * blocks these have. */
 bool call_reads(const struct call *call, int rank);
 bool call_writes(const struct call *call, int rank);
 size_t call_send_blocks(const struct call *call, int size);
@@ -148,26 +150,28 @@ enum allowance {
     IN_GROUP = 32,
     IN_ANY_STATE = MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE,
 };
-/* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the communicator and who else is
- * inside. If it gives success, leave must follow. */
+/* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the
+ * communicator and who else is inside. If it gives success, leave must follow. */
 __attribute__((format(printf, 5, 6))) ncclResult_t enter(
     const char *function, ncclComm_t handle, int allowances, struct communicator **communicator, const char *details, ...);
 ncclResult_t leave(struct communicator *communicator, ncclResult_t result);
 /* The same for a call without one. */
 ncclResult_t enter_without(const char *function, int rank, const char *details);
 
-/* Does the rest of a call, at once, or on a thread of the library if the call is to be in progress. */
+/* Does the rest of a call, at once, or on a thread of the library if the call is to be in
+ * progress. */
 typedef ncclResult_t (*work_function)(struct communicator *communicator, void *argument);
 ncclResult_t complete(
     const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
 
 struct bundle;
-/* The same for the bundles of a group: they are enqueued in their order, by one thread, and in progress together, as NCCL does it,
- * so that ranks with several communicators come to their collectives in one order. */
+/* The same for the bundles of a group: they are enqueued in their order, by one thread, and in
+ * progress together, as NCCL does it, so that ranks with several communicators come to their
+ * collectives in one order. */
 ncclResult_t complete_group(const char *function, struct bundle *bundles);
 
-/* Meeting on the host: returns when all ranks have come, or NULL when the communicator has ended. With the lock held.
- * The last one to come calls `conclude`. */
+/* Meeting on the host: returns when all ranks have come, or NULL when the communicator has
+ * ended. With the lock held. The last one to come calls `conclude`. */
 struct assembly {
     struct assembly *next;
     uint64_t number;

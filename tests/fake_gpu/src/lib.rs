@@ -1,8 +1,10 @@
-//! Stand-ins for `libcuda.so.1`, `libnccl.so.2` and `libnvrtc.so.13`, so that what calls them can be tested on machines without
-//! a GPU. They work on host memory, check their arguments strictly, and can be told to fail; the comments at the top of
-//! `cuda/driver.h`, `nccl/api.h` and `nvrtc/nvrtc.c` say how.
+//! Stand-ins for `libcuda.so.1`, `libnccl.so.2` and `libnvrtc.so.13`, so that what calls them can
+//! be tested on machines without a GPU. They work on host memory, check their arguments strictly,
+//! and can be told to fail; the comments at the top of `cuda/driver.h`, `nccl/api.h` and
+//! `nvrtc/nvrtc.c` say how.
 //!
-//! A program gets them instead of the real ones when [`library_dir`] is in its `LD_LIBRARY_PATH` from the start.
+//! A program gets them instead of the real ones when [`library_dir`] is in its `LD_LIBRARY_PATH`
+//! from the start.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +13,8 @@ use std::path::{Path, PathBuf};
 pub enum Variant {
     /// All three, with NCCL 2.30.7.
     Current,
-    /// NCCL says that it is 2.21.5, and lacks what came later: alltoall, gather, scatter, windows, revoke.
+    /// NCCL says that it is 2.21.5, and lacks what came later: alltoall, gather, scatter, windows,
+    /// revoke.
     Old,
     /// NCCL says that it is 2.18.3, and lacks `ncclMemAlloc` and `ncclMemFree` too.
     Ancient,

@@ -114,7 +114,8 @@ fn options(communicator: &Communicator) -> Result<()> {
     communicator.barrier()
 }
 
-/// Collectives that do not depend on each other go to NCCL together, where they are nothing else than NCCL's.
+/// Collectives that do not depend on each other go to NCCL together, where they are nothing else
+/// than NCCL's.
 fn groups(ranks: u32) {
     on_gpus(ranks, |communicator| {
         let n = communicator.world_size();
@@ -155,12 +156,14 @@ fn groups(ranks: u32) {
         Ok(())
     });
     if !is_on_gpu() {
-        // Each rank: "sum", "max" and "first" in one; "all" and "any" are one step too, but need more than NCCL's calls.
+        // Each rank: "sum", "max" and "first" in one; "all" and "any" are one step too, but need
+        // more than NCCL's calls.
         assert_eq!(nccl_calls("ncclGroupStart"), if ranks > 1 { ranks as usize } else { 0 });
     }
 }
 
-/// A context that is told to record does so the second time, and replays from the third on, until addresses or shapes change.
+/// A context that is told to record does so the second time, and replays from the third on, until
+/// addresses or shapes change.
 fn graphs(ranks: u32) {
     on_gpus(ranks, |communicator| {
         let n = communicator.world_size() as f32;
@@ -192,7 +195,8 @@ fn graphs(ranks: u32) {
 
 type Handle = *mut c_void;
 
-/// The caller's own capture: what a context and an eager call enqueue becomes part of the caller's graph.
+/// The caller's own capture: what a context and an eager call enqueue becomes part of the caller's
+/// graph.
 fn capture(communicator: &Communicator) -> Result<()> {
     let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
     let n = communicator.world_size() as f32;
@@ -207,7 +211,8 @@ fn capture(communicator: &Communicator) -> Result<()> {
     bindings.bind_output("y", tensor()?)?;
     // Once before, so that everything is there.
     bindings = context.enqueue(bindings, &stream)?.wait()?;
-    // SAFETY: the driver's functions have these types; the buffers outlive the graph, which is launched and waited for here.
+    // SAFETY: the driver's functions have these types; the buffers outlive the graph, which is
+    // launched and waited for here.
     let graph = unsafe {
         let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
         let begin: Symbol<'_, unsafe extern "C" fn(Handle, i32) -> i32> =
@@ -267,7 +272,8 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     let engine = sum(n, None)?;
     let mut context = engine.create_execution_context()?;
 
-    // A CUDA stream without a communicator on GPUs. One rank by itself needs none, and then it runs on the host.
+    // A CUDA stream without a communicator on GPUs. One rank by itself needs none, and then it runs
+    // on the host.
     let error = context.enqueue(context.create_bindings(), &stream).expect_err("there is no communicator").error;
     assert_eq!(error.kind(), if n > 1 { ErrorKind::NotReady } else { ErrorKind::Unsupported }, "{error}");
     context.set_communicator(communicator)?;
@@ -300,13 +306,15 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
         assert!(error.contains("it is bound to the memory of GPU") && error.contains("the context runs on"), "{error}");
     }
 
-    // A plugin that says nothing of CUDA is found when the communicator is set, on every rank; the communicator still works.
+    // A plugin that says nothing of CUDA is found when the communicator is set, on every rank; the
+    // communicator still works.
     let mut host_only = sum(n, Some(Copying { runs_on_cuda: false }))?.create_execution_context()?;
     let error = host_only.set_communicator(communicator).expect_err("the plugin is for the host").to_string();
     assert!(error.contains("the plugin does not say that it runs on CUDA"), "{error}");
     communicator.barrier()?;
 
-    // One that says that it does, and does not, ends the communicator; a rank may learn of another's before it comes to its own.
+    // One that says that it does, and does not, ends the communicator; a rank may learn of
+    // another's before it comes to its own.
     let mut wrong = sum(n, Some(Copying { runs_on_cuda: true }))?.create_execution_context()?;
     let mut y = [0f32; 4];
     let error = wrong

@@ -1,4 +1,5 @@
-//! What goes wrong: NCCL that fails, stalls, hangs or says so late; ranks that do not come, or do not agree.
+//! What goes wrong: NCCL that fails, stalls, hangs or says so late; ranks that do not come, or do
+//! not agree.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::ranks::{DEADLINE, on_communicators};
 /// How long a rank waits where nothing is to come.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// How long ranks may take that wait for an abort, and for what it should have ended: each has ten seconds.
+/// How long ranks may take that wait for an abort, and for what it should have ended: each has ten
+/// seconds.
 const LONG: Duration = Duration::from_secs(40);
 
 /// Plays a role in a child.
@@ -105,7 +107,8 @@ fn windows(communicator: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// A rank that does not come: the others wait until their deadline, and the communicator ends for all.
+/// A rank that does not come: the others wait until their deadline, and the communicator ends for
+/// all.
 fn late_rank(ranks: u32) {
     let communicators =
         Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
@@ -121,7 +124,8 @@ fn late_rank(ranks: u32) {
     }
 }
 
-/// A rank that gives up tells the others at once, through the communicator on the host beside NCCL's.
+/// A rank that gives up tells the others at once, through the communicator on the host beside
+/// NCCL's.
 fn abort(ranks: u32) {
     let communicators =
         Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
@@ -191,7 +195,8 @@ fn drop_while_aborts_hang(ranks: u32) {
     assert_eq!(nccl_calls("ncclCommAbort"), ranks as usize, "every rank aborts");
 }
 
-/// A communicator that somebody else has made with NCCL: it is used, split from, and left as it was.
+/// A communicator that somebody else has made with NCCL: it is used, split from, and left as it
+/// was.
 fn borrowed(ranks: u32) {
     let makers = Makers::find();
     let id = NcclId::new().expect("an id");
@@ -201,7 +206,8 @@ fn borrowed(ranks: u32) {
                 // The current GPU of the thread is the one on which NCCL makes the communicator.
                 let stream = Stream::cuda(rank)?;
                 let raw = makers.make(&id, ranks, rank);
-                // SAFETY: the communicator has just been made by the same library, and is destroyed when all is gone.
+                // SAFETY: the communicator has just been made by the same library, and is destroyed
+                // when all is gone.
                 let communicator = unsafe { Communicator::from_raw_nccl(raw, TIMEOUT)? };
                 assert_eq!((communicator.rank(), communicator.world_size()), (Rank(rank), ranks));
                 assert_eq!(communicator.space(), MemorySpace::Cuda(rank));
@@ -243,7 +249,8 @@ struct Makers {
 
 impl Makers {
     fn find() -> Self {
-        // SAFETY: the libraries are loaded already; each function has the type that its documentation says.
+        // SAFETY: the libraries are loaded already; each function has the type that its
+        // documentation says.
         unsafe {
             let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
             let nccl = libloading::Library::new("libnccl.so.2").expect("NCCL");

@@ -73,8 +73,9 @@ pub fn nccl_calls(function: &str) -> usize {
     Fake::open("libnccl.so.2").live("fake_nccl_calls", function)
 }
 
-/// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken. Helper threads may take a moment.
-/// After a fault that stays in the way of letting go, only the rules are looked at.
+/// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken.
+/// Helper threads may take a moment. After a fault that stays in the way of letting go, only the
+/// rules are looked at.
 pub fn assert_nothing_is_left(after_a_fault: bool) {
     let (cuda, nccl) = (Fake::open("libcuda.so.1"), Fake::open("libnccl.so.2"));
     // SAFETY: the functions have these types.
@@ -94,7 +95,8 @@ pub fn assert_nothing_is_left(after_a_fault: bool) {
         let of_nccl = ["communicator", "memory", "window"];
         let of_cuda = of_cuda.into_iter().map(|kind| (kind, cuda.live("fake_cuda_live", kind)));
         let of_nccl = of_nccl.into_iter().map(|kind| (kind, nccl.live("fake_nccl_live", kind)));
-        // Each device has a stream for copies, through pinned memory in two pieces, with a few events.
+        // Each device has a stream for copies, through pinned memory in two pieces, with a few
+        // events.
         let streams = ("stream", cuda.live("fake_cuda_live", "stream").saturating_sub(DEVICES));
         let events = ("event", cuda.live("fake_cuda_live", "event").saturating_sub(4 * DEVICES));
         of_cuda.chain(of_nccl).chain([streams, events]).filter(|(_, count)| *count > 0).collect::<Vec<_>>()
@@ -149,7 +151,8 @@ fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
     assert!(on(Variant::NoDriver, "2").contains("on host"));
 }
 
-/// NVIDIA's own library, which needs no GPU for this, has every function that is called and tells its version and fresh ids.
+/// NVIDIA's own library, which needs no GPU for this, has every function that is called and tells
+/// its version and fresh ids.
 #[test]
 fn nccl_itself_answers() {
     // SAFETY: NCCL may be loaded at any time.

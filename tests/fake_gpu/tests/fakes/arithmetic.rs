@@ -43,11 +43,13 @@ test_in_child!(floats_are_rounded_at_each_step, Current, &[], || {
     assert_eq!(reduced(BFLOAT16, SUM, &[0x4380u16, 0x3f80]), 0x4380);
     assert_eq!(reduced(FLOAT32, SUM, &[16_777_216.0f32, 1.0, 1.0]), 16_777_216.0);
     assert_eq!(reduced(FLOAT64, SUM, &[0.1f64, 0.2]), 0.1 + 0.2);
-    // 7/3 is nearest to 0x40ab, and 7 times the float16 nearest to 1/3 is below; 60000 does not overflow.
+    // 7/3 is nearest to 0x40ab, and 7 times the float16 nearest to 1/3 is below; 60000 does not
+    // overflow.
     assert_eq!(reduced(FLOAT16, AVG, &[0x4700u16, 0, 0]), 0x40aa);
     assert_eq!(reduced(FLOAT16, AVG, &[0x7b53u16, 0x7b53]), 0x7b53);
     assert_eq!(reduced(FLOAT32, AVG, &[f32::MAX, f32::MAX]), f32::MAX);
-    // Eights saturate, infinity too. 448 is 0x7e and 1.0 is 0x38 in E4M3; 57344 is 0x7b, infinity 0x7c and 1.0 0x3c in E5M2.
+    // Eights saturate, infinity too. 448 is 0x7e and 1.0 is 0x38 in E4M3; 57344 is 0x7b, infinity
+    // 0x7c and 1.0 0x3c in E5M2.
     assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x7eu8, 0x7e]), 0x7e);
     assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x38u8, 0x38]), 0x40);
     assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x7fu8, 0x38]), 0x7f);

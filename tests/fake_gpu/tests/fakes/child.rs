@@ -12,8 +12,8 @@ const CHILD: &str = "FAKE_GPU_TEST_CHILD";
 const DONE: &str = "the test was done";
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A test that runs in a child process, with a variant of the libraries in its path and a script in its environment. Where a
-/// text is given, the process must end with it instead of well.
+/// A test that runs in a child process, with a variant of the libraries in its path and a script in
+/// its environment. Where a text is given, the process must end with it instead of well.
 macro_rules! test_in_child {
     ($name:ident, $variant:ident, $environment:expr, $body:expr) => {
         #[test]

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A structure of a library's functions. They are called as if they were safe: they check handles and addresses themselves,
-/// and the tests give them places for results that exist.
+/// A structure of a library's functions. They are called as if they were safe: they check handles
+/// and addresses themselves, and the tests give them places for results that exist.
 macro_rules! library {
     ($name:ident, $file:literal, { $($function:ident = $symbol:literal($($argument:ty),*) -> $result:ty;)* }) => {
         pub struct $name {
@@ -142,7 +142,8 @@ pub fn allocate(bytes: usize) -> u64 {
 pub fn pinned(bytes: usize) -> &'static mut [u8] {
     let mut address = NO_HANDLE;
     ok((cuda().pinned_allocate)(&mut address, bytes, 0));
-    // SAFETY: the memory was just allocated and filled, nobody else knows it, and the tests do not free it while they use it.
+    // SAFETY: the memory was just allocated and filled, nobody else knows it, and the tests do not
+    // free it while they use it.
     unsafe { std::slice::from_raw_parts_mut(address.cast(), bytes) }
 }
 

@@ -141,7 +141,8 @@ fn never_returns(call: impl FnOnce() + Send + 'static, function: &str) {
     while !log().contains(function) {
         std::thread::yield_now();
     }
-    // A call that returns would do so in microseconds; one that does later is missed, and nothing else.
+    // A call that returns would do so in microseconds; one that does later is missed, and nothing
+    // else.
     assert_eq!(receiver.recv_timeout(Duration::from_millis(50)), Err(mpsc::RecvTimeoutError::Timeout));
 }
 

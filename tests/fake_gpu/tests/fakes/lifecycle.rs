@@ -57,7 +57,8 @@ test_in_child!(init_is_checked, Current, &[], || {
     let mut unknown = id;
     unknown.0[0] = b'x';
     assert_eq!((nccl().init_plain)(&mut communicator, 1, unknown, 0), INVALID_ARGUMENT);
-    // An older and smaller structure is good, and so is a rank alone; but a rank is taken only once.
+    // An older and smaller structure is good, and so is a rank alone; but a rank is taken only
+    // once.
     let mut older = change(|config| (config.size, config.version) = (48, 22105));
     assert_eq!(init(0, &mut change(|config| config.blocking = 0)), IN_PROGRESS);
     assert_eq!(init(0, &mut older), INVALID_ARGUMENT);

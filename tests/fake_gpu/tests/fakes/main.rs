@@ -1,6 +1,8 @@
-//! The stand-ins do what the real libraries do as far as the project's tests lean on it, and are as strict as they claim.
+//! The stand-ins do what the real libraries do as far as the project's tests lean on it, and are as
+//! strict as they claim.
 //!
-//! Every test runs in a process of its own, which has the libraries in its path and reads its own script.
+//! Every test runs in a process of its own, which has the libraries in its path and reads its own
+//! script.
 
 mod arithmetic;
 mod capture;
