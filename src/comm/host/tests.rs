@@ -152,7 +152,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     assert!(failed.recv_timeout(Duration::from_millis(200)).is_err(), "the call returned while a peer was reading");
     go_on.send(()).expect("the peer listens");
     failed.recv_timeout(Duration::from_secs(10)).expect("the peer is out");
-    assert_eq!(call.join().expect("no panic").expect_err("nobody came").kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(call.join().expect("no panic").expect_err("no peer came").kind(), ErrorKind::DeadlineExceeded);
     reading.join().expect("no panic");
 }
 

@@ -142,8 +142,8 @@ pub fn allocate(bytes: usize) -> u64 {
 pub fn pinned(bytes: usize) -> &'static mut [u8] {
     let mut address = NO_HANDLE;
     ok((cuda().pinned_allocate)(&mut address, bytes, 0));
-    // SAFETY: the memory was just allocated and filled, nobody else knows it, and the tests do not
-    // free it while they use it.
+    // SAFETY: the memory was just allocated and filled. No other code has its address, and the
+    // tests do not free it while they use it.
     unsafe { std::slice::from_raw_parts_mut(address.cast(), bytes) }
 }
 
