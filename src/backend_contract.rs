@@ -1,10 +1,13 @@
 //! The contract of a backend, by a backend that only these tests have: every way in reaches it, and
 //! each of its optional operations is called when the contract says.
 
+use crate::collective::Collective;
+use crate::comm::Operands;
 use crate::comm::loopback::communicator;
+use crate::context::ContextOptions;
 use crate::{
-    Buffer, Builder, Collective, ContextOptions, DataType, DistCollective, ErrorKind, Network, Operands, Rank,
-    ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, Builder, DataType, DistCollective, ErrorKind, Network, Rank, ReduceOperation, Result, Stream, inputs,
+    outputs,
 };
 
 const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };

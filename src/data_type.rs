@@ -35,13 +35,13 @@ pub enum DataType {
     Bool = 4,
     /// Unsigned 8-bit integer.
     Uint8 = 5,
-    /// 8-bit float with 4 bits of exponent: [`F8E4M3`](crate::F8E4M3), "FP8" in TensorRT.
+    /// 8-bit float with 4 bits of exponent: [`F8E4M3`](crate::tensor::F8E4M3), "FP8" in TensorRT.
     Float8E4M3 = 6,
     /// The upper half of a binary32.
     Bfloat16 = 7,
     /// Signed 64-bit integer.
     Int64 = 8,
-    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::F8E5M2). Not a TensorRT type.
+    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::tensor::F8E5M2). Not a TensorRT type.
     Float8E5M2 = 100,
 }
 

@@ -4,11 +4,39 @@
 //!
 //! There are three ways to use it, which run the same code:
 //!
-//! - **the network**, for graphs, plans and memory planning: [`Network`] → [`Builder`] → [`Engine`]
-//!   → [`ExecutionContext`];
-//! - **the layer by itself**, for engines with a graph of their own: [`DistCollectiveLayer`] →
-//!   [`BoundLayer`];
+//! - **the network**, for graphs, plans and memory planning;
+//! - **the layer by itself**, for engines with a graph of their own;
 //! - **eager calls**, for those who know torch.distributed: the methods of [`Communicator`].
+//!
+//! ```text
+//!  the network             the layer by itself       eager calls
+//!
+//!  Network                 DistCollectiveLayer
+//!     | Builder::build        | bind
+//!  Engine                  BoundLayer
+//!     |                       |
+//!  ExecutionContext           |                         |
+//!     | execute, enqueue      | execute, enqueue        | all_reduce, ...
+//!     v                       v                         v
+//!  +--------------------------------------------------------------+
+//!  |                        Communicator                          |
+//!  |      host: shared memory       |         NCCL: GPUs          |
+//!  +--------------------------------------------------------------+
+//! ```
+//!
+//! The types of every day are here, at the root. The others are in the module of their subject:
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`network`] | layers, tensors of a network, shuffles, plugins |
+//! | [`engine`], [`context`] | inputs and outputs of an engine, inspection; bindings, options |
+//! | [`dist_collective`] | the layer on a communicator, without a network |
+//! | [`collective`] | the rules of shapes and buffers; partitions into groups |
+//! | [`comm`] | making communicators, backends, time limits, calls on raw memory |
+//! | [`environment`] | starting by the launcher's variables; random generators |
+//! | [`stream`] | where enqueued work runs, and its errors |
+//! | [`tensor`] | element types, shapes, views |
+//! | [`log`] | what the library logs, and to whom |
 //!
 //! Ranks are threads of one process or processes, with a GPU each or without any.
 //! [`Environment::from_env`] finds what the launcher started; [`Communicator::in_process`] is for
@@ -20,10 +48,11 @@
 //!
 //! # What a collective means
 //!
-//! Shapes are checked by [`output_shape`], where buffers may share memory by [`InPlace`]. Floats
-//! are reduced in float32, in the order of the group's ranks, and rounded once; maximum and minimum
-//! prefer a number to a NaN and order -0 below +0; integers wrap; a reduction over one rank changes
-//! no byte, and neither does movement. Results have the same bits on every rank and in every run.
+//! Shapes are checked by [`output_shape`](collective::output_shape), where buffers may share
+//! memory by [`InPlace`](collective::InPlace). Floats are reduced in float32, in the order of the
+//! group's ranks, and rounded once; maximum and minimum prefer a number to a NaN and order -0 below
+//! +0; integers wrap; a reduction over one rank changes no byte, and neither does movement. Results
+//! have the same bits on every rank and in every run.
 //!
 //! An output that an operation does not write on a rank (off the root of reduce and gather; on
 //! ranks that do not take part) keeps the bytes of a buffer that was bound to it, and reads as
@@ -36,8 +65,8 @@
 //! with tensors in the GPU's memory ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the
 //! inline stream, and with slices and arrays, it is done when it returns, and tensors may be in
 //! host memory too. What is enqueued allocates nothing after the first time on a stream and waits
-//! for nothing, so it can be captured into a CUDA graph; [`ContextOptions::cuda_graph`] does that
-//! by itself.
+//! for nothing, so it can be captured into a CUDA graph;
+//! [`ContextOptions::cuda_graph`](context::ContextOptions::cuda_graph) does that by itself.
 //!
 //! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order
 //! is NCCL's, and float16, bfloat16 and float8 may be rounded at every step. Where the sum of the
@@ -63,7 +92,8 @@
 //!
 //! All are on by default.
 //!
-//! - `float8`: conversions between [`F8E4M3`], [`F8E5M2`] and the types of the crate `float8`.
+//! - `float8`: conversions between [`F8E4M3`](tensor::F8E4M3), [`F8E5M2`](tensor::F8E5M2) and the
+//!   types of the crate `float8`.
 //! - `nccl`: GPUs, by CUDA and NCCL. They are loaded when they are first used, and are not needed
 //!   to build. Without this feature the same functions exist, and a call that needs a GPU returns
 //!   an [`ErrorKind::Unsupported`].
@@ -77,19 +107,19 @@ compile_error!("distcollective supports little-endian processors only");
 #[cfg(test)]
 mod backend_contract;
 mod builder;
-mod collective;
-mod comm;
+pub mod collective;
+pub mod comm;
 mod compute;
-mod context;
+pub mod context;
 #[cfg_attr(not(feature = "nccl"), path = "cuda/absent.rs")]
 mod cuda;
 mod data_type;
 #[doc(hidden)]
 pub mod diagnosis;
-mod dist_collective;
+pub mod dist_collective;
 mod element;
-mod engine;
-mod environment;
+pub mod engine;
+pub mod environment;
 mod error;
 mod executor;
 mod framing;
@@ -98,32 +128,47 @@ mod guides;
 mod handshake;
 mod issue_order;
 mod memory;
-mod network;
+pub mod network;
 mod rank;
 mod shape;
-mod stream;
+pub mod stream;
 mod sync;
 mod util;
 
+/// Tensors: element types, shapes, the memory that a call reads and writes.
+pub mod tensor {
+    #[doc(inline)]
+    pub use crate::Buffer;
+    #[doc(inline)]
+    pub use crate::data_type::DataType;
+    pub use crate::element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
+    pub use crate::memory::{MemorySpace, TensorView, TensorViewMut};
+    pub use crate::shape::{Dims, MAX_DIMS, Shape};
+}
+
+/// What the library logs, and to whom. `DCL_LOG` says how much.
+pub mod log {
+    pub use crate::util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
+}
+
 pub use builder::Builder;
-pub use collective::{
-    Collective, CollectiveOperation, Groups, InPlace, Partition, ReduceOperation, Root, output_dims, output_shape,
-};
-pub use comm::{BackendKind, Communicator, CommunicatorBuilder, NcclId, Operands, RawCollective};
-pub use context::{Bindings, ContextOptions, ExecutionContext, InputBuffer};
+#[doc(inline)]
+pub use collective::{CollectiveOperation, Groups, ReduceOperation, Root};
+#[doc(inline)]
+pub use comm::Communicator;
+#[doc(inline)]
+pub use context::ExecutionContext;
 pub use data_type::DataType;
-pub use dist_collective::{BoundLayer, DistCollective, DistCollectiveLayer, LayerTask, NoRoot};
-pub use element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
-pub use engine::{Engine, Inspection, IoMode, IoTensor};
-pub use environment::{DEFAULT_SEED, Environment, EnvironmentBuilder, Generator, Launcher};
+#[doc(inline)]
+pub use dist_collective::{DistCollective, DistCollectiveLayer};
+#[doc(inline)]
+pub use engine::Engine;
+#[doc(inline)]
+pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
-pub use memory::{Buffer, MemorySpace, TensorView, TensorViewMut};
-pub use network::{
-    CastLayer, ConstantLayer, Layer, LayerBody, LayerId, Network, Plugin, PluginCall, PluginLayer, PluginRegistry,
-    Shuffle, ShuffleLayer, TensorId,
-};
-pub use rank::{GroupRank, Rank};
-pub use shape::{Dims, MAX_DIMS, Shape};
-pub use stream::{EnqueueError, Stream, Work};
-pub use util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
-pub use util::settings::{DEFAULT_TIMEOUT, timeout_or};
+pub use memory::Buffer;
+#[doc(inline)]
+pub use network::Network;
+pub use rank::Rank;
+#[doc(inline)]
+pub use stream::{Stream, Work};

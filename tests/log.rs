@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use distcollective::{
-    CollectiveOperation, DistCollectiveLayer, LogLevel, ReduceOperation, clear_log_handler, set_log_handler,
-};
+use distcollective::log::{LogLevel, clear_log_handler, set_log_handler};
+use distcollective::{CollectiveOperation, DistCollectiveLayer, ReduceOperation};
 
 /// Logs one warning: all_reduce has no root.
 fn log_a_warning() {

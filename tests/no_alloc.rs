@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use distcollective::collective::Partition;
+use distcollective::context::{Bindings, ContextOptions};
+use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::tensor::{MemorySpace, Shape};
 use distcollective::{
-    Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ExecutionContext,
-    MemorySpace, Network, Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, inputs,
-    outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation,
+    Result, Stream, inputs, outputs,
 };
 
 /// Counts the allocations of the whole process while `COUNTING` is set.

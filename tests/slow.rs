@@ -12,7 +12,7 @@ const CASE: &str = "DCL_TEST_CASE";
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    distcollective::show_warnings();
+    distcollective::log::show_warnings();
     let ranks = match Communicator::in_process(2) {
         Ok(ranks) => ranks,
         Err(error) => return println!("{error}"),

@@ -13,7 +13,9 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
 
-use dcl::{CollectiveOperation, DEFAULT_TIMEOUT, DataType, Dims, MAX_DIMS, ReduceOperation, Shape, timeout_or};
+use dcl::comm::{DEFAULT_TIMEOUT, timeout_or};
+use dcl::tensor::{Dims, MAX_DIMS, Shape};
+use dcl::{CollectiveOperation, DataType, ReduceOperation};
 
 use super::status::{CallError, Result};
 

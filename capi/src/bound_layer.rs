@@ -1,6 +1,6 @@
 //! `dcl_bound_layer_*`, and binding a layer to a communicator.
 
-use dcl::BoundLayer;
+use dcl::dist_collective::BoundLayer;
 
 use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type};
 use super::communicator::CCommunicator;

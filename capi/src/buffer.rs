@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use dcl::{Buffer, DataType, Dims, MemorySpace};
+use dcl::tensor::{Dims, MemorySpace};
+use dcl::{Buffer, DataType};
 
 use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, unsigned};
 use super::communicator::CCommunicator;

@@ -1,6 +1,7 @@
 //! The eager collectives: `dcl_all_reduce` to `dcl_scatter`.
 
-use dcl::{Collective, Rank, ReduceOperation};
+use dcl::collective::Collective;
+use dcl::{Rank, ReduceOperation};
 
 use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
 use super::communicator::CCommunicator;

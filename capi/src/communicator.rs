@@ -1,6 +1,8 @@
 //! `dcl_communicator_*` and `dcl_nccl_id_new`.
 
-use dcl::{Communicator, MemorySpace, NcclId, Rank};
+use dcl::comm::NcclId;
+use dcl::tensor::MemorySpace;
+use dcl::{Communicator, Rank};
 
 use super::arguments::{
     CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, positive, timeout,

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use dcl::{Bindings, ContextOptions, Dims, EnqueueError, ExecutionContext, Work};
+use dcl::context::{Bindings, ContextOptions};
+use dcl::stream::EnqueueError;
+use dcl::tensor::Dims;
+use dcl::{ExecutionContext, Work};
 
 use super::arguments::{CDims, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, timeout, zero};
 use super::communicator::CCommunicator;

@@ -1,7 +1,8 @@
 //! `dcl_dist_collective_*`: the attributes of DistCollective layers, and what an engine with its
 //! own graph asks about them.
 
-use dcl::{DistCollectiveLayer, GroupRank, Groups, InPlace, Rank, ReduceOperation, Root};
+use dcl::collective::{GroupRank, InPlace};
+use dcl::{DistCollectiveLayer, Groups, Rank, ReduceOperation, Root};
 
 use super::arguments::{
     CDims, CheckedOut, ConstVoidPointer, InPointer, OutPointer, data_type, operation, reduce_op, unsigned,

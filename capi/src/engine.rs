@@ -1,6 +1,7 @@
 //! `dcl_engine_*`.
 
-use dcl::{Builder, Engine, IoMode};
+use dcl::engine::IoMode;
+use dcl::{Builder, Engine};
 
 use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, index};
 use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};

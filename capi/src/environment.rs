@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use dcl::{DEFAULT_SEED, Environment};
+use dcl::Environment;
+use dcl::environment::DEFAULT_SEED;
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, count, timeout_or_default, unsigned, zero};
 use super::communicator::CCommunicator;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dcl::{Buffer, DistCollectiveLayer, Layer, LayerBody, LayerId, MAX_DIMS, Shuffle};
+use dcl::network::{Layer, LayerBody, LayerId, Shuffle};
+use dcl::tensor::MAX_DIMS;
+use dcl::{Buffer, DistCollectiveLayer};
 
 use super::arguments::{
     CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, positive,

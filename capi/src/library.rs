@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
 use std::sync::LazyLock;
 
-use dcl::{CollectiveOperation, DataType, LogLevel, ReduceOperation, clear_log_handler, set_log_handler};
+use dcl::log::{LogLevel, clear_log_handler, set_log_handler};
+use dcl::{CollectiveOperation, DataType, ReduceOperation};
 
 use super::arguments::TextPointer;
 use super::copy_out::TextBuffer;

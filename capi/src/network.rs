@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use dcl::{Buffer, Error, ErrorKind, LayerId, Network, Shuffle, TensorId};
+use dcl::network::{LayerId, Shuffle, TensorId};
+use dcl::{Buffer, Error, ErrorKind, Network};
 
 use super::arguments::{
     CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op,

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dcl::{DataType, Error, ErrorKind, Plugin, PluginCall, PluginRegistry, Shape};
+use dcl::network::{Plugin, PluginCall, PluginRegistry};
+use dcl::tensor::Shape;
+use dcl::{DataType, Error, ErrorKind};
 
 use super::arguments::{CDims, InPointer, SizedStruct, TextPointer, data_type};
 use super::status::{CallError, Result, Status, failure_count, last_message, last_status};

@@ -6,7 +6,8 @@ use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dcl::{EnqueueError, Error, ErrorKind};
+use dcl::stream::EnqueueError;
+use dcl::{Error, ErrorKind};
 
 /// `dcl_status_t`.
 #[repr(transparent)]

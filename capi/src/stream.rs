@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use dcl::{LayerTask, RawCollective, Stream, Work};
+use dcl::comm::RawCollective;
+use dcl::dist_collective::LayerTask;
+use dcl::{Stream, Work};
 
 use super::arguments::{OutPointer, VoidPointer, unsigned};
 use super::context::RunWork;

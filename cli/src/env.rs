@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use distcollective::{BackendKind, Environment, MemorySpace, Result};
+use distcollective::comm::BackendKind;
+use distcollective::tensor::MemorySpace;
+use distcollective::{Environment, Result};
 use serde_json::{Map, Value, json};
 
 /// Initializes the environment as any program would, and shows each value and the variable that it
@@ -21,7 +23,7 @@ pub struct Arguments {
     #[arg(long, default_value = "auto")]
     backend: BackendKind,
     /// Rank 0's seed
-    #[arg(long, default_value_t = distcollective::DEFAULT_SEED)]
+    #[arg(long, default_value_t = distcollective::environment::DEFAULT_SEED)]
     seed: u64,
 }
 

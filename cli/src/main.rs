@@ -36,12 +36,12 @@ enum Command {
 fn timeout(seconds: Option<u64>) -> distcollective::Result<Duration> {
     match seconds {
         Some(seconds) => Ok(Duration::from_secs(seconds)),
-        None => distcollective::timeout_or(Duration::from_secs(60)),
+        None => distcollective::comm::timeout_or(Duration::from_secs(60)),
     }
 }
 
 fn main() -> ExitCode {
-    distcollective::show_warnings();
+    distcollective::log::show_warnings();
     match Arguments::parse().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),

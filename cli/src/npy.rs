@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
-use distcollective::{Buffer, DataType, Dims};
+use distcollective::tensor::Dims;
+use distcollective::{Buffer, DataType};
 use indicatif::ProgressBar;
 use ndarray::{ArrayD, IxDyn};
 use ndarray_npy::{

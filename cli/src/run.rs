@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use distcollective::{
-    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, TensorView,
-    TensorViewMut,
-};
+use distcollective::tensor::{TensorView, TensorViewMut};
+use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation};
 
 use crate::{npy, progress};
 

@@ -15,9 +15,13 @@ use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use distcollective::comm::BackendKind;
+use distcollective::comm::timeout_or;
+use distcollective::network::Shuffle;
+use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
-    BackendKind, Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind,
-    F8E4M3, F8E5M2, Network, Rank, ReduceOperation, Result, Shape, Shuffle, Stream, bf16, f16, timeout_or,
+    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, Network, Rank,
+    ReduceOperation, Result, Stream,
 };
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.
@@ -63,7 +67,7 @@ const COLUMNS: usize = 4;
 const PATTERN: u8 = 0xa5;
 
 fn main() -> ExitCode {
-    distcollective::show_warnings();
+    distcollective::log::show_warnings();
     let mut arguments = Arguments::parse();
     let operations = if arguments.op.eq_ignore_ascii_case("all") {
         CollectiveOperation::ALL.to_vec()

@@ -11,9 +11,11 @@
 
 use std::process::ExitCode;
 
+use distcollective::network::{Plugin, PluginCall};
+use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, Communicator, DataType, DistCollective, Error, ErrorKind, Network, Plugin, PluginCall, ReduceOperation,
-    Result, Shape, inputs, outputs,
+    Builder, Communicator, DataType, DistCollective, Error, ErrorKind, Network, ReduceOperation, Result, inputs,
+    outputs,
 };
 use ndarray::{Array2, Ix2, s};
 
@@ -129,7 +131,7 @@ fn run(n: u32) -> Result<bool> {
 }
 
 fn main() -> ExitCode {
-    distcollective::show_warnings();
+    distcollective::log::show_warnings();
     let ranks = match std::env::args().nth(1).map(|argument| argument.parse::<u32>()) {
         None => 2,
         Some(Ok(ranks)) => ranks,

@@ -1,6 +1,5 @@
-//! What a collective is, as values: operation, reduction, root and participants; the rules of
-//! types, shapes and buffers; and the `Call` that a backend gets. This module does no I/O and knows
-//! no communicator.
+//! What a collective is, as values: operation, reduction, root and participants; and the rules of
+//! types, shapes and buffers. Nothing here needs a communicator.
 
 mod call;
 mod geometry;
@@ -13,4 +12,5 @@ pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};
 
+pub use crate::rank::GroupRank;
 pub(crate) use rules::{check_buffers, check_type, overlap};

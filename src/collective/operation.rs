@@ -201,7 +201,8 @@ impl FromStr for ReduceOperation {
 /// [`GroupRank`] of the ranks that take part.
 ///
 /// ```
-/// use distcollective::{Collective, CollectiveOperation, Rank, ReduceOperation};
+/// use distcollective::collective::Collective;
+/// use distcollective::{CollectiveOperation, Rank, ReduceOperation};
 ///
 /// let collective = Collective::Reduce { reduce_op: ReduceOperation::Sum, root: Rank(1) };
 /// assert_eq!(collective.operation(), CollectiveOperation::Reduce);

@@ -23,7 +23,9 @@ pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType
 /// the DistCollective page of NVIDIA TensorRT's operators.
 ///
 /// ```
-/// use distcollective::{CollectiveOperation, Shape, output_shape};
+/// use distcollective::collective::output_shape;
+/// use distcollective::tensor::Shape;
+/// use distcollective::CollectiveOperation;
 ///
 /// let output = output_shape(CollectiveOperation::AllGather, 4, &Shape::new(&[2, 8])?)?;
 /// assert_eq!(output.as_slice(), [8, 8]);

@@ -10,7 +10,7 @@ use crate::error::{Error, Result, bail};
 /// A backend, or the choice of one.
 ///
 /// ```
-/// use distcollective::BackendKind;
+/// use distcollective::comm::BackendKind;
 ///
 /// assert_eq!("gloo".parse::<BackendKind>()?, BackendKind::Host);
 /// assert_eq!(BackendKind::Nccl.to_string(), "nccl");

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::host::{self, MAX_RANKS};
-use super::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl};
+use super::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
 use crate::util::deadline_after;
-use crate::util::settings::timeout_or;
 
 /// Makes communicators in one of three ways:
 ///
@@ -22,7 +21,8 @@ use crate::util::settings::timeout_or;
 /// ```
 /// use std::time::Duration;
 ///
-/// use distcollective::{BackendKind, Communicator};
+/// use distcollective::comm::BackendKind;
+/// use distcollective::Communicator;
 ///
 /// // NCCL if there are two GPUs, else the host.
 /// let builder = Communicator::builder();
@@ -77,7 +77,8 @@ impl CommunicatorBuilder {
     /// the others. The ranks may be threads, or processes of several machines.
     ///
     /// ```no_run
-    /// use distcollective::{Communicator, NcclId, ReduceOperation};
+    /// use distcollective::comm::NcclId;
+    /// use distcollective::{Communicator, ReduceOperation};
     ///
     /// let id = NcclId::new()?; // to be sent to the other ranks
     /// let builder = Communicator::builder().nccl(&id).world_size(8);

@@ -234,7 +234,7 @@ impl Communicator {
         Ok(all.chunks(longest).zip(lens).map(|(chunk, len)| chunk[..len as usize].to_vec()).collect())
     }
 
-    fn gather_all<T: crate::Element>(
+    fn gather_all<T: crate::element::Element>(
         &self,
         purpose: Purpose,
         input: &[T],

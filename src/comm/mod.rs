@@ -1,4 +1,4 @@
-//! The communicator: the ranks that do collectives together.
+//! The communicator: the ranks that do collectives together. How one is made, and what runs on it.
 
 mod backend;
 mod backend_kind;
@@ -34,7 +34,7 @@ use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::util::deadline_after;
 use crate::util::fork::ProcessGuard;
-pub(crate) use crate::util::settings::DEFAULT_TIMEOUT;
+pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub use nccl::NcclId;
 pub(crate) use signature::{Purpose, Signature};
@@ -60,8 +60,8 @@ pub(crate) use signature::{Purpose, Signature};
 ///   before it. Clones and handles of `with_timeout` share that order. Calls from several threads
 ///   are ordered by the moment at which they enter the library; the caller has to make this order
 ///   the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a
-///   [`BoundLayer`](crate::BoundLayer) takes one place, in its communicator and in all groups split
-///   from it. A plugin's call on the run's own thread belongs to that place; from another thread it
+///   [`BoundLayer`](crate::dist_collective::BoundLayer) takes one place, in its communicator and in
+///   all groups split from it. A plugin's call on the run's own thread belongs to that place; from another thread it
 ///   comes after the run. A plugin cannot enqueue work for those communicators on a worker stream,
 ///   because its place would depend on timing. Each communicator has its own order. If calls of
 ///   several communicators share a thread, a stream or a GPU, ranks issue them in one common order,

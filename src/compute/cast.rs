@@ -176,9 +176,10 @@ mod tests {
     fn integers_wrap_into_narrower_ones_and_bool_is_not_zero() {
         assert_eq!(cast_all::<i64, i32>(&[1 << 32 | 5, -1]), [5, -1]);
         assert_eq!(cast_all::<i32, u8>(&[257, -1]), [1, 255]);
-        let truths: Vec<u8> = cast_all::<f32, crate::Bool>(&[0.0, -0.0, f32::NAN, 1e-45]).iter().map(|b| b.0).collect();
+        let truths: Vec<u8> =
+            cast_all::<f32, crate::element::Bool>(&[0.0, -0.0, f32::NAN, 1e-45]).iter().map(|b| b.0).collect();
         assert_eq!(truths, [0, 0, 1, 1]);
-        assert_eq!(cast_all::<crate::Bool, i32>(&[crate::Bool(7), crate::Bool(0)]), [1, 0]);
+        assert_eq!(cast_all::<crate::element::Bool, i32>(&[crate::element::Bool(7), crate::element::Bool(0)]), [1, 0]);
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl fmt::Debug for ExecutionContext {
 #[macro_export]
 macro_rules! inputs {
     ($($name:expr => $value:expr),* $(,)?) => {
-        [$(($name, $crate::TensorView::try_from($value).map_err($crate::Error::from))),*]
+        [$(($name, $crate::tensor::TensorView::try_from($value).map_err($crate::Error::from))),*]
     };
 }
 
@@ -282,6 +282,6 @@ macro_rules! inputs {
 #[macro_export]
 macro_rules! outputs {
     ($($name:expr => $value:expr),* $(,)?) => {
-        [$(($name, $crate::TensorViewMut::try_from($value).map_err($crate::Error::from))),*]
+        [$(($name, $crate::tensor::TensorViewMut::try_from($value).map_err($crate::Error::from))),*]
     };
 }

@@ -33,7 +33,9 @@ const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" }
 /// the layer to a communicator, and executes it.
 ///
 /// ```
-/// use distcollective::{CollectiveOperation, DistCollectiveLayer, Dims, InPlace};
+/// use distcollective::collective::InPlace;
+/// use distcollective::tensor::Dims;
+/// use distcollective::{CollectiveOperation, DistCollectiveLayer};
 ///
 /// let mut layer = DistCollectiveLayer::new(CollectiveOperation::AllGather, None, -1, &[])?;
 /// layer.set_name("gather_logits");
@@ -340,7 +342,7 @@ impl DistCollectiveLayer {
     /// # Errors
     ///
     /// - The attributes do not fit together.
-    /// - The operation cannot take the dimensions; see [`output_shape`](crate::output_shape).
+    /// - The operation cannot take the dimensions; see [`output_shape`].
     pub fn output_dims(&self, input: &Dims) -> Result<Dims> {
         let resolved = self.resolve_one()?;
         output_dims(self.operation, resolved.nb_rank as usize, input).map_err(|e| self.label(e))
@@ -354,7 +356,7 @@ impl DistCollectiveLayer {
     /// # Errors
     ///
     /// - The attributes do not fit together.
-    /// - The operation cannot take the shape; see [`output_shape`](crate::output_shape).
+    /// - The operation cannot take the shape; see [`output_shape`].
     /// - The group has no such rank.
     pub fn in_place(&self, rank: impl Into<GroupRank>, input: &[usize]) -> Result<InPlace> {
         let rank = rank.into();

@@ -10,7 +10,8 @@ use crate::rank::{GroupRank, Rank};
 /// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
 ///
 /// ```
-/// use distcollective::{DataType, DistCollective, Network, Partition, ReduceOperation};
+/// use distcollective::collective::Partition;
+/// use distcollective::{DataType, DistCollective, Network, ReduceOperation};
 ///
 /// let mut network = Network::new();
 /// let x = network.add_input("x", DataType::Float32, [4, 8])?;
@@ -29,7 +30,8 @@ use crate::rank::{GroupRank, Rank};
 /// - [`GroupRank`]: a rank of each group of a partition. [`Partition`] has the constructors.
 ///
 /// ```compile_fail
-/// # use distcollective::{DistCollective, Partition};
+/// # use distcollective::collective::Partition;
+/// # use distcollective::DistCollective;
 /// // Only one of the groups has rank 1.
 /// DistCollective::broadcast(1).partition(Partition::new([[0, 1], [2, 3]]));
 /// ```

@@ -221,7 +221,8 @@ pub(crate) fn fingerprint(network: &Network) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DistCollective, Engine, Partition, Rank, ReduceOperation};
+    use crate::collective::Partition;
+    use crate::{DistCollective, Engine, Rank, ReduceOperation};
 
     fn body_of(network: &Network) -> Vec<u8> {
         let plan = write(network).expect("a plan");

@@ -14,13 +14,12 @@ use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
 use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, Purpose};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, timeout_or};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
 use crate::rank::Rank;
 use crate::util::deadline_after;
-use crate::util::settings::timeout_or;
 
 /// The seed of an environment unless it is set: ColossalAI's default seed.
 pub const DEFAULT_SEED: u64 = 1024;

@@ -14,7 +14,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 /// `set_stream(stream)`.
 ///
 /// ```
-/// use distcollective::Generator;
+/// use distcollective::environment::Generator;
 ///
 /// let mut common = Generator::new(1024, 0);
 /// assert_eq!(common.next_u64(), Generator::new(1024, 0).next_u64());

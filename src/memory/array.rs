@@ -36,7 +36,7 @@ impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D
     /// # Errors
     ///
     /// The array is not contiguous in standard (row-major) layout, or has more than
-    /// [`crate::MAX_DIMS`] dimensions.
+    /// [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
     fn try_from(array: &'a ArrayBase<S, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
         let slice = array.as_slice().ok_or_else(|| not_contiguous(&shape))?;
@@ -50,7 +50,7 @@ impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBa
     /// # Errors
     ///
     /// The array is not contiguous in standard (row-major) layout, or has more than
-    /// [`crate::MAX_DIMS`] dimensions.
+    /// [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
     fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
         let slice = array.as_slice_mut().ok_or_else(|| not_contiguous(&shape))?;

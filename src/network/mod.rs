@@ -45,7 +45,8 @@ impl LayerId {
 /// The description of a network: TensorRT's `INetworkDefinition`.
 ///
 /// ```
-/// use distcollective::{DataType, DistCollective, Network, ReduceOperation, Shuffle};
+/// use distcollective::network::Shuffle;
+/// use distcollective::{DataType, DistCollective, Network, ReduceOperation};
 ///
 /// let mut network = Network::new();
 /// let x = network.add_input("x", DataType::Float16, [-1, 8])?;
@@ -152,7 +153,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// More than [`crate::MAX_DIMS`] dimensions, or one below -1.
+    /// More than [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions, or one below -1.
     pub fn add_input(
         &mut self,
         name: &str,

@@ -18,7 +18,9 @@ use crate::shape::Shape;
 /// error. All contexts of an engine share its plugins, so several threads may call one at a time.
 ///
 /// ```
-/// use distcollective::{Builder, DataType, Network, Plugin, PluginCall, Result, Shape};
+/// use distcollective::network::{Plugin, PluginCall};
+/// use distcollective::tensor::Shape;
+/// use distcollective::{Builder, DataType, Network, Result};
 /// use distcollective::{inputs, outputs};
 ///
 /// #[derive(Debug)]
@@ -187,8 +189,11 @@ type Creator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
 /// How plugins are made from the bytes in a plan, by name and version.
 ///
 /// ```
-/// # use distcollective::{DataType, Plugin, PluginCall, Result, Shape};
-/// use distcollective::{Error, ErrorKind, PluginRegistry};
+/// # use distcollective::network::{Plugin, PluginCall};
+/// # use distcollective::tensor::Shape;
+/// # use distcollective::{DataType, Result};
+/// use distcollective::network::PluginRegistry;
+/// use distcollective::{Error, ErrorKind};
 ///
 /// # #[derive(Debug)]
 /// struct Scale(f32);

@@ -11,7 +11,8 @@ use crate::shape::{Dims, MAX_DIMS, Shape};
 /// One dimension may be -1: it follows from the number of elements.
 ///
 /// ```
-/// use distcollective::{DataType, Network, Shuffle};
+/// use distcollective::network::Shuffle;
+/// use distcollective::{DataType, Network};
 ///
 /// let mut network = Network::new();
 /// let x = network.add_input("x", DataType::Float32, [64, 512])?;

@@ -40,7 +40,9 @@ const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
 /// # Examples
 ///
 /// ```
-/// use distcollective::{Buffer, Collective, Communicator, Operands, ReduceOperation, Stream};
+/// use distcollective::collective::Collective;
+/// use distcollective::comm::Operands;
+/// use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
 ///
 /// let communicator = Communicator::in_process(1)?.remove(0);
 /// let stream = Stream::worker()?;

@@ -15,7 +15,9 @@ use crate::error::{Error, Result};
 /// # Examples
 ///
 /// ```
-/// use distcollective::{Buffer, Collective, Communicator, Operands, ReduceOperation, Stream};
+/// use distcollective::collective::Collective;
+/// use distcollective::comm::Operands;
+/// use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
 ///
 /// let communicator = Communicator::in_process(1)?.remove(0);
 /// let stream = Stream::worker()?;

@@ -88,7 +88,7 @@ pub fn show_warnings() {
 /// handler. A process that is forked from this one has no handler.
 ///
 /// ```
-/// use distcollective::{LogLevel, clear_log_handler, set_log_handler};
+/// use distcollective::log::{LogLevel, clear_log_handler, set_log_handler};
 ///
 /// set_log_handler(LogLevel::Warn, |level, text| eprintln!("{level:?}: {text}"))?;
 /// clear_log_handler()?;

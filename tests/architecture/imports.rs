@@ -240,7 +240,7 @@ fn an_item_is_in_the_module_that_defines_it() {
     let modules = modules();
     let home = |path: &str| home_of(path.split("::").map(str::to_owned).collect(), &modules);
     assert_eq!(home("Stream"), "stream");
-    assert_eq!(home("EnqueueError"), "stream::work");
+    assert_eq!(home("stream::EnqueueError"), "stream::work");
     assert_eq!(home("util::lock"), "util");
     assert_eq!(home("cuda::CudaStream::new"), "cuda::stream");
 }

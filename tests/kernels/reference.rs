@@ -1,7 +1,8 @@
 //! The values of elements, by the crates `half` and `float8` and Rust's own conversions. An element
 //! is its bits in a `u64`.
 
-use distcollective::{DataType, F8E4M3, F8E5M2, bf16, f16};
+use distcollective::DataType;
+use distcollective::tensor::{F8E4M3, F8E5M2, bf16, f16};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Value {

@@ -3,12 +3,16 @@
 
 use std::sync::{Arc, Mutex};
 
+use distcollective::collective::{GroupRank, Partition};
+use distcollective::comm::{CommunicatorBuilder, NcclId, Operands, RawCollective};
+use distcollective::context::Bindings;
+use distcollective::dist_collective::{BoundLayer, LayerTask};
+use distcollective::engine::Inspection;
+use distcollective::network::{Layer, Plugin, PluginCall, PluginRegistry, Shuffle};
+use distcollective::tensor::{MemorySpace, Shape, TensorView, TensorViewMut, bf16, f16};
 use distcollective::{
-    Bindings, BoundLayer, Buffer, Builder, Communicator, CommunicatorBuilder, DataType, DistCollective,
-    DistCollectiveLayer, Engine, Environment, Error, ErrorKind, ExecutionContext, GroupRank, Groups, Inspection, Layer,
-    LayerTask, MemorySpace, NcclId, Network, Operands, Partition, Plugin, PluginCall, PluginRegistry, Rank,
-    RawCollective, ReduceOperation, Result, Shape, Shuffle, Stream, TensorView, TensorViewMut, Work, bf16, f16, inputs,
-    outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error,
+    ErrorKind, ExecutionContext, Groups, Network, Rank, ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 use ndarray::{Array2, arr2, s};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use distcollective::{BackendKind, Communicator, CommunicatorBuilder, ErrorKind, NcclId, ReduceOperation, Result};
+use distcollective::comm::{BackendKind, CommunicatorBuilder, NcclId};
+use distcollective::{Communicator, ErrorKind, ReduceOperation, Result};
 
 use crate::processes::new_job;
 use crate::ranks::DEADLINE;

@@ -3,7 +3,8 @@
 
 use std::collections::HashSet;
 
-use distcollective::{CollectiveOperation, DataType, GroupRank, Groups, Partition, Rank, ReduceOperation, Root};
+use distcollective::collective::{GroupRank, Partition};
+use distcollective::{CollectiveOperation, DataType, Groups, Rank, ReduceOperation, Root};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::reference::{self, Bits};

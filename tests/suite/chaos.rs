@@ -6,10 +6,9 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use distcollective::{
-    Buffer, Collective, CollectiveOperation, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result,
-    TensorView, TensorViewMut,
-};
+use distcollective::collective::Collective;
+use distcollective::tensor::{TensorView, TensorViewMut};
+use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result};
 
 use rustix::process::{Pid, Signal, kill_process};
 

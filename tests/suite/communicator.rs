@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distcollective::{
-    Buffer, Collective, Communicator, DataType, ErrorKind, Operands, Rank, ReduceOperation, Result, Stream, TensorView,
-    TensorViewMut,
-};
+use distcollective::collective::Collective;
+use distcollective::comm::Operands;
+use distcollective::tensor::{TensorView, TensorViewMut};
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use crate::ranks::on_ranks;
 

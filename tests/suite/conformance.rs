@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use distcollective::{
-    BoundLayer, Buffer, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace, Result, Stream,
-};
+use distcollective::collective::InPlace;
+use distcollective::dist_collective::BoundLayer;
+use distcollective::tensor::MemorySpace;
+use distcollective::{Buffer, Communicator, DataType, DistCollectiveLayer, Result, Stream};
 
 use crate::cases::{Case, exhaustive, pairwise};
 use crate::ranks::{DEADLINE, on_ranks_within};

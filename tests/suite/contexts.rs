@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use distcollective::engine::IoMode;
+use distcollective::network::{LayerBody, Plugin, PluginCall, PluginRegistry, Shuffle};
+use distcollective::tensor::{Dims, Shape};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, Dims, DistCollective, Engine, Error, ErrorKind, IoMode, LayerBody,
-    Network, Plugin, PluginCall, PluginRegistry, Rank, ReduceOperation, Result, Root, Shape, Shuffle, Stream, inputs,
-    outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation,
+    Result, Root, Stream, inputs, outputs,
 };
 
 use crate::ranks::on_ranks;
@@ -469,16 +471,16 @@ fn an_identity_needs_no_communicator_and_keeps_every_byte() {
     }
     network.mark_output(h, "y").expect("an output");
     let engine = Builder::new().build(&network).expect("an engine");
-    let run = move |communicator: Option<&Communicator>| -> Result<[distcollective::Bool; 4]> {
+    let run = move |communicator: Option<&Communicator>| -> Result<[distcollective::tensor::Bool; 4]> {
         let mut context = engine.create_execution_context()?;
         if let Some(communicator) = communicator {
             context.set_communicator(communicator)?;
         }
-        let mut y = [distcollective::Bool(0); 4];
-        context.execute(inputs!["x" => &[0, 1, 2, 255].map(distcollective::Bool)], outputs!["y" => &mut y])?;
+        let mut y = [distcollective::tensor::Bool(0); 4];
+        context.execute(inputs!["x" => &[0, 1, 2, 255].map(distcollective::tensor::Bool)], outputs!["y" => &mut y])?;
         Ok(y)
     };
-    let bytes = |y: [distcollective::Bool; 4]| y.map(|b| b.0);
+    let bytes = |y: [distcollective::tensor::Bool; 4]| y.map(|b| b.0);
     assert_eq!(bytes(run(None).expect("no communicator is needed")), [0, 1, 2, 255]);
     let alone = &Communicator::in_process(1).expect("one rank")[0];
     assert_eq!(bytes(run(Some(alone)).expect("one rank")), [0, 1, 2, 255]);
@@ -742,7 +744,7 @@ fn a_plugin_writes_its_outputs_together() {
 #[test]
 fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
-    is_error::<distcollective::EnqueueError<distcollective::Bindings>>();
-    is_error::<distcollective::EnqueueError<distcollective::Operands>>();
-    is_error::<distcollective::EnqueueError<distcollective::LayerTask>>();
+    is_error::<distcollective::stream::EnqueueError<distcollective::context::Bindings>>();
+    is_error::<distcollective::stream::EnqueueError<distcollective::comm::Operands>>();
+    is_error::<distcollective::stream::EnqueueError<distcollective::dist_collective::LayerTask>>();
 }

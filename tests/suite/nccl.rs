@@ -12,9 +12,9 @@ mod libraries;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use distcollective::{
-    BackendKind, Communicator, DataType, DistCollective, MemorySpace, Rank, ReduceOperation, Result, Stream,
-};
+use distcollective::comm::BackendKind;
+use distcollective::tensor::MemorySpace;
+use distcollective::{Communicator, DataType, DistCollective, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
@@ -167,7 +167,9 @@ quarters! {
 
 /// Eager calls on slices, and asynchronous ones on buffers of the GPU's.
 fn eager(communicator: &Communicator) -> Result<()> {
-    use distcollective::{Buffer, Collective, Operands};
+    use distcollective::Buffer;
+    use distcollective::collective::Collective;
+    use distcollective::comm::Operands;
     let (rank, n) = (communicator.rank().0, communicator.world_size());
     let mut x = [rank as f32, 1.0];
     communicator.all_reduce(&mut x, ReduceOperation::Sum)?;

@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
+use distcollective::context::{Bindings, ContextOptions};
+use distcollective::engine::{IoMode, IoTensor};
+use distcollective::network::Shuffle;
+use distcollective::tensor::{Dims, MemorySpace, TensorView, TensorViewMut};
 use distcollective::{
-    Bindings, Buffer, Builder, CollectiveOperation, Communicator, ContextOptions, DataType, Dims, DistCollectiveLayer,
-    Engine, ExecutionContext, IoMode, IoTensor, MemorySpace, Network, Rank, ReduceOperation, Result, Shuffle, Stream,
-    TensorView, TensorViewMut,
+    Buffer, Builder, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Engine, ExecutionContext,
+    Network, Rank, ReduceOperation, Result, Stream,
 };
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;

@@ -9,10 +9,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use distcollective::collective::Collective;
+use distcollective::comm::Operands;
+use distcollective::context::Bindings;
+use distcollective::dist_collective::BoundLayer;
+use distcollective::network::{Plugin, PluginCall};
+use distcollective::tensor::Shape;
 use distcollective::{
-    Bindings, BoundLayer, Buffer, Builder, Collective, Communicator, DataType, DistCollective, Engine, ErrorKind,
-    ExecutionContext, Network, Operands, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Stream, Work,
-    inputs, outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 
 use crate::random::Random;

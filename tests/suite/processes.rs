@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use distcollective::{
-    BackendKind, Communicator, DataType, Environment, Launcher, Rank, ReduceOperation, Result, Stream, TensorViewMut,
-};
+use distcollective::comm::BackendKind;
+use distcollective::environment::Launcher;
+use distcollective::tensor::TensorViewMut;
+use distcollective::{Communicator, DataType, Environment, Rank, ReduceOperation, Result, Stream};
 
 use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};

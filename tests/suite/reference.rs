@@ -4,7 +4,8 @@
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
-use distcollective::{CollectiveOperation, DataType, ReduceOperation, bf16, f16};
+use distcollective::tensor::{bf16, f16};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation};
 use float8::{F8E4M3, F8E5M2};
 use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 

@@ -4,11 +4,10 @@
 use std::fmt::Debug;
 use std::ptr;
 
+use distcollective::comm::{BackendKind, NcclId};
 use distcollective::diagnosis::Diagnosis;
-use distcollective::{
-    BackendKind, Buffer, Communicator, DataType, Environment, ErrorKind, MemorySpace, NcclId, ReduceOperation, Result,
-    Stream,
-};
+use distcollective::tensor::MemorySpace;
+use distcollective::{Buffer, Communicator, DataType, Environment, ErrorKind, ReduceOperation, Result, Stream};
 
 use crate::ranks::{DEADLINE, on_communicators};
 

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use distcollective::{ContextOptions, DataType, DistCollective, ReduceOperation};
+use distcollective::context::ContextOptions;
+use distcollective::{DataType, DistCollective, ReduceOperation};
 
 use crate::measure::{Way, batch_len, compare, nanoseconds};
 use crate::rank::{Rank, by_context, on_ranks};

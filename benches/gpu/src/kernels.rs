@@ -1,10 +1,11 @@
 //! The bandwidth of kernels: networks of one Cast or Shuffle on a communicator of one rank,
 //! compared with a copy on the device of as many bytes.
 
-use distcollective::{
-    BackendKind, Bindings, Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, MemorySpace, Network,
-    Shuffle, TensorView, TensorViewMut,
-};
+use distcollective::comm::BackendKind;
+use distcollective::context::Bindings;
+use distcollective::network::Shuffle;
+use distcollective::tensor::{MemorySpace, TensorView, TensorViewMut};
+use distcollective::{Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, Network};
 use serde_json::json;
 
 use crate::cuda::{self, Cuda, Event, Handle};
@@ -253,8 +254,8 @@ fn pattern(data_type: DataType) -> Vec<u8> {
         let number = (state >> 40) as f32 / (1 << 20) as f32 - 8.0;
         match data_type {
             Float32 => bytes.extend(number.to_le_bytes()),
-            Float16 => bytes.extend(distcollective::f16::from_f32(number).to_le_bytes()),
-            Bfloat16 => bytes.extend(distcollective::bf16::from_f32(number).to_le_bytes()),
+            Float16 => bytes.extend(distcollective::tensor::f16::from_f32(number).to_le_bytes()),
+            Bfloat16 => bytes.extend(distcollective::tensor::bf16::from_f32(number).to_le_bytes()),
             // Without the largest exponent, so that no element is NaN.
             Float8E4M3 => bytes.push((state >> 32) as u8 & 0xf7),
             Int64 => bytes.extend((i64::from(state as u32) - (1 << 31)).to_le_bytes()),

@@ -4,9 +4,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use distcollective::comm::BackendKind;
+use distcollective::context::ContextOptions;
+use distcollective::network::Shuffle;
+use distcollective::tensor::MemorySpace;
 use distcollective::{
-    BackendKind, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, MemorySpace, Network,
-    ReduceOperation, Shuffle, Stream,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Network, ReduceOperation, Stream,
 };
 use serde_json::json;
 

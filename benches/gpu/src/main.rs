@@ -15,7 +15,8 @@ mod replay;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use distcollective::{BackendKind, Communicator};
+use distcollective::Communicator;
+use distcollective::comm::BackendKind;
 use serde_json::{Value, json};
 
 /// Why a benchmark could not run.

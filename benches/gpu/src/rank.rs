@@ -3,9 +3,12 @@
 
 use std::time::Instant;
 
+use distcollective::comm::BackendKind;
+use distcollective::context::{Bindings, ContextOptions};
+use distcollective::tensor::MemorySpace;
 use distcollective::{
-    BackendKind, Bindings, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Error, ErrorKind,
-    ExecutionContext, MemorySpace, Network, ReduceOperation,
+    Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network,
+    ReduceOperation,
 };
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use distcollective::ContextOptions;
+use distcollective::context::ContextOptions;
 
 use crate::cuda::Graph;
 use crate::measure::{Way, batch_len, compare, nanoseconds};

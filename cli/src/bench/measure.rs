@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use distcollective::collective::InPlace;
+use distcollective::dist_collective::BoundLayer;
+use distcollective::tensor::MemorySpace;
 use distcollective::{
-    BoundLayer, Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, InPlace, MemorySpace,
-    ReduceOperation, Root, Stream,
+    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Root, Stream,
 };
 
 use super::Result;

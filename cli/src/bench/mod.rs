@@ -6,9 +6,10 @@ mod values;
 
 use std::process::{Child, Command, ExitCode};
 
+use distcollective::comm::BackendKind;
+use distcollective::tensor::Dims;
 use distcollective::{
-    BackendKind, CollectiveOperation, Communicator, DataType, Dims, DistCollectiveLayer, Environment, Error, ErrorKind,
-    ReduceOperation,
+    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Error, ErrorKind, ReduceOperation,
 };
 use serde_json::Value;
 

@@ -1,8 +1,7 @@
 //! Inputs of collectives whose exact results are known.
 
-use distcollective::{
-    CollectiveOperation, DataType, DistCollectiveLayer, F8E4M3, F8E5M2, ReduceOperation, Root, bf16, f16,
-};
+use distcollective::tensor::{F8E4M3, F8E5M2, bf16, f16};
+use distcollective::{CollectiveOperation, DataType, DistCollectiveLayer, ReduceOperation, Root};
 
 /// The input of one rank for a layer, and its expected output. An element is its little-endian
 /// bits.

@@ -42,7 +42,9 @@ impl Communicator {
     /// back.
     ///
     /// ```
-    /// use distcollective::{Collective, Communicator, Operands, ReduceOperation, Stream};
+    /// use distcollective::collective::Collective;
+    /// use distcollective::comm::Operands;
+    /// use distcollective::{Communicator, ReduceOperation, Stream};
     ///
     /// let communicator = Communicator::in_process(1)?.remove(0);
     /// let stream = Stream::worker()?;

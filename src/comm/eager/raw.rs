@@ -49,7 +49,7 @@ impl Communicator {
     /// - bool is averaged.
     /// - The elements are more than memory can hold.
     /// - An address that this rank uses is null or not aligned to the element, or both overlap in
-    ///   another way than [`InPlace`](crate::InPlace) says.
+    ///   another way than [`InPlace`](crate::collective::InPlace) says.
     /// - The stream is not for the communicator's memory.
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].

@@ -1,8 +1,11 @@
 //! Numbers, names, and what adding a layer and building find.
 
+use distcollective::collective::{GroupRank, Partition};
+use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, CollectiveOperation as Op, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, GroupRank,
-    Groups, Network, Partition, Plugin, PluginCall, Rank, ReduceOperation, Result, Root, Shape, Shuffle,
+    Builder, CollectiveOperation as Op, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, Groups,
+    Network, Rank, ReduceOperation, Result, Root,
 };
 
 use super::{SUM, build_one, expect, network, typed_network};

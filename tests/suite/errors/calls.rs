@@ -1,9 +1,11 @@
 //! What setting shapes, running contexts and layers, and eager calls find.
 
+use distcollective::collective::{Collective, InPlace};
+use distcollective::network::Shuffle;
+use distcollective::tensor::{Bool, Dims, Element, Shape};
 use distcollective::{
-    Bool, Buffer, Builder, Collective, CollectiveOperation as Op, Communicator, DataType, Dims, DistCollective,
-    DistCollectiveLayer, Element, Engine, Error, ErrorKind, ExecutionContext, InPlace, Rank, ReduceOperation, Result,
-    Shape, Shuffle, Stream, inputs, outputs,
+    Buffer, Builder, CollectiveOperation as Op, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine,
+    Error, ErrorKind, ExecutionContext, Rank, ReduceOperation, Result, Stream, inputs, outputs,
 };
 
 use super::{build_one, expect, network};
@@ -345,7 +347,7 @@ fn a_bound_layer_checks_its_buffers() {
         "rank 0: layer \"sync\" (all_gather): this rank needs an output",
     );
     expect(
-        distcollective::output_shape(Op::AllGather, 0, &Shape::new(&[1]).expect("a shape")),
+        distcollective::collective::output_shape(Op::AllGather, 0, &Shape::new(&[1]).expect("a shape")),
         ErrorKind::InvalidArgument,
         "a collective has at least one rank",
     );

@@ -4,9 +4,8 @@ mod building;
 mod calls;
 mod communicators;
 
-use distcollective::{
-    Builder, DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result, TensorId,
-};
+use distcollective::network::TensorId;
+use distcollective::{Builder, DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result};
 
 const SUM: Option<ReduceOperation> = Some(ReduceOperation::Sum);
 

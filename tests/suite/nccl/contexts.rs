@@ -3,9 +3,13 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use distcollective::comm::BackendKind;
+use distcollective::context::ContextOptions;
+use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
-    BackendKind, Bool, Buffer, Builder, Communicator, ContextOptions, DataType, DistCollective, Engine, ErrorKind,
-    MemorySpace, Network, Plugin, PluginCall, Rank, ReduceOperation, Result, Shape, Shuffle, inputs, outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, Network, Rank, ReduceOperation, Result,
+    inputs, outputs,
 };
 use libloading::Symbol;
 

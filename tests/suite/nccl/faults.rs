@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use distcollective::collective::Collective;
+use distcollective::comm::{BackendKind, NcclId, Operands};
+use distcollective::tensor::MemorySpace;
 use distcollective::{
-    BackendKind, Buffer, Builder, Collective, Communicator, DataType, DistCollective, Error, ErrorKind, MemorySpace,
-    NcclId, Network, Operands, Rank, ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, Network, Rank, ReduceOperation, Result,
+    Stream, inputs, outputs,
 };
 use fake_gpu::Variant;
 

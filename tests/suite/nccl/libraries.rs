@@ -3,7 +3,8 @@
 use std::ffi::{CStr, CString, c_char};
 use std::time::{Duration, Instant};
 
-use distcollective::{BackendKind, Communicator, NcclId, ReduceOperation};
+use distcollective::comm::{BackendKind, NcclId};
+use distcollective::{Communicator, ReduceOperation};
 use fake_gpu::Variant;
 use libloading::{Library, Symbol};
 
