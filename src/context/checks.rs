@@ -14,7 +14,7 @@ use crate::shape::Shape;
 use crate::stream::Stream;
 
 impl CommunicatorBinding {
-    /// Checks everything that has to hold before anything moves. A run checks none of it again.
+    /// Checks what the caller bound, before anything moves.
     pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
         let engine = &*self.engine;
         let tensor_shapes = shapes.tensors(engine)?;
