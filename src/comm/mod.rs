@@ -61,11 +61,11 @@ pub(crate) use signature::{Purpose, Signature};
 ///   are ordered by the moment at which they enter the library; the caller has to make this order
 ///   the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a
 ///   [`BoundLayer`](crate::dist_collective::BoundLayer) takes one place, in its communicator and in
-///   all groups split from it. A plugin's call on the run's own thread belongs to that place; from another thread it
-///   comes after the run. A plugin cannot enqueue work for those communicators on a worker stream,
-///   because its place would depend on timing. Each communicator has its own order. If calls of
-///   several communicators share a thread, a stream or a GPU, ranks issue them in one common order,
-///   as with MPI and NCCL.
+///   all groups split from it. A plugin's call on the run's own thread belongs to that place; from
+///   another thread it comes after the run. A plugin cannot enqueue work for those communicators on
+///   a worker stream, because its place would depend on timing. Each communicator has its own
+///   order. If calls of several communicators share a thread, a stream or a GPU, ranks issue them
+///   in one common order, as with MPI and NCCL.
 /// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue. The
 ///   timeout is 600 s, the environment variable `DCL_TIMEOUT` (in seconds), or
 ///   [`with_timeout`](Self::with_timeout). One that overflows the clock means a year.
