@@ -3,14 +3,35 @@
 use std::slice;
 
 use super::float::{Float, QUIET_NAN};
-use super::{BLOCK_ELEMENTS, float_env};
+use super::float_env;
+use super::vector::{self, Instructions, Kernel};
 use crate::data_type::DataType;
 use crate::element::{F8E4M3, F8E5M2, bf16, f16};
+
+/// The elements of one step: enough for vector instructions, few enough for the stack and the L1
+/// cache.
+const BLOCK_ELEMENTS: usize = 512;
 
 /// A block of elements in a type that holds every value of theirs exactly.
 enum Wide<'a> {
     Floats(&'a mut [f32]),
     Integers(&'a mut [i64]),
+}
+
+/// Converts each element.
+struct Convert<'a, S, T, F> {
+    from: &'a [S],
+    to: &'a mut [T],
+    convert: F,
+}
+
+impl<S: Copy, T, F: Fn(S) -> T> Kernel for Convert<'_, S, T, F> {
+    #[inline(always)]
+    fn run<I: Instructions>(self) {
+        for (to, &from) in self.to.iter_mut().zip(self.from) {
+            *to = (self.convert)(from);
+        }
+    }
 }
 
 /// Converts `element_count` elements.
@@ -64,7 +85,7 @@ unsafe fn load<'a>(from: DataType, source: *const u8, floats: &'a mut [f32], int
     }
     macro_rules! float {
         ($type:ty) => {{
-            <$type>::widen(block!($type), floats);
+            vector::run(Convert { from: block!($type), to: &mut *floats, convert: <$type>::widen });
             Wide::Floats(floats)
         }};
     }
@@ -101,11 +122,13 @@ unsafe fn store(wide: Wide<'_>, to: DataType, target: *mut u8, len: usize) {
     macro_rules! float {
         ($type:ty, $from_integer:expr) => {
             match wide {
-                Wide::Floats(floats) => <$type>::narrow(floats, block!($type)),
+                Wide::Floats(floats) => {
+                    vector::run(Convert { from: floats, to: block!($type), convert: <$type>::narrow })
+                }
                 Wide::Integers(integers) => {
                     let mut floats = [QUIET_NAN; BLOCK_ELEMENTS];
                     floats.iter_mut().zip(integers).for_each(|(to, &mut x)| *to = $from_integer(x));
-                    <$type>::narrow(&floats[..len], block!($type));
+                    vector::run(Convert { from: &floats[..len], to: block!($type), convert: <$type>::narrow });
                 }
             }
         };

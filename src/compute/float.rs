@@ -1,90 +1,221 @@
-//! Converts floating-point elements to float32 and back. A NaN becomes the positive quiet NaN of
-//! the type that it is written in.
+//! Floating-point elements as float32 and back. A NaN becomes the positive quiet NaN of the type
+//! that it is written in.
+//!
+//! Conversions have no branches and no tables, so that the compiler makes vector instructions of
+//! loops over them. They need the default floating-point environment (`float_env`).
 
-use std::sync::LazyLock;
-
-use half::slice::HalfFloatSliceExt;
-
+use super::vector::{Instructions, LANES};
 use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 
 /// The positive quiet NaN of float32.
 pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
+/// float32's infinity. The bits of a NaN without its sign are above it.
+const INFINITY: u32 = 0x7f80_0000;
+
 /// A floating-point element. float32 holds all its values exactly.
 pub(super) trait Float: Element {
-    /// Writes each element as float32.
-    fn widen(from: &[Self], to: &mut [f32]);
+    /// The same number as float32.
+    fn widen(self) -> f32;
 
-    /// Rounds each float32 to nearest even; float8 saturates, infinity too.
-    fn narrow(from: &[f32], to: &mut [Self]);
+    /// Rounds to nearest even; float8 saturates, infinity too.
+    fn narrow(x: f32) -> Self;
+
+    /// [`widen`](Self::widen) of a block.
+    #[inline(always)]
+    fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+        from.map_lanes(Self::widen)
+    }
+
+    /// [`narrow`](Self::narrow) of a block.
+    #[inline(always)]
+    fn narrow_block<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+        from.map_lanes(Self::narrow)
+    }
+}
+
+/// A block of elements.
+pub(super) trait Lanes<T> {
+    /// The block of what `f` makes of each element. (The array's own `map` is not vectorized.)
+    fn map_lanes<U: Copy + Default>(&self, f: impl Fn(T) -> U) -> [U; LANES];
+}
+
+impl<T: Copy> Lanes<T> for [T; LANES] {
+    #[inline(always)]
+    fn map_lanes<U: Copy + Default>(&self, f: impl Fn(T) -> U) -> [U; LANES] {
+        let mut to = [U::default(); LANES];
+        for (to, &from) in to.iter_mut().zip(self) {
+            *to = f(from);
+        }
+        to
+    }
 }
 
 impl Float for f32 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
     }
 
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        for (to, &x) in to.iter_mut().zip(from) {
-            *to = if x.is_nan() { QUIET_NAN } else { x };
-        }
-    }
-}
-
-impl Float for f16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
-        for to in to {
-            *to = if to.is_nan() { f16::from_bits(0x7e00) } else { *to };
-        }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        if x.is_nan() { QUIET_NAN } else { x }
     }
 }
 
 impl Float for bf16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        for (to, x) in to.iter_mut().zip(from) {
-            *to = f32::from_bits(u32::from(x.to_bits()) << 16);
-        }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        for (to, x) in to.iter_mut().zip(from) {
-            let bits = x.to_bits();
-            // Adds half of the last place, less one if the kept part is even. This carries exactly
-            // if the dropped part is above a half, or if it is a half and the kept part is odd.
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-            *to = bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 });
-        }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        let bits = x.to_bits();
+        // Adds half of the last place, less one if the kept part is even. This carries exactly if
+        // the dropped part is above a half, or if it is a half and the kept part is odd.
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
     }
 }
 
-macro_rules! float8 {
-    ($type:ty, $quiet_nan:literal) => {
-        impl Float for $type {
-            fn widen(from: &[Self], to: &mut [f32]) {
-                static TABLE: LazyLock<[f32; 256]> =
-                    LazyLock::new(|| std::array::from_fn(|bits| <$type>::from_bits(bits as u8).to_f32()));
-                let table: &[f32; 256] = &TABLE;
-                for (to, x) in to.iter_mut().zip(from) {
-                    *to = table[usize::from(x.to_bits())];
-                }
-            }
-
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                for (to, &x) in to.iter_mut().zip(from) {
-                    *to = if x.is_nan() { <$type>::from_bits($quiet_nan) } else { <$type>::from_f32(x) };
-                }
-            }
-        }
-    };
+/// A format with fewer bits than float32's 8 of exponent and 23 of mantissa.
+struct Narrow {
+    mantissa_bits: u32,
+    /// What is added to an exponent.
+    bias: u32,
+    /// Larger magnitudes become these bits.
+    largest: u32,
+    quiet_nan: u32,
 }
 
-float8!(F8E4M3, 0x7f);
-float8!(F8E5M2, 0x7e);
+impl Narrow {
+    const FLOAT16: Narrow = Narrow { mantissa_bits: 10, bias: 15, largest: 0x7c00, quiet_nan: 0x7e00 };
+    const E4M3: Narrow = Narrow { mantissa_bits: 3, bias: 7, largest: 0x7e, quiet_nan: 0x7f };
+    const E5M2: Narrow = Narrow { mantissa_bits: 2, bias: 15, largest: 0x7b, quiet_nan: 0x7e };
+
+    /// The value of `magnitude`, which is a number of the format without its sign, or infinity or a
+    /// NaN from `special` on.
+    #[inline(always)]
+    fn widen(&self, magnitude: u32, special: u32) -> f32 {
+        let shifted = magnitude << (23 - self.mantissa_bits);
+        // float32 with these bits has an exponent that is too small by the difference of the
+        // biases. The product is exact, also where the number is subnormal.
+        let scale = f32::from_bits((127 + 127 - self.bias) << 23);
+        let value = f32::from_bits(shifted) * scale;
+        if magnitude >= special { f32::from_bits(shifted | INFINITY) } else { value }
+    }
+
+    /// Rounds the magnitude of a number to nearest even.
+    #[inline(always)]
+    fn narrow(&self, x: f32) -> u32 {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        let dropped = 23 - self.mantissa_bits;
+        // A normal number of the format: as for bfloat16, with the other bias.
+        let is_odd = magnitude >> dropped & 1;
+        let rebias = (127 - self.bias) << 23;
+        let half = (1 << (dropped - 1)) - 1;
+        let normal = magnitude.wrapping_sub(rebias).wrapping_add(half + is_odd) >> dropped;
+        // A subnormal one: the addition of a number whose last place is the format's smallest
+        // number rounds, and leaves the result in the low bits.
+        let anchor = f32::from_bits((127 + 1 - self.bias + dropped) << 23);
+        let subnormal = (f32::from_bits(magnitude) + anchor).to_bits().wrapping_sub(anchor.to_bits());
+        let smallest_normal = (127 + 1 - self.bias) << 23;
+        let rounded = if magnitude < smallest_normal { subnormal } else { normal };
+        let number = if rounded < self.largest { rounded } else { self.largest };
+        if magnitude > INFINITY { self.quiet_nan } else { number }
+    }
+}
+
+/// The sign of `x` as the top bit of `bits` bits; a NaN has none.
+#[inline(always)]
+fn sign_of(x: f32, bits: u32) -> u32 {
+    if x.is_nan() { 0 } else { (x.to_bits() >> 31) << (bits - 1) }
+}
+
+impl Float for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        let magnitude = Narrow::FLOAT16.widen(bits & 0x7fff, 0x7c00);
+        f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        f16::from_bits((Narrow::FLOAT16.narrow(x) | sign_of(x, 16)) as u16)
+    }
+
+    #[inline(always)]
+    fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+        #[cfg(target_arch = "x86_64")]
+        if I::HAS_F16C {
+            use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+            let mut to = [0f32; LANES];
+            for i in (0..LANES).step_by(8) {
+                // SAFETY: the processor has F16C; 8 elements from `i` on are within both arrays.
+                unsafe {
+                    let halves = _mm_loadu_si128(from.as_ptr().add(i).cast());
+                    _mm256_storeu_ps(to.as_mut_ptr().add(i), _mm256_cvtph_ps(halves));
+                }
+            }
+            return to;
+        }
+        from.map_lanes(Self::widen)
+    }
+
+    #[inline(always)]
+    fn narrow_block<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+        #[cfg(target_arch = "x86_64")]
+        if I::HAS_F16C {
+            use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps};
+            let mut to = [f16::ZERO; LANES];
+            for i in (0..LANES).step_by(8) {
+                // SAFETY: as in `widen_block`.
+                unsafe {
+                    let floats = _mm256_loadu_ps(from.as_ptr().add(i));
+                    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(floats);
+                    _mm_storeu_si128(to.as_mut_ptr().add(i).cast(), halves);
+                }
+            }
+            return to.map_lanes(|x| if x.to_bits() & 0x7fff > 0x7c00 { f16::from_bits(0x7e00) } else { x });
+        }
+        from.map_lanes(Self::narrow)
+    }
+}
+
+impl Float for F8E5M2 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        // The first byte of a float16.
+        f16::from_bits(u16::from(self.to_bits()) << 8).widen()
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        F8E5M2::from_bits((Narrow::E5M2.narrow(x) | sign_of(x, 8)) as u8)
+    }
+
+    #[inline(always)]
+    fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+        // The first byte of a float16.
+        f16::widen_block::<I>(&from.map_lanes(|x| f16::from_bits(u16::from(x.to_bits()) << 8)))
+    }
+}
+
+impl Float for F8E4M3 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        let magnitude = Narrow::E4M3.widen(bits & 0x7f, 0x7f);
+        f32::from_bits(magnitude.to_bits() | (bits & 0x80) << 24)
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        F8E4M3::from_bits((Narrow::E4M3.narrow(x) | sign_of(x, 8)) as u8)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -150,11 +281,8 @@ mod tests {
         let e4m3 = finite_values(4, 3, 0x7e);
         let e5m2 = finite_values(5, 2, 0x7b);
         for x in probes(&e4m3).into_iter().chain(probes(&e5m2)) {
-            let (mut a, mut b) = ([F8E4M3::from_bits(0)], [F8E5M2::from_bits(0)]);
-            F8E4M3::narrow(&[x], &mut a);
-            F8E5M2::narrow(&[x], &mut b);
-            assert_eq!(a[0].to_bits(), nearest(&e4m3, x), "float8_e4m3 of {x:e}");
-            assert_eq!(b[0].to_bits(), nearest(&e5m2, x), "float8_e5m2 of {x:e}");
+            assert_eq!(F8E4M3::narrow(x).to_bits(), nearest(&e4m3, x), "float8_e4m3 of {x:e}");
+            assert_eq!(F8E5M2::narrow(x).to_bits(), nearest(&e5m2, x), "float8_e5m2 of {x:e}");
         }
         widens_to(&e4m3, F8E4M3::from_bits);
         widens_to(&e5m2, F8E5M2::from_bits);
@@ -162,9 +290,8 @@ mod tests {
 
     fn widens_to<T: Float>(values: &[(f64, u8)], from_bits: impl Fn(u8) -> T) {
         for &(value, bits) in values {
-            let mut wide = [0.0; 2];
-            T::widen(&[from_bits(bits), from_bits(bits | 0x80)], &mut wide);
-            assert_eq!(wide.map(f64::from), [value, -value]);
+            let wide = [from_bits(bits), from_bits(bits | 0x80)].map(|x| f64::from(x.widen()));
+            assert_eq!(wide, [value, -value]);
         }
     }
 
@@ -180,23 +307,18 @@ mod tests {
             })
             .collect();
         probes.extend(near);
-        let mut halves = vec![f16::ZERO; probes.len()];
-        let mut brains = vec![bf16::ZERO; probes.len()];
-        f16::narrow(&probes, &mut halves);
-        bf16::narrow(&probes, &mut brains);
-        for (i, &x) in probes.iter().enumerate() {
+        for x in probes {
+            let (half, brain) = (f16::narrow(x).to_bits(), bf16::narrow(x).to_bits());
             if x.is_nan() {
-                assert_eq!((halves[i].to_bits(), brains[i].to_bits()), (0x7e00, 0x7fc0));
+                assert_eq!((half, brain), (0x7e00, 0x7fc0));
             } else {
-                assert_eq!(halves[i].to_bits(), f16::from_f32_const(x).to_bits(), "{x:e}");
-                assert_eq!(brains[i].to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+                assert_eq!(half, f16::from_f32_const(x).to_bits(), "{x:e}");
+                assert_eq!(brain, bf16::from_f32(x).to_bits(), "{x:e}");
             }
         }
-        let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
-        let mut wide = vec![0.0; all.len()];
-        f16::widen(&all, &mut wide);
-        for (h, w) in all.iter().zip(wide) {
-            assert!(h.is_nan() && w.is_nan() || h.to_f32_const() == w);
+        for half in (0..=u16::MAX).map(f16::from_bits) {
+            let wide = half.widen();
+            assert!(half.is_nan() && wide.is_nan() || half.to_f32_const().to_bits() == wide.to_bits());
         }
     }
 }

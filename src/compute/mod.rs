@@ -7,14 +7,11 @@ mod float;
 mod float_env;
 mod reduce;
 mod transpose;
+mod vector;
 
 pub(crate) use cast::cast;
 pub(crate) use reduce::reduce;
 pub(crate) use transpose::transpose;
-
-/// The elements of one step: enough for vector instructions, few enough for the stack and the L1
-/// cache.
-const BLOCK_ELEMENTS: usize = 512;
 
 /// Copies `byte_len` bytes. Source and target may be the same.
 ///

@@ -1,12 +1,13 @@
 //! Element-wise reduction of the inputs of several ranks.
 
-use std::slice;
+use std::marker::PhantomData;
 
-use super::float::Float;
-use super::{BLOCK_ELEMENTS, float_env};
+use super::float::{Float, Lanes};
+use super::float_env;
+use super::vector::{self, Instructions, Kernel, LANES};
 use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
-use crate::element::{F8E4M3, F8E5M2, bf16, f16};
+use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
 
 /// Reduces `sources`, in their order, element by element into `target`. One source is copied byte
 /// for byte.
@@ -28,156 +29,273 @@ pub(crate) unsafe fn reduce(
         unsafe { target.copy_from(*source, element_count * data_type.byte_len()) };
         return;
     }
-    // SAFETY: the caller promises the ranges; `T` is the Rust type of `data_type`.
-    float_env::with_default(|| unsafe {
-        match data_type {
-            DataType::Float32 => reduce_floats::<f32>(reduce_op, sources, target, element_count),
-            DataType::Float16 => reduce_floats::<f16>(reduce_op, sources, target, element_count),
-            DataType::Bfloat16 => reduce_floats::<bf16>(reduce_op, sources, target, element_count),
-            DataType::Float8E4M3 => reduce_floats::<F8E4M3>(reduce_op, sources, target, element_count),
-            DataType::Float8E5M2 => reduce_floats::<F8E5M2>(reduce_op, sources, target, element_count),
-            DataType::Int64 => reduce_integers::<i64>(reduce_op, sources, target, element_count),
-            DataType::Int32 => reduce_integers::<i32>(reduce_op, sources, target, element_count),
-            DataType::Int8 => reduce_integers::<i8>(reduce_op, sources, target, element_count),
-            DataType::Uint8 => reduce_integers::<u8>(reduce_op, sources, target, element_count),
-            DataType::Bool => reduce_bools(reduce_op, sources, target, element_count),
+    let buffers = Buffers { sources, target, len: element_count };
+    match data_type {
+        DataType::Float32 => reduce_floats::<f32>(reduce_op, buffers),
+        DataType::Float16 => reduce_floats::<f16>(reduce_op, buffers),
+        DataType::Bfloat16 => reduce_floats::<bf16>(reduce_op, buffers),
+        DataType::Float8E4M3 => reduce_floats::<F8E4M3>(reduce_op, buffers),
+        DataType::Float8E5M2 => reduce_floats::<F8E5M2>(reduce_op, buffers),
+        DataType::Int64 => reduce_integers::<i64>(reduce_op, buffers),
+        DataType::Int32 => reduce_integers::<i32>(reduce_op, buffers),
+        DataType::Int8 => reduce_integers::<i8>(reduce_op, buffers),
+        DataType::Uint8 => reduce_integers::<u8>(reduce_op, buffers),
+        DataType::Bool => reduce_bools(reduce_op, buffers),
+    }
+}
+
+/// The buffers of one reduction, which are as [`reduce`] asks for.
+#[derive(Clone, Copy)]
+struct Buffers<'a> {
+    sources: &'a [*const u8],
+    target: *mut u8,
+    len: usize,
+}
+
+/// An element, and the value in which it is accumulated.
+trait Operand: Copy + Default {
+    type Value: Copy + Default;
+
+    fn load<I: Instructions>(from: &[Self; LANES]) -> [Self::Value; LANES];
+    fn store<I: Instructions>(from: &[Self::Value; LANES]) -> [Self; LANES];
+    fn load_one(self) -> Self::Value;
+    fn store_one(value: Self::Value) -> Self;
+}
+
+/// Combines the elements of all sources, in their order, and finishes each result.
+struct Reduction<'a, T, C, F> {
+    buffers: Buffers<'a>,
+    combine: C,
+    finish: F,
+    element: PhantomData<T>,
+}
+
+impl<T, C, F> Kernel for Reduction<'_, T, C, F>
+where
+    T: Operand,
+    C: Fn(T::Value, T::Value) -> T::Value,
+    F: Fn(T::Value) -> T::Value,
+{
+    #[inline(always)]
+    fn run<I: Instructions>(self) {
+        let Buffers { sources, target, len } = self.buffers;
+        let Some((first, others)) = sources.split_first() else { return };
+        let in_blocks = len / LANES * LANES;
+        for start in (0..in_blocks).step_by(LANES) {
+            // SAFETY: `Buffers`: the block is within each source, and it is read before the target
+            // is written.
+            let block = |source: *const u8| unsafe { source.cast::<T>().add(start).cast::<[T; LANES]>().read() };
+            let mut values = T::load::<I>(&block(*first));
+            for source in others {
+                let next = T::load::<I>(&block(*source));
+                for (value, &next) in values.iter_mut().zip(&next) {
+                    *value = (self.combine)(*value, next);
+                }
+            }
+            for value in &mut values {
+                *value = (self.finish)(*value);
+            }
+            let results = T::store::<I>(&values);
+            // SAFETY: `Buffers`: the block is within the target.
+            unsafe { target.cast::<T>().add(start).cast::<[T; LANES]>().write(results) };
         }
+        for i in in_blocks..len {
+            // SAFETY: `Buffers`: `i` is within each source.
+            let element = |source: *const u8| unsafe { *source.cast::<T>().add(i) }.load_one();
+            let value = others.iter().fold(element(*first), |value, &source| (self.combine)(value, element(source)));
+            // SAFETY: `Buffers`: `i` is within the target.
+            unsafe { *target.cast::<T>().add(i) = T::store_one((self.finish)(value)) };
+        }
+    }
+}
+
+macro_rules! floats {
+    ($($type:ty),*) => { $(
+        impl Operand for $type {
+            type Value = f32;
+
+            #[inline(always)]
+            fn load<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+                Self::widen_block::<I>(from)
+            }
+
+            #[inline(always)]
+            fn store<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+                Self::narrow_block::<I>(from)
+            }
+
+            #[inline(always)]
+            fn load_one(self) -> f32 {
+                self.widen()
+            }
+
+            #[inline(always)]
+            fn store_one(value: f32) -> Self {
+                Self::narrow(value)
+            }
+        }
+    )* };
+}
+
+floats!(f32, f16, bf16, F8E4M3, F8E5M2);
+
+/// An operand whose blocks are converted one element after the other.
+macro_rules! operands {
+    ($($type:ty as $value:ty: $load:expr, $store:expr;)*) => { $(
+        impl Operand for $type {
+            type Value = $value;
+
+            #[inline(always)]
+            fn load<I: Instructions>(from: &[Self; LANES]) -> [$value; LANES] {
+                from.map_lanes(Self::load_one)
+            }
+
+            #[inline(always)]
+            fn store<I: Instructions>(from: &[$value; LANES]) -> [Self; LANES] {
+                from.map_lanes(Self::store_one)
+            }
+
+            #[inline(always)]
+            fn load_one(self) -> $value {
+                $load(self)
+            }
+
+            #[inline(always)]
+            fn store_one(value: $value) -> Self {
+                $store(value)
+            }
+        }
+    )* };
+}
+
+operands! {
+    i64 as i64: keep, keep;
+    i32 as i32: keep, keep;
+    i8 as i8: keep, keep;
+    u8 as u8: keep, keep;
+    Bool as u8: |x: Bool| u8::from(x.0 != 0), Bool;
+}
+
+trait Integer: Operand<Value = Self> + Ord {
+    fn add(self, other: Self) -> Self;
+    fn multiply(self, other: Self) -> Self;
+    /// Divides by a number of ranks, towards zero.
+    fn divide(self, ranks: usize) -> Self;
+}
+
+macro_rules! integers {
+    ($($type:ty: $divide:expr;)*) => { $(
+        impl Integer for $type {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn multiply(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn divide(self, ranks: usize) -> Self {
+                $divide(self, ranks)
+            }
+        }
+    )* };
+}
+
+// float64 holds 32-bit integers exactly. A quotient that is not an integer is at least 1/ranks away
+// from one, and the rounding moves it by less than 2^-22; so it truncates to the right integer.
+integers! {
+    i64: |a: i64, ranks: usize| a / ranks as i64;
+    i32: |a: i32, ranks: usize| (f64::from(a) / ranks as f64) as i32;
+    i8: |a: i8, ranks: usize| (f64::from(a) / ranks as f64) as i8;
+    u8: |a: u8, ranks: usize| (f64::from(a) / ranks as f64) as u8;
+}
+
+/// Accumulates in float32, and rounds once to `T`.
+fn reduce_floats<T: Float + Operand<Value = f32>>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+    let ranks = buffers.sources.len() as f32;
+    float_env::with_default(|| match reduce_op {
+        ReduceOperation::Sum => run::<T>(buffers, add, keep),
+        ReduceOperation::Avg => run::<T>(buffers, add, |sum| sum / ranks),
+        ReduceOperation::Prod => run::<T>(buffers, multiply, keep),
+        ReduceOperation::Max => run::<T>(buffers, max, keep),
+        ReduceOperation::Min => run::<T>(buffers, min, keep),
     });
 }
 
-/// An integer that orders floats as the reduction does: -0 < +0, and NaN is `nan`. Comparisons of
-/// integers vectorize.
+/// Sums and products wrap in the element's width.
+fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+    let ranks = buffers.sources.len();
+    match reduce_op {
+        ReduceOperation::Sum => run::<T>(buffers, T::add, keep),
+        ReduceOperation::Avg => run::<T>(buffers, T::add, |sum| sum.divide(ranks)),
+        ReduceOperation::Prod => run::<T>(buffers, T::multiply, keep),
+        ReduceOperation::Max => run::<T>(buffers, T::max, keep),
+        ReduceOperation::Min => run::<T>(buffers, T::min, keep),
+    }
+}
+
+/// Results are 0 or 1. The builder and eager calls refuse the average of bool.
+fn reduce_bools(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+    match reduce_op {
+        ReduceOperation::Sum | ReduceOperation::Max => run::<Bool>(buffers, u8::max, keep),
+        ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Avg => run::<Bool>(buffers, u8::min, keep),
+    }
+}
+
+fn run<T: Operand>(
+    buffers: Buffers<'_>,
+    combine: impl Fn(T::Value, T::Value) -> T::Value,
+    finish: impl Fn(T::Value) -> T::Value,
+) {
+    vector::run(Reduction { buffers, combine, finish, element: PhantomData::<T> });
+}
+
+#[inline(always)]
+fn keep<V>(value: V) -> V {
+    value
+}
+
+#[inline(always)]
+fn add(a: f32, b: f32) -> f32 {
+    a + b
+}
+
+#[inline(always)]
+fn multiply(a: f32, b: f32) -> f32 {
+    a * b
+}
+
+/// An integer that orders floats as the reduction does: -0 < +0, and NaN is `nan`.
+#[inline(always)]
 fn order_key(x: f32, nan: i32) -> i32 {
     let bits = x.to_bits() as i32;
     let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
     if x.is_nan() { nan } else { key }
 }
 
+#[inline(always)]
 fn max(a: f32, b: f32) -> f32 {
     if order_key(b, i32::MIN) > order_key(a, i32::MIN) { b } else { a }
 }
 
+#[inline(always)]
 fn min(a: f32, b: f32) -> f32 {
     if order_key(b, i32::MAX) < order_key(a, i32::MAX) { b } else { a }
 }
-
-/// Accumulates in float32, in the order of the sources, and rounds once to `T`.
-///
-/// # Safety
-///
-/// As [`reduce`], with `T` the type of the elements.
-unsafe fn reduce_floats<T: Float>(
-    reduce_op: ReduceOperation,
-    sources: &[*const u8],
-    target: *mut u8,
-    element_count: usize,
-) {
-    let mut sum = [0f32; BLOCK_ELEMENTS];
-    let mut next = [0f32; BLOCK_ELEMENTS];
-    let mut start = 0;
-    while start < element_count {
-        let len = BLOCK_ELEMENTS.min(element_count - start);
-        let (sum, next) = (&mut sum[..len], &mut next[..len]);
-        // SAFETY: this block is within the source. The slice ends before the target is written.
-        let block = |source: *const u8| unsafe { slice::from_raw_parts(source.cast::<T>().add(start), len) };
-        T::widen(block(sources[0]), sum);
-        for &source in &sources[1..] {
-            T::widen(block(source), next);
-            let pairs = sum.iter_mut().zip(next.iter());
-            match reduce_op {
-                ReduceOperation::Sum | ReduceOperation::Avg => pairs.for_each(|(a, &b)| *a += b),
-                ReduceOperation::Prod => pairs.for_each(|(a, &b)| *a *= b),
-                ReduceOperation::Max => pairs.for_each(|(a, &b)| *a = max(*a, b)),
-                ReduceOperation::Min => pairs.for_each(|(a, &b)| *a = min(*a, b)),
-            }
-        }
-        if reduce_op == ReduceOperation::Avg {
-            let n = sources.len() as f32;
-            sum.iter_mut().for_each(|a| *a /= n);
-        }
-        // SAFETY: this block is within the target, and no slice of a source is alive.
-        T::narrow(sum, unsafe { slice::from_raw_parts_mut(target.cast::<T>().add(start), len) });
-        start += len;
-    }
-}
-
-trait Integer: Copy + Ord {
-    fn add(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
-    /// Divides towards zero. The quotient by a positive number always fits the type.
-    fn divide(self, divisor: usize) -> Self;
-}
-
-macro_rules! integers {
-    ($($type:ty),*) => { $(
-        impl Integer for $type {
-            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
-            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
-            fn divide(self, divisor: usize) -> Self { (self as i64 / divisor as i64) as $type }
-        }
-    )* };
-}
-
-integers!(i64, i32, i8, u8);
-
-/// Reduces integers. Sums and products wrap in the element's width.
-///
-/// # Safety
-///
-/// As [`reduce`], with `T` the type of the elements.
-unsafe fn reduce_integers<T: Integer>(
-    reduce_op: ReduceOperation,
-    sources: &[*const u8],
-    target: *mut u8,
-    element_count: usize,
-) {
-    let fold = |combine: fn(T, T) -> T| {
-        for i in 0..element_count {
-            // SAFETY: `i` is within every source and the target.
-            unsafe {
-                let mut value = *sources[0].cast::<T>().add(i);
-                for &source in &sources[1..] {
-                    value = combine(value, *source.cast::<T>().add(i));
-                }
-                if reduce_op == ReduceOperation::Avg {
-                    value = value.divide(sources.len());
-                }
-                *target.cast::<T>().add(i) = value;
-            }
-        }
-    };
-    match reduce_op {
-        ReduceOperation::Sum | ReduceOperation::Avg => fold(T::add),
-        ReduceOperation::Prod => fold(T::mul),
-        ReduceOperation::Max => fold(T::max),
-        ReduceOperation::Min => fold(T::min),
-    }
-}
-
-/// Reduces bools to 0 or 1. The builder and eager calls refuse the average of bool.
-///
-/// # Safety
-///
-/// As [`reduce`], with elements of one byte.
-unsafe fn reduce_bools(reduce_op: ReduceOperation, sources: &[*const u8], target: *mut u8, element_count: usize) {
-    let any = matches!(reduce_op, ReduceOperation::Sum | ReduceOperation::Max);
-    for i in 0..element_count {
-        // SAFETY: `i` is within every source and the target.
-        unsafe {
-            let mut truths = sources.iter().map(|source| *source.add(i) != 0);
-            *target.add(i) = u8::from(if any { truths.any(|t| t) } else { truths.all(|t| t) });
-        }
-    }
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
-    use std::arch::asm;
+    use std::slice;
 
     use super::*;
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_caller_that_flushes_to_zero_gets_the_same_sums() {
+        use std::arch::asm;
+
         let tiny = [f32::from_bits(1); 600];
         let sources = [tiny.as_ptr().cast::<u8>(), tiny.as_ptr().cast::<u8>()];
         let mut sum = [0f32; 600];
@@ -191,5 +309,131 @@ mod tests {
             asm!("ldmxcsr [{}]", in(reg) &before, options(nostack));
         }
         assert!(sum.iter().all(|x| x.to_bits() == 2));
+    }
+
+    /// Reduces two sources with each set of instructions, and one element after the other.
+    fn compare<T: Operand>(
+        [a, b]: [&[T]; 2],
+        combine: impl Fn(T::Value, T::Value) -> T::Value + Copy,
+        finish: impl Fn(T::Value) -> T::Value + Copy,
+    ) {
+        let bytes_of = |elements: &[T]| {
+            // SAFETY: integers and floats have no padding; the slice ends with this closure.
+            unsafe { slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) }.to_vec()
+        };
+        let single = |i: usize| T::store_one(finish(combine(a[i].load_one(), b[i].load_one())));
+        let expected: Vec<T> = (0..a.len()).map(single).collect();
+        let sources = [a.as_ptr().cast(), b.as_ptr().cast()];
+        let mut results: Vec<(&str, Vec<T>)> = Vec::new();
+        vector::run_with_each(|name| {
+            results.push((name, vec![T::default(); a.len()]));
+            let target = results.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
+            let buffers = Buffers { sources: &sources, target, len: a.len() };
+            Reduction { buffers, combine, finish, element: PhantomData::<T> }
+        });
+        for (name, result) in &results {
+            if bytes_of(result) != bytes_of(&expected) {
+                let differs = |i: &usize| bytes_of(&result[*i..*i + 1]) != bytes_of(&expected[*i..*i + 1]);
+                let at = (0..a.len()).find(differs).expect("an element that differs");
+                let shown = [&a[at..], &b[at..], &result[at..], &expected[at..]].map(|list| bytes_of(&list[..1]));
+                panic!("{}, {name}: {shown:x?} are a, b, result and what was expected", std::any::type_name::<T>());
+            }
+        }
+    }
+
+    fn compare_floats<T: Operand<Value = f32>>(sources: [&[T]; 2]) {
+        compare(sources, add, keep);
+        compare(sources, add, |sum| sum / 2.0);
+        compare(sources, multiply, keep);
+        compare(sources, max, keep);
+        compare(sources, min, keep);
+    }
+
+    fn compare_integers<T: Integer>(sources: [&[T]; 2]) {
+        compare(sources, T::add, keep);
+        compare(sources, T::add, |sum| sum.divide(3));
+        compare(sources, T::multiply, keep);
+        compare(sources, T::max, keep);
+        compare(sources, T::min, keep);
+    }
+
+    /// Every pair of the two lists.
+    fn pairs<T: Copy>(first: &[T], second: &[T]) -> [Vec<T>; 2] {
+        let all = first.iter().flat_map(|&a| second.iter().map(move |&b| (a, b)));
+        let (a, b) = all.unzip();
+        [a, b]
+    }
+
+    #[test]
+    fn every_set_of_instructions_reduces_every_pair_of_bytes_alike() {
+        let bytes: Vec<u8> = (0..=u8::MAX).collect();
+        let [a, b] = pairs(&bytes, &bytes);
+        fn of<T>(bytes: &[u8], from: impl Fn(u8) -> T) -> Vec<T> {
+            bytes.iter().map(|&byte| from(byte)).collect()
+        }
+        compare_integers([&a, &b]);
+        compare_integers([&of(&a, |x| x as i8), &of(&b, |x| x as i8)]);
+        compare_floats([&of(&a, F8E4M3::from_bits), &of(&b, F8E4M3::from_bits)]);
+        compare_floats([&of(&a, F8E5M2::from_bits), &of(&b, F8E5M2::from_bits)]);
+        let bools = [of(&a, Bool), of(&b, Bool)];
+        compare([&bools[0], &bools[1]], u8::max, keep);
+        compare([&bools[0], &bools[1]], u8::min, keep);
+    }
+
+    #[test]
+    fn every_set_of_instructions_reduces_16_bit_floats_alike() {
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        // Zeros, subnormals, ones, ties, the largest numbers, infinities, NaN, of both formats.
+        let few =
+            [0, 1, 0x03ff, 0x0400, 0x0080, 0x3c00, 0x3c01, 0x3f80, 0x3f81, 0x7bff, 0x7c00, 0x7c01, 0x7f7f, 0x7f80];
+        let few: Vec<u16> = few.iter().flat_map(|&bits: &u16| [bits, bits | 0x8000]).collect();
+        let [a, b] = pairs(&all, &few);
+        let half = |bits: &[u16]| bits.iter().map(|&bits| f16::from_bits(bits)).collect::<Vec<_>>();
+        let brain = |bits: &[u16]| bits.iter().map(|&bits| bf16::from_bits(bits)).collect::<Vec<_>>();
+        compare_floats([&half(&a), &half(&b)]);
+        compare_floats([&brain(&a), &brain(&b)]);
+    }
+
+    #[test]
+    fn every_set_of_instructions_reduces_random_words_alike() {
+        let mut state = 1u64;
+        let mut words = || {
+            let next = |_| {
+                // The constants of Knuth's MMIX generator. The high bits are the random ones.
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state ^ state >> 32
+            };
+            (0..1_000_000).map(next).collect::<Vec<u64>>()
+        };
+        let [a, b] = [words(), words()];
+        // One float in 16 is a tie's half, a subnormal or a NaN more often than chance has it.
+        let float = |&word: &u64| match word % 16 {
+            0 => f32::from_bits(word as u32 & 0x807f_ffff),
+            1 => f32::from_bits(word as u32 | 0x7f80_0000),
+            2 => f32::from_bits(word as u32 & 0xffff_0000 | 0x8000),
+            _ => f32::from_bits(word as u32),
+        };
+        compare_floats([&a.iter().map(float).collect::<Vec<_>>(), &b.iter().map(float).collect::<Vec<_>>()]);
+        let narrow = |words: &[u64]| words.iter().map(|&word| word as i32).collect::<Vec<_>>();
+        let wide = |words: &[u64]| words.iter().map(|&word| word as i64).collect::<Vec<_>>();
+        compare_integers([&narrow(&a), &narrow(&b)]);
+        compare_integers([&wide(&a), &wide(&b)]);
+    }
+
+    #[test]
+    fn averages_of_integers_are_truncated() {
+        for ranks in [2usize, 3, 7, 255, 65_535, 65_536] {
+            for base in [0, 1, ranks as i64, i64::from(i32::MAX) / ranks as i64 * ranks as i64] {
+                for a in [base - 1, base, base + 1].into_iter().flat_map(|a| [a, -a]) {
+                    let Ok(a) = i32::try_from(a) else { continue };
+                    assert_eq!(a.divide(ranks), (i64::from(a) / ranks as i64) as i32, "{a} / {ranks}");
+                }
+            }
+            for byte in 0..=u8::MAX {
+                assert_eq!(usize::from(byte.divide(ranks)), usize::from(byte) / ranks);
+                let signed = byte as i8;
+                assert_eq!(i64::from(signed.divide(ranks)), i64::from(signed) / ranks as i64);
+            }
+        }
     }
 }
