@@ -2,10 +2,11 @@
 //! ranks have died, and how ranks sleep and wake.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::caller_threads::CallerThreads;
+use super::processors::{OwnProcessors, ProcessorSet};
 use crate::comm::host::memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
@@ -22,7 +23,9 @@ pub(crate) struct AbortDomain {
     world_size: u32,
     /// The ranks of this process.
     local_ranks: Range<u32>,
-    may_spin: bool,
+    processors: OwnProcessors,
+    /// Set when each rank can have a processor of its own.
+    may_spin: OnceLock<()>,
 }
 
 /// What the memory of a domain begins with. A [`WakeFlag`] for each rank follows.
@@ -34,6 +37,7 @@ struct DomainHeader {
     /// 1 when a rank has died.
     any_dead: AtomicU32,
     abort: AbortRecord,
+    processors: ProcessorSet,
 }
 
 /// One rank's futex and its death, on cache lines of their own.
@@ -93,14 +97,16 @@ impl AbortDomain {
 
     /// The domain at the beginning of memory that is zeroed, or that ranks share already.
     pub(crate) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let header: &DomainHeader = &memory.slice(0, 1)[0];
+        let processors = header.processors.add_own();
         AbortDomain {
             process: ProcessGuard::current(),
             callers: CallerThreads::new(local_ranks.clone()),
             memory,
             world_size,
             local_ranks,
-            may_spin: !cfg!(loom) && world_size as usize <= processors,
+            processors,
+            may_spin: OnceLock::new(),
         }
     }
 
@@ -111,7 +117,14 @@ impl AbortDomain {
 
     /// Whether a waiting rank may spin: if each rank can have a processor of its own.
     pub(super) fn may_spin(&self) -> bool {
-        self.may_spin
+        if cfg!(loom) || self.may_spin.get().is_some() {
+            return !cfg!(loom);
+        }
+        let is_enough = self.header().processors.is_enough_for(self.world_size as usize, &self.processors);
+        if is_enough {
+            self.may_spin.get_or_init(|| ());
+        }
+        is_enough
     }
 
     fn header(&self) -> &DomainHeader {

@@ -6,6 +6,7 @@ pub(super) mod access_guard;
 mod caller_threads;
 #[cfg(all(test, loom))]
 mod model;
+mod processors;
 pub(super) mod report;
 pub(super) mod running_call;
 pub(super) mod segment;
