@@ -1,6 +1,6 @@
 //! Rank 0's side: one loop over all connections, so that no process holds up another one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -92,6 +92,8 @@ struct GatheringState<'a> {
     listener: &'a Listener,
     /// By their first rank.
     members: BTreeMap<u32, Member>,
+    /// The ranks that have come and left. They may come again.
+    left: BTreeSet<u32>,
     /// The oldest first.
     strangers: VecDeque<Stranger>,
     /// Since when there has been no descriptor for a connection.
@@ -111,6 +113,7 @@ impl<'a> GatheringState<'a> {
             gathering,
             listener,
             members: BTreeMap::new(),
+            left: BTreeSet::new(),
             strangers: VecDeque::new(),
             starved_since: None,
             needed_descriptors: make_room_for_processes(others as usize),
@@ -121,16 +124,11 @@ impl<'a> GatheringState<'a> {
 
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
-        let Participant { world_size, deadline, .. } = *self.gathering.participant;
+        let Participant { deadline, .. } = *self.gathering.participant;
         let mut slow = SlowWarning::new();
         while !self.is_complete() {
             if Instant::now() >= deadline {
-                bail!(
-                    DeadlineExceeded,
-                    "{} of {world_size} did not come{destination} before the deadline{}",
-                    list_ranks(self.missing()),
-                    self.refusals()
-                );
+                bail!(DeadlineExceeded, "{}{}", self.absence(), self.refusals());
             }
             slow.look(|seconds| {
                 let (missing, refusals) = (self.missing(), self.refusals());
@@ -151,6 +149,19 @@ impl<'a> GatheringState<'a> {
 
     fn missing(&self) -> Vec<u32> {
         (0..self.gathering.participant.world_size).filter(|&rank| !self.is_present(rank)).collect()
+    }
+
+    /// What a deadline error says of the missing ranks. One that came and left may have had an
+    /// earlier deadline, so those that never came are the likelier cause.
+    fn absence(&self) -> String {
+        let (left, never): (Vec<u32>, Vec<u32>) = self.missing().into_iter().partition(|rank| self.left.contains(rank));
+        let Gathering { destination, participant, .. } = self.gathering;
+        let before = format!("of {} did not come{destination} before the deadline", participant.world_size);
+        match (never.is_empty(), left.is_empty()) {
+            (false, true) => format!("{} {before}", list_ranks(never)),
+            (false, false) => format!("{} {before}; {} came, and left again", list_ranks(never), list_ranks(left)),
+            (true, _) => format!("{} came{destination}, and left again before all ranks had come", list_ranks(left)),
+        }
     }
 
     fn is_present(&self, rank: u32) -> bool {
@@ -184,6 +195,7 @@ impl<'a> GatheringState<'a> {
             let has_left = ready.next() == Some(true);
             if has_left {
                 warn_of_leaving(&member.claim);
+                self.left.extend(member.claim.ranks().into_iter().flatten());
             }
             !has_left
         });
@@ -436,20 +448,25 @@ mod tests {
         (channel, challenge)
     }
 
+    /// Sends the hello of rank 1, which has been given this world size.
+    fn send_hello(channel: &mut Channel, key: &Key, challenge: &Challenge, world_size: u32) {
+        let claim = Claim { world_size, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
+        let hello = Handshake::Hello {
+            protocol: PROTOCOL.to_owned(),
+            claim,
+            job: key.prove_job(challenge, &claim).expect("a proof"),
+            proof: key.prove(&Statement::Claim(challenge, &claim)).expect("a proof"),
+        };
+        reply(channel, hello).expect("bytes");
+    }
+
     /// The error is sent also to the processes whose hello rank 0 would have read after that of the
     /// process that contradicts it.
     #[test]
     fn a_contradiction_is_told_to_the_strangers_behind_it() {
         with_state("contradiction", |state, key, connect| {
             let [(mut first, challenge), (second, _), (third, _)] = [(); 3].map(|()| greeted(state, connect));
-            let claim = Claim { world_size: 5, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
-            let hello = Handshake::Hello {
-                protocol: PROTOCOL.to_owned(),
-                claim,
-                job: key.prove_job(&challenge, &claim).expect("a proof"),
-                proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
-            };
-            reply(&mut first, hello).expect("bytes");
+            send_hello(&mut first, key, &challenge, 5);
             let error = state.step(Instant::now()).expect_err("rank 1 contradicts rank 0");
             state.end(&error);
             let reason = "ranks have to be given the same world size: rank 1 has 5, and rank 0 has 100";
@@ -484,6 +501,26 @@ mod tests {
             };
             assert!((0..2).any(|_| comes()));
             assert_eq!(state.strangers.len(), MOST_STRANGERS);
+        });
+    }
+
+    /// A rank that came and left is told apart from one that never came.
+    #[test]
+    fn a_rank_that_left_again_is_not_said_to_have_never_come() {
+        with_state("absence", |state, key, connect| {
+            let expected =
+                |first: u32| format!("{} of 100 did not come before the deadline", list_ranks(first..WORLD_SIZE));
+            assert_eq!(state.absence(), expected(1));
+            let (mut channel, challenge) = greeted(state, connect);
+            send_hello(&mut channel, key, &challenge, WORLD_SIZE);
+            state.step(Instant::now()).expect("a step");
+            assert_eq!(state.absence(), expected(2));
+            drop(channel);
+            state.step(Instant::now()).expect("a step");
+            assert_eq!(state.absence(), format!("{}; rank 1 came, and left again", expected(2)));
+            state.left.extend(2..WORLD_SIZE);
+            let all = list_ranks(1..WORLD_SIZE);
+            assert_eq!(state.absence(), format!("{all} came, and left again before all ranks had come"));
         });
     }
 }

@@ -245,8 +245,12 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
         let ended = ended.unwrap_or_else(|| panic!("{about}: {text}"));
         match disturbance {
             Disturbance::Nothing => assert_eq!(ended, "Ok(())", "{about}"),
-            // A process that was killed before it met the others is not known to them.
-            Disturbance::Kill if ended.contains(&format!("rank {victim}")) && ended.contains("did not come") => {
+            // A process that was killed before it met the others is not known to them. Only rank 0
+            // knows which rank is missing.
+            Disturbance::Kill
+                if ended.contains("the other ranks did not come")
+                    || ended.contains(&format!("rank {victim} ")) && ended.contains("did not come") =>
+            {
                 have_met = false;
             }
             // The program may have been over. Otherwise the death is told, and no rank waits until
