@@ -174,14 +174,15 @@ enum { DCL_DEPTH = 4 };
                         packets[i] = dcl_load(from + (first + i * DCL_BLOCK) * input_bytes, input_bytes); \
                 DCL_UNROLL for (unsigned i = 0; i < DEPTH; i++) \
                     if (first + i * DCL_BLOCK < cut.packets) \
-                        dcl_store(to + (first + i * DCL_BLOCK) * output_bytes, WORK(&arguments, &packets[i], ELEMENTS), \
-                                  output_bytes); \
+                        dcl_store(to + (first + i * DCL_BLOCK) * output_bytes, \
+                                  WORK(&arguments, &packets[i], ELEMENTS), output_bytes); \
             } \
             for (unsigned long long i = DCL_THREAD_INDEX(thread); i < cut.loose; i += DCL_THREAD_COUNT) { \
                 unsigned long long element = dcl_loose(cut, ELEMENTS, i); \
                 struct dcl_packet packet = \
                     dcl_load((const char *)arguments.input + element * INPUT_BYTES, INPUT_BYTES); \
-                dcl_store((char *)arguments.output + element * OUTPUT_BYTES, WORK(&arguments, &packet, 1), OUTPUT_BYTES); \
+                dcl_store((char *)arguments.output + element * OUTPUT_BYTES, WORK(&arguments, &packet, 1), \
+                          OUTPUT_BYTES); \
             } \
         } \
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use test_support::{product, root};
+use test_support::{product, root, run, timed};
 
 /// The documents beside the guides whose links are checked.
 const DOCUMENTS: &[&str] = &["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"];
@@ -204,6 +204,23 @@ fn every_command_of_the_program_exists() {
     }
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
     assert!(count >= 10, "only {count} commands were found");
+}
+
+/// `docs/src/errors.md` quotes errors in tables; `tests/suite/errors/guide.rs` makes them.
+#[test]
+fn a_command_whose_output_is_an_error_says_it() {
+    let folder = product("distcollective-cli", "distcollective").parent().expect("a folder").to_owned();
+    let folders = std::env::var_os("PATH").expect("folders of programs");
+    let path = std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&folders))).expect("a path");
+    let mut count = 0;
+    for (_, lines) in all_documents().iter().flat_map(|document| &document.blocks) {
+        let [command, error] = &lines[..] else { continue };
+        let Some(command) = command.strip_prefix("$ ").filter(|_| error.starts_with("error: ")) else { continue };
+        count += 1;
+        let (_, output) = run(timed("sh").args(["-c", command]).env("PATH", &path));
+        assert!(output.lines().any(|line| line == error), "{command}:\n{output}\nand not\n{error}");
+    }
+    assert!(count >= 2, "only {count} commands were found");
 }
 
 #[test]

@@ -5,15 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use test_support::root;
-
-/// Runs a command, which has to succeed, and returns what it prints.
-fn succeed(command: &mut Command) -> String {
-    let output = command.output().expect("the command starts");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}\n{stderr}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
+use test_support::{root, succeed};
 
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -79,5 +71,5 @@ fn two_versions_and_a_symbol_of_the_program_link_together() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("Cargo's target folder");
     let run = ["run", "--quiet", "--offline"];
     let text = succeed(cargo().args(run).arg("--target-dir").arg(target).current_dir(&folder));
-    assert_eq!(text, "7 [1.0] [2.0]\n");
+    assert!(text.starts_with("7 [1.0] [2.0]\n"), "{text}");
 }

@@ -1,10 +1,9 @@
 //! A steady-state enqueue allocates nothing, on any stream and backend.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distcollective::collective::Partition;
 use distcollective::context::{Bindings, ContextOptions};
@@ -14,6 +13,7 @@ use distcollective::{
     Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation,
     Result, Stream, inputs, outputs,
 };
+use test_support::{succeed, timed};
 
 /// Counts the allocations of the whole process while `COUNTING` is set.
 struct Counting;
@@ -167,17 +167,10 @@ fn allocates_nothing(communicators: Vec<Communicator>) {
 fn a_steady_state_enqueue_allocates_nothing() {
     let Ok(backend) = std::env::var(BACKEND) else {
         for backend in BACKENDS {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.args(["a_steady_state", "--nocapture"]).env(BACKEND, backend);
+            let mut child = timed(std::env::current_exe().expect("this program"));
+            child.args(["a_steady_state", "--nocapture"]).env(BACKEND, backend);
             // The test libraries allocate in C, which is not counted.
-            command.env("LD_LIBRARY_PATH", fake_gpu::library_dir(fake_gpu::Variant::Current));
-            let mut child = command.spawn().expect("a child starts");
-            let end = Instant::now() + TIMEOUT;
-            while Instant::now() < end && child.try_wait().expect("a child").is_none() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let _ = child.kill();
-            assert!(child.wait().expect("a child").success(), "{backend}");
+            succeed(child.env("LD_LIBRARY_PATH", fake_gpu::library_dir(fake_gpu::Variant::Current)));
         }
         return;
     };

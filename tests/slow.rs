@@ -1,10 +1,10 @@
 //! Long waits are logged, and the library's own environment variables are read. Each case is a
 //! child, because the variables are read once in a process.
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distcollective::{Communicator, Environment, ErrorKind, Rank, ReduceOperation};
+use test_support::{run, text, timed};
 
 const CASE: &str = "DCL_TEST_CASE";
 
@@ -51,25 +51,11 @@ fn child() {
 
 /// What a child writes, on stdout and on stderr.
 fn output(case: &str, variables: &[(&str, &str)]) -> (String, String) {
-    let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["child", "--exact", "--nocapture"])
-        .env(CASE, case)
-        .envs(variables.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("a child starts");
-    let end = Instant::now() + Duration::from_secs(10);
-    while child.try_wait().expect("a child").is_none() {
-        if Instant::now() >= end {
-            child.kill().expect("a child");
-            panic!("{case} did not end within 10 s");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().expect("output");
-    let text = |bytes| String::from_utf8(bytes).expect("text");
-    (text(output.stdout), text(output.stderr))
+    let mut child = timed(std::env::current_exe().expect("this program"));
+    child.args(["child", "--exact", "--nocapture"]).env(CASE, case).envs(variables.iter().copied());
+    let (output, log) = run(&mut child);
+    assert!(output.status.success(), "{case}: {log}");
+    (text(&output.stdout), text(&output.stderr))
 }
 
 const SOON: (&str, &str) = ("DCL_SLOW_WARNING", "0.05");
@@ -90,7 +76,7 @@ fn a_long_wait_names_the_call_and_the_missing_ranks() {
 }
 
 #[test]
-fn a_long_wait_is_not_logged_where_nobody_asks_for_it() {
+fn a_long_wait_is_not_logged_if_the_log_is_off() {
     for silent in [("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "error"), ("DCL_SLOW_WARNING", "60")] {
         let loud = if silent.0 == "DCL_LOG" { vec![SOON, silent] } else { vec![silent] };
         let (_, log) = output("one thread", &loud);
@@ -112,5 +98,7 @@ fn the_variables_are_read() {
     assert!(output("timeout", &[("DCL_TIMEOUT", "2.5")]).0.contains("2.5s"));
     assert!(output("timeout", &[]).0.contains("600s"));
     let (text, _) = output("timeout", &[("DCL_TIMEOUT", "soon")]);
-    assert!(text.contains("DCL_TIMEOUT is \"soon\", which is not a number of seconds"), "{text}");
+    let quoted = "DCL_TIMEOUT is \"soon\", which is not a number of seconds";
+    assert!(text.contains(quoted), "{text}");
+    assert!(include_str!("../docs/src/settings.md").contains(&format!("`{quoted}`")), "the guide quotes it");
 }

@@ -20,8 +20,8 @@
 /* ---- The eight collectives ---- */
 
 /* Calls one collective on float32; reductions are sums. */
-static dcl_status_t call(const struct rank *rank, dcl_collective_operation_t operation, const float *input, float *output,
-                         int32_t root) {
+static dcl_status_t call(const struct rank *rank, dcl_collective_operation_t operation, const float *input,
+                         float *output, int32_t root) {
     dcl_communicator_t *communicator = rank->communicator;
     const dcl_data_type_t type = DCL_DATA_TYPE_FLOAT;
     switch (operation) {
@@ -207,7 +207,8 @@ static int demonstrate(const struct rank *rank, void *argument) {
         printf("library: %s; ranks: %d %s; backend: %s\n", dcl_version_string(), (int)rank->count,
                is_launched() ? "processes" : "threads", backend);
     }
-    if (run_all_operations(rank) || (rank->count >= 2 && (run_split(rank) || run_new_group(rank))) || run_stream(rank)) {
+    if (run_all_operations(rank) || (rank->count >= 2 && (run_split(rank) || run_new_group(rank))) ||
+        run_stream(rank)) {
         return 1;
     }
     return run_timeout(rank);

@@ -78,8 +78,8 @@ static int describe(void) {
     REQUIRE(strcmp(name, "grad_sync") == 0 && strcmp(kind, "reduce") == 0 && strcmp(metadata, "from block 3") == 0);
     REQUIRE(reduce_op == DCL_REDUCE_MAX && root == 1 && nb_groups == 2 && group_size == 2);
     REQUIRE(memcmp(groups, pairs, sizeof pairs) == 0);
-    printf("layer \"%s\" (%s): %s among %d groups of %d, root %d of each\n", name, kind, dcl_reduce_operation_name(reduce_op),
-           (int)nb_groups, (int)group_size, (int)root);
+    printf("layer \"%s\" (%s): %s among %d groups of %d, root %d of each\n", name, kind,
+           dcl_reduce_operation_name(reduce_op), (int)nb_groups, (int)group_size, (int)root);
 
     CHECK(dcl_layer_free(layer));
     CHECK(dcl_layer_free(copy));
@@ -91,8 +91,8 @@ static int describe(void) {
 
 /* Runs a bound layer and compares every element of the output. An input or output that this rank
  * does not use may be NULL. */
-static int run_and_check(dcl_bound_layer_t *bound, const struct rank *rank, dcl_collective_operation_t operation, int32_t root,
-                         const dcl_dims_t *dims, float *input, float *output) {
+static int run_and_check(dcl_bound_layer_t *bound, const struct rank *rank, dcl_collective_operation_t operation,
+                         int32_t root, const dcl_dims_t *dims, float *input, float *output) {
     size_t count = (size_t)(dims->d[0] * dims->d[1]);
     dcl_dims_t output_dims;
     int32_t reads_input = 0, writes_output = 0;
@@ -120,8 +120,8 @@ static int run_and_check(dcl_bound_layer_t *bound, const struct rank *rank, dcl_
 }
 
 /* Runs a bound layer with input and output apart, and then in place if the operation can. */
-static int run_apart_and_in_place(dcl_bound_layer_t *bound, const struct rank *rank, dcl_collective_operation_t operation,
-                                  int32_t root) {
+static int run_apart_and_in_place(dcl_bound_layer_t *bound, const struct rank *rank,
+                                  dcl_collective_operation_t operation, int32_t root) {
     const dcl_dims_t dims = {2, {2 * rank->count, 3}};
     dcl_dims_t output_dims;
     CHECK(dcl_bound_layer_get_output_dims(bound, &dims, &output_dims));
@@ -147,7 +147,8 @@ static int run_apart_and_in_place(dcl_bound_layer_t *bound, const struct rank *r
         failed |= run_and_check(bound, rank, operation, root, &dims, memory, memory + offset);
         break;
     case DCL_IN_PLACE_UNUSED:
-        failed |= run_and_check(bound, rank, operation, root, &dims, reads_input ? memory : NULL, reads_input ? NULL : memory);
+        failed |= run_and_check(bound, rank, operation, root, &dims, reads_input ? memory : NULL,
+                                reads_input ? NULL : memory);
         break;
     default:
         /* The operation has no in-place form. All ranks must make the same calls, so run it
@@ -164,8 +165,8 @@ static int run_operation(const struct rank *rank, dcl_collective_operation_t ope
     int32_t root = rank->count - 1;
     dcl_layer_t *layer = NULL;
     dcl_bound_layer_t *bound = NULL;
-    CHECK(dcl_dist_collective_new(operation, reduces(operation) ? DCL_REDUCE_SUM : DCL_REDUCE_NONE, has_root(operation) ? root : -1,
-                                  NULL, 0, &layer));
+    CHECK(dcl_dist_collective_new(operation, reduces(operation) ? DCL_REDUCE_SUM : DCL_REDUCE_NONE,
+                                  has_root(operation) ? root : -1, NULL, 0, &layer));
     CHECK(dcl_layer_set_nb_rank(layer, rank->count));
     CHECK(dcl_layer_set_name(layer, name));
     CHECK(dcl_dist_collective_bind(layer, rank->communicator, DCL_DATA_TYPE_FLOAT, &bound));

@@ -78,7 +78,8 @@ static int describe(dcl_network_t *network, dcl_collective_operation_t operation
         return 1;
     }
     dcl_layer_t *layer = NULL;
-    CHECK(dcl_network_add_dist_collective(network, transposed, operation, reduces(operation) ? DCL_REDUCE_SUM : DCL_REDUCE_NONE,
+    CHECK(dcl_network_add_dist_collective(network, transposed, operation,
+                                          reduces(operation) ? DCL_REDUCE_SUM : DCL_REDUCE_NONE,
                                           has_root(operation) ? root : -1, NULL, 0, &layer));
     CHECK(dcl_layer_set_nb_rank(layer, nb_ranks));
     CHECK(dcl_layer_set_name(layer, dcl_collective_operation_name(operation)));
@@ -210,8 +211,8 @@ struct row {
 };
 
 /* Reads the plan, runs it and checks the outputs. */
-static int run_plan(const struct plan *plan, dcl_collective_operation_t operation, const struct rank *rank, int32_t root,
-                    struct row *row) {
+static int run_plan(const struct plan *plan, dcl_collective_operation_t operation, const struct rank *rank,
+                    int32_t root, struct row *row) {
     dcl_engine_t *engine = NULL;
     dcl_execution_context_t *context = NULL;
     CHECK(dcl_engine_deserialize(plan->bytes, plan->byte_len, &engine));
@@ -272,7 +273,8 @@ static int print_summary(const bool *chosen, const struct row *rows, const struc
             char name[32], input[32], output[32];
             upper_case(dcl_collective_operation_name(op), name, sizeof name);
             printf("%-15s %-10s %-10s PASSED%s\n", name, dims_text(&rows[op].input, input, sizeof input),
-                   dims_text(&rows[op].output, output, sizeof output), rows[op].written ? "" : ", untouched off the root");
+                   dims_text(&rows[op].output, output, sizeof output),
+                   rows[op].written ? "" : ", untouched off the root");
         }
     }
     return 0;
@@ -297,7 +299,8 @@ int main(int argc, char **argv) {
     parse_options(argc, argv, &options);
     bool chosen[NB_OPERATIONS] = {false}, any = false;
     for (int32_t op = 0; op < NB_OPERATIONS; op++) {
-        chosen[op] = strcasecmp(options.op, "all") == 0 || strcasecmp(options.op, dcl_collective_operation_name(op)) == 0;
+        chosen[op] =
+            strcasecmp(options.op, "all") == 0 || strcasecmp(options.op, dcl_collective_operation_name(op)) == 0;
         any |= chosen[op];
     }
     if (!any) {

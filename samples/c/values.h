@@ -30,8 +30,8 @@ static inline bool reduces(dcl_collective_operation_t operation) {
 }
 
 static inline bool has_root(dcl_collective_operation_t operation) {
-    return operation == DCL_COLLECTIVE_BROADCAST || operation == DCL_COLLECTIVE_REDUCE || operation == DCL_COLLECTIVE_GATHER ||
-           operation == DCL_COLLECTIVE_SCATTER;
+    return operation == DCL_COLLECTIVE_BROADCAST || operation == DCL_COLLECTIVE_REDUCE ||
+           operation == DCL_COLLECTIVE_GATHER || operation == DCL_COLLECTIVE_SCATTER;
 }
 
 /* Whether only the root's output is written. */

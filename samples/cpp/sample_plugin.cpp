@@ -62,9 +62,13 @@ class DistCollectivePlugin : public toy::Node {
     void check_type(DataType type) const override { layer_.check_type(type).value(); }
     Dims get_output_dims(const Dims &input) const override { return layer_.get_output_dims(input).value(); }
     Bytes serialize() const override { return layer_.serialize().value(); }
-    std::unique_ptr<Node> clone() const override { return std::make_unique<DistCollectivePlugin>(layer_.clone().value()); }
+    std::unique_ptr<Node> clone() const override {
+        return std::make_unique<DistCollectivePlugin>(layer_.clone().value());
+    }
 
-    void attach(const Communicator &communicator, DataType type) override { bound_ = layer_.bind(communicator, type).value(); }
+    void attach(const Communicator &communicator, DataType type) override {
+        bound_ = layer_.bind(communicator, type).value();
+    }
     Rule get_in_place(const Dims &input) const override {
         // On a rank that does not read the input or does not write the output, the engine must keep
         // both apart: the session checks the bytes of both.
@@ -263,7 +267,8 @@ void check(const std::string &name, const Bytes &got, const Bytes &expected) {
 }
 
 // Reads the plan, attaches it to the communicator, and runs and checks two batch sizes.
-Outcome run_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan, const Communicator &communicator) {
+Outcome run_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan,
+                 const Communicator &communicator) {
     const std::int32_t rank = communicator.get_rank().value();
     const toy::Graph graph = toy::Graph::deserialize(plan, creators);
     toy::Session session(graph, communicator);
@@ -294,7 +299,8 @@ Outcome run_rank(const Arguments &arguments, CollectiveOperation operation, cons
 }
 
 // Calls run_rank, and keeps the text of an exception in the outcome.
-Outcome try_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan, const Communicator &communicator) {
+Outcome try_rank(const Arguments &arguments, CollectiveOperation operation, const Bytes &plan,
+                 const Communicator &communicator) {
     Outcome outcome;
     try {
         outcome = run_rank(arguments, operation, plan, communicator);
@@ -307,7 +313,8 @@ Outcome try_rank(const Arguments &arguments, CollectiveOperation operation, cons
 // A line of the summary.
 struct Row {
     explicit Row(CollectiveOperation operation) {
-        for (const char *c = collective_operation_name(operation); *c != '\0'; c++) name += static_cast<char>(std::toupper(*c));
+        for (const char *c = collective_operation_name(operation); *c != '\0'; c++)
+            name += static_cast<char>(std::toupper(*c));
     }
 
     // Prints the result of one rank, and keeps it for the summary.
@@ -333,7 +340,8 @@ struct Row {
 };
 
 void print_summary(const Arguments &arguments, const char *ranks_are, const std::vector<Row> &summary) {
-    std::printf("\nranks: %d %s; type: %s; backend: %s\n", arguments.ranks, ranks_are, data_type_name(arguments.type), backend);
+    std::printf("\nranks: %d %s; type: %s; backend: %s\n", arguments.ranks, ranks_are, data_type_name(arguments.type),
+                backend);
     std::printf("%-15s %-10s %-10s %-14s %12s  result\n", "operation", "input", "output", "in place", "slowest run");
     for (const Row &row : summary) {
         const char *result = !row.passed ? "FAILED" : row.all_written ? "PASSED" : "PASSED, untouched off the root";
@@ -360,7 +368,8 @@ bool in_threads(const Arguments &arguments) {
         }
         for (std::thread &thread : threads) thread.join();
         Row row(operation);
-        for (std::size_t rank = 0; rank < outcomes.size(); rank++) row.tell(static_cast<std::int32_t>(rank), outcomes[rank]);
+        for (std::size_t rank = 0; rank < outcomes.size(); rank++)
+            row.tell(static_cast<std::int32_t>(rank), outcomes[rank]);
         passed = passed && row.passed;
         summary.push_back(std::move(row));
     }

@@ -164,7 +164,8 @@ struct Graph {
         Graph graph;
         graph.type = static_cast<DataType>(reader.number());
         const std::int64_t nb_dims = reader.number();
-        if (nb_dims < 0 || nb_dims > DCL_MAX_DIMS) throw std::runtime_error("the number of dimensions of the plan's input is out of range");
+        if (nb_dims < 0 || nb_dims > DCL_MAX_DIMS)
+            throw std::runtime_error("the number of dimensions of the plan's input is out of range");
         graph.input.nb_dims = static_cast<std::int32_t>(nb_dims);
         for (std::int64_t i = 0; i < nb_dims; i++) graph.input.d[i] = reader.number();
         for (std::int64_t left = reader.number(); left > 0; left--) {
@@ -194,7 +195,8 @@ class Session {
     void run(const Dims &dims, const Bytes &input, bool in_place) {
         plan_memory(dims, in_place);
         std::memcpy(address(0), input.data(), input.size());
-        for (std::size_t i = 0; i < nodes_.size(); i++) nodes_[i]->enqueue(address(i), address(i + 1), values_[i].dims, type_);
+        for (std::size_t i = 0; i < nodes_.size(); i++)
+            nodes_[i]->enqueue(address(i), address(i + 1), values_[i].dims, type_);
     }
 
     // A node's in-place rule for the dimensions of the last run.
@@ -246,7 +248,9 @@ class Session {
     }
 
     std::uint8_t *address(std::size_t value) { return blocks_[values_[value].block].data() + values_[value].offset; }
-    const std::uint8_t *address(std::size_t value) const { return blocks_[values_[value].block].data() + values_[value].offset; }
+    const std::uint8_t *address(std::size_t value) const {
+        return blocks_[values_[value].block].data() + values_[value].offset;
+    }
 
     DataType type_;
     std::vector<std::unique_ptr<Node>> nodes_;

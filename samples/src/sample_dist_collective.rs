@@ -11,6 +11,7 @@
 //! write (REDUCE and GATHER, except on the root) the buffer must keep the pattern, and the second
 //! Shuffle must read zeros.
 
+use std::fmt::Display;
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -281,7 +282,7 @@ fn run_rank(
     for io in engine.io_tensors() {
         let mut buffer = Buffer::zeroed(data_type, context.tensor_shape(&io.name)?)?;
         if io.name == "input" {
-            buffer.write(0, &encode(data_type, &input_values(rank)))?;
+            buffer.write(0, &encode(data_type, &input_values(rank))?)?;
             bindings.bind_input(&io.name, buffer)?;
         } else {
             buffer.as_mut_bytes()?.fill(PATTERN);
@@ -296,10 +297,10 @@ fn run_rank(
     let collective = bindings.get("collective")?;
     let output = bindings.get("output")?;
     let rows = collective.shape().as_slice()[0];
-    let written = match expected_rows(arguments, operation, rank) {
+    let written = match expected_rows(arguments, operation, rank)? {
         Some(expected) => {
-            check("collective", collective, &encode(data_type, &expected))?;
-            check("output", output, &encode(data_type, &transpose(&expected, rows)))?;
+            check("collective", collective, &encode(data_type, &expected)?)?;
+            check("output", output, &encode(data_type, &transpose(&expected, rows))?)?;
             true
         }
         None => {
@@ -318,33 +319,39 @@ fn input_values(rank: Rank) -> Vec<f32> {
 
 /// The rows of the collective's output on a rank, by the README's table of operations; `None` if it
 /// does not write there. The tensors of the collective have [`ROWS`] columns.
-fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Option<Vec<f32>> {
+fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Result<Option<Vec<f32>>> {
     let n = arguments.ranks as usize;
     let inputs: Vec<Vec<f32>> = (0..arguments.ranks).map(|r| transpose(&input_values(Rank(r)), ROWS)).collect();
-    let reduced =
-        || (0..ROWS * COLUMNS).map(|i| reduce(arguments, inputs.iter().map(|x| x[i]).collect())).collect::<Vec<f32>>();
+    let reduced = || -> Result<Vec<f32>> {
+        (0..ROWS * COLUMNS).map(|i| reduce(arguments, inputs.iter().map(|x| x[i]).collect())).collect()
+    };
     let block_of =
         |values: &[f32], block: usize| values.chunks(values.len() / n).nth(block).unwrap_or_default().to_vec();
     let is_root = rank.0 == arguments.root;
-    match operation {
-        CollectiveOperation::AllReduce => Some(reduced()),
+    Ok(match operation {
+        CollectiveOperation::AllReduce => Some(reduced()?),
         CollectiveOperation::AllGather => Some(inputs.concat()),
         CollectiveOperation::Broadcast => Some(inputs[arguments.root as usize].clone()),
-        CollectiveOperation::Reduce => is_root.then(reduced),
-        CollectiveOperation::ReduceScatter => Some(block_of(&reduced(), rank.index())),
+        CollectiveOperation::Reduce => is_root.then(reduced).transpose()?,
+        CollectiveOperation::ReduceScatter => Some(block_of(&reduced()?, rank.index())),
         CollectiveOperation::AllToAll => Some(inputs.iter().flat_map(|x| block_of(x, rank.index())).collect()),
         CollectiveOperation::Gather => is_root.then(|| inputs.concat()),
         CollectiveOperation::Scatter => Some(block_of(&inputs[arguments.root as usize], rank.index())),
-        other => panic!("the demo does not know {other}"),
-    }
+        other => return Err(no_values_for(other)),
+    })
 }
 
-fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
+/// The library may have operations, reductions and types that this demo does not check.
+fn no_values_for(what: impl Display) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the demo has no expected values for {what}"))
+}
+
+fn reduce(arguments: &Arguments, values: Vec<f32>) -> Result<f32> {
     // For bool, the sum is `or` and the product is `and`: reduce numbers 0 and 1, and take every
     // nonzero result for 1.
     let truth = |x: f32| if arguments.dtype == DataType::Bool { f32::from(x != 0.0) } else { x };
     if let [one] = values[..] {
-        return one;
+        return Ok(one);
     }
     let n = values.len() as f32;
     let values = values.into_iter().map(truth);
@@ -354,9 +361,9 @@ fn reduce(arguments: &Arguments, values: Vec<f32>) -> f32 {
         ReduceOperation::Max => values.fold(f32::MIN, f32::max),
         ReduceOperation::Min => values.fold(f32::MAX, f32::min),
         ReduceOperation::Avg => values.sum::<f32>() / n,
-        other => panic!("the demo does not know {other}"),
+        other => return Err(no_values_for(other)),
     };
-    truth(result)
+    Ok(truth(result))
 }
 
 /// Transposes a matrix of `rows` rows.
@@ -366,21 +373,23 @@ fn transpose(values: &[f32], rows: usize) -> Vec<f32> {
 }
 
 /// The bytes of small numbers as elements of a type.
-fn encode(data_type: DataType, values: &[f32]) -> Vec<u8> {
-    let one = |x: f32| match data_type {
-        DataType::Float32 => x.to_ne_bytes().to_vec(),
-        DataType::Float16 => f16::from_f32(x).to_ne_bytes().to_vec(),
-        DataType::Bfloat16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
-        DataType::Float8E4M3 => vec![F8E4M3::from_f32(x).to_bits()],
-        DataType::Float8E5M2 => vec![F8E5M2::from_f32(x).to_bits()],
-        DataType::Int64 => (x as i64).to_ne_bytes().to_vec(),
-        DataType::Int32 => (x as i32).to_ne_bytes().to_vec(),
-        // A product of many ranks wraps around.
-        DataType::Int8 | DataType::Uint8 => vec![x as i64 as u8],
-        DataType::Bool => vec![x as u8],
-        other => panic!("the demo does not know {other}"),
+fn encode(data_type: DataType, values: &[f32]) -> Result<Vec<u8>> {
+    let one = |x: f32| {
+        Ok(match data_type {
+            DataType::Float32 => x.to_ne_bytes().to_vec(),
+            DataType::Float16 => f16::from_f32(x).to_ne_bytes().to_vec(),
+            DataType::Bfloat16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
+            DataType::Float8E4M3 => vec![F8E4M3::from_f32(x).to_bits()],
+            DataType::Float8E5M2 => vec![F8E5M2::from_f32(x).to_bits()],
+            DataType::Int64 => (x as i64).to_ne_bytes().to_vec(),
+            DataType::Int32 => (x as i32).to_ne_bytes().to_vec(),
+            // A product of many ranks wraps around.
+            DataType::Int8 | DataType::Uint8 => vec![x as i64 as u8],
+            DataType::Bool => vec![x as u8],
+            other => return Err(no_values_for(other)),
+        })
     };
-    values.iter().flat_map(|&x| one(x)).collect()
+    Ok(values.iter().map(|&x| one(x)).collect::<Result<Vec<_>>>()?.concat())
 }
 
 fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {

@@ -120,14 +120,21 @@ impl CommunicatorBinding {
         Ok(())
     }
 
-    /// Locks the memory for a run. Another thread may be inside the previous run.
+    /// Locks the memory for a run. Another thread may have it: runs on a communicator take turns,
+    /// but a thread that has enqueued one on a CUDA stream takes the lock once more after its turn.
+    /// If the lock is missed, the communicator ends, so that the other ranks do not wait for this
+    /// run.
     pub(super) fn lock_regions(&self, deadline: Instant) -> Result<RegionsGuard<'_>> {
         let this = std::thread::current().id();
         if *lock(&self.runner) == Some(this) {
             bail!(InvalidArgument, "a plugin cannot run the context that runs it");
         }
         let Some(regions) = rank_lock::take(&self.regions, deadline) else {
-            bail!(DeadlineExceeded, "an earlier run of the context did not end before the deadline");
+            let error = error!(DeadlineExceeded, "an earlier run of the context did not end before the deadline");
+            if let Some(communicator) = &self.communicator {
+                communicator.abort_with(&error);
+            }
+            return Err(error);
         };
         *lock(&self.runner) = Some(this);
         Ok(RegionsGuard { regions, runner: &self.runner })
@@ -220,4 +227,39 @@ fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
         }
     }
     device.prepare(kernels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::ReduceOperation;
+    use crate::comm::loopback::communicator;
+    use crate::dist_collective::DistCollective;
+    use crate::engine::Engine;
+    use crate::error::ErrorKind;
+    use crate::network::Network;
+
+    #[test]
+    fn a_run_that_misses_the_memory_ends_the_communicator() -> Result<()> {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [2])?;
+        let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
+        network.mark_output(y, "y")?;
+        let mut context = Engine::new(network)?.create_execution_context()?;
+        let (communicator, _) = communicator();
+        context.set_communicator(&communicator)?;
+        let binding = &*context.binding;
+        let earlier_run = binding.lock_regions(deadline_after(DEFAULT_TIMEOUT))?;
+        let missed = |deadline| binding.lock_regions(deadline).err().map(|error| error.kind());
+
+        // A plugin that runs its own context: this thread has the memory.
+        assert_eq!(missed(deadline_after(DEFAULT_TIMEOUT)), Some(ErrorKind::InvalidArgument));
+        communicator.check()?;
+
+        let on_another_thread = std::thread::scope(|scope| scope.spawn(|| missed(Instant::now())).join());
+        assert_eq!(on_another_thread.expect("no panic"), Some(ErrorKind::DeadlineExceeded));
+        assert_eq!(communicator.check().expect_err("a run is left out").kind(), ErrorKind::DeadlineExceeded);
+        drop(earlier_run);
+        Ok(())
+    }
 }

@@ -56,7 +56,8 @@ impl RunIo {
 }
 
 /// Runs the engine, or enqueues the run on a CUDA stream. An error ends the communicator, so that
-/// the other ranks do not wait for this one.
+/// the other ranks do not wait for this one. Two errors do not, because nothing was left out: a
+/// plugin tried to run the context that runs it, or a capture needs what it cannot make.
 ///
 /// # Safety
 ///

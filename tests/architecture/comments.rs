@@ -1,8 +1,13 @@
-//! Comments and documents are at most 100 columns wide. rustfmt holds the width of code only.
+//! Comments and documents are at most 100 columns wide, and code of C and C++ at most 120. rustfmt
+//! holds the width of Rust's code only.
 
 use crate::{assert_none, files_below, read, shown};
 
+/// The width of comments and documents.
 const WIDTH: usize = 100;
+
+/// The width of code.
+const CODE_WIDTH: usize = 120;
 
 /// What the rule covers, folders and files.
 const COVERED: &[&str] = &[
@@ -20,22 +25,8 @@ const COVERED: &[&str] = &[
     "include",
     "samples",
     "src",
-    "tests/architecture",
-    "tests/c_header",
-    "tests/fake_gpu/src",
-    "tests/fake_gpu/tests",
-    "tests/guides.rs",
-    "tests/host_kernels",
-    "tests/kernels",
-    "tests/linking.rs",
-    "tests/log.rs",
-    "tests/no_alloc.rs",
-    "tests/nvrtc.rs",
-    "tests/shared",
-    "tests/slow.rs",
-    "tests/suite",
-    "tests/support",
-    "tools/nccl_bindings",
+    "tests",
+    "tools",
 ];
 
 /// What a program has generated.
@@ -51,7 +42,11 @@ fn may_be_wider(text: &str) -> bool {
     text.trim_start_matches(['/', '!', '*', ' ']).starts_with('|') || text.contains("://")
 }
 
-/// The numbers of the lines that are too wide.
+fn is_wide(line: &str, width: usize) -> bool {
+    line.chars().count() > width
+}
+
+/// The numbers of the comments or lines of a document that are too wide.
 fn wide_lines(text: &str, is_document: bool) -> Vec<usize> {
     let mut is_example = false;
     let mut wide = Vec::new();
@@ -62,7 +57,7 @@ fn wide_lines(text: &str, is_document: bool) -> Vec<usize> {
             is_example = !is_example;
         }
         let is_text = if is_document { !is_example } else { is_comment(trimmed) };
-        if is_text && line.chars().count() > WIDTH && !may_be_wider(trimmed) {
+        if is_text && is_wide(line, WIDTH) && !may_be_wider(trimmed) {
             wide.push(index + 1);
         }
     }
@@ -80,6 +75,17 @@ fn comments_and_documents_are_at_most_100_columns_wide() {
         let is_document = path.extension().is_some_and(|extension| extension == "md");
         for line in wide_lines(&read(&path), is_document) {
             mistakes.push(format!("{}:{line}: a comment wider than {WIDTH} columns", shown(&path)));
+        }
+    }
+    assert_none(mistakes);
+}
+
+#[test]
+fn code_of_c_and_cpp_is_at_most_120_columns_wide() {
+    let mut mistakes = Vec::new();
+    for path in COVERED.iter().flat_map(|covered| files_below(covered, &["c", "h", "hpp", "cpp"])) {
+        for (index, _) in read(&path).lines().enumerate().filter(|(_, line)| is_wide(line, CODE_WIDTH)) {
+            mistakes.push(format!("{}:{}: wider than {CODE_WIDTH} columns", shown(&path), index + 1));
         }
     }
     assert_none(mistakes);

@@ -21,7 +21,7 @@ fn sum_engine(n: u32, elements: i64) -> Engine {
     Builder::new().build(&network).expect("an engine")
 }
 
-/// A chain of layers that is longer than a small stack is deep.
+/// A chain of layers that is too long for a recursion on a small stack.
 #[test]
 fn a_long_chain_of_layers() {
     let body = || {
@@ -37,8 +37,8 @@ fn a_long_chain_of_layers() {
     assert!(thread.expect("a thread").join().is_ok());
 }
 
-/// What a run was given does not hold its communicator when the run is done: a rank that drops that
-/// has left.
+/// Bindings do not hold the communicator of a finished run: a rank that drops its communicator has
+/// left.
 #[test]
 fn finished_runs_keep_no_communicator() {
     let errors = on_ranks(2, |communicator| {
@@ -53,7 +53,7 @@ fn finished_runs_keep_no_communicator() {
         }
         drop(context);
         if communicator.rank() == Rank(0) {
-            // Until the other rank has its answer.
+            // The bindings exist until the other rank has its error.
             return Ok((None, kept));
         }
         let error = communicator.barrier().expect_err("the other rank has left");
@@ -111,8 +111,8 @@ fn a_layer_by_itself_tells_its_output_dims() {
     );
 }
 
-/// Memory for the longest shape stays bound while shapes change; behind the tensor nothing is read
-/// or written.
+/// Memory for the longest shape stays bound while shapes change. The run does not touch the bytes
+/// behind the tensor.
 #[test]
 fn longer_memory_stays_bound() {
     let mut network = Network::new();
@@ -126,7 +126,7 @@ fn longer_memory_stays_bound() {
         context.set_communicator(&communicator)?;
         let (mut given, mut taken) = ([1i32, 2, 3, 4], [0i32; 4]);
         let mut bindings = context.create_bindings();
-        // SAFETY: both outlive the runs, and nobody uses them meanwhile.
+        // SAFETY: both outlive the runs, and no other code uses them meanwhile.
         unsafe {
             bindings.bind_address("x", given.as_mut_ptr().cast(), 16)?;
             bindings.bind_address("y", taken.as_mut_ptr().cast(), 16)?;
@@ -273,7 +273,7 @@ impl Plugin for AddOne {
     }
 }
 
-/// Splits a matrix into its rows below and from a threshold: two outputs; and fails when told to.
+/// Splits the rows of a matrix into two outputs. A negative number is an error, and NaN a panic.
 #[derive(Debug)]
 struct Split {
     at: u8,
@@ -377,7 +377,7 @@ fn a_plugin_that_fails_on_one_rank_tells_the_others_at_once() {
         });
         assert_eq!(errors[1], format!("rank 1: layer \"cut\" (split): {why}"));
         let told = format!("rank 1 ended the communicator: layer \"cut\" (split): {why}");
-        // It may learn of it before its own layer, or in it.
+        // Rank 0 may return the error before its own layer, or from it.
         assert!(errors[0].starts_with("rank 0: ") && errors[0].ends_with(&told), "{}", errors[0]);
     }
 }
@@ -428,7 +428,7 @@ fn several_contexts_streams_and_rebinding() {
         let mut first = engine.create_execution_context()?;
         let mut second = engine.create_execution_context()?;
         first.set_communicator(&communicator)?;
-        // A communicator of its own lets the second context run at its own pace.
+        // The runs of two communicators do not wait for each other.
         let apart = communicator.split(Some(0), communicator.rank().0 as i32)?.expect("a color");
         second.set_communicator(&apart)?;
         let streams = [Stream::worker()?, Stream::inline()];
@@ -484,8 +484,8 @@ fn an_identity_needs_no_communicator_and_keeps_every_byte() {
     assert_eq!(bytes(run(None).expect("no communicator is needed")), [0, 1, 2, 255]);
     let alone = &Communicator::in_process(1).expect("one rank")[0];
     assert_eq!(bytes(run(Some(alone)).expect("one rank")), [0, 1, 2, 255]);
-    // On several ranks the two that say 1 are still the identity; the one that says nothing is not
-    // accepted.
+    // On several ranks the layers with nb_rank 1 are still the identity, and the layer without it
+    // is an error.
     let errors = on_ranks(2, move |communicator| run(Some(&communicator)).expect_err("nb_rank is not set").kind());
     assert_eq!(errors, [ErrorKind::InvalidCommunicator; 2]);
 }
@@ -548,7 +548,7 @@ fn a_call_that_panicked_leaves_nothing_bound() {
     assert_eq!(error.to_string(), "input \"x\": nothing is bound to it; it is int32 [2]");
 }
 
-/// Makes more rows in the middle of its profile than at the points of it.
+/// Its output is larger for a shape inside the profile than at min, opt and max.
 #[derive(Debug)]
 struct Hill;
 
@@ -680,7 +680,7 @@ fn layers_that_move_and_convert_can_be_changed() {
         LayerBody::Constant(layer) => layer.set_value(Buffer::from_slice(&[7i64, 8], [2]).expect("a buffer")),
         other => panic!("{other:?}"),
     }
-    // The type is the one that the cast has now, so an average is right.
+    // The cast gives float32 now, which has an average.
     assert_eq!(network.tensor_data_type(c).expect("a tensor"), DataType::Float32);
     let y =
         network.add(DistCollective::all_reduce(ReduceOperation::Avg).nb_rank(1), c).expect("float32 has an average");
@@ -693,7 +693,7 @@ fn layers_that_move_and_convert_can_be_changed() {
     assert_eq!((y, k), ([1.0, 4.0, 2.0, 5.0, 3.0, 6.0], [7, 8]));
 }
 
-/// Two outputs written at once: quotient and remainder by three.
+/// Writes two outputs together: quotient and remainder.
 #[derive(Debug)]
 struct DivideByThree;
 
@@ -740,7 +740,7 @@ fn a_plugin_writes_its_outputs_together() {
     assert_eq!((q, r), ([2, 3, 3], [1, 0, 2]));
 }
 
-/// What a failed call hands back goes through `?` into anybody's error.
+/// A program can use `?` to turn these errors into its own.
 #[test]
 fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}

@@ -1,9 +1,9 @@
 //! The NCCL backend: the conformance suite, contexts, graphs, faults.
 //!
-//! Each test runs in a child process, since libraries are loaded once: this very program, told by
-//! its environment to run one test, [`child`], and in it one role. The child finds test libraries
-//! in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With `DCL_TEST_GPU=1` it finds the real
-//! ones, and tests that need the others say that they are skipped; `tools/gpu-check` does so.
+//! A process loads the libraries once, so each test runs in a child. The child is this program: its
+//! environment makes it run one test, [`child`], and in it one role. It finds test libraries in
+//! place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With `DCL_TEST_GPU=1`, which `tools/gpu-check`
+//! sets, it finds the real ones. Tests that need the test libraries then say that they are skipped.
 
 mod contexts;
 mod faults;
@@ -23,7 +23,7 @@ use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
 const RANKS: &str = "DCL_TEST_NCCL_RANKS";
 
-/// How long a rank waits for others where nothing shall fail.
+/// How long a rank waits for the others in tests in which no call fails.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Whether the real libraries are to be used.
@@ -31,7 +31,24 @@ fn is_on_gpu() -> bool {
     std::env::var_os("DCL_TEST_GPU").is_some()
 }
 
-/// A child that plays a role on so many ranks.
+/// Whether a test that needs the test libraries is skipped.
+fn needs_test_libraries() -> bool {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+    }
+    is_on_gpu()
+}
+
+/// Whether a test is skipped because the GPUs are too few for its ranks.
+fn needs_more_gpus(ranks: u32) -> bool {
+    let is_skipped = is_on_gpu() && ranks > available_ranks();
+    if is_skipped {
+        println!("skipped: {ranks} ranks need more GPUs");
+    }
+    is_skipped
+}
+
+/// A child that plays a role on ranks that are threads.
 struct Child<'a> {
     role: &'a str,
     ranks: u32,
@@ -54,11 +71,11 @@ impl<'a> Child<'a> {
         Child { settings, ..self }
     }
 
-    /// Runs it within a deadline. Gives what it wrote.
+    /// Runs the child and returns its output.
     ///
     /// # Panics
     ///
-    /// It failed, or was late.
+    /// The child fails, or does not end within the deadline.
     fn passes_within(self, deadline: Duration) -> String {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command
@@ -81,7 +98,7 @@ impl<'a> Child<'a> {
     }
 }
 
-/// Not a test by itself: what a child runs. Without a role there is nothing to do.
+/// Not a test by itself: a child runs it with a role.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -100,14 +117,15 @@ fn child() {
     }
 }
 
+/// The ranks of a communicator, each with a GPU of its own.
+fn communicators(ranks: u32) -> Vec<Communicator> {
+    let builder = Communicator::builder().backend(BackendKind::Nccl).timeout(patient(TIMEOUT));
+    builder.in_process(ranks).unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// Runs a body on ranks that are threads with a GPU each.
 fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators = Communicator::builder()
-        .backend(BackendKind::Nccl)
-        .timeout(patient(TIMEOUT))
-        .in_process(ranks)
-        .unwrap_or_else(|error| panic!("{error}"));
-    for result in on_communicators(deadline(), communicators, body) {
+    for result in on_communicators(deadline(), communicators(ranks), body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }
 }
@@ -128,8 +146,8 @@ fn conformance(ranks: u32, place: &str, quarter: usize) {
         _ => panic!("{place} is no place"),
     };
     on_gpus(ranks, move |communicator| {
-        // What is in host memory cannot be enqueued; what the rank has by itself is enqueued and
-        // done in turns.
+        // A call on a CUDA stream takes no host memory, so only tensors in symmetric memory are
+        // enqueued.
         let stream = match place {
             Place::Symmetric => cuda_stream(&communicator)?,
             _ => Stream::inline(),
@@ -139,18 +157,17 @@ fn conformance(ranks: u32, place: &str, quarter: usize) {
     });
 }
 
-/// A quarter of the cases on `ranks` GPUs of compute capability `capability`, with tensors at a
-/// place.
+/// A quarter of the cases on GPUs of a compute capability, with tensors at a place.
 fn conforms((ranks, place, variant, capability): (u32, &str, Variant, &str), quarter: usize) {
     if is_on_gpu() && (ranks > available_ranks() || variant != Variant::Current || capability != "90") {
-        println!("skipped: this needs the test libraries, or more ranks than there can be here");
+        println!("skipped: this needs the test libraries, or more GPUs");
         return;
     }
     let role = format!("conformance {place} {quarter}");
     Child::new(&role, ranks).on(variant).with(&[("FAKE_CUDA_SM", capability)]).passes_within(deadline());
 }
 
-/// How many ranks there can be on the GPUs at hand.
+/// How many ranks the GPUs of this machine can have.
 fn available_ranks() -> u32 {
     std::env::var("DCL_TEST_GPU").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(1)
 }
@@ -165,7 +182,7 @@ quarters! {
     four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", fake_gpu::Variant::Old, "86"),
 }
 
-/// Eager calls on slices, and asynchronous ones on buffers of the GPU's.
+/// Eager calls on slices, and asynchronous ones on buffers in the GPU's memory.
 fn eager(communicator: &Communicator) -> Result<()> {
     use distcollective::Buffer;
     use distcollective::collective::Collective;
@@ -194,12 +211,12 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert_eq!(copied, bytes);
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
 
-    // What nobody waits for is kept until it is done.
+    // The stream keeps work that is dropped until it is done.
     let forgotten = Buffer::zeroed_in(communicator.space(), DataType::Float16, [1 << 16])?;
     drop(communicator.collective_async(sum, Operands::in_place(forgotten), &stream)?);
     stream.synchronize()?;
 
-    // Host memory cannot be enqueued; the other ranks do not notice.
+    // The rank's own mistake: the other ranks do not learn of it.
     let host = Operands::in_place(Buffer::zeroed(DataType::Float32, [1])?);
     let failed = communicator.collective_async(sum, host, &stream);
     let error = failed.expect_err("host memory on a CUDA stream").error.to_string();
@@ -214,9 +231,9 @@ fn eager(communicator: &Communicator) -> Result<()> {
     assert_eq!(first[0] as u32, halves[0].0);
     assert_eq!(group.origin_rank(), communicator.rank());
     group.finalize()?;
-    // A group of nobody exchanges nothing, and still is a call of everybody's.
+    // A group without ranks is a collective call too.
     assert!(communicator.new_group([] as [Rank; 0])?.is_none());
-    // NCCL's colors are signed, and ours are not.
+    // This color does not fit into NCCL's signed colors.
     let all = communicator.split(Some(u32::MAX), i32::MAX - rank as i32)?.expect("a color");
     assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));
     let mut own = [all.rank().0 as i32];
@@ -225,7 +242,7 @@ fn eager(communicator: &Communicator) -> Result<()> {
     communicator.clone().finalize()
 }
 
-/// A layer on raw addresses is checked when it is issued, and only then. The communicator goes on.
+/// `BoundLayer::enqueue` checks its arguments before it enqueues, so the communicator still works.
 fn refuses_the_stream_of_another_gpu(communicator: &Communicator) -> Result<()> {
     let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
     let n = communicator.world_size();
@@ -243,8 +260,7 @@ fn refuses_the_stream_of_another_gpu(communicator: &Communicator) -> Result<()> 
 #[test]
 fn eager_calls_on_slices_and_on_buffers_of_the_gpus() {
     for ranks in [1, 3] {
-        if is_on_gpu() && ranks > available_ranks() {
-            println!("skipped: there cannot be {ranks} ranks here");
+        if needs_more_gpus(ranks) {
             return;
         }
         Child::new("eager", ranks).passes();
@@ -253,8 +269,7 @@ fn eager_calls_on_slices_and_on_buffers_of_the_gpus() {
 
 #[test]
 fn ranks_may_share_a_gpu() {
-    if is_on_gpu() {
-        println!("skipped: this needs the test libraries");
+    if needs_test_libraries() {
         return;
     }
     let settings = &[("FAKE_CUDA_DEVICES", "1"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];

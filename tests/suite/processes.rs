@@ -22,6 +22,9 @@ const ROLE: &str = "DCL_TEST_ROLE";
 const JOB: &str = "DCL_TEST_JOB";
 const NUMBERS: &str = "DCL_TEST_NUMBERS";
 
+/// What a rank says at its deadline if rank 1 has stopped in the middle of a call.
+pub const STUCK: &str = "rank 1 arrived, but did not finish moving the elements before the deadline";
+
 /// What a child does.
 pub struct Role<'a> {
     pub name: &'a str,
@@ -411,8 +414,7 @@ fn a_process_that_is_stopped_shows_at_the_deadline_and_harms_no_rank_later() {
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(success, "{text}");
         // It was stopped before it came to a call, or in the middle of one.
-        let told =
-            ["rank 1 did not arrive before the deadline", "rank 1 arrived, but did not finish moving the elements"];
+        let told = ["rank 1 did not arrive before the deadline", STUCK];
         let late = text.contains("DeadlineExceeded: ") || text.contains("Aborted: ");
         assert!(late && told.iter().any(|told| text.contains(told)), "{text}");
     }

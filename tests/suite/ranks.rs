@@ -10,11 +10,9 @@ use distcollective::Communicator;
 /// The deadline of a test with several ranks.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A deadline, `DCL_TEST_PATIENCE` times as long if that is set: for tools under which everything
-/// is slow.
+/// A deadline, longer if `DCL_TEST_PATIENCE` says so.
 pub fn patient(deadline: Duration) -> Duration {
-    let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok());
-    deadline * patience.unwrap_or(1)
+    deadline * test_support::patience()
 }
 
 /// Runs `body` on `n` ranks that are threads, and gives what each returns, in rank order.

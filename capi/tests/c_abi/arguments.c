@@ -247,8 +247,8 @@ static uint64_t good_length(const struct parameter *parameter) {
     return named(parameter, "byte_len") ? 4 : 1;
 }
 
-static dcl_status_t same_types(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
-                               int32_t nb_outputs) {
+static dcl_status_t same_types(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs,
+                               dcl_data_type_t *outputs, int32_t nb_outputs) {
     (void)user_data;
     CHECK(nb_outputs == 1);
     outputs[0] = nb_inputs > 0 ? inputs[0] : DCL_DATA_TYPE_FLOAT;
@@ -374,7 +374,8 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
         return DCL_STATUS_SUCCESS;
     }
     dcl_status_t status = (dcl_status_t)result;
-    if (status == DCL_STATUS_SUCCESS && function->nb_parameters > 0 && named(&function->parameters[function->nb_parameters - 1], "work")) {
+    if (status == DCL_STATUS_SUCCESS && function->nb_parameters > 0 &&
+        named(&function->parameters[function->nb_parameters - 1], "work")) {
         /* The work continues, and the next call uses the same output. */
         OK(dcl_stream_synchronize(POINTER_OF(dcl_stream_t, live[dcl_stream])));
     }
@@ -391,7 +392,8 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
         if (!is_output(parameter) || arguments[i] != NUMBER_OF(areas[i])) {
             continue;
         }
-        int may_be_written = status == DCL_STATUS_SUCCESS || (status == DCL_STATUS_BUFFER_TOO_SMALL && named(parameter, "length"));
+        int may_be_written =
+            status == DCL_STATUS_SUCCESS || (status == DCL_STATUS_BUFFER_TOO_SMALL && named(parameter, "length"));
         if (!may_be_written && memcmp(areas[i], untouched, AREA) != 0) {
             complain(function, arguments, result, "it failed and wrote an output");
         }
@@ -454,7 +456,8 @@ static void bad_handles(const struct function *function) {
         if (parameter->kind != HANDLE) {
             continue;
         }
-        uint64_t bad[64] = {0, 1, 2, 8, 0x1000, 0xdeadbeefdeadbeefu, UINT64_MAX, (uint64_t)INT64_MIN, INT64_MAX, UINT32_MAX};
+        uint64_t bad[64] = {0, 1, 2, 8, 0x1000, 0xdeadbeefdeadbeefu,
+                            UINT64_MAX, (uint64_t)INT64_MIN, INT64_MAX, UINT32_MAX};
         int nb_bad = 10;
         bad[nb_bad++] = NUMBER_OF(&in_data);
         bad[nb_bad++] = NUMBER_OF(&on_stack);
@@ -489,8 +492,9 @@ static void bad_handles(const struct function *function) {
 
 /* Pointers that may be NULL. (If `config` is NULL, a launcher is needed, and there is none.) */
 static int is_optional(const struct function *function, const struct parameter *parameter) {
-    static const char *const names[] = {"length", "buffer", "work", "stream", "options", "backend", "element_offset",
-                                        "reads_input", "writes_output", "callback", "user_data", "nccl_comm", "cuda_stream"};
+    static const char *const names[] = {"length",    "buffer",         "work",        "stream",        "options",
+                                        "backend",   "element_offset", "reads_input", "writes_output", "callback",
+                                        "user_data", "nccl_comm",      "cuda_stream"};
     static const char *const pairs[][2] = {
         {"dcl_constant_get_dimensions", "data_type"},
         {"dcl_constant_get_dimensions", "dims"},
@@ -500,8 +504,8 @@ static int is_optional(const struct function *function, const struct parameter *
     };
     for (size_t i = 0; i < LENGTH_OF(names); i++) {
         if (named(parameter, names[i]) && (parameter->kind != HANDLE || parameter->detail == dcl_stream) &&
-            !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") && !has(function->name, "dcl_work_") &&
-            !has(function->name, "allocate")) {
+            !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") &&
+            !has(function->name, "dcl_work_") && !has(function->name, "allocate")) {
             return 1;
         }
     }
@@ -534,9 +538,11 @@ static void no_pointer(const struct function *function) {
             continue;
         }
         if (is_optional(function, parameter) ? status != DCL_STATUS_SUCCESS : status == DCL_STATUS_SUCCESS) {
-            complain(function, arguments, (uint64_t)status, is_optional(function, parameter) ? "NULL is allowed" : "NULL is an error");
+            complain(function, arguments, (uint64_t)status,
+                     is_optional(function, parameter) ? "NULL is allowed" : "NULL is an error");
         }
-        if (status != DCL_STATUS_SUCCESS && status != DCL_STATUS_INVALID_ARGUMENT && status != DCL_STATUS_INVALID_BUFFER) {
+        if (status != DCL_STATUS_SUCCESS && status != DCL_STATUS_INVALID_ARGUMENT &&
+            status != DCL_STATUS_INVALID_BUFFER) {
             complain(function, arguments, (uint64_t)status, "a pointer is NULL");
         }
     }

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use test_support::root;
+use test_support::{root, succeed};
 
-use crate::compiler::{Language, Under, folder, program, started, succeed};
+use crate::compiler::{Language, Under, folder, program, started, under_each_tool};
 use crate::declared::{self, Function, Parameter};
 
 /// Parameters that are the length of an array or a buffer.
@@ -140,27 +140,11 @@ fn round(name: &str, under: Under) {
     eprintln!("{}", succeed(command.arg(name)));
 }
 
-macro_rules! rounds {
-    ($($round:ident),*) => { $(
-        mod $round {
-            use super::*;
-
-            #[test]
-            fn plainly() {
-                round(stringify!($round), Under::Nothing);
-            }
-
-            #[test]
-            fn under_sanitizers() {
-                round(stringify!($round), Under::Sanitizers);
-            }
-
-            #[test]
-            fn under_valgrind() {
-                round(stringify!($round), Under::Valgrind);
-            }
-        }
-    )* };
+under_each_tool! {
+    zeros: |under| round("zeros", under),
+    handles: |under| round("handles", under),
+    pointers: |under| round("pointers", under),
+    numbers: |under| round("numbers", under),
+    lengths: |under| round("lengths", under),
+    buffers: |under| round("buffers", under),
 }
-
-rounds!(zeros, handles, pointers, numbers, lengths, buffers);

@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
 
-use test_support::{product, root, skip};
+use test_support::{patience, product, root, skip, succeed};
 
 use crate::exports::Linked;
 
@@ -132,9 +132,8 @@ fn has_sanitizers(language: Language) -> bool {
 /// The command that starts a program. Its deadline is 10 s, multiplied by `DCL_TEST_PATIENCE` if
 /// that is set.
 pub fn started(program: &Path, under: Under) -> Option<Command> {
-    let patience = std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
     let mut command = Command::new("timeout");
-    command.args(["-k", "1", &(10 * patience).to_string()]);
+    command.args(["-k", "1", &(10 * patience()).to_string()]);
     if under == Under::Valgrind {
         if Command::new("valgrind").arg("--version").output().is_err() {
             skip("valgrind is not installed");
@@ -158,10 +157,32 @@ pub fn started(program: &Path, under: Under) -> Option<Command> {
     Some(command)
 }
 
-/// Runs a command, which must succeed, and returns its output.
-pub fn succeed(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().expect("it starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success(), "{:?} {:?}: {status}\n{text}", command.get_program(), command.get_args());
-    text
+/// Three tests for each name: they call a function for no tool, the sanitizers and valgrind.
+macro_rules! under_each_tool {
+    ($($name:ident: $run:expr),* $(,)?) => { $(
+        mod $name {
+            use super::*;
+
+            fn run_under(under: Under) {
+                let run: fn(Under) = $run;
+                run(under);
+            }
+
+            #[test]
+            fn plainly() {
+                run_under(Under::Nothing);
+            }
+
+            #[test]
+            fn under_sanitizers() {
+                run_under(Under::Sanitizers);
+            }
+
+            #[test]
+            fn under_valgrind() {
+                run_under(Under::Valgrind);
+            }
+        }
+    )* };
 }
+pub(crate) use under_each_tool;

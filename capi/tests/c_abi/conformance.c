@@ -91,8 +91,8 @@ struct call_memory {
     size_t length;
 };
 
-static struct call_memory make_memory(const struct one_case *c, int32_t rank, dcl_in_place_t in_place, size_t element_offset,
-                                      size_t output_length) {
+static struct call_memory make_memory(const struct one_case *c, int32_t rank, dcl_in_place_t in_place,
+                                      size_t element_offset, size_t output_length) {
     size_t input_length = c->input[rank].length, offset = element_offset * dcl_data_type_size((int32_t)c->data_type);
     size_t input_at = GUARD, output_at = (2 * GUARD + input_length + 7) / 8 * 8;
     if (c->in_place && in_place == DCL_IN_PLACE_SAME_ADDRESS) {
@@ -125,11 +125,13 @@ static void compare(const struct one_case *c, int32_t rank, struct call_memory m
     for (size_t i = 0; i < memory.length; i++) {
         if (memory.start[i] != memory.before[i]) {
             fprintf(stderr,
-                    "%s: case %lld, rank %d: operation %lld, reduction %lld, type %lld, root %lld, %lld groups of %lld, in place %lld: byte %zu of "
-                    "%zu is %#x, not %#x; the input begins at %zu, the output at %zu\n",
-                    door, (long long)c->number, rank, (long long)c->operation, (long long)c->reduce_op, (long long)c->data_type,
-                    (long long)c->root, (long long)c->nb_groups, (long long)c->group_size, (long long)c->in_place, i, memory.length,
-                    memory.start[i], memory.before[i], (size_t)(memory.input - memory.start), (size_t)(memory.output - memory.start));
+                    "%s: case %lld, rank %d: operation %lld, reduction %lld, type %lld, root %lld, %lld groups of "
+                    "%lld, in place %lld: byte %zu of %zu is %#x, not %#x; the input begins at %zu, the output at "
+                    "%zu\n",
+                    door, (long long)c->number, rank, (long long)c->operation, (long long)c->reduce_op,
+                    (long long)c->data_type, (long long)c->root, (long long)c->nb_groups, (long long)c->group_size,
+                    (long long)c->in_place, i, memory.length, memory.start[i], memory.before[i],
+                    (size_t)(memory.input - memory.start), (size_t)(memory.output - memory.start));
             _Exit(1);
         }
     }
@@ -217,7 +219,8 @@ static size_t block_of(const struct one_case *c, size_t nb_ranks) {
     }
 }
 
-static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicator, int32_t rank, dcl_stream_t *stream) {
+static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicator, int32_t rank,
+                        dcl_stream_t *stream) {
     size_t n = (size_t)c->group_size, count = block_of(c, n), length = c->input[rank].length;
     dcl_data_type_t type = (int32_t)c->data_type;
     dcl_reduce_operation_t reduce_op = (int32_t)c->reduce_op;
@@ -226,9 +229,15 @@ static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicat
     size_t offset = (size_t)rank * count;
     switch (c->operation) {
     case DCL_COLLECTIVE_ALL_GATHER: length *= n; in_place = DCL_IN_PLACE_INPUT_AT; break;
-    case DCL_COLLECTIVE_GATHER: length *= n; in_place = rank == root ? DCL_IN_PLACE_INPUT_AT : DCL_IN_PLACE_UNUSED; break;
+    case DCL_COLLECTIVE_GATHER:
+        length *= n;
+        in_place = rank == root ? DCL_IN_PLACE_INPUT_AT : DCL_IN_PLACE_UNUSED;
+        break;
     case DCL_COLLECTIVE_REDUCE_SCATTER: length /= n; in_place = DCL_IN_PLACE_OUTPUT_AT; break;
-    case DCL_COLLECTIVE_SCATTER: length /= n; in_place = rank == root ? DCL_IN_PLACE_OUTPUT_AT : DCL_IN_PLACE_UNUSED; break;
+    case DCL_COLLECTIVE_SCATTER:
+        length /= n;
+        in_place = rank == root ? DCL_IN_PLACE_OUTPUT_AT : DCL_IN_PLACE_UNUSED;
+        break;
     default: break;
     }
     struct call_memory memory = make_memory(c, rank, in_place, offset, length);
@@ -240,7 +249,9 @@ static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicat
     case DCL_COLLECTIVE_ALL_GATHER: OK(dcl_all_gather(communicator, in, out, count, type, on, work)); break;
     case DCL_COLLECTIVE_BROADCAST: OK(dcl_broadcast(communicator, in, out, count, type, root, on, work)); break;
     case DCL_COLLECTIVE_REDUCE: OK(dcl_reduce(communicator, in, out, count, type, reduce_op, root, on, work)); break;
-    case DCL_COLLECTIVE_REDUCE_SCATTER: OK(dcl_reduce_scatter(communicator, in, out, count, type, reduce_op, on, work)); break;
+    case DCL_COLLECTIVE_REDUCE_SCATTER:
+        OK(dcl_reduce_scatter(communicator, in, out, count, type, reduce_op, on, work));
+        break;
     case DCL_COLLECTIVE_ALL_TO_ALL: OK(dcl_all_to_all(communicator, in, out, count, type, on, work)); break;
     case DCL_COLLECTIVE_GATHER: OK(dcl_gather(communicator, in, out, count, type, root, on, work)); break;
     case DCL_COLLECTIVE_SCATTER: OK(dcl_scatter(communicator, in, out, count, type, root, on, work)); break;

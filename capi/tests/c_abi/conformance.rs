@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use distcollective::{Groups, Rank, Root};
+use test_support::{root, succeed};
 
 use crate::cases::{Case, ShapeChoice, pairwise};
-use test_support::root;
-
-use crate::compiler::{Language, Under, folder, program, started, succeed};
+use crate::compiler::{Language, Under, folder, program, started};
 use crate::values::to_bytes;
 
 /// A file of cases: 64-bit numbers, and bytes that are padded to a multiple of 8.

@@ -12,7 +12,8 @@ static void a_rank_is_late(void) {
     CHECK(timeout_ms == 50);
     OK(dcl_communicator_get_timeout(communicators[0], &timeout_ms));
     CHECK(timeout_ms == TIMEOUT_MS);
-    FAILS(DCL_STATUS_DEADLINE_EXCEEDED, dcl_all_reduce(short_one, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+    FAILS(DCL_STATUS_DEADLINE_EXCEEDED,
+          dcl_all_reduce(short_one, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
     CHECK(dcl_last_error_rank() == 0);
     MESSAGE_HAS("all_reduce");
     /* Every rank's communicator has ended. */
@@ -61,9 +62,11 @@ static void disagree(dcl_communicator_t *communicator, int32_t rank, void *share
     (void)shared;
     int32_t given = 1, taken = -7;
     if (rank == 1) {
-        FAILS(DCL_STATUS_DISAGREEMENT, dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_MAX, NULL, NULL));
+        FAILS(DCL_STATUS_DISAGREEMENT,
+              dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_MAX, NULL, NULL));
     } else {
-        FAILS(DCL_STATUS_DISAGREEMENT, dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+        FAILS(DCL_STATUS_DISAGREEMENT,
+              dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
     }
     MESSAGE_HAS("all_reduce(sum)");
     MESSAGE_HAS("all_reduce(max)");
@@ -81,7 +84,8 @@ static void fail_on_a_stream(dcl_communicator_t *communicator, int32_t rank, voi
     OK(dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, reduce_op, stream, NULL));
     FAILS(DCL_STATUS_DISAGREEMENT, dcl_stream_synchronize(stream));
     OK(dcl_stream_synchronize(stream));
-    dcl_status_t status = dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, &work);
+    dcl_status_t status =
+        dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, &work);
     if (status == DCL_STATUS_SUCCESS) {
         status = dcl_work_wait(work);
         CHECK(status != DCL_STATUS_SUCCESS && dcl_work_wait(work) == status);
@@ -98,18 +102,25 @@ static void mistakes_move_nothing(dcl_communicator_t *communicator, int32_t rank
     int32_t given[4] = {rank, 1, 2, 3}, taken[4] = {-7, -7, -7, -7};
     dcl_work_t *work = (dcl_work_t *)(uintptr_t)7;
     char *odd = (char *)given + 1;
-    CHECK(dcl_all_reduce(communicator, NULL, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work) != DCL_STATUS_SUCCESS);
-    CHECK(dcl_all_reduce(communicator, given, NULL, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work) != DCL_STATUS_SUCCESS);
-    FAILS(DCL_STATUS_INVALID_BUFFER, dcl_all_reduce(communicator, odd, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
-    FAILS(DCL_STATUS_INVALID_BUFFER, dcl_all_reduce(communicator, given, given + 1, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
+    CHECK(dcl_all_reduce(communicator, NULL, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work) !=
+          DCL_STATUS_SUCCESS);
+    CHECK(dcl_all_reduce(communicator, given, NULL, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work) !=
+          DCL_STATUS_SUCCESS);
+    FAILS(DCL_STATUS_INVALID_BUFFER,
+          dcl_all_reduce(communicator, odd, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
+    FAILS(DCL_STATUS_INVALID_BUFFER,
+          dcl_all_reduce(communicator, given, given + 1, 2, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
     FAILS(DCL_STATUS_INVALID_BUFFER, dcl_all_to_all(communicator, given, given, 1, DCL_DATA_TYPE_INT32, NULL, &work));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_NONE, NULL, &work));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_BOOL, DCL_REDUCE_AVG, NULL, &work));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_NONE, NULL, &work));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_BOOL, DCL_REDUCE_AVG, NULL, &work));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(communicator, given, taken, 1, 10, DCL_REDUCE_SUM, NULL, &work));
     CHECK(dcl_broadcast(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, 2, NULL, &work) != DCL_STATUS_SUCCESS);
     CHECK(dcl_broadcast(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, -1, NULL, &work) != DCL_STATUS_SUCCESS);
     CHECK(dcl_all_gather(communicator, given, taken, SIZE_MAX, DCL_DATA_TYPE_INT32, NULL, &work) != DCL_STATUS_SUCCESS);
-    CHECK(dcl_all_gather(communicator, given, taken, SIZE_MAX / 2 + 1, DCL_DATA_TYPE_INT8, NULL, &work) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_all_gather(communicator, given, taken, SIZE_MAX / 2 + 1, DCL_DATA_TYPE_INT8, NULL, &work) !=
+          DCL_STATUS_SUCCESS);
     CHECK(work == (dcl_work_t *)(uintptr_t)7 && taken[0] == -7);
     OK(dcl_communicator_check(communicator));
     OK(dcl_all_reduce(communicator, given, taken, 4, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, &work));
@@ -168,7 +179,8 @@ static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *
     dcl_dims_t dims = vector(4);
     OK(dcl_network_new(&network));
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
-    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, rank == 0 ? DCL_REDUCE_SUM : DCL_REDUCE_PROD, -1, NULL, 0, &layer));
+    OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE,
+                                       rank == 0 ? DCL_REDUCE_SUM : DCL_REDUCE_PROD, -1, NULL, 0, &layer));
     OK(dcl_layer_set_name(layer, "grad_sync"));
     OK(dcl_layer_set_nb_rank(layer, 2));
     OK(dcl_layer_get_output(layer, 0, &y));

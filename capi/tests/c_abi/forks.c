@@ -36,7 +36,8 @@ static void be_a_child(struct rank *copy) {
     OK(dcl_stream_new_worker(&fresh));
     dcl_stream_t *streams[] = {NULL, copy->stream, fresh};
     for (size_t i = 0; i < LENGTH_OF(streams); i++) {
-        FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copy->group, &one, &sum, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i], NULL));
+        FAILS(DCL_STATUS_UNSUPPORTED,
+              dcl_all_reduce(copy->group, &one, &sum, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i], NULL));
     }
     OK(dcl_stream_free(fresh));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_stream_synchronize(copy->stream));
@@ -86,7 +87,8 @@ static void be_a_rank(const char *job, int32_t number) {
     add_one(rank.communicator, number, NULL);
     add_one(rank.group, number, NULL);
     /* Collectives in symmetric memory, and on the worker thread, of which the child has no copy. */
-    OK(dcl_all_reduce(rank.communicator, address, address, BYTES, DCL_DATA_TYPE_UINT8, DCL_REDUCE_MAX, rank.stream, NULL));
+    OK(dcl_all_reduce(rank.communicator, address, address, BYTES, DCL_DATA_TYPE_UINT8, DCL_REDUCE_MAX, rank.stream,
+                      NULL));
     OK(dcl_stream_synchronize(rank.stream));
     memset(bytes, 0x41, BYTES);
     CHECK(memcmp(address, bytes, BYTES) == 0);

@@ -151,7 +151,8 @@ static void be_a_child(const struct copies *copies) {
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_barrier(copies->communicators[0]));
     MESSAGE_HAS("forked");
     OK(dcl_buffer_get_address(copies->buffer, &address));
-    FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copies->communicators[0], address, address, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, copies->stream, NULL));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(copies->communicators[0], address, address, 1, DCL_DATA_TYPE_INT32,
+                                                 DCL_REDUCE_SUM, copies->stream, NULL));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_abort(copies->communicators[0], "a child wants to"));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_buffer_write(copies->buffer, 0, &one, sizeof one));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_stream_synchronize(copies->stream));

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use test_support::root;
+use test_support::{root, succeed};
 
-use crate::compiler::{Language, compiler, folder, succeed};
+use crate::compiler::{Language, compiler, folder};
 
 /// Compiles a file that only includes a header, once and twice.
 fn compiles(header: &str, language: Language, flags: &[&str]) {

@@ -112,7 +112,8 @@ static void attributes_of_a_collective(void) {
                  {DCL_COLLECTIVE_BROADCAST, DCL_REDUCE_NONE, -1},
                  {DCL_COLLECTIVE_BROADCAST, DCL_REDUCE_NONE, -2}};
     for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
-        CHECK(dcl_dist_collective_new(wrong[i].operation, wrong[i].reduce_op, wrong[i].root, NULL, 0, &none) != DCL_STATUS_SUCCESS);
+        CHECK(dcl_dist_collective_new(wrong[i].operation, wrong[i].reduce_op, wrong[i].root, NULL, 0, &none) !=
+              DCL_STATUS_SUCCESS);
         CHECK(none == NULL);
     }
 }
@@ -129,7 +130,8 @@ static void layers_of_other_kinds(void) {
     OK(dcl_layer_get_output(shuffle, 0, &y));
     OK(dcl_network_add_cast(network, y, DCL_DATA_TYPE_HALF, &cast));
     OK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &dims, weights, sizeof weights, &constant));
-    CHECK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &dims, weights, sizeof weights - 1, &constant) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &dims, weights, sizeof weights - 1, &constant) !=
+          DCL_STATUS_SUCCESS);
 
     int32_t permutation[DCL_MAX_DIMS], nb_dims = -7, number;
     int64_t root;

@@ -101,8 +101,8 @@ static void a_tensor_is_of_one_network(void) {
     dcl_dims_t dims = vector(4);
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_cast(network, other_x, DCL_DATA_TYPE_HALF, &none));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_shuffle(network, other_x, &none));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_dist_collective(network, other_x,
-                                                              DCL_COLLECTIVE_ALL_GATHER, DCL_REDUCE_NONE, -1, NULL, 0, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_dist_collective(network, other_x, DCL_COLLECTIVE_ALL_GATHER,
+                                                                       DCL_REDUCE_NONE, -1, NULL, 0, &none));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_mark_output(network, other_y, "z"));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_set_optimization_profile(network, other_x, &dims, &dims, &dims));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_set_input(layer, 0, other_x));

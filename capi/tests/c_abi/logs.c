@@ -100,7 +100,8 @@ static void *set_and_unset(void *listener) {
 }
 
 static void several_set_it(void) {
-    struct listener listeners[3] = {{0, 0, DCL_SEVERITY_VERBOSE}, {0, 0, DCL_SEVERITY_VERBOSE}, {0, 0, DCL_SEVERITY_VERBOSE}};
+    struct listener listeners[3] = {
+        {0, 0, DCL_SEVERITY_VERBOSE}, {0, 0, DCL_SEVERITY_VERBOSE}, {0, 0, DCL_SEVERITY_VERBOSE}};
     pthread_t threads[3];
     for (size_t i = 0; i < LENGTH_OF(threads); i++) {
         threads[i] = start(set_and_unset, &listeners[i]);

@@ -81,10 +81,11 @@ void in_a_layer_alone() {
 #define ON_TWO_RANKS(first, second, ...) on_two_ranks(__LINE__, {Status::first, Status::second}, __VA_ARGS__)
 
 void on_ranks() {
-    ON_TWO_RANKS(kINVALID_COMMUNICATOR, kINVALID_COMMUNICATOR, [](Communicator &communicator, std::int32_t) -> Result<void> {
-        const auto layer = new_layer(4, CollectiveOperation::kALL_REDUCE, ReduceOperation::kSUM);
-        return layer.bind(communicator, DataType::kFLOAT).error();
-    });
+    ON_TWO_RANKS(kINVALID_COMMUNICATOR, kINVALID_COMMUNICATOR,
+                 [](Communicator &communicator, std::int32_t) -> Result<void> {
+                     const auto layer = new_layer(4, CollectiveOperation::kALL_REDUCE, ReduceOperation::kSUM);
+                     return layer.bind(communicator, DataType::kFLOAT).error();
+                 });
     ON_TWO_RANKS(kDISAGREEMENT, kDISAGREEMENT, [](Communicator &communicator, std::int32_t rank) -> Result<void> {
         const auto reduce_op = rank == 0 ? ReduceOperation::kSUM : ReduceOperation::kMAX;
         const auto layer = new_layer(2, CollectiveOperation::kALL_REDUCE, reduce_op);

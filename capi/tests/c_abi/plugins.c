@@ -12,8 +12,8 @@ struct adder {
     atomic_int nb_runs, nb_destroyed;
 };
 
-static dcl_status_t adder_types(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
-                                int32_t nb_outputs) {
+static dcl_status_t adder_types(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs,
+                                dcl_data_type_t *outputs, int32_t nb_outputs) {
     struct adder *adder = user_data;
     CHECK(nb_inputs == 1 && nb_outputs == 1);
     outputs[0] = inputs[0];
@@ -238,7 +238,8 @@ struct meddler {
     dcl_layer_t *layer;
 };
 
-static dcl_status_t meddle(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs, int32_t nb_outputs) {
+static dcl_status_t meddle(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs,
+                           int32_t nb_outputs) {
     struct meddler *meddler = user_data;
     (void)nb_inputs;
     (void)nb_outputs;
@@ -273,8 +274,8 @@ static void a_callback_calls_back(void) {
 
 /* A callback that frees the network to which the plugin is being added. The effect is as if the
  * call came right afterwards. */
-static dcl_status_t free_network(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs, dcl_data_type_t *outputs,
-                                 int32_t nb_outputs) {
+static dcl_status_t free_network(void *user_data, const dcl_data_type_t *inputs, int32_t nb_inputs,
+                                 dcl_data_type_t *outputs, int32_t nb_outputs) {
     struct meddler *meddler = user_data;
     OK(dcl_network_free(meddler->network));
     return adder_types(&meddler->adder, inputs, nb_inputs, outputs, nb_outputs);
@@ -301,7 +302,8 @@ static void a_network_goes_while_a_plugin_comes(void) {
  * library; an older message that does not count. */
 static int what_to_say;
 
-static dcl_status_t say(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs, int32_t nb_outputs) {
+static dcl_status_t say(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs, dcl_dims_t *outputs,
+                        int32_t nb_outputs) {
     (void)user_data;
     outputs[0] = inputs[0];
     CHECK(nb_inputs == 1 && nb_outputs == 1);

@@ -5,10 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use fake_gpu::{Variant, library_dir};
+use test_support::{root, succeed};
 
-use test_support::root;
-
-use crate::compiler::{Language, Under, program, started, succeed};
+use crate::compiler::{Language, Under, program, started, under_each_tool};
 
 /// Compiles a program and runs it.
 fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
@@ -71,71 +70,16 @@ fn forks_on_gpus_plainly() {
     run_on_gpus(Under::Nothing, &["fork"]);
 }
 
-macro_rules! programs {
-    ($($program:ident),*) => { $(
-        mod $program {
-            use super::*;
-
-            #[test]
-            fn plainly() {
-                run_own(stringify!($program), Under::Nothing);
-            }
-
-            #[test]
-            fn under_sanitizers() {
-                run_own(stringify!($program), Under::Sanitizers);
-            }
-
-            #[test]
-            fn under_valgrind() {
-                run_own(stringify!($program), Under::Valgrind);
-            }
-        }
-    )* };
+under_each_tool! {
+    failures: |under| run_own("failures", under),
+    layers: |under| run_own("layers", under),
+    lifetimes: |under| run_own("lifetimes", under),
+    logs: |under| run_own("logs", under),
+    mistakes: |under| run_own("mistakes", under),
+    mistakes_in_cpp: |under| run_own_in(Language::Cpp, "mistakes", under),
+    plugins: |under| run_own("plugins", under),
+    text: |under| run_own("text", under),
+    threads: |under| run_own("threads", under),
+    c_samples: |under| run_samples(Language::C, under),
+    cpp_samples: |under| run_samples(Language::Cpp, under),
 }
-
-programs!(failures, layers, lifetimes, logs, mistakes, plugins, text, threads);
-
-mod mistakes_in_cpp {
-    use super::*;
-
-    #[test]
-    fn plainly() {
-        run_own_in(Language::Cpp, "mistakes", Under::Nothing);
-    }
-
-    #[test]
-    fn under_sanitizers() {
-        run_own_in(Language::Cpp, "mistakes", Under::Sanitizers);
-    }
-
-    #[test]
-    fn under_valgrind() {
-        run_own_in(Language::Cpp, "mistakes", Under::Valgrind);
-    }
-}
-
-macro_rules! samples {
-    ($($language:ident: $of:expr),*) => { $(
-        mod $language {
-            use super::*;
-
-            #[test]
-            fn plainly() {
-                run_samples($of, Under::Nothing);
-            }
-
-            #[test]
-            fn under_sanitizers() {
-                run_samples($of, Under::Sanitizers);
-            }
-
-            #[test]
-            fn under_valgrind() {
-                run_samples($of, Under::Valgrind);
-            }
-        }
-    )* };
-}
-
-samples!(c_samples: Language::C, cpp_samples: Language::Cpp);

@@ -11,21 +11,27 @@ static void the_version_is_the_header_s(void) {
 static void numbers_have_names(void) {
     CHECK(strcmp(dcl_status_name(19), "unknown status") == 0);
     CHECK(strcmp(dcl_status_name(-1), "unknown status") == 0);
-    static const char *const statuses[] = {
-        "DCL_STATUS_SUCCESS",        "DCL_STATUS_INVALID_ARGUMENT",  "DCL_STATUS_INVALID_HANDLE",   "DCL_STATUS_INVALID_NETWORK",
-        "DCL_STATUS_INVALID_PLAN",   "DCL_STATUS_INVALID_SHAPE",     "DCL_STATUS_INVALID_BUFFER",   "DCL_STATUS_INVALID_COMMUNICATOR",
-        "DCL_STATUS_NOT_READY",      "DCL_STATUS_UNSUPPORTED",       "DCL_STATUS_BUSY",             "DCL_STATUS_BUFFER_TOO_SMALL",
-        "DCL_STATUS_DISAGREEMENT",   "DCL_STATUS_DEADLINE_EXCEEDED", "DCL_STATUS_PEER_LOST",        "DCL_STATUS_ABORTED",
-        "DCL_STATUS_PLUGIN",         "DCL_STATUS_SYSTEM",            "DCL_STATUS_INTERNAL"};
+    static const char *const statuses[] = {"DCL_STATUS_SUCCESS",        "DCL_STATUS_INVALID_ARGUMENT",
+                                           "DCL_STATUS_INVALID_HANDLE", "DCL_STATUS_INVALID_NETWORK",
+                                           "DCL_STATUS_INVALID_PLAN",   "DCL_STATUS_INVALID_SHAPE",
+                                           "DCL_STATUS_INVALID_BUFFER", "DCL_STATUS_INVALID_COMMUNICATOR",
+                                           "DCL_STATUS_NOT_READY",      "DCL_STATUS_UNSUPPORTED",
+                                           "DCL_STATUS_BUSY",           "DCL_STATUS_BUFFER_TOO_SMALL",
+                                           "DCL_STATUS_DISAGREEMENT",   "DCL_STATUS_DEADLINE_EXCEEDED",
+                                           "DCL_STATUS_PEER_LOST",      "DCL_STATUS_ABORTED",
+                                           "DCL_STATUS_PLUGIN",         "DCL_STATUS_SYSTEM",
+                                           "DCL_STATUS_INTERNAL"};
     for (int32_t status = 0; status < (int32_t)LENGTH_OF(statuses); status++) {
         CHECK(strcmp(dcl_status_name(status), statuses[status]) == 0);
     }
-    static const char *const types[] = {"float32", "float16", "int8", "int32", "bool", "uint8", "float8_e4m3", "bfloat16", "int64"};
+    static const char *const types[] = {"float32", "float16",     "int8",     "int32", "bool",
+                                        "uint8",   "float8_e4m3", "bfloat16", "int64"};
     for (int32_t type = 0; type < (int32_t)LENGTH_OF(types); type++) {
         CHECK(strcmp(dcl_data_type_name(type), types[type]) == 0);
     }
     CHECK(strcmp(dcl_data_type_name(DCL_DATA_TYPE_FP8_E5M2), "float8_e5m2") == 0);
-    static const char *const operations[] = {"all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "all_to_all", "gather", "scatter"};
+    static const char *const operations[] = {"all_reduce",     "all_gather", "broadcast", "reduce",
+                                             "reduce_scatter", "all_to_all", "gather",    "scatter"};
     for (int32_t operation = 0; operation < (int32_t)LENGTH_OF(operations); operation++) {
         CHECK(strcmp(dcl_collective_operation_name(operation), operations[operation]) == 0);
     }

@@ -111,7 +111,8 @@ static void work_is_busy_and_can_be_freed(void) {
     int32_t given[2] = {1, 2}, taken[2] = {0, 0}, is_done = -7;
     OK(dcl_communicator_new_in_process("host", 2, TIMEOUT_MS, communicators));
     OK(dcl_stream_new_worker(&waiting.stream));
-    OK(dcl_all_reduce(communicators[0], &given[0], &taken[0], 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, waiting.stream, &waiting.work));
+    OK(dcl_all_reduce(communicators[0], &given[0], &taken[0], 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, waiting.stream,
+                      &waiting.work));
     OK(dcl_work_is_done(waiting.work, &is_done));
     CHECK(is_done == 0);
     pthread_t thread = start(wait_for_work, &waiting);
@@ -152,7 +153,8 @@ static void a_network_is_freed_during_a_bind(void) {
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
     for (int rank = 0; rank < 2; rank++) {
         waiting[rank].communicator = communicators[rank];
-        OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0, &waiting[rank].layer));
+        OK(dcl_network_add_dist_collective(network, x, DCL_COLLECTIVE_ALL_REDUCE, DCL_REDUCE_SUM, -1, NULL, 0,
+                                           &waiting[rank].layer));
         OK(dcl_layer_set_nb_rank(waiting[rank].layer, 2));
     }
     dcl_layer_t *clone;
@@ -257,7 +259,8 @@ static void *use_shared(void *nothing) {
         dcl_layer_t *layer = atomic_load(&shared_layer);
         char kind[32];
         dcl_status_t status = dcl_layer_get_kind(layer, kind, sizeof kind, NULL);
-        CHECK(status == DCL_STATUS_INVALID_HANDLE || status == DCL_STATUS_BUSY || (status == DCL_STATUS_SUCCESS && strcmp(kind, "all_gather") == 0));
+        CHECK(status == DCL_STATUS_INVALID_HANDLE || status == DCL_STATUS_BUSY ||
+              (status == DCL_STATUS_SUCCESS && strcmp(kind, "all_gather") == 0));
         int64_t groups[2], nb_groups, group_size;
         status = dcl_dist_collective_get_groups(layer, groups, 2, &nb_groups, &group_size);
         CHECK(status == DCL_STATUS_INVALID_HANDLE || status == DCL_STATUS_BUSY ||
@@ -384,7 +387,8 @@ static void *mix(void *argument) {
         int32_t given[4], taken[4] = {0, 0, 0, 0};
         for (int32_t i = 0; i < 4; i++) {
             given[i] = round + i;
-            OK(dcl_all_reduce(communicator, &given[i], &taken[i], 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, streams[i % 2], &work[i]));
+            OK(dcl_all_reduce(communicator, &given[i], &taken[i], 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM,
+                              streams[i % 2], &work[i]));
         }
         OK(dcl_communicator_barrier(communicator));
         for (int i = 3; i >= 0; i--) {

@@ -1,4 +1,4 @@
-/* What every call begins with: counting, faults, needs. */
+/* The beginning of every call: it is counted, scripted faults happen, and its needs are checked. */
 #include <stdarg.h>
 
 #include "internal.h"

@@ -1,7 +1,8 @@
 /*
- * Stream capture. Each stream of a capture has a clock: how many steps of each stream came before its next step. Joining
- * another stream's event takes that clock in. A stream is joined when the origin's clock has all of its steps, of which its
- * entry into the capture is the first.
+ * Stream capture. Each stream of a capture has a clock: how many steps of each stream came before
+ * its next step. A stream that waits for another stream's event takes over that event's clock. A
+ * stream is joined when the origin's clock has all of its steps. Its entry into the capture is its
+ * first step.
  */
 #include "internal.h"
 

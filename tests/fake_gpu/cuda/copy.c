@@ -18,7 +18,8 @@ static CUresult check(const void *to, const void *from, size_t size, enum direct
     return host == NULL || is_device_memory(host, 1) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static CUresult copy(void *to, const void *from, size_t size, enum direction direction, struct stream *stream, bool waits) {
+static CUresult copy(
+    void *to, const void *from, size_t size, enum direction direction, struct stream *stream, bool waits) {
     if (stream->capture != NULL && waits)
         return capture_refuse(stream);
     TRY(check(to, from, size, direction));

@@ -1,22 +1,27 @@
 /*
- * The fake driver's public face: what of CUDA 13's driver interface this library has, with its names and numbers, and a few
- * functions of its own.
+ * The interface of the fake driver: the part of CUDA 13's driver interface that this library has,
+ * with its names and numbers, and a few functions of its own.
  *
- * The model. A device address is a host address; a stream is a first-in first-out queue with a thread of its own; a graph is
- * the list of what was recorded, in the order of recording. NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are all the one
- * default stream of the current context, which waits for no other stream. Fresh device memory is full of 0xcd, freed memory
- * of 0xdd. The process is aborted with a message where freed memory has been written to, or where memory is freed that a
- * queued copy or memset still names: these are the mistakes that no error code would bring back to their place.
+ * The model:
+ *   - A device address is a host address.
+ *   - A stream is a first-in first-out queue with a thread of its own.
+ *   - A graph is the list of the recorded operations, in the order of recording.
+ *   - NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD all mean the default stream of the current
+ *     context, which waits for no other stream.
+ *   - Fresh device memory is filled with 0xcd, freed memory with 0xdd.
+ *   - The library ends the process with a message if the program has written to freed memory, or
+ *     frees memory that a queued copy or memset uses. No error code would show where the mistake
+ *     is.
  *
  * The environment, read once:
- *   FAKE_CUDA_DEVICES   how many devices there are (8)
+ *   FAKE_CUDA_DEVICES   the number of devices (8)
  *   FAKE_CUDA_SM        their compute capability (90)
  *   FAKE_CUDA_MEMORY    the memory of each in bytes (1 GiB)
- *   FAKE_CUDA_FAULTS    function:nth:error, comma-separated: the nth call (from 1; * is every one), from whatever thread,
- *                       does nothing but return that error
+ *   FAKE_CUDA_FAULTS    function:nth:error, separated by commas: the nth call (from 1, of all
+ *                       threads; * is every call) returns that error and does nothing else
  *
- * Kernels come from the project's sources compiled for the host, which are linked into this library where they exist:
- *   dcl_host_kernel(name)            the kernel as a function of its one parameter, the grid and the block
+ * Kernels come from the project's sources. A program that links them, compiled for the host, has:
+ *   dcl_host_kernel(name)            the kernel, a function of its parameter, grid and block
  *   dcl_host_kernel_arguments(name)  the size of that parameter, a struct
  * The library has one kernel of its own, fake_fill, for the tests of the library itself.
  */

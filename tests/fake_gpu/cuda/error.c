@@ -69,8 +69,9 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ver
     snprintf(newer, sizeof newer, "%s_v2", symbol);
     *function = NULL;
     Dl_info self;
-    void *library =
-        dladdr((void *)(uintptr_t)cuGetProcAddress_v2, &self) != 0 ? dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    void *library = dladdr((void *)(uintptr_t)cuGetProcAddress_v2, &self) != 0
+                        ? dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD)
+                        : NULL;
     if (library != NULL) {
         *function = dlsym(library, newer);
         if (*function == NULL)

@@ -1,7 +1,7 @@
 /* Handles. */
 #include "internal.h"
 
-/* A handle is this, the kind and the number; it looks like an address that nobody maps. */
+/* A handle is this, the kind and the number. It looks like an address that is not mapped. */
 #define MARK ((uintptr_t)0x0fa4e0 << 40)
 #define KIND_SHIFT 32
 

@@ -16,7 +16,7 @@
 #define MOST_CAPTURED_STREAMS 32
 
 extern pthread_mutex_t lock;
-/* Something finished: an operation, a moment, a graph. */
+/* Signalled when an operation, a moment or a graph has finished. */
 extern pthread_cond_t changed;
 
 static inline CUresult unlocked(CUresult result) {
@@ -44,14 +44,13 @@ CUresult enter(const char *function, enum need need);
 /* For numbers in the environment. */
 long environment_number(const char *name, long otherwise);
 
-/* For what must not be: says so and ends the process. */
+/* Prints a mistake of the program or of this library, and ends the process. */
 __attribute__((noreturn, format(printf, 1, 2))) void fatal(const char *format, ...);
 
 /* malloc that cannot fail, zeroed. */
 void *allocate(size_t size);
 
-/* Handles are numbers that are never used again, so that one that was destroyed is known for
- * ever. */
+/* Handles are numbers that are never used again, so that the use of a destroyed one is found. */
 enum handle_kind {
     HANDLE_CONTEXT,
     HANDLE_STREAM,
@@ -98,7 +97,7 @@ bool is_device_memory(const void *address, size_t size);
 bool is_pinned_memory(const void *address, size_t size);
 size_t allocation_live(bool pinned);
 
-/* A moment in a stream's life, which an event names. */
+/* A point in a stream's order, which an event stands for. */
 struct moment {
     int references;
     bool done;

@@ -102,7 +102,8 @@ static CUresult get_function(CUfunction *handle, CUmodule module_handle, const c
     if (arguments == 0)
         return CUDA_ERROR_NOT_SUPPORTED;
     struct function *function = allocate(sizeof *function);
-    *function = (struct function){.next = module->functions, .module = module, .kernel = kernel, .arguments = arguments};
+    *function = (struct function){
+        .next = module->functions, .module = module, .kernel = kernel, .arguments = arguments};
     module->functions = function;
     *handle = function->handle = handle_new(HANDLE_FUNCTION, function);
     return CUDA_SUCCESS;
@@ -131,8 +132,9 @@ static CUresult launch(CUfunction handle, unsigned grid, unsigned block, CUstrea
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
     unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra) {
     ENTER(CONTEXT);
-    if (grid_x == 0 || grid_x > 0x7fffffff || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > MOST_THREADS_OF_A_BLOCK
-        || block_y != 1 || block_z != 1 || shared_bytes != 0 || parameters == NULL || parameters[0] == NULL || extra != NULL)
+    if (grid_x == 0 || grid_x > 0x7fffffff || grid_y != 1 || grid_z != 1 || block_x == 0
+        || block_x > MOST_THREADS_OF_A_BLOCK || block_y != 1 || block_z != 1 || shared_bytes != 0 || parameters == NULL
+        || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
     return LOCKED(launch(function, grid_x, block_x, stream, parameters));
 }

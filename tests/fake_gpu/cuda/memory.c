@@ -68,7 +68,7 @@ static CUresult add(void **address, size_t size, bool pinned) {
     return CUDA_SUCCESS;
 }
 
-/* Looks whether somebody wrote to memory after it was freed. */
+/* Checks whether the program wrote to memory after it was freed. */
 static void check(const struct allocation *allocation) {
     for (size_t i = 0; i < allocation->size; i++) {
         if (allocation->address[i] != FREED)

@@ -157,7 +157,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
  * this waits, so it begins anew. */
 static CUresult synchronize_context(void) {
     for (struct stream *stream = streams; stream != NULL;) {
-        bool busy = stream->context == current_context() && stream->capture == NULL && stream->finished != stream->enqueued;
+        bool busy =
+            stream->context == current_context() && stream->capture == NULL && stream->finished != stream->enqueued;
         if (busy)
             stream_drain(stream);
         stream = busy ? streams : stream->next;

@@ -1,42 +1,54 @@
 /*
- * The fake NCCL's public face: what of NCCL 2.30's C interface this library has, with its names, layouts and numbers, and a
- * few functions of its own.
+ * The interface of the fake NCCL: the part of NCCL 2.30's C interface that this library has, with
+ * its names, layouts and numbers, and a few functions of its own.
  *
- * The model. All ranks are threads of one process. A collective is a host function on its stream (of the fake driver, which
- * is found as libcuda.so.1, as the real library finds the real one). The n-th collective that a rank comes to on a
- * communicator meets the others' n-th, like a kernel that spins until its peers come; the last one to come moves the
- * elements of all. Where the calls that meet differ in operation, count, type, reduction or root, nobody ever goes on, until
- * the communicator is aborted. Captured collectives work again with every launch of their graph.
+ * The model:
+ *   - All ranks are threads of one process.
+ *   - A collective is a host function on its stream. The stream is the fake driver's. This library
+ *     finds the driver as libcuda.so.1, as the real library finds the real driver.
+ *   - The n-th collective of each rank on a communicator belongs together. It waits for the other
+ *     ranks' n-th, like a kernel that spins until its peers have come. The last rank to come moves
+ *     the elements of all.
+ *   - If these calls differ in operation, count, type, reduction or root, all ranks wait until the
+ *     communicator is aborted.
+ *   - Captured collectives run with every launch of their graph.
  *
- * It is stricter than NCCL. What a program must not do although NCCL may let it pass is a violation, which is returned as an
- * error where that is possible and noted down either way:
- *   any call but ncclCommGetAsyncError, ncclCommAbort and ncclGetLastError while the communicator is in progress
- *   two threads inside one communicator, and an abort while another thread is inside
- *   a communicator that was destroyed or aborted, also in a graph; a finalized or revoked one, but to end it
- *   a current device that is not the communicator's
- *   calls on different streams for one communicator in one group
- *   a window registered twice, differently on some ranks, or alive when its memory is freed
- * Errors without a violation are those of NCCL's own checks, and of buffers that overlap in a way that is not one of the
- * legal forms of working in place.
+ * The library is stricter than NCCL. It records a violation for a mistake that NCCL may accept,
+ * and returns an error too where it can. Violations are:
+ *   - a call other than ncclCommGetAsyncError, ncclCommAbort and ncclGetLastError while the
+ *     communicator is in progress
+ *   - two threads inside one communicator, or an abort while another thread is inside
+ *   - the use of a communicator that was destroyed or aborted, also by a graph
+ *   - a call other than those that end it on a communicator that was finalized or revoked
+ *   - a current device that is not the communicator's
+ *   - calls on different streams for one communicator in one group
+ *   - a window that is registered twice, or differently on some ranks, or that is alive when its
+ *     memory is freed
+ * Errors without a violation come from NCCL's own checks, and from buffers that overlap and are not
+ * in place.
  *
- * A communicator with blocking = 0 answers ncclInProgress to what concerns more than one rank (init, split, finalize, window
- * registration) and to every third collective call or group; a thread of the library then finishes the call 1 ms later. The
- * handle of a new communicator is there at once, those of split and window registration when it is finished.
+ * A communicator with blocking = 0 returns ncclInProgress from calls that concern several ranks
+ * (init, split, finalize, window registration), and from every third collective or group. A thread
+ * of the library then finishes the call 1 ms later. The handle of a new communicator is there at
+ * once. The handle of a split or a window is there when the call is finished.
  *
- * The environment, read once: FAKE_NCCL, comma-separated:
- *   in_progress=FUNCTION:MS            the function always answers ncclInProgress on non-blocking communicators, for so long
- *   always_in_progress                 so does every function that can
- *   never_in_progress                  none does
- *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but for
- *                                      ncclInvalidArgument (4) on one that blocks
- *   async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its communicator has this error from
- *                                      then on
- *   stall=FUNCTION:NTH[:RANK]          the call does not return
- *   hang_abort                         ncclCommAbort does not return
- *   null_window                        windows are not supported: registration gives NULL
- * A rank is that of the communicator at hand. NCCL_MULTI_RANK_GPU_ENABLE=1 allows several ranks on one device.
+ * The environment, read once: FAKE_NCCL, separated by commas:
+ *   in_progress=FUNCTION:MS          on non-blocking communicators the function always returns
+ *                                    ncclInProgress, and finishes after that time
+ *   always_in_progress               so does every function that can
+ *   never_in_progress                no function does
+ *   fail=FUNCTION:NTH:RESULT[:RANK]  the nth call (from 1; of that rank, or of all ranks) fails,
+ *                                    and so does the communicator; ncclInvalidArgument (4) does
+ *                                    not end a blocking one
+ *   async_error=NTH:RESULT:RANK      the rank's nth collective never completes, and its
+ *                                    communicator has this error from then on
+ *   stall=FUNCTION:NTH[:RANK]        the call does not return
+ *   hang_abort                       ncclCommAbort does not return
+ *   null_window                      windows are not supported: registration gives NULL
+ * A rank is a rank of the communicator of the call. NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks
+ * share one device.
  *
- * FAKE_NCCL_VERSION at compile time is the version, and decides which functions there are.
+ * FAKE_NCCL_VERSION, a macro, is the version, and decides which functions there are.
  */
 #ifndef FAKE_NCCL_API_H
 #define FAKE_NCCL_API_H

@@ -24,8 +24,8 @@ struct transfer {
     const struct call *call;
 };
 
-/* Bundles that graphs have recorded live as long as the process, for nobody tells when their
- * graph goes. */
+/* Bundles that graphs have recorded. They live as long as the process, because the library does
+ * not learn when a graph is destroyed. */
 static struct bundle *recorded;
 
 static bool agree(const struct meeting *meeting, int size) {
@@ -87,7 +87,8 @@ static void run_collective(struct communicator *communicator, const struct call 
 static struct transfer *first_waiting(struct clique *clique, int from, int to, bool sends) {
     struct transfer *transfer = clique->transfers;
     while (transfer != NULL
-           && (transfer->from != from || transfer->to != to || transfer->sends != sends || transfer->progress != WAITING))
+           && (transfer->from != from || transfer->to != to || transfer->sends != sends
+               || transfer->progress != WAITING))
         transfer = transfer->next;
     return transfer;
 }
@@ -95,7 +96,8 @@ static struct transfer *first_waiting(struct clique *clique, int from, int to, b
 /* Moves what can be moved from one rank to another. */
 static void match(struct clique *clique, int from, int to) {
     for (;;) {
-        struct transfer *send = first_waiting(clique, from, to, true), *receive = first_waiting(clique, from, to, false);
+        struct transfer *send = first_waiting(clique, from, to, true),
+                        *receive = first_waiting(clique, from, to, false);
         if (send == NULL || receive == NULL || send->call->count != receive->call->count
             || send->call->type != receive->call->type)
             return;

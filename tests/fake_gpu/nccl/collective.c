@@ -13,8 +13,8 @@ static bool reduces(enum operation operation) {
 }
 
 static bool has_root(enum operation operation) {
-    return operation == BROADCAST || operation == REDUCE || operation == GATHER || operation == SCATTER || operation == SEND
-        || operation == RECEIVE;
+    return operation == BROADCAST || operation == REDUCE || operation == GATHER || operation == SCATTER
+        || operation == SEND || operation == RECEIVE;
 }
 
 static bool is_point_to_point(const struct call *call) {
@@ -69,7 +69,8 @@ static const char *objection(const struct communicator *communicator, const stru
     bool reads = call_reads(call, rank), writes = call_writes(call, rank);
     size_t bytes = call->count * type_size(call->type);
     size_t sent = bytes * call_send_blocks(call, size), received = bytes * call_receive_blocks(call, size);
-    if (call->operation != RECEIVE && (call->send == NULL || !is_device_memory(communicator, call->send, reads ? sent : 1)))
+    if (call->operation != RECEIVE
+        && (call->send == NULL || !is_device_memory(communicator, call->send, reads ? sent : 1)))
         return "the send buffer is no memory of the communicator's device";
     if (call->operation != SEND
         && (call->receive == NULL || !is_device_memory(communicator, call->receive, writes ? received : 1)))
@@ -81,7 +82,8 @@ static const char *objection(const struct communicator *communicator, const stru
     return NULL;
 }
 
-static ncclResult_t submit(const char *function, struct communicator *communicator, struct call *call, cudaStream_t stream) {
+static ncclResult_t submit(
+    const char *function, struct communicator *communicator, struct call *call, cudaStream_t stream) {
     const char *why = objection(communicator, call);
     if (why != NULL)
         return failure(ncclInvalidArgument, "%s: %s", function, why);
@@ -109,8 +111,8 @@ static ncclResult_t collective(const char *function, struct call call, ncclComm_
         snprintf(reduction, sizeof reduction, " op %d", (int)call.reduction);
     if (has_root(call.operation))
         snprintf(root, sizeof root, " %s %d", is_point_to_point(&call) ? "peer" : "root", call.root);
-    ncclResult_t result = enter(
-        function, handle, IN_GROUP, &communicator, "count %zu type %d%s%s", call.count, (int)call.type, reduction, root);
+    ncclResult_t result = enter(function, handle, IN_GROUP, &communicator, "count %zu type %d%s%s", call.count,
+        (int)call.type, reduction, root);
     if (result == ncclSuccess)
         result = leave(communicator, submit(function, communicator, &call, stream));
     if (group_is_open() && result != ncclSuccess)
@@ -118,8 +120,8 @@ static ncclResult_t collective(const char *function, struct call call, ncclComm_
     return result;
 }
 
-EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
-    ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
+    ncclRedOp_t reduction, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {ALL_REDUCE, send, receive, count, type, reduction, 0, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }
@@ -136,8 +138,8 @@ EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count,
     return collective(__func__, call, communicator, stream);
 }
 
-EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
-    int root, ncclComm_t communicator, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
+    ncclRedOp_t reduction, int root, ncclComm_t communicator, cudaStream_t stream) {
     struct call call = {REDUCE, send, receive, count, type, reduction, root, ncclSuccess};
     return collective(__func__, call, communicator, stream);
 }

@@ -80,7 +80,7 @@ static const char *objection(const struct communicator *communicator, int allowa
     return NULL;
 }
 
-/* The error that the communicator has, or that its family's end gives it. */
+/* The communicator's own error, or the one that it has because its resources were aborted. */
 static ncclResult_t state(const struct communicator *communicator) {
     if (communicator->async_error == ncclSuccess && communicator->fate->aborted)
         return ncclInternalError;
@@ -115,7 +115,8 @@ ncclResult_t enter(
             communicator->visitor = pthread_self();
     }
     bool gone = communicator == NULL || communicator->stage >= DESTROYED;
-    ncclResult_t broken = communicator != NULL && (allowances & MAY_HAVE_FAILED) == 0 ? state(communicator) : ncclSuccess;
+    ncclResult_t broken =
+        communicator != NULL && (allowances & MAY_HAVE_FAILED) == 0 ? state(communicator) : ncclSuccess;
     pthread_mutex_unlock(&lock);
     ncclResult_t result = begin(function, communicator != NULL ? communicator->rank : -1, text);
     if (communicator == NULL)
@@ -341,7 +342,7 @@ EXPORT ncclResult_t ncclCommFinalize(ncclComm_t handle) {
     return leave(communicator, complete(__func__, communicator, false, flush, NULL));
 }
 
-/* The communicator is no more. */
+/* Marks the communicator as gone. */
 static void end(struct communicator *communicator, enum stage stage) {
     window_forget(communicator);
     communicator->stage = stage;

@@ -80,7 +80,7 @@ static ncclResult_t finish(const char *function) {
         free(bundles);
         bundles = next;
     }
-    /* Those that do not block first, lest one waits for another of this thread. */
+    /* Non-blocking communicators come first, so that none waits for another one of this thread. */
     for (int blocking = 0; blocking < 2; blocking++) {
         for (int i = 0; i < group.init_count; i++) {
             if (group.inits[i]->blocking == (blocking == 1))

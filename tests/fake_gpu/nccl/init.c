@@ -82,8 +82,8 @@ ncclResult_t read_config(const ncclConfig_t *given, ncclConfig_t *config) {
     if (given->version < 21400 || given->version > FAKE_NCCL_VERSION)
         return failure(ncclInvalidArgument, "config: version is %u", given->version);
     memcpy(config, given, given->size);
-    bool ordering =
-        config->graphStreamOrdering != 0 || (config->graphUsageMode != 2 && config->graphUsageMode != NCCL_CONFIG_UNDEF_INT);
+    bool ordering = config->graphStreamOrdering != 0
+                    || (config->graphUsageMode != 2 && config->graphUsageMode != NCCL_CONFIG_UNDEF_INT);
     if (!in_range(config->blocking, 0, 1) || !in_range(config->cgaClusterSize, 0, 8)
         || !in_range(config->minCTAs, 1, INT_MAX) || !in_range(config->maxCTAs, 1, INT_MAX)
         || !in_range(config->splitShare, 0, 1) || !in_range(config->graphUsageMode, 0, 2)
@@ -180,8 +180,9 @@ static ncclResult_t initialize(
     if (!seated) {
         free(communicator->fate);
         free(communicator);
-        return result != ncclSuccess ? result
-                                     : failure(ncclInvalidArgument, "%s: an unknown id, or a rank that is taken", function);
+        return result != ncclSuccess
+                   ? result
+                   : failure(ncclInvalidArgument, "%s: an unknown id, or a rank that is taken", function);
     }
     if (group_is_open()) {
         group_add_init(communicator);

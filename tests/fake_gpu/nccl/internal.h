@@ -12,7 +12,7 @@
 #include "api.h"
 
 extern pthread_mutex_t lock;
-/* Anything changed that somebody may wait for. */
+/* Signalled when anything has changed that a thread may wait for. */
 extern pthread_cond_t changed;
 
 /* malloc that cannot fail, zeroed. */
@@ -59,7 +59,18 @@ uint64_t count_call(const char *function, int rank);
 /* Keeps the text for ncclGetLastError and returns the result. */
 __attribute__((format(printf, 2, 3))) ncclResult_t failure(ncclResult_t result, const char *format, ...);
 
-enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECEIVE };
+enum operation {
+    ALL_REDUCE,
+    ALL_GATHER,
+    BROADCAST,
+    REDUCE,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    GATHER,
+    SCATTER,
+    SEND,
+    RECEIVE,
+};
 
 /* One rank's call of an operation. */
 struct call {
@@ -103,7 +114,7 @@ struct clique {
 };
 struct clique *clique_new(int size);
 
-/* What communicators that share resources share: their end. */
+/* What communicators with shared resources have in common: whether they were aborted. */
 struct fate {
     bool aborted;
 };
@@ -122,7 +133,7 @@ struct communicator {
     ncclResult_t async_error;
     /* A thread of the library works on it. */
     bool pending;
-    /* How deep which thread is inside. */
+    /* How many calls of the thread `visitor` are inside. */
     int inside;
     pthread_t visitor;
     uint64_t collective_calls;
@@ -152,8 +163,8 @@ enum allowance {
 };
 /* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the
  * communicator and who else is inside. If it gives success, leave must follow. */
-__attribute__((format(printf, 5, 6))) ncclResult_t enter(
-    const char *function, ncclComm_t handle, int allowances, struct communicator **communicator, const char *details, ...);
+__attribute__((format(printf, 5, 6))) ncclResult_t enter(const char *function,
+    ncclComm_t handle, int allowances, struct communicator **communicator, const char *details, ...);
 ncclResult_t leave(struct communicator *communicator, ncclResult_t result);
 /* The same for a call without one. */
 ncclResult_t enter_without(const char *function, int rank, const char *details);

@@ -30,7 +30,8 @@ EXPORT ncclResult_t ncclMemAlloc(void **address, size_t size) {
         return failure(ncclInvalidArgument, "%s: %zu bytes", __func__, size);
     if (driver() == NULL)
         return failure(ncclSystemError, "libcuda.so.1 cannot be loaded");
-    size_t rounded = (size + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
+    size_t rounded =
+        (size + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
     unsigned long long allocation;
     int error = driver()->memory_allocate(&allocation, rounded + NCCL_WIN_REQUIRED_ALIGNMENT);
     if (error != 0)

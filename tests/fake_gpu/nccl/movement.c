@@ -2,12 +2,15 @@
 #include "internal.h"
 
 size_t call_send_blocks(const struct call *call, int size) {
-    return call->operation == REDUCE_SCATTER || call->operation == ALL_TO_ALL || call->operation == SCATTER ? (size_t)size
-                                                                                                            : 1;
+    return call->operation == REDUCE_SCATTER || call->operation == ALL_TO_ALL || call->operation == SCATTER
+               ? (size_t)size
+               : 1;
 }
 
 size_t call_receive_blocks(const struct call *call, int size) {
-    return call->operation == ALL_GATHER || call->operation == ALL_TO_ALL || call->operation == GATHER ? (size_t)size : 1;
+    return call->operation == ALL_GATHER || call->operation == ALL_TO_ALL || call->operation == GATHER
+               ? (size_t)size
+               : 1;
 }
 
 bool call_reads(const struct call *call, int rank) {
@@ -66,8 +69,8 @@ void move(struct call *const *calls, int ranks) {
             break;
         default:
             for (int peer = 0; peer < ranks; peer++)
-                memmove(
-                    received(call, peer, bytes), sent(calls[peer], first->operation == ALL_TO_ALL ? rank : 0, bytes), bytes);
+                memmove(received(call, peer, bytes),
+                    sent(calls[peer], first->operation == ALL_TO_ALL ? rank : 0, bytes), bytes);
         }
     }
     free(reduced);

@@ -54,8 +54,8 @@ void note_call(int rank, const char *function, const char *details) {
     char who[24] = "";
     if (rank >= 0)
         snprintf(who, sizeof who, "rank %d: ", rank);
-    snprintf(
-        line, LINE, "%s%s%s%s%s", who, function, *details == '\0' ? "" : " ", details, group_is_open() ? " in group" : "");
+    snprintf(line, LINE, "%s%s%s%s%s", who, function, *details == '\0' ? "" : " ", details,
+        group_is_open() ? " in group" : "");
 }
 
 uint64_t count_call(const char *function, int rank) {

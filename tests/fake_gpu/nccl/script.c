@@ -1,4 +1,4 @@
-/* FAKE_NCCL: what is to go wrong. */
+/* The script in FAKE_NCCL: which calls fail, stall or stay in progress. */
 #include "internal.h"
 
 #define MOST_RULES 64

@@ -20,7 +20,8 @@ static void make(struct assembly *assembly, struct wish **wishes, int size) {
     clique->arrived = size;
     for (int rank = 0; rank < size; rank++) {
         const struct wish *wish = wishes[rank];
-        struct communicator *child = communicator_new(clique, rank, wish->share ? wish->parent->fate : NULL, wish->blocking);
+        struct communicator *child =
+            communicator_new(clique, rank, wish->share ? wish->parent->fate : NULL, wish->blocking);
         child->device = wish->parent->device;
         child->capability = wish->parent->capability;
         child->context = wish->parent->context;

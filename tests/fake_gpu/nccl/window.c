@@ -96,10 +96,12 @@ static ncclResult_t register_window(struct communicator *communicator, void *arg
     return result == ncclSuccess ? result : failure(result, "window registration: aborted, or ranks that differ");
 }
 
-EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buffer, size_t size, ncclWindow_t *window, int flags) {
+EXPORT ncclResult_t ncclCommWindowRegister(
+    ncclComm_t handle, void *buffer, size_t size, ncclWindow_t *window, int flags) {
     struct communicator *communicator;
     TRY(enter(__func__, handle, 0, &communicator, "size %zu flags %d", size, flags));
-    if (buffer == NULL || size == 0 || window == NULL || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0
+    if (buffer == NULL || size == 0 || window == NULL
+        || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0
         || (uintptr_t)buffer % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
         return leave(communicator, failure(ncclInvalidArgument, "%s: address, size or flags", __func__));
     *window = NULL;

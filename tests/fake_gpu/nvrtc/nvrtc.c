@@ -1,5 +1,6 @@
 /*
- * A stand-in for NVRTC 13: whatever it is given, it "compiles" to the text that the fake driver takes for a module.
+ * A stand-in for NVRTC 13. It "compiles" every source to the text that the fake driver takes for a
+ * module.
  *
  * FAKE_NVRTC=fail makes every compilation fail with a log.
  */

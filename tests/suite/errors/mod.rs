@@ -3,6 +3,8 @@
 mod building;
 mod calls;
 mod communicators;
+#[cfg(feature = "nccl")]
+mod guide;
 
 use distcollective::network::TensorId;
 use distcollective::{Builder, DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result};

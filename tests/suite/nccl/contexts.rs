@@ -3,38 +3,32 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use distcollective::comm::BackendKind;
 use distcollective::context::ContextOptions;
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
     Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, Network, Rank, ReduceOperation, Result,
-    inputs, outputs,
+    Stream, inputs, outputs,
 };
 use libloading::Symbol;
 
 use super::libraries::{cuda_calls, nccl_calls};
-use super::{Child, TIMEOUT, available_ranks, cuda_stream, is_on_gpu, on_gpus};
+use super::{
+    Child, available_ranks, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus,
+};
 use crate::networks::run_exact_networks;
-use crate::ranks::patient;
 
 /// Plays a role in a child.
 pub fn play(name: &str, ranks: u32) {
     match name {
         seed if seed.starts_with("networks ") => {
             let seed = seed["networks ".len()..].parse().expect("a number");
-            let on = |n| {
-                Communicator::builder()
-                    .backend(BackendKind::Nccl)
-                    .timeout(patient(TIMEOUT))
-                    .in_process(n)
-                    .unwrap_or_else(|error| panic!("{error}"))
-            };
-            run_exact_networks(30, seed, &(1..=ranks).map(on).collect::<Vec<_>>());
+            run_exact_networks(30, seed, &(1..=ranks).map(communicators).collect::<Vec<_>>());
         }
         "casts" => on_gpus(ranks, |communicator| casts(&communicator)),
         "options" => on_gpus(ranks, |communicator| options(&communicator)),
         "groups" => groups(ranks),
+        "reserve" => on_gpus(ranks, |communicator| reserves_for_groups(&communicator)),
         "graphs" => graphs(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
         "mistakes" => on_gpus(ranks, |communicator| mistakes(&communicator)),
@@ -43,7 +37,7 @@ pub fn play(name: &str, ranks: u32) {
     }
 }
 
-/// A sum of float32 [4], with a plugin before it if there is one.
+/// An all_reduce of float32 [4], after a plugin if one is given.
 fn sum(ranks: u32, plugin: Option<Copying>) -> Result<Engine> {
     let mut network = Network::new();
     let mut x = network.add_input("x", DataType::Float32, [4])?;
@@ -55,7 +49,7 @@ fn sum(ranks: u32, plugin: Option<Copying>) -> Result<Engine> {
     Builder::new().build(&network)
 }
 
-/// A layer of the user's own.
+/// A plugin that checks that its tensors are on the GPU, and then fails.
 #[derive(Debug)]
 struct Copying {
     runs_on_cuda: bool,
@@ -78,7 +72,7 @@ impl Plugin for Copying {
         assert!(call.cuda_stream().is_some_and(|stream| !stream.is_null()));
         let input = call.input(0)?;
         assert!(matches!(input.space(), MemorySpace::Cuda(_)) && !input.as_ptr().is_null());
-        // What a plugin for the host would do.
+        // A plugin for the host makes this call.
         let error = input.as_slice::<f32>().expect_err("the processor cannot touch it");
         assert!(error.to_string().contains("which the processor cannot touch"), "{error}");
         Err(error)
@@ -89,7 +83,7 @@ impl Plugin for Copying {
     }
 }
 
-/// A network that needs one kernel several times, with others between.
+/// A network that uses one kernel several times, and other kernels in between.
 fn casts(communicator: &Communicator) -> Result<()> {
     let mut network = Network::new();
     let mut x = network.add_input("x", DataType::Float32, [3, 5])?;
@@ -103,12 +97,11 @@ fn casts(communicator: &Communicator) -> Result<()> {
     let given: Vec<f32> = (0..15).map(|x| x as f32).collect();
     let mut y = vec![0f32; 15];
     context.execute(inputs!["x" => &given], outputs!["y" => &mut y])?;
-    // Transposed five times.
     assert_eq!(y[..6], [0.0, 5.0, 10.0, 1.0, 6.0, 11.0]);
     Ok(())
 }
 
-/// Ranks have to record alike.
+/// Only some ranks want CUDA graphs, which is an error on all of them.
 fn options(communicator: &Communicator) -> Result<()> {
     let engine = sum(communicator.world_size(), None)?;
     let options = ContextOptions::default().cuda_graph(communicator.rank() == Rank(0));
@@ -118,8 +111,8 @@ fn options(communicator: &Communicator) -> Result<()> {
     communicator.barrier()
 }
 
-/// Collectives that do not depend on each other go to NCCL together, where they are nothing else
-/// than NCCL's.
+/// NCCL gets adjacent collectives that do not depend on each other in one group, if each of them is
+/// one call of NCCL's.
 fn groups(ranks: u32) {
     on_gpus(ranks, |communicator| {
         let n = communicator.world_size();
@@ -132,7 +125,7 @@ fn groups(ranks: u32) {
             .named("max");
         let first = DistCollective::reduce(ReduceOperation::Sum, Rank(0)).nb_rank(n).named("first");
         let (sum, max, first) = (network.add(sum, x)?, network.add(max, x)?, network.add(first, x)?);
-        // These read what the ones before have written; the one of bool needs a kernel.
+        // "all" reads the output of "first", and "any" needs a kernel.
         let all = network.add(DistCollective::all_gather().nb_rank(n).named("all"), first)?;
         let any = network.add(DistCollective::all_reduce(ReduceOperation::Max).nb_rank(n).named("any"), t)?;
         for (tensor, name) in [(sum, "sum"), (max, "max"), (all, "all"), (any, "any")] {
@@ -153,21 +146,55 @@ fn groups(ranks: u32) {
         )?;
         let total = (n * (n + 1) / 2) as i32;
         assert_eq!((sum, max), (vec![total; len], vec![n as i32; len]));
-        // Off the root, what "first" gives reads as zeros.
+        // Off the root, the output of "first" reads as zeros.
         assert_eq!(all[..len], vec![total; len]);
         assert!(all[len..].iter().all(|x| *x == 0), "{all:?}");
         assert_eq!(any.map(|x| x.0), [1, 0, 1, u8::from(n > 1)]);
         Ok(())
     });
     if !is_on_gpu() {
-        // Each rank: "sum", "max" and "first" in one; "all" and "any" are one step too, but need
-        // more than NCCL's calls.
+        // Each rank makes one group of "sum", "max" and "first". "all" and "any" are one step too,
+        // but "any" needs more than one call of NCCL's.
         assert_eq!(nccl_calls("ncclGroupStart"), if ranks > 1 { ranks as usize } else { 0 });
     }
 }
 
-/// A context that is told to record does so the second time, and replays from the third on, until
-/// addresses or shapes change.
+/// A layer on a group runs on the stream of the context's communicator. What it needs there is made
+/// by `set_communicator`, so the first run allocates nothing.
+fn reserves_for_groups(communicator: &Communicator) -> Result<()> {
+    let n = communicator.world_size();
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Bool, [64])?;
+    // A reduction of bool needs scratch memory and kernels. The group has the ranks in another
+    // order, so it is a communicator of its own.
+    let group: Vec<Rank> = (0..n).rev().map(Rank).collect();
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Max).group(group), x)?;
+    network.mark_output(y, "y")?;
+    let engine = Builder::new().build(&network)?;
+    for options in [ContextOptions::default(), ContextOptions::default().cuda_graph(true)] {
+        let mut context = engine.create_execution_context_with(options)?;
+        context.set_communicator(communicator)?;
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", Buffer::zeroed_in(communicator.space(), DataType::Bool, [64])?)?;
+        bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Bool, [64])?)?;
+        // Every rank counts the calls of all ranks, so none runs while another one reads the count.
+        let made = || -> Result<[usize; 2]> {
+            communicator.barrier()?;
+            let counts = ["cuMemAlloc_v2", "cuModuleLoadData"].map(cuda_calls);
+            communicator.barrier()?;
+            Ok(counts)
+        };
+        let before = made()?;
+        bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
+        assert_eq!(made()?, before, "the first run makes what it needs");
+        // With a graph, the second run is recorded, which does not allow an allocation either.
+        context.enqueue(bindings, &Stream::inline())?.wait()?;
+    }
+    Ok(())
+}
+
+/// With `cuda_graph`, a context records its second run, and replays the graph from the third on
+/// until an address or a shape changes.
 fn graphs(ranks: u32) {
     on_gpus(ranks, |communicator| {
         let n = communicator.world_size() as f32;
@@ -199,8 +226,7 @@ fn graphs(ranks: u32) {
 
 type Handle = *mut c_void;
 
-/// The caller's own capture: what a context and an eager call enqueue becomes part of the caller's
-/// graph.
+/// The caller captures a stream: a context's run on it becomes part of the caller's graph.
 fn capture(communicator: &Communicator) -> Result<()> {
     let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
     let n = communicator.world_size() as f32;
@@ -213,7 +239,7 @@ fn capture(communicator: &Communicator) -> Result<()> {
     let mut bindings = context.create_bindings();
     bindings.bind_input("x", tensor()?)?;
     bindings.bind_output("y", tensor()?)?;
-    // Once before, so that everything is there.
+    // The first run makes all that a capture cannot make.
     bindings = context.enqueue(bindings, &stream)?.wait()?;
     // SAFETY: the driver's functions have these types; the buffers outlive the graph, which is
     // launched and waited for here.
@@ -235,7 +261,7 @@ fn capture(communicator: &Communicator) -> Result<()> {
         assert_eq!(retain(&mut current, ordinal as i32), 0);
         assert_eq!(set_current(current), 0);
         const THREAD_LOCAL: i32 = 1;
-        // What needs memory or a kernel first says so, and leaves the communicator as it was.
+        // A call that still needs memory or a kernel is an error, and the communicator still works.
         if n > 1.0 {
             let layer =
                 DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()).into_layer();
@@ -276,8 +302,8 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     let engine = sum(n, None)?;
     let mut context = engine.create_execution_context()?;
 
-    // A CUDA stream without a communicator on GPUs. One rank by itself needs none, and then it runs
-    // on the host.
+    // A CUDA stream without a communicator on GPUs. A single rank needs no communicator, and then
+    // the context runs on the host.
     let error = context.enqueue(context.create_bindings(), &stream).expect_err("there is no communicator").error;
     assert_eq!(error.kind(), if n > 1 { ErrorKind::NotReady } else { ErrorKind::Unsupported }, "{error}");
     context.set_communicator(communicator)?;
@@ -294,11 +320,11 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
         "{text}"
     );
 
-    // The same, and done, on the inline stream.
-    let bindings = context.enqueue(*failed.operands, &distcollective::Stream::inline())?.wait()?;
+    // The inline stream takes host memory.
+    let bindings = context.enqueue(*failed.operands, &Stream::inline())?.wait()?;
     assert_eq!(bindings.get("y")?.as_slice::<f32>()?, [n as f32; 4]);
 
-    // Another GPU's stream, and another GPU's memory.
+    // Another GPU's memory.
     if let MemorySpace::Cuda(own) = communicator.space()
         && n > 1
     {
@@ -310,15 +336,15 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
         assert!(error.contains("it is bound to the memory of GPU") && error.contains("the context runs on"), "{error}");
     }
 
-    // A plugin that says nothing of CUDA is found when the communicator is set, on every rank; the
-    // communicator still works.
+    // A plugin for the host is an error of `set_communicator` on every rank, and the communicator
+    // still works.
     let mut host_only = sum(n, Some(Copying { runs_on_cuda: false }))?.create_execution_context()?;
     let error = host_only.set_communicator(communicator).expect_err("the plugin is for the host").to_string();
     assert!(error.contains("the plugin does not say that it runs on CUDA"), "{error}");
     communicator.barrier()?;
 
-    // One that says that it does, and does not, ends the communicator; a rank may learn of
-    // another's before it comes to its own.
+    // A plugin that wrongly says that it runs on CUDA ends the communicator. Each rank returns its
+    // own error, or that of the rank that failed first.
     let mut wrong = sum(n, Some(Copying { runs_on_cuda: true }))?.create_execution_context()?;
     let mut y = [0f32; 4];
     let error = wrong
@@ -330,14 +356,14 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// TensorRT's layer wants compute capability 8.0 of every rank.
+/// TensorRT's layer needs compute capability 8.0 on every rank.
 fn old_device(communicator: &Communicator) -> Result<()> {
     let engine = sum(communicator.world_size(), None)?;
     let mut context = engine.create_execution_context_with(ContextOptions::default())?;
     let error = context.set_communicator(communicator).expect_err("the device is too old").to_string();
     assert!(error.contains("layer \"sum\" (all_reduce): GPU"), "{error}");
     assert!(error.contains("has compute capability 7.5; layers of several ranks need 8.0"), "{error}");
-    // Eager calls are no layers.
+    // The rule is for layers, and not for eager calls.
     communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)
 }
 
@@ -361,12 +387,19 @@ networks!(first_networks: 1, second_networks: 2, third_networks: 3, fourth_netwo
 #[test]
 fn independent_collectives_go_together() {
     for ranks in [1, 2, 3] {
-        if is_on_gpu() && ranks > available_ranks() {
-            println!("skipped: there cannot be {ranks} ranks here");
+        if needs_more_gpus(ranks) {
             return;
         }
         Child::new("contexts groups", ranks).passes();
     }
+}
+
+#[test]
+fn layers_on_groups_have_what_they_need_before_they_run() {
+    if needs_test_libraries() {
+        return;
+    }
+    Child::new("contexts reserve", 2).passes();
 }
 
 #[test]
@@ -376,8 +409,7 @@ fn kernels_are_made_once() {
 
 #[test]
 fn ranks_record_alike() {
-    if is_on_gpu() && available_ranks() < 2 {
-        println!("skipped: there cannot be 2 ranks here");
+    if needs_more_gpus(2) {
         return;
     }
     Child::new("contexts options", 2).passes();
@@ -386,8 +418,7 @@ fn ranks_record_alike() {
 #[test]
 fn contexts_record_graphs_and_replay_them() {
     for ranks in [1, 3] {
-        if is_on_gpu() && ranks > available_ranks() {
-            println!("skipped: there cannot be {ranks} ranks here");
+        if needs_more_gpus(ranks) {
             return;
         }
         Child::new("contexts graphs", ranks).passes();
@@ -397,8 +428,7 @@ fn contexts_record_graphs_and_replay_them() {
 #[test]
 fn what_is_enqueued_can_be_captured() {
     for ranks in [1, 2] {
-        if is_on_gpu() && ranks > available_ranks() {
-            println!("skipped: there cannot be {ranks} ranks here");
+        if needs_more_gpus(ranks) {
             return;
         }
         Child::new("contexts capture", ranks).passes();
@@ -406,15 +436,14 @@ fn what_is_enqueued_can_be_captured() {
 }
 
 #[test]
-fn mistakes_are_named_and_leave_others_in_peace() {
+fn mistakes_are_named_and_the_other_ranks_continue() {
     let ranks = if is_on_gpu() { 1 } else { 2 };
     Child::new("contexts mistakes", ranks).passes();
 }
 
 #[test]
 fn a_device_that_is_too_old_is_named() {
-    if is_on_gpu() {
-        println!("skipped: this needs the test libraries");
+    if needs_test_libraries() {
         return;
     }
     Child::new("contexts old device", 2).with(&[("FAKE_CUDA_SM", "75")]).passes();

@@ -1,5 +1,5 @@
-//! What goes wrong: NCCL that fails, stalls, hangs or says so late; ranks that do not come, or do
-//! not agree.
+//! Faults: calls of NCCL that fail, stall, hang or report an error later; ranks that do not come or
+//! disagree.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use distcollective::{
 use fake_gpu::Variant;
 
 use super::libraries::nccl_calls;
-use super::{Child, TIMEOUT, cuda_stream, is_on_gpu, on_gpus};
+use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
 
-/// How long a rank waits where nothing is to come.
+/// The timeout of calls that have to fail.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// How long ranks may take that wait for an abort, and for what it should have ended: each has ten
-/// seconds.
+/// The deadline of tests in which an abort hangs. The library waits 10 s for the abort, and 10 s
+/// for the work that the abort should end.
 const LONG: Duration = Duration::from_secs(40);
 
 /// Plays a role in a child.
@@ -70,19 +70,17 @@ pub fn play(name: &str, ranks: u32) {
     }
 }
 
-/// A call on every rank that fails on all of them, in time. Prints what they say.
+/// Makes a call that fails on every rank, and prints the errors.
 fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
     sums_within(DEADLINE, ranks, call);
 }
 
 /// [`sums`] with another deadline.
 fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
-    let results = on_communicators(deadline, communicators, move |communicator| {
+    let results = on_communicators(deadline, communicators(ranks), move |communicator| {
         let communicator = communicator.with_timeout(SHORT);
         let error = call(&communicator).expect_err("it fails");
-        // The communicator is dead, and says why at once.
+        // Further calls return the error at once.
         let begin = Instant::now();
         let again = communicator.barrier().expect_err("the communicator has ended");
         assert!(begin.elapsed() < SHORT / 2, "a dead communicator does not wait");
@@ -94,7 +92,7 @@ fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> R
     }
 }
 
-/// The tensor between two collectives lies in memory that is registered where it can be.
+/// The tensor between two collectives is in memory that is registered as a window if NCCL can.
 fn windows(communicator: &Communicator) -> Result<()> {
     let n = communicator.world_size();
     let mut network = Network::new();
@@ -110,14 +108,11 @@ fn windows(communicator: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// A rank that does not come: the others wait until their deadline, and the communicator ends for
-/// all.
+/// A rank comes too late. The others return at their deadline, and the communicator ends for all.
 fn late_rank(ranks: u32) {
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
-    let results = on_communicators(DEADLINE, communicators, move |communicator| {
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| {
         if communicator.rank() == Rank(0) {
-            // It comes when the others have given up.
+            // Longer than the timeout of the others.
             std::thread::sleep(3 * SHORT);
         }
         communicator.with_timeout(SHORT).all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("a rank is late")
@@ -127,11 +122,9 @@ fn late_rank(ranks: u32) {
     }
 }
 
-/// A rank that gives up tells the others at once, through the communicator on the host beside
-/// NCCL's.
+/// An abort of one rank ends the waits of the others at once, by the control communicator.
 fn abort(ranks: u32) {
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
+    let communicators = communicators(ranks);
     let begin = Instant::now();
     let results = on_communicators(DEADLINE, communicators, move |communicator| -> Error {
         if communicator.rank() == Rank(0) {
@@ -141,18 +134,16 @@ fn abort(ranks: u32) {
         }
         communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("rank 0 aborts")
     });
-    assert!(begin.elapsed() < TIMEOUT, "nobody waits for the deadline");
+    assert!(begin.elapsed() < TIMEOUT, "no rank waits for the deadline");
     for error in results {
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
         println!("{error}");
     }
 }
 
-/// Buffers, streams and work outlive the communicator and each other.
+/// Buffers and work may be dropped after their communicator and stream.
 fn leaving(ranks: u32) {
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
-    let results = on_communicators(DEADLINE, communicators, move |communicator| -> Result<()> {
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| -> Result<()> {
         let mut buffer = communicator.allocate(DataType::Float32, [1024])?;
         communicator.all_reduce(&mut buffer, ReduceOperation::Sum)?;
         let stream = cuda_stream(&communicator)?;
@@ -175,9 +166,7 @@ fn leaving(ranks: u32) {
 /// waited for them would return after rank 0's abort.
 fn drop_while_aborts_hang(ranks: u32) {
     let has_aborted = Arc::new(AtomicBool::new(false));
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(ranks).expect("ranks");
-    let results = on_communicators(LONG, communicators, move |communicator| -> Result<bool> {
+    let results = on_communicators(LONG, communicators(ranks), move |communicator| -> Result<bool> {
         let buffer = communicator.allocate(DataType::Float32, [1024])?;
         communicator.barrier()?;
         if communicator.rank() == Rank(0) {
@@ -198,8 +187,8 @@ fn drop_while_aborts_hang(ranks: u32) {
     assert_eq!(nccl_calls("ncclCommAbort"), ranks as usize, "every rank aborts");
 }
 
-/// A communicator that somebody else has made with NCCL: it is used, split from, and left as it
-/// was.
+/// A communicator that the caller has made with NCCL. The library uses and splits it, and never
+/// aborts or destroys it.
 fn borrowed(ranks: u32) {
     let makers = Makers::find();
     let id = NcclId::new().expect("an id");
@@ -209,8 +198,8 @@ fn borrowed(ranks: u32) {
                 // The current GPU of the thread is the one on which NCCL makes the communicator.
                 let stream = Stream::cuda(rank)?;
                 let raw = makers.make(&id, ranks, rank);
-                // SAFETY: the communicator has just been made by the same library, and is destroyed
-                // when all is gone.
+                // SAFETY: the same library has just made the communicator. It is destroyed below,
+                // after everything that uses it.
                 let communicator = unsafe { Communicator::from_raw_nccl(raw, TIMEOUT)? };
                 assert_eq!((communicator.rank(), communicator.world_size()), (Rank(rank), ranks));
                 assert_eq!(communicator.space(), MemorySpace::Cuda(rank));
@@ -219,7 +208,7 @@ fn borrowed(ranks: u32) {
                 assert_eq!(x, [(ranks * (ranks - 1) / 2) as f32, ranks as f32]);
                 let group = communicator.split(Some(rank % 2), 0)?.expect("a color");
                 group.barrier()?;
-                // It ends for us, and not for its owner.
+                // An abort ends the library's handle only; `destroy` below still works.
                 communicator.abort("enough")?;
                 communicator.barrier().expect_err("it has been aborted");
                 drop((group, communicator, stream));
@@ -231,7 +220,7 @@ fn borrowed(ranks: u32) {
     for thread in threads {
         thread.join().expect("no panic").expect("no error");
     }
-    // SAFETY: a null pointer is an argument that is refused.
+    // SAFETY: the library refuses a null pointer and does not use it.
     let error = unsafe { Communicator::from_raw_nccl(std::ptr::null_mut(), TIMEOUT) }.expect_err("null");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
@@ -241,7 +230,7 @@ type SetDevice = unsafe extern "C" fn(*mut c_void) -> i32;
 type Retain = unsafe extern "C" fn(*mut *mut c_void, i32) -> i32;
 type Destroy = unsafe extern "C" fn(*mut c_void) -> i32;
 
-/// What an engine with NCCL of its own calls.
+/// The functions that a program calls to make communicators of its own.
 #[derive(Clone, Copy)]
 struct Makers {
     retain: Retain,
@@ -252,8 +241,7 @@ struct Makers {
 
 impl Makers {
     fn find() -> Self {
-        // SAFETY: the libraries are loaded already; each function has the type that its
-        // documentation says.
+        // SAFETY: the libraries are loaded already. Each function has its documented type.
         unsafe {
             let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
             let nccl = libloading::Library::new("libnccl.so.2").expect("NCCL");
@@ -268,7 +256,7 @@ impl Makers {
         }
     }
 
-    /// Returns a usable value for FFI: pointers go through integers so that threads can have them.
+    /// Makes a communicator on the GPU with the number of the rank.
     fn make(&self, id: &NcclId, ranks: u32, rank: u32) -> *mut c_void {
         let (mut context, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
         let id: [u8; 128] = id.as_bytes().try_into().expect("128 bytes");
@@ -287,7 +275,7 @@ impl Makers {
     }
 }
 
-/// Runs a role with a script for the test library, and looks for what ranks say.
+/// Runs a role with a script for the test library, and looks for texts in the output.
 fn says(role: &str, ranks: u32, script: &str, expected: &[&str]) {
     let text = Child::new(&format!("faults {role}"), ranks).with(&[("FAKE_NCCL", script)]).passes();
     for part in expected {
@@ -295,20 +283,13 @@ fn says(role: &str, ranks: u32, script: &str, expected: &[&str]) {
     }
 }
 
-fn skips() -> bool {
-    if is_on_gpu() {
-        println!("skipped: this needs the test libraries");
-    }
-    is_on_gpu()
-}
-
 #[test]
 fn a_communicator_that_cannot_be_made_is_an_error_in_time() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("init", 2, "fail=ncclCommInitRankConfig:1:2:1", &["ncclCommInitRankConfig: NCCL says ncclSystemError"]);
-    // Rank 0, which waits, is told at once.
+    // Rank 0 waits, and returns at once.
     says("init", 2, "fail=ncclCommInitRankConfig:1:2:1", &["rank 1 ended the communicator"]);
     says("init", 2, "stall=ncclCommInitRankConfig:1:0", &["has not returned by the deadline"]);
     says("init", 2, "in_progress=ncclCommInitRankConfig:60000", &["was still in progress at the deadline"]);
@@ -317,25 +298,25 @@ fn a_communicator_that_cannot_be_made_is_an_error_in_time() {
 
 #[test]
 fn a_call_that_fails_ends_the_communicator_on_every_rank() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     let call = "rank 1: all_reduce(sum) of 1 float32 (collective 2 of ranks 0 and 1): ncclAllReduce: NCCL says";
-    // The first collective is the ranks' exchange of what they can do, an all_gather.
+    // Collective 1 is the all_gather by which ranks exchange their features.
     says(
         "sum",
         2,
         "fail=ncclAllReduce:1:3:1",
         &[&format!("{call} ncclInternalError"), "NCCL's last message, which may be"],
     );
-    // A communicator that does not block keeps this error too.
+    // A non-blocking communicator keeps this error too.
     says("sum", 2, "fail=ncclAllReduce:1:4:1", &[&format!("{call} ncclInvalidArgument")]);
     says("sum", 2, "fail=ncclAllReduce:1:6:1", &["PeerLost: rank 1", "ncclRemoteError"]);
 }
 
 #[test]
 fn an_error_that_comes_later_is_found() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     for role in ["sum", "enqueued sum"] {
@@ -346,7 +327,7 @@ fn an_error_that_comes_later_is_found() {
 
 #[test]
 fn what_stays_in_progress_ends_at_the_deadline() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("sum", 2, "in_progress=ncclAllReduce:60000", &["DeadlineExceeded", "still in progress at the deadline"]);
@@ -356,7 +337,7 @@ fn what_stays_in_progress_ends_at_the_deadline() {
 
 #[test]
 fn what_never_returns_ends_at_the_deadline() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("split", 2, "stall=ncclCommSplit:1:0", &["ncclCommSplit has not returned by the deadline"]);
@@ -368,10 +349,9 @@ fn what_never_returns_ends_at_the_deadline() {
     );
 }
 
-/// What an abort and what it should end are given, ten seconds each, is the subject here.
 #[test]
 fn an_abort_that_hangs_is_left_behind() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     let script = [("FAKE_NCCL", "hang_abort,fail=ncclAllReduce:1:3:1")];
@@ -381,7 +361,7 @@ fn an_abort_that_hangs_is_left_behind() {
 
 #[test]
 fn being_in_progress_for_long_is_no_error() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     for script in ["always_in_progress", "never_in_progress", "in_progress=ncclAllReduce:50"] {
@@ -391,7 +371,7 @@ fn being_in_progress_for_long_is_no_error() {
 
 #[test]
 fn without_windows_memory_is_memory() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("windows", 3, "null_window", &["windows: 3"]);
@@ -402,7 +382,7 @@ fn without_windows_memory_is_memory() {
 
 #[test]
 fn ranks_that_do_not_come_or_do_not_agree_are_found_at_the_deadline() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("late rank", 3, "never_in_progress", &["the work on the GPU was not done by the deadline"]);
@@ -410,16 +390,16 @@ fn ranks_that_do_not_come_or_do_not_agree_are_found_at_the_deadline() {
 }
 
 #[test]
-fn who_aborts_tells_the_others_at_once() {
-    if skips() {
+fn an_abort_ends_the_waits_of_the_others_at_once() {
+    if needs_test_libraries() {
         return;
     }
     says("abort", 3, "never_in_progress", &["rank 1: ", "rank 2: ", "the user has closed the window"]);
 }
 
 #[test]
-fn what_is_dropped_in_any_order_is_let_go_of() {
-    if skips() {
+fn what_is_dropped_in_any_order_is_freed() {
+    if needs_test_libraries() {
         return;
     }
     says("leaving", 3, "always_in_progress", &[]);
@@ -427,7 +407,7 @@ fn what_is_dropped_in_any_order_is_let_go_of() {
 
 #[test]
 fn a_drop_does_not_wait_for_an_abort_that_hangs() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     let script = [("FAKE_NCCL", "hang_abort")];
@@ -436,7 +416,7 @@ fn a_drop_does_not_wait_for_an_abort_that_hangs() {
 
 #[test]
 fn a_borrowed_communicator_is_left_as_it_was() {
-    if skips() {
+    if needs_test_libraries() {
         return;
     }
     says("borrowed", 3, "never_in_progress", &[]);

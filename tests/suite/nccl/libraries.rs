@@ -1,4 +1,4 @@
-//! The libraries: absent, too old, without a symbol; and what the test libraries count.
+//! Libraries that are absent, too old or without a symbol, and the counts of the test libraries.
 
 use std::ffi::{CStr, CString, c_char};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use distcollective::{Communicator, ReduceOperation};
 use fake_gpu::Variant;
 use libloading::{Library, Symbol};
 
-use super::{Child, TIMEOUT, is_on_gpu, on_gpus};
+use super::{Child, TIMEOUT, needs_test_libraries, on_gpus};
 
 /// How many GPUs the test driver has.
 const DEVICES: usize = 8;
@@ -64,19 +64,19 @@ impl Fake {
     }
 }
 
-/// How often a function of the driver's has been called.
+/// How often the program has called a function of the driver.
 pub fn cuda_calls(function: &str) -> usize {
     Fake::open("libcuda.so.1").live("fake_cuda_calls", function)
 }
 
-/// How often a function of NCCL's has been called.
+/// How often the program has called a function of NCCL.
 pub fn nccl_calls(function: &str) -> usize {
     Fake::open("libnccl.so.2").live("fake_nccl_calls", function)
 }
 
-/// Looks whether everything that was made has been let go of, and no rule of NCCL's been broken.
-/// Helper threads may take a moment. After a fault that stays in the way of letting go, only the
-/// rules are looked at.
+/// Checks that the program has broken no rule of NCCL's, and that everything it made is freed.
+/// Helper threads may still be freeing. After a fault some things cannot be freed, so then only the
+/// rules are checked.
 pub fn assert_nothing_is_left(after_a_fault: bool) {
     let (cuda, nccl) = (Fake::open("libcuda.so.1"), Fake::open("libnccl.so.2"));
     // SAFETY: the functions have these types.
@@ -96,8 +96,7 @@ pub fn assert_nothing_is_left(after_a_fault: bool) {
         let of_nccl = ["communicator", "memory", "window"];
         let of_cuda = of_cuda.into_iter().map(|kind| (kind, cuda.live("fake_cuda_live", kind)));
         let of_nccl = of_nccl.into_iter().map(|kind| (kind, nccl.live("fake_nccl_live", kind)));
-        // Each device has a stream for copies, through pinned memory in two pieces, with a few
-        // events.
+        // Each device keeps a stream for copies, and the events of its two pieces of pinned memory.
         let streams = ("stream", cuda.live("fake_cuda_live", "stream").saturating_sub(DEVICES));
         let events = ("event", cuda.live("fake_cuda_live", "event").saturating_sub(4 * DEVICES));
         of_cuda.chain(of_nccl).chain([streams, events]).filter(|(_, count)| *count > 0).collect::<Vec<_>>()
@@ -106,13 +105,12 @@ pub fn assert_nothing_is_left(after_a_fault: bool) {
     while !left().is_empty() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(left().is_empty(), "not let go of: {:?}", left());
+    assert!(left().is_empty(), "not freed: {:?}", left());
 }
 
 #[test]
-fn what_is_missing_is_named_with_where_to_get_it() {
-    if is_on_gpu() {
-        println!("skipped: this needs the test libraries");
+fn the_error_names_what_is_missing() {
+    if needs_test_libraries() {
         return;
     }
     for (variant, says) in [
@@ -127,7 +125,7 @@ fn what_is_missing_is_named_with_where_to_get_it() {
     assert!(text.contains("cuInit: CUDA says CUDA_ERROR_NO_DEVICE"), "{text}");
     let text = Child::new("libraries refused", 2).with(&[("FAKE_CUDA_DEVICES", "1")]).passes();
     assert!(text.contains("2 ranks on 1 GPU: NCCL has one rank a GPU; from 2.30 on several share it"), "{text}");
-    // Without NVRTC all works that needs no kernel.
+    // Calls that need no kernel work without NVRTC.
     Child::new("libraries integers", 2).on(Variant::NoNvrtc).passes();
     let text = Child::new("libraries average", 2).on(Variant::NoNvrtc).passes();
     assert!(
@@ -140,8 +138,7 @@ fn what_is_missing_is_named_with_where_to_get_it() {
 
 #[test]
 fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
-    if is_on_gpu() {
-        println!("skipped: this needs the test libraries");
+    if needs_test_libraries() {
         return;
     }
     let on =
@@ -152,8 +149,8 @@ fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
     assert!(on(Variant::NoDriver, "2").contains("on host"));
 }
 
-/// NVIDIA's own library, which needs no GPU for this, has every function that is called and tells
-/// its version and fresh ids.
+/// NVIDIA's own library has every function that this library calls, and makes ids. It needs no GPU
+/// for that.
 #[test]
 fn nccl_itself_answers() {
     // SAFETY: NCCL may be loaded at any time.
@@ -171,7 +168,6 @@ fn nccl_itself_answers() {
     }
     let [one, two] = [NcclId::new(), NcclId::new()].map(|id| id.expect("an id"));
     assert_ne!(one, two);
-    // A version that is too old would have been refused.
     let mut version = 0;
     // SAFETY: the function writes one number.
     unsafe {

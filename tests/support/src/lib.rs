@@ -54,6 +54,23 @@ pub fn run(command: &mut Command) -> (Output, String) {
     (output, text)
 }
 
+/// Runs a command, which has to succeed, and returns what it writes.
+///
+/// # Panics
+///
+/// The command cannot be started, or fails.
+pub fn succeed(command: &mut Command) -> String {
+    let (output, text) = run(command);
+    assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);
+    text
+}
+
+/// How many times as long as usual a deadline is: `DCL_TEST_PATIENCE`, for tools under which
+/// everything is slow.
+pub fn patience() -> u32 {
+    std::env::var("DCL_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// What a program wrote, as text.
 ///
 /// # Panics

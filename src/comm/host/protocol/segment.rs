@@ -270,7 +270,8 @@ mod tests {
         assert!(segment.is_gone(GroupRank(1)) && !segment.has_died(GroupRank(1)));
     }
 
-    /// The figures of ARCHITECTURE.md's table.
+    /// The figures of the table "Memory and descriptors on the host backend" in
+    /// `docs/src/settings.md`.
     #[test]
     fn communicators_and_groups_take_what_is_written_down() {
         for members in [1, 3, 256] {

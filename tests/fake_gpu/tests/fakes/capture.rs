@@ -190,7 +190,7 @@ test_in_child!(unsafe_calls_end_a_capture_of_the_thread, Current, &[], || {
         assert_eq!(attempt(), CAPTURE_UNSUPPORTED, "attempt {number}");
         assert_eq!(end_badly(stream), CAPTURE_INVALIDATED);
     }
-    // A thread may ask to be trusted.
+    // A thread may allow itself unsafe calls.
     begin(stream);
     let mut mode = RELAXED;
     ok((cuda().capture_mode)(&mut mode));
@@ -199,7 +199,7 @@ test_in_child!(unsafe_calls_end_a_capture_of_the_thread, Current, &[], || {
     ok((cuda().capture_mode)(&mut mode));
     assert_eq!(mode, RELAXED);
     end(stream);
-    // Others are not concerned by a capture that is local to this thread, but by a global one.
+    // A thread-local capture forbids nothing on other threads; a global one does.
     for (mode, expected) in [(THREAD_LOCAL, 0), (GLOBAL, CAPTURE_UNSUPPORTED), (RELAXED, 0)] {
         ok((cuda().capture_begin)(stream, mode));
         let other = std::thread::spawn(|| {
@@ -226,7 +226,8 @@ test_in_child!(captures_begin_and_end_as_they_should, Current, &[], || {
         (cuda().capture_end)(stream as Handle, &mut graph)
     });
     assert_eq!(other.join().expect("no panic"), CAPTURE_WRONG_THREAD);
-    // A stream that does not block leaves the default stream alone, another one does not.
+    // A capture on a blocking stream forbids the default stream. One on a non-blocking stream does
+    // not.
     synchronize(NO_HANDLE);
     end(stream as Handle);
     ok((cuda().stream_create)(&mut blocking, 0));

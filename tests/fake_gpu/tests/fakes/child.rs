@@ -1,19 +1,14 @@
 //! Tests in processes of their own.
 
-use std::fs::{self, File};
-use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
-
 use fake_gpu::{Variant, library_dir};
+use test_support::timed;
 
 const CHILD: &str = "FAKE_GPU_TEST_CHILD";
-/// What a child says when it has done the test, as opposed to none of that name.
+/// A child prints this at the end of its test. A child that finds no test of its name does not.
 const DONE: &str = "the test was done";
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A test that runs in a child process, with a variant of the libraries in its path and a script in
-/// its environment. Where a text is given, the process must end with it instead of well.
+/// its environment. If a text is given, the process has to end with an error that contains it.
 macro_rules! test_in_child {
     ($name:ident, $variant:ident, $environment:expr, $body:expr) => {
         #[test]
@@ -32,46 +27,24 @@ macro_rules! test_in_child {
 }
 pub(crate) use test_in_child;
 
-/// Runs the body if this is the child, else the test again as a child.
+/// Runs the body if this is the child, and otherwise starts the child.
 pub fn run(name: &str, variant: Variant, environment: &[(&str, &str)], aborts: Option<&str>, body: fn()) {
     if std::env::var_os(CHILD).is_some() {
         body();
         return eprintln!("{DONE}");
     }
     let (_, name) = name.split_once("::").expect("the crate is in front");
-    let log =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.log", name.replace("::", "-"), std::process::id()));
-    let file = File::create(&log).expect("a log can be made");
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, "1").env("LD_LIBRARY_PATH", library_dir(variant)).envs(environment.iter().copied());
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-    let status = wait(command);
-    let output = fs::read_to_string(&log).expect("the log can be read");
-    fs::remove_file(&log).expect("the log can be removed");
+    let mut child = timed(std::env::current_exe().expect("this program"));
+    child.args([name, "--exact", "--nocapture", "--test-threads=1"]).envs(environment.iter().copied());
+    child.env(CHILD, "1").env("LD_LIBRARY_PATH", library_dir(variant));
+    let (output, text) = test_support::run(&mut child);
+    let (succeeded, is_late) = (output.status.success(), output.status.code() == Some(124));
     match aborts {
-        None => assert!(
-            status.is_some_and(|status| status.success()) && output.contains(DONE),
-            "the child ended with {status:?} (none is too late): {output}"
-        ),
-        Some(text) => assert!(
-            status.is_some_and(|status| !status.success()) && output.contains(text),
-            "the child ended with {status:?}, without the words {text:?}: {output}"
+        None => assert!(succeeded && text.contains(DONE), "the child ended with {}: {text}", output.status),
+        Some(words) => assert!(
+            !succeeded && !is_late && text.contains(words),
+            "the child ended with {}, without the words {words:?}: {text}",
+            output.status
         ),
     }
-}
-
-/// How the process ended, if it did in time.
-fn wait(mut command: Command) -> Option<ExitStatus> {
-    let mut child = command.spawn().expect("the child starts");
-    let end = Instant::now() + DEADLINE;
-    while Instant::now() < end {
-        if let Some(status) = child.try_wait().expect("the child can be waited for") {
-            return Some(status);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    child.kill().expect("the child can be ended");
-    child.wait().expect("the child can be waited for");
-    None
 }

@@ -301,7 +301,7 @@ test_in_child!(arguments_are_checked, Current, &[], || {
         assert_eq!(all_reduce(0, b, 4, FLOAT32, SUM), INVALID_ARGUMENT);
         assert_eq!((nccl().group_end)(), INVALID_ARGUMENT);
         assert_eq!((nccl().group_end)(), INVALID_USAGE);
-        // And the communicator is as good as before.
+        // The communicator still works.
         let at = upload(&[1.0f32]);
         rank.done(rank.all_reduce(at, 1));
         assert_eq!(download::<f32>(at, 1), [2.0]);

@@ -31,7 +31,7 @@ test_in_child!(a_wait_is_for_what_was_recorded_before_it, Current, &[], || {
     ok((cuda().event_record)(event, first));
     synchronize(second);
     assert_eq!((cuda().event_query)(event), NOT_READY);
-    // An event may go while it is waited for.
+    // An event may be destroyed while a stream waits for it.
     ok((cuda().stream_wait)(second, event, 0));
     ok((cuda().event_destroy)(event));
     assert_eq!((cuda().event_query)(event), INVALID_HANDLE);

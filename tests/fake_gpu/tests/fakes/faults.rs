@@ -131,7 +131,7 @@ test_in_child!(who_never_is_in_progress, Current, &[("FAKE_NCCL", "never_in_prog
     ok((nccl().finalize)(communicator));
 });
 
-/// Calls on a thread that is not expected back.
+/// Calls on a thread that may never return.
 fn never_returns(call: impl FnOnce() + Send + 'static, function: &str) {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -141,8 +141,8 @@ fn never_returns(call: impl FnOnce() + Send + 'static, function: &str) {
     while !log().contains(function) {
         std::thread::yield_now();
     }
-    // A call that returns would do so in microseconds; one that does later is missed, and nothing
-    // else.
+    // A call that returns takes microseconds. If it took longer, this would miss a fault, and never
+    // fail without one.
     assert_eq!(receiver.recv_timeout(Duration::from_millis(50)), Err(mpsc::RecvTimeoutError::Timeout));
 }
 

@@ -57,8 +57,8 @@ test_in_child!(init_is_checked, Current, &[], || {
     let mut unknown = id;
     unknown.0[0] = b'x';
     assert_eq!((nccl().init_plain)(&mut communicator, 1, unknown, 0), INVALID_ARGUMENT);
-    // An older and smaller structure is good, and so is a rank alone; but a rank is taken only
-    // once.
+    // An older and smaller structure is valid, and so is a communicator of one rank. A rank can
+    // join only once.
     let mut older = change(|config| (config.size, config.version) = (48, 22105));
     assert_eq!(init(0, &mut change(|config| config.blocking = 0)), IN_PROGRESS);
     assert_eq!(init(0, &mut older), INVALID_ARGUMENT);
@@ -206,7 +206,7 @@ test_in_child!(null_windows, Current, &[("FAKE_NCCL", "null_window")], || {
 test_in_child!(abort_frees_ranks_that_hang, Current, &[], || {
     on_ranks(3, false, |rank| {
         let at = upload(&[1.0f32; 4]);
-        // One rank differs, so that nobody goes on; another has more behind it.
+        // One rank's call differs, so all ranks wait; another rank has more work queued.
         let count = if rank.rank == 2 { 4 } else { 3 };
         rank.called(rank.all_reduce(at, count));
         rank.called((nccl().broadcast)(at, at, 4, FLOAT32, 0, rank.communicator, rank.stream));
@@ -226,7 +226,7 @@ test_in_child!(abort_frees_a_rank_whose_peers_never_come, Current, &[], || {
     assert_eq!(async_error(communicator), IN_PROGRESS);
     ok((nccl().abort)(communicator));
     on_ranks(2, false, |rank| {
-        // A transfer that nobody takes, and a split that not all come to.
+        // A transfer without a receiver, and a split that one rank does not call.
         if rank.rank == 0 {
             let (at, mut child) = (upload(&[1u8]), NO_HANDLE);
             rank.called((nccl().send)(at, 1, INT8, 1, rank.communicator, rank.stream));

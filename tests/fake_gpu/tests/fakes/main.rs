@@ -1,5 +1,5 @@
-//! The stand-ins do what the real libraries do as far as the project's tests lean on it, and are as
-//! strict as they claim.
+//! The stand-ins do what the real libraries do, as far as the project's tests need it, and are as
+//! strict as their headers say.
 //!
 //! Every test runs in a process of its own, which has the libraries in its path and reads its own
 //! script.

@@ -82,7 +82,7 @@ test_in_child!(memory_is_fresh_bounded_and_counted, Current, &[], || {
         assert_eq!((cuda().copy_on)(at, address, bytes, NO_HANDLE), INVALID_VALUE);
         assert_eq!((cuda().copy_on)(address, at, bytes, NO_HANDLE), INVALID_VALUE);
     }
-    // The host's side must be the host's.
+    // The host side of a copy has to be in host memory.
     assert_eq!((cuda().copy_to_host)(address as Handle, address, 1), INVALID_VALUE);
     let mut unused = 0;
     assert_eq!((cuda().memory_allocate)(&mut unused, 0), INVALID_VALUE);
@@ -183,7 +183,7 @@ test_in_child!(a_late_write_is_seen_when_much_was_freed, Current, &[], aborts "b
     for _ in 0..2 {
         ok((cuda().memory_free)(allocate(64 << 20)));
     }
-    // It was seen before this, which ends the process well and without looking.
+    // The library finds the mistake before this line, which would end the process with success.
     _exit(0);
 });
 

@@ -165,7 +165,7 @@ pub fn async_error(communicator: Handle) -> c_int {
     error
 }
 
-/// What a call comes to in the end.
+/// The result of a call, after it is no longer in progress.
 pub fn finished(communicator: Handle, mut result: c_int) -> c_int {
     while result == IN_PROGRESS {
         result = async_error(communicator);
@@ -235,7 +235,7 @@ pub fn on_ranks<T: Send + 'static>(
     threads.into_iter().map(|thread| thread.join().expect("no panic on a rank")).collect()
 }
 
-/// Elements that tell where they come from.
+/// Elements that show their rank and index.
 pub fn pattern(rank: c_int, count: usize) -> Vec<i32> {
     (0..count as i32).map(|i| 1000 * (rank + 1) + i).collect()
 }
