@@ -21,6 +21,7 @@ const COVERED: &[&str] = &[
     "samples",
     "src",
     "tests/architecture",
+    "tests/beside_cudarc/src",
     "tests/c_header",
     "tests/fake_gpu/src",
     "tests/fake_gpu/tests",
