@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import platform
-import signal
 import sys
 
 from . import machine, report
@@ -66,9 +65,9 @@ def run(arguments):
             os.chmod(folder / name, 0o755)
     kept = begin(out, about, found, here, arguments)
     chosen = choose(steps(folder, here, arguments), kept, arguments)
-    # Ended by a signal, it still ends the step that runs.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    Runner(out, environment).run(chosen, kept, arguments.limit, without_times=arguments.fakes)
+    runner = Runner(out, environment)
+    runner.end_on_signals()
+    runner.run(chosen, kept, arguments.limit, without_times=arguments.fakes)
     print("\n" + "\n".join(report.steps_table(kept)))
     print(f"report, and all output: {out}")
     chosen = {step.name for step in chosen}

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 from . import report, stacks
@@ -39,12 +40,34 @@ class Runner:
     def __init__(self, folder, environment):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.ended_by = None
         self.messages = self.folder.absolute() / "nccl"
         # NCCL puts the process's id for %p. Ranks that write one file overwrite each other.
         self.environment = environment | {
             "NCCL_DEBUG": environment.get("NCCL_DEBUG", "WARN"),
             "NCCL_DEBUG_FILE": str(self.messages / "%p.log"),
         }
+
+    def end_on_signals(self):
+        """Lets SIGINT and SIGTERM end the step that runs and this program."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.note_signal)
+
+    def note_signal(self, number, _):
+        # An exception here could come before Popen has returned the process that is to be killed.
+        self.ended_by = number
+
+    def wait(self, process, seconds):
+        """The exit status of a process."""
+        end = time.monotonic() + max(seconds, 0.1)
+        while True:
+            if self.ended_by is not None:
+                sys.exit(128 + self.ended_by)
+            try:
+                return process.wait(timeout=min(0.1, max(end - time.monotonic(), 0)))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    raise
 
     def command(self, command, settings, seconds):
         """Runs a command. Returns its exit status, or None after the time limit; and its output."""
@@ -67,7 +90,7 @@ class Runner:
                 print(error, file=log)
                 return 127, str(error)
             try:
-                status = process.wait(timeout=max(seconds, 0.1))
+                status = self.wait(process, seconds)
             except subprocess.TimeoutExpired:
                 status = None
                 stacks.write(process.pid, log)

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import time
 
 # For all processes of a program together.
 SECONDS = 40
@@ -98,10 +99,22 @@ def write(leader, log):
         log.write("\n(there is no debugger)\n")
 
 
+def is_running(process):
+    try:
+        return "State:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
 def end(leader):
-    """Kills a program and all that it started."""
-    for process in processes(leader):
+    """Kills a program and all that it started, and waits until they are gone: the driver may still
+    have to free a GPU's memory, which the next program needs."""
+    found = processes(leader)
+    for process in found:
         try:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    limit = time.monotonic() + 10
+    while any(map(is_running, found)) and time.monotonic() < limit:
+        time.sleep(0.01)

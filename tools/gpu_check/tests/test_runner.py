@@ -13,6 +13,7 @@ import time
 import unittest
 
 from gpu_check.runner import Runner
+from gpu_check.stacks import is_running
 from gpu_check.steps import Step
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / "gpu-check"
@@ -144,21 +145,15 @@ class Running(unittest.TestCase):
         self.assertIn("value is 4", self.log())
 
 
-def is_running(process):
-    try:
-        return "State:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-
-
 class Ended(unittest.TestCase):
     def test_a_run_that_is_ended_ends_its_step(self):
         with tempfile.TemporaryDirectory() as folder:
             script = (
-                "import os, signal, sys\n"
+                "import os\n"
                 "from gpu_check.runner import Runner\n"
-                "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-                f"Runner({folder!r}, dict(os.environ)).command(['sh', '-c', 'echo child $$; sleep 64'], {{}}, 60)\n"
+                f"runner = Runner({folder!r}, dict(os.environ))\n"
+                "runner.end_on_signals()\n"
+                "runner.command(['sh', '-c', 'echo child $$; sleep 64'], {}, 60)\n"
             )
             process = subprocess.Popen([sys.executable, "-c", script], cwd=TOOL.parent)
             log = pathlib.Path(folder) / "steps.log"
