@@ -26,6 +26,9 @@ class Order(unittest.TestCase):
         self.assertLess(max(two), min(later))
         self.assertEqual(names[-2:], ["kernels", "leaks"])
 
+    def test_a_whole_run_has_nine_minutes(self):
+        self.assertEqual(LIMIT, 540)
+
     def test_all_two_rank_steps_may_use_up_their_limits(self):
         self.assertLess(sum(step.seconds for step in on(1, "2.30.7") if "2 ranks" in step.name), LIMIT)
 
@@ -35,6 +38,15 @@ class Order(unittest.TestCase):
 
 
 class Sharing(unittest.TestCase):
+    def test_the_settings_for_sharing(self):
+        expected = {
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_MAX_CTAS": "4",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+            "CUDA_MODULE_LOADING": "EAGER",
+        }
+        self.assertEqual(SHARED_GPU, expected)
+
     def test_ranks_that_share_a_gpu_have_its_settings(self):
         for step in on(1, "2.30.7"):
             shared = {name: value for name, value in step.settings.items() if name in SHARED_GPU}
