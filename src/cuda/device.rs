@@ -5,11 +5,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
-
 use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::kernels::Kernels;
+use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use super::{CudaStream, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;

@@ -3,57 +3,8 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUresult};
-use libloading::Library;
-
-use crate::error::{Result, bail, error};
-
-/// The driver's functions that `src/cuda` calls. cudarc looks a function up at its first call and
-/// panics if it is missing, so all are looked up before the first call. Drivers for CUDA 12 have
-/// them.
-const FUNCTIONS: &[&str] = &[
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetName",
-    "cuDeviceGetAttribute",
-    "cuDeviceTotalMem_v2",
-    "cuDeviceGetPCIBusId",
-    "cuDevicePrimaryCtxRetain",
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuMemAlloc_v2",
-    "cuMemFree_v2",
-    "cuMemHostAlloc",
-    "cuMemFreeHost",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD8Async",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamWaitEvent",
-    "cuStreamGetCtx",
-    "cuStreamIsCapturing",
-    "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuThreadExchangeStreamCaptureMode",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuModuleLoadData",
-    "cuModuleGetFunction",
-    "cuLaunchKernel",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuGraphExecDestroy",
-    "cuGraphDestroy",
-];
+use super::sys::{self, CUresult};
+use crate::error::{Result, bail};
 
 /// Loads the driver, once.
 pub(super) fn load() -> Result<()> {
@@ -67,29 +18,11 @@ fn initialize() -> Result<()> {
     check("cuInit", unsafe { sys::cuInit(0) })
 }
 
+/// Looks all functions up. This works without a GPU too.
 fn find() -> Result<()> {
     let missing =
         "CUDA's driver, libcuda.so or libcuda.so.1, is not to be found; it comes with NVIDIA's display driver";
-    find_library(&["cuda", "nvcuda"], FUNCTIONS, missing)
-}
-
-/// Finds a library as cudarc does, and checks that it has these functions.
-pub(super) fn find_library(names: &[&str], functions: &[&str], missing: &str) -> Result<()> {
-    for candidate in names.iter().flat_map(|name| cudarc::get_lib_name_candidates(name)) {
-        // SAFETY: CUDA's libraries may be loaded at any time and from any thread.
-        let Ok(library) = (unsafe { Library::new(&candidate) }) else { continue };
-        for function in functions {
-            // SAFETY: the symbol is not called.
-            if let Err(e) = unsafe { library.get::<unsafe extern "C" fn()>(*function) } {
-                let error = error!(Unsupported, "{candidate} has no {function}; it is older than CUDA 12");
-                return Err(error.with_source(e));
-            }
-        }
-        // cudarc opens the library again, so it stays loaded.
-        std::mem::forget(library);
-        return Ok(());
-    }
-    bail!(Unsupported, "{missing}")
+    sys::load(&["libcuda.so.1", "libcuda.so"], missing)
 }
 
 /// The result of a call of the driver as an error of this crate.

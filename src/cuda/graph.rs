@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUgraphExec, CUstreamCaptureMode};
-
 use super::driver::check;
+use super::sys::{self, CUgraphExec, CUstreamCaptureMode};
 use super::{CudaStream, Device};
 use crate::error::{Result, bail};
 

@@ -5,9 +5,8 @@ use std::ffi::CString;
 use std::fmt::{self, Write};
 use std::sync::Mutex;
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule};
-
 use super::driver::check;
+use super::sys::{self, CUdeviceptr, CUfunction, CUmodule};
 use super::{CudaStream, Device, Transposition, nvrtc};
 use crate::collective::ReduceOperation;
 use crate::data_type::DataType;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUdeviceptr};
-
 use super::Device;
 use super::driver::check;
 use super::helper::Sent;
+use super::sys::{self, CUdeviceptr};
 use crate::error::{Error, Result, error};
 
 /// How long an allocation that fails waits for dropped memory to be freed before it tries again.

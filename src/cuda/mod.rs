@@ -10,9 +10,11 @@ mod driver;
 mod graph;
 pub(crate) mod helper;
 mod kernels;
+mod library;
 mod memory;
 mod nvrtc;
 mod stream;
+mod sys;
 mod transfer;
 mod transposition;
 

@@ -2,31 +2,15 @@
 
 use std::ffi::{CStr, CString};
 use std::ptr;
-use std::sync::OnceLock;
 
-use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
+use sys::{nvrtcProgram, nvrtcResult};
 
-use super::driver::find_library;
 use crate::error::{Result, bail, error};
 
-/// The functions that this module calls; see [`find_library`].
-const FUNCTIONS: &[&str] = &[
-    "nvrtcVersion",
-    "nvrtcGetErrorString",
-    "nvrtcCreateProgram",
-    "nvrtcCompileProgram",
-    "nvrtcGetCUBINSize",
-    "nvrtcGetCUBIN",
-    "nvrtcGetProgramLogSize",
-    "nvrtcGetProgramLog",
-    "nvrtcDestroyProgram",
-];
-
 fn load() -> Result<()> {
-    static LOADED: OnceLock<Result<()>> = OnceLock::new();
     let missing = "CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found; it is in the CUDA toolkit and in the PyPI package \
                    nvidia-cuda-nvrtc, whose lib folder then has to be in LD_LIBRARY_PATH";
-    LOADED.get_or_init(|| find_library(&["nvrtc"], FUNCTIONS, missing)).clone()
+    sys::load(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"], missing)
 }
 
 /// The compiler's version: (13, 0).
@@ -104,5 +88,58 @@ fn log(program: &Program) -> String {
             return String::new();
         }
         String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
+    }
+}
+
+/// The part of NVRTC's interface that this module calls, with the names and types of `nvrtc.h`.
+#[expect(non_camel_case_types, non_snake_case, reason = "the names are NVRTC's")]
+mod sys {
+    use std::ffi::{c_char, c_int};
+
+    use crate::cuda::library::{Unloaded, functions};
+
+    #[repr(C)]
+    pub(super) struct _nvrtcProgram([u8; 0]);
+    pub(super) type nvrtcProgram = *mut _nvrtcProgram;
+
+    /// The result of a call: any number, since NVRTC has more results than are named here.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    #[repr(transparent)]
+    pub(super) struct nvrtcResult(c_int);
+
+    impl nvrtcResult {
+        pub(super) const NVRTC_SUCCESS: Self = nvrtcResult(0);
+        const NVRTC_ERROR_INTERNAL_ERROR: Self = nvrtcResult(11);
+    }
+
+    impl Unloaded for nvrtcResult {
+        const UNLOADED: Self = nvrtcResult::NVRTC_ERROR_INTERNAL_ERROR;
+    }
+
+    impl Unloaded for *const c_char {
+        const UNLOADED: Self = c"it is not loaded".as_ptr();
+    }
+
+    functions! {
+        fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> nvrtcResult;
+        fn nvrtcGetErrorString(result: nvrtcResult) -> *const c_char;
+        fn nvrtcCreateProgram(
+            program: *mut nvrtcProgram,
+            source: *const c_char,
+            name: *const c_char,
+            header_count: c_int,
+            headers: *const *const c_char,
+            include_names: *const *const c_char
+        ) -> nvrtcResult;
+        fn nvrtcCompileProgram(
+            program: nvrtcProgram,
+            option_count: c_int,
+            options: *const *const c_char
+        ) -> nvrtcResult;
+        fn nvrtcGetCUBINSize(program: nvrtcProgram, byte_len: *mut usize) -> nvrtcResult;
+        fn nvrtcGetCUBIN(program: nvrtcProgram, cubin: *mut c_char) -> nvrtcResult;
+        fn nvrtcGetProgramLogSize(program: nvrtcProgram, byte_len: *mut usize) -> nvrtcResult;
+        fn nvrtcGetProgramLog(program: nvrtcProgram, log: *mut c_char) -> nvrtcResult;
+        fn nvrtcDestroyProgram(program: *mut nvrtcProgram) -> nvrtcResult;
     }
 }

@@ -6,14 +6,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
-};
-
 use super::Device;
 use super::driver::{check, is_not_ready};
 use super::helper::{Sent, warning};
 use super::memory::new_generation;
+use super::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus};
 use crate::error::{Result, bail};
 use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
@@ -115,9 +112,7 @@ impl CudaStream {
         match status {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
-            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
-                bail!(InvalidArgument, "the stream's capture has been invalidated by an earlier call")
-            }
+            _ => bail!(InvalidArgument, "the stream's capture has been invalidated by an earlier call"),
         }
     }
 

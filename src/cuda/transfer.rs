@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::sys::{self, CUdeviceptr};
-
 use super::driver::check;
 use super::memory::PinnedMemory;
+use super::sys::{self, CUdeviceptr};
 use super::{CudaStream, Device, Event};
 use crate::error::Result;
 

@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::OnceLock;
 
 use crate::Result;
 
@@ -18,6 +17,16 @@ macro_rules! functions {
         }
 
         impl $name {
+            /// The functions, which the first call loads.
+            pub fn get() -> $crate::Result<&'static Self> {
+                static LOADED: std::sync::OnceLock<$name> = std::sync::OnceLock::new();
+                if let Some(loaded) = LOADED.get() {
+                    return Ok(loaded);
+                }
+                let loaded = Self::load()?;
+                Ok(LOADED.get_or_init(|| loaded))
+            }
+
             fn load() -> $crate::Result<Self> {
                 // SAFETY: the library's initializers have no preconditions; its functions have
                 // these types.
@@ -72,12 +81,7 @@ pub fn check(what: &str, status: i32) -> Result<()> {
 /// The driver, with this GPU's primary context current on the calling thread, as CUDA's runtime
 /// sets it.
 pub fn current(ordinal: u32) -> Result<&'static Cuda> {
-    static CUDA: OnceLock<Cuda> = OnceLock::new();
-    if CUDA.get().is_none() {
-        let cuda = Cuda::load()?;
-        CUDA.get_or_init(|| cuda);
-    }
-    let cuda = CUDA.get().ok_or("no driver")?;
+    let cuda = Cuda::get()?;
     let (mut device, mut context) = (0, ptr::null_mut());
     // SAFETY: each call writes at most one value, to a variable of its type. The primary context is
     // never released.

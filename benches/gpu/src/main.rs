@@ -3,14 +3,13 @@
 //! `tools/gpu-check` runs them. It prints one JSON object per line. The field `ok` says whether a
 //! figure is within its limit; the exit status does not.
 
+mod calls;
 mod cuda;
-mod enqueue;
 mod kernels;
 mod leaks;
 mod measure;
 mod nccl;
 mod rank;
-mod replay;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,24 +26,25 @@ type Result<T> = std::result::Result<T, Error>;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const USAGE: &str = "\
-usage: gpu_bench BENCHMARK [--ranks N] [--rounds N] [--seconds N] [--quick]
+usage: gpu_bench BENCHMARK [--ranks N | --launched] [--rounds N] [--seconds N] [--quick]
 
 benchmarks:
-  enqueue   host time of enqueueing an all_reduce, compared with the bare call
-  replay    host time of replaying a graph of an all_reduce, compared with cuGraphLaunch
+  calls     every collective: NCCL's own call, eager, in an engine, in a graph
   kernels   the bandwidth of kernels, compared with a copy on the device
   leaks     memory after creating and dropping everything again and again
 
-  --ranks N     the ranks of enqueue and replay, which are threads (1)
+  --ranks N     the ranks of calls, which are threads (1)
+  --launched    this process is a rank of calls, and a launcher has started it
   --rounds N    the rounds of leaks (200)
-  --seconds N   the seconds after which leaks starts no further round (300)
+  --seconds N   about how long calls takes, and after which time leaks starts no further round (60)
   --quick       few repetitions and small tensors: tests that it works, not how fast
 
-example: gpu_bench enqueue --ranks 2";
+example: gpu_bench calls --ranks 2";
 
 /// The options of the command line.
 struct Options {
     ranks: u32,
+    is_launched: bool,
     rounds: u32,
     time: Duration,
     quick: bool,
@@ -63,25 +63,29 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[String]) -> Result<()> {
     let (name, rest) = arguments.split_first().ok_or(USAGE)?;
-    let mut options = Options { ranks: 1, rounds: 200, time: Duration::from_secs(300), quick: false };
+    let mut options =
+        Options { ranks: 1, is_launched: false, rounds: 200, time: Duration::from_secs(60), quick: false };
     let mut rest = rest.iter();
     while let Some(option) = rest.next() {
         let mut number = || rest.next().ok_or(USAGE)?.parse::<u32>().map_err(|_| USAGE);
         match option.as_str() {
             "--ranks" => options.ranks = number()?,
+            "--launched" => options.is_launched = true,
             "--rounds" => options.rounds = number()?,
             "--seconds" => options.time = Duration::from_secs(number()?.into()),
             "--quick" => options.quick = true,
             _ => return Err(USAGE.into()),
         }
     }
-    if let Err(error) = Communicator::check_backend(BackendKind::Nccl, options.ranks) {
+    // A launched rank learns it from its environment.
+    if !options.is_launched
+        && let Err(error) = Communicator::check_backend(BackendKind::Nccl, options.ranks)
+    {
         print(json!({"benchmark": name, "ranks": options.ranks, "skipped": error.to_string()}));
         return Ok(());
     }
     match name.as_str() {
-        "enqueue" => enqueue::run(&options),
-        "replay" => replay::run(&options),
+        "calls" => calls::run(&options),
         "kernels" => kernels::run(&options),
         "leaks" => leaks::run(&options),
         _ => Err(USAGE.into()),

@@ -1,6 +1,8 @@
 //! The benchmarks of `benches/gpu` with the test libraries: they run to their end and print what
 //! `tools/gpu-check` reads. The figures themselves mean nothing here.
 
+use std::process::Command;
+
 use fake_gpu::{Variant, library_dir};
 use serde_json::Value;
 use test_support::timed;
@@ -10,8 +12,12 @@ fn figures(arguments: &[&str]) -> Vec<Value> {
     run(arguments, "1")
 }
 
-/// Runs a benchmark on one GPU, and returns the objects that it prints.
 fn run(arguments: &[&str], shared: &str) -> Vec<Value> {
+    parse(bench(arguments, shared))
+}
+
+/// A benchmark on one GPU.
+fn bench(arguments: &[&str], shared: &str) -> Command {
     let mut bench = timed(env!("CARGO_BIN_EXE_gpu_bench"));
     bench
         .args(arguments)
@@ -19,28 +25,70 @@ fn run(arguments: &[&str], shared: &str) -> Vec<Value> {
         .env("LD_LIBRARY_PATH", library_dir(Variant::Current))
         .env("FAKE_CUDA_DEVICES", "1")
         .env("NCCL_MULTI_RANK_GPU_ENABLE", shared);
+    bench
+}
+
+/// Runs a benchmark, and returns the objects that it prints.
+fn parse(mut bench: Command) -> Vec<Value> {
     let (output, text) = test_support::run(&mut bench);
-    assert!(output.status.success(), "{arguments:?}\n{text}");
+    assert!(output.status.success(), "{bench:?}\n{text}");
     test_support::text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
 }
 
 /// The number of figures of a way. Each must have its numbers.
 fn count(figures: &[Value], way: &str) -> usize {
     let of_way: Vec<_> = figures.iter().filter(|figure| figure["way"] == way).collect();
-    assert!(of_way.iter().all(|f| f["ns"].is_f64() && f["bare_ns"].is_f64() && f["ok"].is_boolean()), "{of_way:?}");
+    let numbers = ["ns", "bare_ns", "done_ns", "bare_done_ns"];
+    let is_whole = |f: &&&Value| numbers.iter().all(|name| f[name].is_f64()) && f["ok"].is_boolean();
+    assert!(of_way.iter().all(|f| is_whole(&f)), "{of_way:?}");
     of_way.len()
 }
 
+const OURS: [&str; 4] =
+    ["Communicator::enqueue", "BoundLayer::enqueue", "ExecutionContext::enqueue", "ExecutionContext::enqueue, graph"];
+
 #[test]
-fn overhead_is_measured_for_every_rank_and_size() {
-    for ranks in [1, 2] {
-        let ranks_argument = ranks.to_string();
-        let enqueued = figures(&["enqueue", "--ranks", &ranks_argument]);
-        assert_eq!(count(&enqueued, "BoundLayer::enqueue"), 2 * ranks, "{enqueued:?}");
-        assert_eq!(count(&enqueued, "ExecutionContext::enqueue"), 2 * ranks, "{enqueued:?}");
-        let replayed = figures(&["replay", "--ranks", &ranks_argument]);
-        assert_eq!(count(&replayed, "ExecutionContext::enqueue"), 2 * ranks, "{replayed:?}");
+fn every_operation_and_size_is_measured_on_every_rank() {
+    let figures = figures(&["calls", "--ranks", "2"]);
+    for way in OURS {
+        assert_eq!(count(&figures, way), 8 * 2 * 2, "{way}: {figures:?}");
     }
+    for rank in 0..2 {
+        assert!(figures.iter().any(|figure| figure["place"]["rank"] == rank), "{figures:?}");
+    }
+}
+
+#[test]
+fn one_rank_is_compared_with_a_copy() {
+    let figures = figures(&["calls"]);
+    for way in OURS {
+        assert_eq!(count(&figures, way), 2, "{way}: {figures:?}");
+    }
+    assert!(figures.iter().any(|figure| figure["against"] == "cuMemcpyDtoDAsync"), "{figures:?}");
+    // NCCL's own call is shown, and not judged.
+    assert!(figures.iter().any(|figure| figure["way"] == "NCCL" && figure["ok"].is_null()), "{figures:?}");
+}
+
+#[test]
+fn a_process_that_a_launcher_started_is_a_rank() {
+    let mut bench = bench(&["calls", "--launched"], "1");
+    let variables = [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
+    bench.envs(variables).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29417");
+    let figures = parse(bench);
+    assert_eq!(count(&figures, OURS[0]), 2, "{figures:?}");
+    assert!(figures.iter().all(|figure| figure["place"]["ranks_are"] == "processes"), "{figures:?}");
+}
+
+#[test]
+fn a_call_that_nccl_lacks_is_skipped_with_a_reason() {
+    let mut bench = bench(&["calls", "--ranks", "2"], "1");
+    bench.env("LD_LIBRARY_PATH", library_dir(Variant::Old));
+    // An NCCL before 2.30 has one rank a GPU.
+    bench.env("FAKE_CUDA_DEVICES", "2");
+    let figures = parse(bench);
+    let skipped: Vec<_> = figures.iter().filter(|figure| !figure["skipped"].is_null()).collect();
+    assert_eq!(skipped.len(), 3 * 2 * 2, "{figures:?}");
+    assert!(skipped.iter().all(|figure| figure["place"]["operation"] != "all_reduce"), "{skipped:?}");
 }
 
 #[test]
@@ -62,7 +110,7 @@ fn everything_is_let_go_of() {
 
 #[test]
 fn ranks_that_cannot_share_the_gpu_are_skipped() {
-    let figures = run(&["enqueue", "--ranks", "2"], "0");
+    let figures = run(&["calls", "--ranks", "2"], "0");
     let reason = figures[0]["skipped"].as_str().expect("a reason");
     assert!(figures.len() == 1 && reason.contains("NCCL has one rank a GPU"), "{figures:?}");
 }

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! It needs libclang, in a standard place or where the environment variable `LIBCLANG_PATH` says.
+//! `.ci/run` makes the bindings again, and fails if they differ from the committed file.
 
 use std::error::Error;
 use std::io::Write;
