@@ -79,7 +79,7 @@ impl NcclHandle {
         let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
-        // A thread of NCCL's writes the communicator while the parent is in progress.
+        // A thread of NCCL's writes the child before the parent stops being in progress.
         self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
             let mut config = library.config();
             // SAFETY: the parent exists while it is locked; the other pointers are valid during the
@@ -167,8 +167,13 @@ impl NcclHandle {
         self.settle(what, result, deadline, alive)
     }
 
-    /// Makes a call that may never return, on a helper thread. If it does not return by the
-    /// deadline, the communicator is not used any more, because a thread is inside.
+    /// Makes a call that may never return, on a helper thread, and waits until it is not in
+    /// progress. If it does not return by the deadline, the communicator is not used any more,
+    /// because a thread is inside.
+    ///
+    /// ncclCommSplit and ncclCommWindowRegister return success while they are in progress: NCCL
+    /// 2.19 to 2.30.7 end their groups with NCCLCHECK, which passes over ncclInProgress. So after
+    /// success, too, the communicator's state says when the call has ended.
     pub(super) fn call_aside(
         &self,
         what: &'static str,
@@ -187,7 +192,11 @@ impl NcclHandle {
             Ok::<_, Error>(call(raw.into_inner()))
         });
         match called {
-            Ok(result) => self.settle(what, result?, deadline, alive),
+            Ok(result) => {
+                let result = result?;
+                let first = if result == ncclSuccess { ncclInProgress } else { result };
+                self.settle(what, first, deadline, alive)
+            }
             Err(error) => {
                 *is_open = false;
                 Err(error)

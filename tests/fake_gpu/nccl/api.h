@@ -19,14 +19,14 @@
  * Errors without a violation are those of NCCL's own checks, and of buffers that overlap in a way that is not one of the
  * legal forms of working in place.
  *
- * A communicator with blocking = 0 answers ncclInProgress to what concerns more than one rank (init, split, finalize, window
- * registration) and to every third collective call or group; a thread of the library then finishes the call 1 ms later. The
- * handle of a new communicator is there at once, those of split and window registration when it is finished.
+ * A communicator with blocking = 0 answers ncclInProgress to init, finalize and revoke, and with more than one rank to every
+ * collective call or group. Split and window registration answer ncclSuccess although they are in progress, as NCCL's do. A
+ * thread of the library finishes the call, at once or 1 ms later. The handle of a new communicator is there at once, those of
+ * split and window registration when it is finished.
  *
  * The environment, read once: FAKE_NCCL, comma-separated:
  *   in_progress=FUNCTION:MS            the function always answers ncclInProgress on non-blocking communicators, for so long
- *   always_in_progress                 so does every function that can
- *   never_in_progress                  none does
+ *   never_in_progress                  none does: the library's thread is always faster than the answer
  *   fail=FUNCTION:NTH:RESULT[:RANK]    the nth call (from 1; of that rank, or of all) fails; so does the communicator, but for
  *                                      ncclInvalidArgument (4) on one that blocks
  *   async_error=NTH:RESULT:RANK        the rank's nth collective never completes, and its communicator has this error from

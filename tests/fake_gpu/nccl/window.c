@@ -122,7 +122,7 @@ EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buffer, size
         free(wish);
         return leave(communicator, failure(ncclInvalidUsage, "%s: this memory is registered already", __func__));
     }
-    return leave(communicator, complete(__func__, communicator, false, register_window, wish));
+    return leave(communicator, hide_progress(complete(__func__, communicator, false, register_window, wish)));
 }
 
 EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {

@@ -165,11 +165,15 @@ pub fn async_error(communicator: Handle) -> c_int {
     error
 }
 
-/// What a call comes to in the end.
+/// What a call comes to in the end. Split and window registration answer success while they are in
+/// progress, so that answer is not the end either.
 pub fn finished(communicator: Handle, mut result: c_int) -> c_int {
-    while result == IN_PROGRESS {
+    if result == 0 {
         result = async_error(communicator);
+    }
+    while result == IN_PROGRESS {
         std::thread::sleep(Duration::from_micros(100));
+        result = async_error(communicator);
     }
     result
 }
