@@ -25,7 +25,6 @@ const FUNCTIONS: &[&str] = &[
     "cuDevicePrimaryCtxRetain",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
-    "cuCtxSynchronize",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostAlloc",

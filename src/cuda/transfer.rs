@@ -7,8 +7,9 @@ use std::time::Instant;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::driver::check;
+use super::event::Event;
 use super::memory::PinnedMemory;
-use super::{CudaStream, Device, Event};
+use super::{CudaStream, Device};
 use crate::error::Result;
 
 /// The length of a piece, in bytes.

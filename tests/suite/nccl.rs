@@ -5,6 +5,7 @@
 //! in place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With `DCL_TEST_GPU=1` it finds the real
 //! ones, and tests that need the others say that they are skipped; `tools/gpu-check` does so.
 
+mod captures;
 mod contexts;
 mod faults;
 mod libraries;
@@ -89,6 +90,7 @@ fn child() {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
         ["conformance", place, quarter] => conformance(ranks, place, quarter.parse().expect("a number")),
+        ["captures", ref name @ ..] => captures::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["libraries", name] => libraries::play(name, ranks),

@@ -4,7 +4,9 @@
  *
  * The model. A device address is a host address; a stream is a first-in first-out queue with a thread of its own; a graph is
  * the list of what was recorded, in the order of recording. NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are all the one
- * default stream of the current context, which waits for no other stream. Fresh device memory is full of 0xcd, freed memory
+ * default stream of the current context, which waits for no other stream. cuMemFree waits for all streams of the context:
+ * the driver's reference allows it ("this API may perform implicit synchronization"), and the programming guide says that
+ * cudaFree "causes the GPU to synchronize across all executing CUDA streams". Fresh device memory is full of 0xcd, freed memory
  * of 0xdd. The process is aborted with a message where freed memory has been written to, or where memory is freed that a
  * queued copy or memset still names: these are the mistakes that no error code would bring back to their place.
  *

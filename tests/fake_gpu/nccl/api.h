@@ -15,7 +15,8 @@
  *   a communicator that was destroyed or aborted, also in a graph; a finalized or revoked one, but to end it
  *   a current device that is not the communicator's
  *   calls on different streams for one communicator in one group
- *   a window registered twice, differently on some ranks, or alive when its memory is freed
+ *   a window registered twice, differently on some ranks, bound at different offsets because ranks deregistered others at
+ *   different moments, or alive when its memory is freed
  * Errors without a violation are those of NCCL's own checks, and of buffers that overlap in a way that is not one of the
  * legal forms of working in place.
  *

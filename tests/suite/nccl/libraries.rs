@@ -69,6 +69,16 @@ pub fn cuda_calls(function: &str) -> usize {
     Fake::open("libcuda.so.1").live("fake_cuda_calls", function)
 }
 
+/// How many there are of a kind of the driver's.
+pub fn cuda_live(kind: &str) -> usize {
+    Fake::open("libcuda.so.1").live("fake_cuda_live", kind)
+}
+
+/// How many there are of a kind of NCCL's.
+pub fn nccl_live(kind: &str) -> usize {
+    Fake::open("libnccl.so.2").live("fake_nccl_live", kind)
+}
+
 /// How often a function of NCCL's has been called.
 pub fn nccl_calls(function: &str) -> usize {
     Fake::open("libnccl.so.2").live("fake_nccl_calls", function)

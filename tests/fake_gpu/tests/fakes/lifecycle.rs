@@ -198,6 +198,26 @@ test_in_child!(windows_must_be_alike, Current, &[], || {
     violation("different sizes, offsets");
 });
 
+test_in_child!(a_window_is_bound_in_the_free_space_of_the_rank, Current, &[], || {
+    on_ranks(2, true, |rank| {
+        let register = || {
+            let (mut memory, mut window) = (0, NO_HANDLE);
+            ok((newer().memory_allocate)(&mut memory, 4096));
+            ok((newer().window_register)(rank.communicator, memory, 4096, &mut window, 1));
+            window
+        };
+        let (first, second) = (register(), register());
+        ok((newer().window_deregister)(rank.communicator, first));
+        let third = register();
+        no_violations();
+        BARRIER.wait();
+        // Each rank has another gap.
+        ok((newer().window_deregister)(rank.communicator, if rank.rank == 0 { second } else { third }));
+        register();
+    });
+    violation("different offsets");
+});
+
 test_in_child!(null_windows, Current, &[("FAKE_NCCL", "null_window")], || {
     on_ranks(2, true, |rank| {
         let (mut memory, mut window) = (0, rank.stream);
