@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::communicator_binding::CommunicatorBinding;
 use super::run::{RunIo, run};
 use super::shapes::Shapes;
-use crate::cuda::{CudaStream, Event};
+use crate::cuda::{CudaStream, Point};
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
@@ -249,9 +249,9 @@ impl Task for Bindings {
         result.map_err(|e: Error| binding.on_rank(e))
     }
 
-    fn launched(&self, event: &Event, stream: &CudaStream) {
+    fn launched(&self, end: &Point, stream: &CudaStream) {
         if let Some(run) = &self.inner.run {
-            lock(&run.binding.regions).set_last(stream, event);
+            lock(&run.binding.regions).set_last(stream, end);
         }
     }
 

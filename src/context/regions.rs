@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::replay::Recording;
 use super::run::RunIo;
-use crate::cuda::{CudaStream, Device, Event, Transfer};
+use crate::cuda::{CudaStream, Device, Point, Transfer};
 use crate::data_type::DataType;
 use crate::engine::EngineInner;
 use crate::error::Result;
@@ -23,8 +23,8 @@ pub(super) struct Regions {
     pub(super) located: RunIo,
     /// Copies from and to host memory; made for the first one.
     transfer: Option<Transfer>,
-    /// The stream of the last run, and when that is done.
-    last: Option<(u64, Event)>,
+    /// The stream of the last run, and the run's end.
+    last: Option<(u64, Point)>,
 }
 
 /// The memory of the tensors inside the network.
@@ -79,14 +79,14 @@ impl Regions {
             return Ok(());
         }
         match self.last.take() {
-            Some((last, event)) if last != stream.id() => stream.wait_for(&event),
+            Some((last, end)) if last != stream.id() => stream.wait_for(&end),
             _ => Ok(()),
         }
     }
 
     /// Says when the last run is done.
-    pub(super) fn set_last(&mut self, stream: &CudaStream, event: &Event) {
-        self.last = Some((stream.id(), event.clone()));
+    pub(super) fn set_last(&mut self, stream: &CudaStream, end: &Point) {
+        self.last = Some((stream.id(), end.clone()));
     }
 
     /// Copies host tensors.

@@ -9,7 +9,7 @@ use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
 use crate::comm::{CallGroup, Purpose, Request, Signature};
-use crate::cuda::CudaStream;
+use crate::cuda::{CudaStream, call_out};
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
 use crate::error::{ErrorKind, Result, bail, error};
@@ -285,8 +285,8 @@ impl<'a> EngineRun<'a> {
                 // SAFETY: inputs are written; a plugin's outputs share memory with no tensor in
                 // use.
                 let mut call = unsafe { PluginCall::new(&inputs, &outputs, stream) };
-                let result = catch_unwind(AssertUnwindSafe(|| plugin.plugin().enqueue(&mut call)));
-                let result = result.unwrap_or_else(|panic| {
+                let enqueue = || catch_unwind(AssertUnwindSafe(|| plugin.plugin().enqueue(&mut call)));
+                let result = call_out(enqueue)?.unwrap_or_else(|panic| {
                     Err(error!(Plugin, "the plugin panicked: {}", panic_message(panic.as_ref())))
                 });
                 result.map_err(|e| e.about(|| layer.subject()))?;

@@ -30,6 +30,11 @@ pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
     absent()
 }
 
+/// Without CUDA no code changes the current GPU.
+pub(crate) fn call_out<T>(code: impl FnOnce() -> T) -> Result<T> {
+    Ok(code())
+}
+
 /// Without CUDA no call hangs, so none needs a thread of its own.
 pub(crate) mod helper {
     use std::time::{Duration, Instant};
@@ -106,11 +111,15 @@ impl CudaStream {
         match self.0 {}
     }
 
-    pub(crate) fn record(&self) -> Result<Event> {
+    pub(crate) fn visit(&self) -> Result<Visit> {
         match self.0 {}
     }
 
-    pub(crate) fn wait_for(&self, _event: &Event) -> Result<()> {
+    pub(crate) fn point(&self) -> Point {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait_for(&self, _point: &Point) -> Result<()> {
         match self.0 {}
     }
 
@@ -122,11 +131,15 @@ impl CudaStream {
         match self.0 {}
     }
 
-    pub(crate) fn keep(&self, _until: Event, _what: Box<dyn Any + Send>) {
+    pub(crate) fn keep(&self, _until: Point, _value: Box<dyn Any + Send>) {
         match self.0 {}
     }
 
     pub(crate) fn sweep(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn sweep_if_many(&self) {
         match self.0 {}
     }
 
@@ -159,10 +172,18 @@ impl CudaStream {
     }
 }
 
-#[derive(Clone)]
-pub(crate) struct Event(Infallible);
+pub(crate) struct Visit(Infallible);
 
-impl Event {
+impl Visit {
+    pub(crate) fn is_capturing(&self) -> bool {
+        match self.0 {}
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Point(Infallible);
+
+impl Point {
     pub(crate) fn is_done(&self) -> Result<bool> {
         match self.0 {}
     }

@@ -1,13 +1,18 @@
 //! Releases what a GPU may still use, on a thread of the device, so that no drop waits for a GPU
 //! that is busy or never answers.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::Device;
+use crate::error::Result;
 use crate::util::lock;
 
-type Release = Box<dyn FnOnce() + Send>;
+struct Release {
+    what: &'static str,
+    release: Box<dyn FnOnce() -> Result<()> + Send>,
+}
 
 /// The releases of one device. Its thread starts at the first one.
 #[derive(Default)]
@@ -23,22 +28,26 @@ struct PendingCount {
 }
 
 impl DeferredRelease {
-    /// Adds a release. The thread makes it after the earlier ones.
-    pub(super) fn push(&self, job: impl FnOnce() + Send + 'static) {
+    /// Adds a release. The thread makes it after the earlier ones, when all work is done that was
+    /// enqueued before on streams that the library knows. It does so in RELAXED mode, so that it
+    /// invalidates no capture.
+    pub(super) fn push(
+        &self,
+        device: &Arc<Device>,
+        what: &'static str,
+        release: impl FnOnce() -> Result<()> + Send + 'static,
+    ) {
         let mut jobs = lock(&self.jobs);
         if jobs.is_none() {
             let (sender, receiver) = channel::<Release>();
-            let pending = Arc::clone(&self.pending);
-            let thread = std::thread::Builder::new().name("dcl-release".to_owned()).spawn(move || {
-                for job in receiver {
-                    job();
-                    *lock(&pending.count) -= 1;
-                    pending.changed.notify_all();
-                }
-            });
+            let (device, pending) = (Arc::clone(device), Arc::clone(&self.pending));
+            let thread = std::thread::Builder::new()
+                .name("dcl-release".to_owned())
+                .spawn(move || serve(&device, &receiver, &pending));
             match thread {
                 Ok(_) => *jobs = Some(sender),
                 Err(error) => {
+                    std::mem::forget(release);
                     return crate::util::log::event!(
                         WARN,
                         "no thread to release a GPU's memory: {error}; the memory leaks"
@@ -48,8 +57,8 @@ impl DeferredRelease {
         }
         if let Some(jobs) = &*jobs {
             *lock(&self.pending.count) += 1;
-            // The thread receives as long as `self` exists, so this does not fail.
-            let _ = jobs.send(Box::new(job));
+            // The thread receives as long as the process lives, so this does not fail.
+            let _ = jobs.send(Release { what, release: Box::new(release) });
         }
     }
 
@@ -58,5 +67,30 @@ impl DeferredRelease {
         let count = lock(&self.pending.count);
         let waited = self.pending.changed.wait_timeout_while(count, timeout, |count| *count > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Makes releases. Those that have come meanwhile wait for the GPU together.
+fn serve(device: &Arc<Device>, receiver: &Receiver<Release>, pending: &PendingCount) {
+    while let Ok(first) = receiver.recv() {
+        let releases: Vec<Release> = std::iter::once(first).chain(receiver.try_iter()).collect();
+        let count = releases.len();
+        let entered = device.enter_relaxed();
+        // Work that never ends uses its memory for ever.
+        let finished = entered.as_ref().map_err(Clone::clone).and_then(|_| device.finish_enqueued());
+        for Release { what, release } in releases {
+            let released = match &finished {
+                Ok(()) => release(),
+                Err(error) => {
+                    std::mem::forget(release);
+                    Err(error.clone())
+                }
+            };
+            if let Err(error) = released {
+                crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
+            }
+        }
+        *lock(&pending.count) -= count;
+        pending.changed.notify_all();
     }
 }

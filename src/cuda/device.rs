@@ -1,13 +1,17 @@
 //! One GPU.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::capture_mode::Relaxed;
 use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::kernels::Kernels;
+use super::point::StreamState;
 use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use super::{CudaStream, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
@@ -29,6 +33,8 @@ pub(crate) struct Device {
     /// For `read` and `write`, made at the first of them.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
     deferred: DeferredRelease,
+    /// The library's streams and the caller's, also dropped ones whose work goes on.
+    streams: Mutex<Vec<Arc<StreamState>>>,
     process: ProcessGuard,
 }
 
@@ -73,7 +79,7 @@ impl Device {
 
     fn retain(ordinal: u32) -> Result<Self> {
         let mut device: CUdevice = 0;
-        let mut context: CUcontext = std::ptr::null_mut();
+        let mut context: CUcontext = ptr::null_mut();
         let mut name = [0; 256];
         let mut bus_id = [0; 32];
         let mut memory_bytes = 0;
@@ -110,6 +116,7 @@ impl Device {
             kernels: Kernels::default(),
             copying: Mutex::default(),
             deferred: DeferredRelease::default(),
+            streams: Mutex::default(),
             process: ProcessGuard::current(),
         })
     }
@@ -170,7 +177,8 @@ impl Device {
         self.process.is_current()
     }
 
-    /// Releases something on a thread of the device, after earlier releases. Does not wait for it.
+    /// Releases something on a thread of the device, after earlier releases and after the work that
+    /// was enqueued before. Does not wait for it. If that work never ends, it is never released.
     pub(crate) fn release_later(
         self: &Arc<Self>,
         what: &'static str,
@@ -179,23 +187,38 @@ impl Device {
         if !self.is_here() {
             return std::mem::forget(release);
         }
-        let device = Arc::clone(self);
-        self.deferred.push(move || {
-            if let Err(error) = device.enter().and_then(|_current| release()) {
-                crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
-            }
-        });
+        self.deferred.push(self, what, release);
     }
 
     /// Waits, at most for `timeout`, until all earlier releases have ended.
-    pub(super) fn settle(&self, timeout: Duration) {
+    pub(crate) fn settle(&self, timeout: Duration) {
         self.deferred.settle(timeout);
     }
 
-    /// Waits for all work that was enqueued on this GPU. The caller has entered the device.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the call takes no arguments.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    /// Adds a stream, after the work of which memory is freed.
+    pub(super) fn add_stream(&self, stream: &Arc<StreamState>) {
+        let mut streams = lock(&self.streams);
+        streams.retain(|stream| !stream.is_over());
+        streams.push(Arc::clone(stream));
+    }
+
+    /// Forgets a stream whose work is done.
+    pub(super) fn remove_stream(&self, stream: &Arc<StreamState>) {
+        lock(&self.streams).retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    /// Drops what finished work of dropped handles used.
+    pub(super) fn sweep(&self) {
+        let streams = lock(&self.streams).clone();
+        streams.iter().for_each(|stream| stream.sweep());
+    }
+
+    /// Waits for all work that was enqueued on streams that the library knows. Not with
+    /// cuCtxSynchronize, which is not permitted while a stream of the context is captured and
+    /// invalidates that capture. This may wait for long.
+    pub(super) fn finish_enqueued(&self) -> Result<()> {
+        let streams = lock(&self.streams).clone();
+        streams.iter().try_for_each(|stream| stream.finish())
     }
 
     pub(super) fn context(&self) -> CUcontext {
@@ -204,17 +227,55 @@ impl Device {
 
     /// Makes this the current GPU of the thread, until the guard is dropped. Every call of CUDA
     /// begins here, so this is where a child that was forked gets its error.
+    /// While a guard of the thread lives, further calls ask the driver for nothing.
     pub(crate) fn enter(&self) -> Result<Current> {
         self.process.check("a GPU")?;
-        let mut before: CUcontext = std::ptr::null_mut();
-        // SAFETY: writes one pointer.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
-        if before != self.context {
-            // SAFETY: the context lives as long as the process.
-            check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })?;
+        let outer = ENTERED.get();
+        if outer == self.context {
+            return Ok(Current { outer, before: None });
         }
-        Ok(Current { before, changed: before != self.context })
+        let before = make_current(self.context)?;
+        ENTERED.set(self.context);
+        Ok(Current { outer, before })
     }
+
+    /// [`enter`](Self::enter) for a thread of the library, whose calls must not invalidate captures
+    /// of other threads.
+    pub(crate) fn enter_relaxed(&self) -> Result<(Current, impl Sized)> {
+        Ok((self.enter()?, Relaxed::begin()?))
+    }
+}
+
+/// Makes a context current. Returns the one that was current before, if that was another.
+fn make_current(context: CUcontext) -> Result<Option<CUcontext>> {
+    let mut before: CUcontext = ptr::null_mut();
+    // SAFETY: writes one pointer.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
+    if before == context {
+        return Ok(None);
+    }
+    // SAFETY: the context lives as long as the process.
+    check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })?;
+    Ok(Some(before))
+}
+
+thread_local! {
+    /// The context that a guard of this thread has made current; null without a guard.
+    static ENTERED: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
+    /// The stream that this thread visits, and whether it is being captured.
+    static VISITED: Cell<Option<(u64, bool)>> = const { Cell::new(None) };
+}
+
+/// Runs code that is not the library's, which may leave another GPU current.
+pub(crate) fn call_out<T>(code: impl FnOnce() -> T) -> Result<T> {
+    let (entered, visited) = (ENTERED.replace(ptr::null_mut()), VISITED.take());
+    let value = code();
+    ENTERED.set(entered);
+    VISITED.set(visited);
+    if !entered.is_null() {
+        make_current(entered)?;
+    }
+    Ok(value)
 }
 
 impl fmt::Debug for Device {
@@ -225,15 +286,47 @@ impl fmt::Debug for Device {
 
 /// Keeps a GPU current. Its drop restores the GPU that was current before.
 pub(crate) struct Current {
-    before: CUcontext,
-    changed: bool,
+    /// What [`ENTERED`] was before.
+    outer: CUcontext,
+    /// What was current before, if that was another context.
+    before: Option<CUcontext>,
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
-        if self.changed {
+        if let Some(before) = self.before {
             // SAFETY: the context was current before, or is null. The next call reports an error.
-            let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
+            let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
+        ENTERED.set(self.outer);
+    }
+}
+
+/// A thread's stay at a stream: the GPU is current, and whether the stream is captured is known.
+pub(crate) struct Visit {
+    is_capturing: bool,
+    outer: Option<(u64, bool)>,
+    _current: Current,
+}
+
+impl Visit {
+    pub(super) fn new(current: Current, stream: u64, is_capturing: bool) -> Self {
+        Visit { is_capturing, outer: VISITED.replace(Some((stream, is_capturing))), _current: current }
+    }
+
+    /// Whether the stream is being captured.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.is_capturing
+    }
+
+    /// Whether a stream is being captured, if this thread visits it.
+    pub(super) fn status_of(stream: u64) -> Option<bool> {
+        VISITED.get().filter(|(visited, _)| *visited == stream).map(|(_, is_capturing)| is_capturing)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        VISITED.set(self.outer);
     }
 }

@@ -43,8 +43,10 @@ impl DeviceMemory {
             check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })?;
             Ok::<_, Error>(address)
         };
-        // Dropped memory is freed later, by a thread of the device.
+        // Dropped memory is freed later, by a thread of the device. What dropped work used may not
+        // have been dropped yet.
         let address = allocate().or_else(|_| {
+            device.sweep();
             device.settle(RELEASE_TIMEOUT);
             allocate()
         });
@@ -78,10 +80,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let (device, address) = (Arc::clone(&self.device), self.address.as_ptr() as CUdeviceptr);
+        let address = self.address.as_ptr() as CUdeviceptr;
         self.device.release_later("cuMemFree", move || {
-            // Enqueued work may use the memory. If that work never ends, the memory is never freed.
-            device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
         });
@@ -114,11 +114,9 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let device = Arc::clone(&self.device);
         // SAFETY: an address, which only the closure uses from here on.
         let address = unsafe { Sent::new(self.address) };
         self.device.release_later("cuMemFreeHost", move || {
-            device.synchronize()?;
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })
         });

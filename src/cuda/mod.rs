@@ -3,27 +3,41 @@
 //!
 //! A GPU may never answer. Calls that may block on it run on [`helper`] threads with a deadline.
 //! Drops do not wait: a thread of the device releases what was dropped (`deferred_release`).
+//!
+//! Other code of the process may capture streams at any time. So the library's own threads call the
+//! driver in RELAXED mode (`capture_mode`), and no thread waits for a whole context: it waits for
+//! events, of the library's streams that are not being captured (`point`).
 
+use std::time::Duration;
+
+mod capture_mode;
 mod deferred_release;
 mod device;
 mod driver;
+mod event;
 mod graph;
 pub(crate) mod helper;
 mod kernels;
 mod library;
 mod memory;
 mod nvrtc;
+mod point;
 mod stream;
 mod sys;
 mod transfer;
 mod transposition;
 
-pub(crate) use device::{Device, device_count};
+pub(crate) use device::{Device, call_out, device_count};
 pub(crate) use driver::driver_version;
+pub(crate) use event::Pause;
 pub(crate) use graph::{Capture, Graph};
 pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;
-pub(crate) use stream::{CudaStream, Event, Pause};
+pub(crate) use point::Point;
+pub(crate) use stream::CudaStream;
 pub(crate) use transfer::Transfer;
 pub(crate) use transposition::Transposition;
+
+/// How long work may take that nothing waits for. What it uses is then left behind.
+const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -45,6 +45,7 @@ impl CUresult {
     pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Self = CUresult(2);
     pub(super) const CUDA_ERROR_NOT_INITIALIZED: Self = CUresult(3);
     pub(super) const CUDA_ERROR_NOT_READY: Self = CUresult(600);
+    pub(super) const CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: Self = CUresult(906);
 }
 
 impl Unloaded for CUresult {
@@ -87,6 +88,7 @@ pub(super) struct CUstreamCaptureStatus(c_int);
 impl CUstreamCaptureStatus {
     pub(super) const CU_STREAM_CAPTURE_STATUS_NONE: Self = CUstreamCaptureStatus(0);
     pub(super) const CU_STREAM_CAPTURE_STATUS_ACTIVE: Self = CUstreamCaptureStatus(1);
+    pub(super) const CU_STREAM_CAPTURE_STATUS_INVALIDATED: Self = CUstreamCaptureStatus(2);
 }
 
 functions! {
@@ -105,7 +107,6 @@ functions! {
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CUresult;
     fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult;
     fn cuCtxSetCurrent(context: CUcontext) -> CUresult;
-    fn cuCtxSynchronize() -> CUresult;
 
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, byte_len: usize) -> CUresult;
     fn cuMemFree_v2(address: CUdeviceptr) -> CUresult;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::driver::check;
+use super::event::Event;
 use super::memory::PinnedMemory;
 use super::sys::{self, CUdeviceptr};
-use super::{CudaStream, Device, Event};
+use super::{CudaStream, Device};
 use crate::error::Result;
 
 /// The length of a piece, in bytes.

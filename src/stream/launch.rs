@@ -6,15 +6,15 @@ use std::time::Instant;
 use super::SYNCHRONIZE_TIMEOUT;
 use super::task::{Task, Watch, run_in_turn, wait_for_turn};
 use super::work::WorkState;
-use crate::cuda::{CudaStream, Event};
+use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, Result};
 use crate::issue_order::IssueTicket;
 
 /// Enqueues a task on a CUDA stream.
 pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
     let watch = task.watch();
-    let is_capturing = match stream.is_capturing() {
-        Ok(is_capturing) => is_capturing,
+    let visit = match stream.visit() {
+        Ok(visit) => visit,
         Err(error) => return WorkState::Done(task, Err(error)),
     };
     if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
@@ -24,21 +24,16 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     let result = run_in_turn(&mut task, ticket, Some(stream));
     // The work was recorded into the caller's graph. It may run never or many times, and events
     // cannot be queried during a capture.
-    if is_capturing {
+    if visit.is_capturing() {
         return WorkState::Done(task, result);
     }
-    stream.sweep();
+    stream.sweep_if_many();
     // If the task itself failed, it has ended its communicator.
-    let recorded = result.and_then(|()| {
-        stream.record().map_err(|error| match &watch {
-            Some((watch, _)) => watch.fail(error),
-            None => error,
-        })
-    });
-    match recorded {
-        Ok(event) => {
-            task.launched(&event, stream);
-            let (work, stream) = (Some((task, event)), Arc::clone(stream));
+    match result {
+        Ok(()) => {
+            let end = stream.point();
+            task.launched(&end, stream);
+            let (work, stream) = (Some((task, end)), Arc::clone(stream));
             WorkState::Launched(LaunchedWork { work, stream, watch, label: T::label })
         }
         Err(error) => {
@@ -52,7 +47,7 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
 /// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
 pub(super) struct LaunchedWork<T: Send + 'static> {
     /// `None` after the wait.
-    work: Option<(T, Event)>,
+    work: Option<(T, Point)>,
     stream: Arc<CudaStream>,
     watch: Option<(Arc<dyn Watch>, Instant)>,
     label: fn(&T, Error) -> Error,
@@ -61,7 +56,7 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
         // If the query fails, or the work cannot end any more, `wait` returns the error at once.
-        self.work.as_ref().is_none_or(|(_, event)| event.is_done().unwrap_or(true))
+        self.work.as_ref().is_none_or(|(_, end)| end.is_done().unwrap_or(true))
             || self
                 .watch
                 .as_ref()
@@ -69,7 +64,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
     }
 
     pub(super) fn wait(mut self) -> (T, Result<()>) {
-        let result = self.work.as_ref().map_or(Ok(()), |(_, event)| self.wait_for(event));
+        let result = self.work.as_ref().map_or(Ok(()), |(_, end)| self.wait_for(end));
         match self.work.take() {
             Some((task, _)) => {
                 let result = result.map_err(|error| (self.label)(&task, error));
@@ -79,11 +74,11 @@ impl<T: Send + 'static> LaunchedWork<T> {
         }
     }
 
-    fn wait_for(&self, event: &Event) -> Result<()> {
+    fn wait_for(&self, end: &Point) -> Result<()> {
         let Some((watch, deadline)) = &self.watch else {
-            return event.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
+            return end.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
         };
-        event.wait(*deadline, || watch.check()).map_err(|error| {
+        end.wait(*deadline, || watch.check()).map_err(|error| {
             let error = watch.fail(error);
             self.stream.drain();
             error
@@ -93,8 +88,8 @@ impl<T: Send + 'static> LaunchedWork<T> {
 
 impl<T: Send + 'static> Drop for LaunchedWork<T> {
     fn drop(&mut self) {
-        if let Some((task, event)) = self.work.take() {
-            self.stream.keep(event, Box::new(task));
+        if let Some((task, end)) = self.work.take() {
+            self.stream.keep(end, Box::new(task));
         }
     }
 }

@@ -99,8 +99,10 @@ impl Stream {
     /// # Safety
     ///
     /// - `stream` belongs to the GPU's primary context, which the CUDA runtime uses.
-    /// - The caller destroys it only after all clones of this `Stream` are dropped and all work
-    ///   that was enqueued through them has ended.
+    /// - The caller destroys it only after all clones of this `Stream` and all [`Work`] that was
+    ///   enqueued through them are dropped or waited for, and all that work has ended.
+    /// - If the last of these is dropped while the stream is being captured, all work that was
+    ///   enqueued through them before the capture has ended.
     /// - Buffers, contexts and communicators outlive the caller's graphs of work on them. Launches
     ///   of those graphs do not overlap other work of the same contexts.
     ///
@@ -154,6 +156,7 @@ impl Stream {
     /// # Errors
     ///
     /// - `DeadlineExceeded`: a CUDA stream has not ended its work within 600 s.
+    /// - `NotReady`: a CUDA stream is being captured.
     /// - `System`: CUDA reports an error.
     /// - `InvalidArgument`: the call would wait for itself. It is made by work on the same worker
     ///   stream, or by a plugin in a run that the stream's work waits for.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::worker::TaskCell;
-use crate::cuda::{CudaStream, Event};
+use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, Result};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket};
 
@@ -19,8 +19,8 @@ pub(crate) trait Task: Send + Sized + 'static {
     /// Does the work, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 
-    /// Is called when `run` has enqueued work on a CUDA stream. The work is done after `event`.
-    fn launched(&self, _event: &Event, _stream: &CudaStream) {}
+    /// Is called when `run` has enqueued work on a CUDA stream, with the end of the work.
+    fn launched(&self, _end: &Point, _stream: &CudaStream) {}
 
     /// Adds to an error which work it is about.
     fn label(&self, error: Error) -> Error {

@@ -9,8 +9,9 @@ use crate::error::{Error, Result};
 /// A handle on enqueued work. The work owns a `T` (buffers or bindings) until [`wait`](Self::wait)
 /// returns it.
 ///
-/// Dropping or leaking a `Work` is sound and does not stop the work. A dropped `Work` frees what it
-/// owns when the work has ended.
+/// Dropping or leaking a `Work` is sound and does not stop the work. What a dropped `Work` owns is
+/// freed when the work has ended; on a CUDA stream at one of the next calls that enqueue there, or
+/// when the stream is synchronized or dropped.
 ///
 /// # Examples
 ///
@@ -51,6 +52,13 @@ impl<T: Send + 'static> Work<T> {
 
     /// Whether the work has ended, well or not. Does not block.
     ///
+    /// On a CUDA stream an enqueueing call records no event. The first question about a piece of
+    /// work does: `is_done`, [`wait`](Self::wait), or
+    /// [`Stream::synchronize`](super::Stream::synchronize). It covers everything that was enqueued
+    /// on the stream until then. So ask before later work is enqueued if you wait for this work
+    /// alone, and above all if peers begin the later work only after that wait. While the stream is
+    /// being captured no event can be recorded: then the answer to the first question is no.
+    ///
     /// It is also true if [`wait`](Self::wait) would return an error at once.
     pub fn is_done(&self) -> bool {
         match &self.state {
@@ -78,8 +86,11 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
-    /// Blocks until the work has ended, and returns what it owned. Every collective in the work
-    /// ends by its deadline, so this call does too.
+    /// Blocks until the work has ended, and returns what it owned. On a CUDA stream this may wait
+    /// for later work too, and for the end of a capture of the stream: see
+    /// [`is_done`](Self::is_done). So buffers may come back later than their own work ends.
+    ///
+    /// Every collective in the work ends by its deadline, so this call does too.
     ///
     /// # Errors
     ///

@@ -5,6 +5,7 @@
 //! place of CUDA, NVRTC and NCCL (`tests/fake_gpu`). With `DCL_TEST_GPU=1`, which `tools/gpu-check`
 //! sets, it finds the real ones. Tests that need the test libraries then say that they are skipped.
 
+mod captures;
 mod contexts;
 mod faults;
 mod libraries;
@@ -106,6 +107,7 @@ fn child() {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
         ["conformance", place, quarter] => conformance(ranks, place, quarter.parse().expect("a number")),
+        ["captures", ref name @ ..] => captures::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["libraries", name] => libraries::play(name, ranks),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::bindings::*;
 use super::library::{Library, function};
+use super::window::Windows;
 use crate::comm::rank_lock;
 use crate::cuda::helper::{self, Sent};
 use crate::cuda::{Device, Pause};
@@ -29,6 +30,7 @@ pub(super) struct NcclHandle {
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
     pub(super) is_own: bool,
+    pub(super) windows: Windows,
     /// Held while a thread is inside NCCL. Whether the communicator still exists.
     is_open: Mutex<bool>,
 }
@@ -79,7 +81,7 @@ impl NcclHandle {
         let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
-        // A thread of NCCL's writes the communicator while the parent is in progress.
+        // A thread of NCCL's writes the child before the parent stops being in progress.
         self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
             let mut config = library.config();
             // SAFETY: the parent exists while it is locked; the other pointers are valid during the
@@ -96,7 +98,8 @@ impl NcclHandle {
     }
 
     fn new(library: &'static Library, device: &Arc<Device>, raw: ncclComm_t) -> Self {
-        NcclHandle { library, device: Arc::clone(device), raw, is_own: true, is_open: Mutex::new(true) }
+        let (device, windows) = (Arc::clone(device), Windows::default());
+        NcclHandle { library, device, raw, is_own: true, windows, is_open: Mutex::new(true) }
     }
 
     /// The caller's communicator.
@@ -115,7 +118,8 @@ impl NcclHandle {
         let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
         library.check("ncclCommCuDevice", result)?;
         let device = device(ordinal.max(0) as u32)?;
-        Ok(NcclHandle { library, device, raw, is_own: false, is_open: Mutex::new(true) })
+        let (windows, is_open) = (Windows::default(), Mutex::new(true));
+        Ok(NcclHandle { library, device, raw, is_own: false, windows, is_open })
     }
 
     /// This rank's number and the number of ranks.
@@ -167,8 +171,13 @@ impl NcclHandle {
         self.settle(what, result, deadline, alive)
     }
 
-    /// Makes a call that may never return, on a helper thread. If it does not return by the
-    /// deadline, the communicator is not used any more, because a thread is inside.
+    /// Makes a call that may never return, on a helper thread, and waits until it is not in
+    /// progress. If it does not return by the deadline, the communicator is not used any more,
+    /// because a thread is inside.
+    ///
+    /// ncclCommSplit and ncclCommWindowRegister return success while they are in progress: NCCL
+    /// 2.19 to 2.30.7 end their groups with NCCLCHECK, which passes over ncclInProgress. So after
+    /// success, too, the communicator's state says when the call has ended.
     pub(super) fn call_aside(
         &self,
         what: &'static str,
@@ -183,11 +192,15 @@ impl NcclHandle {
         // returns; if it does not, nothing uses the communicator again.
         let raw = unsafe { Sent::new(self.raw) };
         let called = helper::bounded(what, deadline, move || {
-            let _current = device.enter()?;
+            let _current = device.enter_relaxed()?;
             Ok::<_, Error>(call(raw.into_inner()))
         });
         match called {
-            Ok(result) => self.settle(what, result?, deadline, alive),
+            Ok(result) => {
+                let result = result?;
+                let first = if result == ncclSuccess { ncclInProgress } else { result };
+                self.settle(what, first, deadline, alive)
+            }
             Err(error) => {
                 *is_open = false;
                 Err(error)
@@ -238,12 +251,14 @@ impl NcclHandle {
     }
 
     /// Deregisters a window. One of a communicator that was aborted went with it.
-    pub(super) fn deregister(&self, window: Sent<NonNull<ncclWindow_vidmem>>) -> Result<()> {
+    pub(super) fn deregister(&self, window: NonNull<ncclWindow_vidmem>) -> Result<()> {
         let deregister = function!(self.library, ncclCommWindowDeregister)?;
         if !*lock(&self.is_open) {
             return Ok(());
         }
         let deadline = Instant::now() + ABORT_TIMEOUT;
+        // SAFETY: NCCL takes a window from any thread, and this is its last use.
+        let window = unsafe { Sent::new(window) };
         self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), move |raw| {
             // SAFETY: the communicator exists, and the window is one of its own.
             unsafe { deregister(raw, window.into_inner().as_ptr()) }
@@ -268,7 +283,7 @@ impl NcclHandle {
         // SAFETY: as in `call_aside`: the lock is held, and the communicator is marked as gone.
         let raw = unsafe { Sent::new(self.raw) };
         let done = helper::bounded("ncclCommAbort", Instant::now() + ABORT_TIMEOUT, move || {
-            let Ok(_current) = device.enter() else { return ncclSuccess };
+            let Ok(_current) = device.enter_relaxed() else { return ncclSuccess };
             // SAFETY: the lock was held when `is_open` became false, so no thread is inside, and
             // none comes in any more.
             unsafe { abort(raw.into_inner()) }
@@ -282,7 +297,19 @@ impl NcclHandle {
 impl Drop for NcclHandle {
     fn drop(&mut self) {
         let is_open = std::mem::replace(self.is_open.get_mut().unwrap_or_else(|e| e.into_inner()), false);
-        if !self.is_own || !is_open || !self.device.is_here() {
+        if !self.is_own || !self.device.is_here() {
+            return;
+        }
+        let (library, windows) = (self.library, std::mem::take(&mut self.windows));
+        if !is_open {
+            if !windows.is_empty() {
+                self.device.release_later("ncclMemFree", move || {
+                    // SAFETY: the communicator was aborted, and the GPU has done the work on the
+                    // memory.
+                    unsafe { windows.free(library) };
+                    Ok(())
+                });
+            }
             return;
         }
         let (Ok(finalize), Ok(destroy), Ok(state)) = (
@@ -298,11 +325,11 @@ impl Drop for NcclHandle {
         let raw = unsafe { Sent::new(self.raw) };
         // This thread may be the one that drops the peers' handles, after this one.
         helper::detach("ncclCommDestroy", move || {
-            let Ok(_current) = device.enter() else { return };
+            let Ok(_current) = device.enter_relaxed() else { return };
             let raw = raw.into_inner();
             let deadline = Instant::now() + DESTROY_TIMEOUT;
-            // SAFETY: the handle was the last reference to the communicator; the state is written
-            // to a local variable.
+            // SAFETY: the handle was the last reference to the communicator, and dropped memory had
+            // one until the GPU did not use it any more; the state is written to a local variable.
             unsafe {
                 let mut result = finalize(raw);
                 while result == ncclInProgress && Instant::now() < deadline {
@@ -311,8 +338,10 @@ impl Drop for NcclHandle {
                         return;
                     }
                 }
-                if result == ncclSuccess {
-                    destroy(raw);
+                // With the communicator go its windows, whichever are left (ncclDevrFinalize in
+                // NCCL's `dev_runtime.cc`).
+                if result == ncclSuccess && destroy(raw) == ncclSuccess {
+                    windows.free(library);
                 }
             }
         });
@@ -340,7 +369,7 @@ impl NewCommunicator {
     ) -> Result<ncclResult_t> {
         let device = Arc::clone(device);
         helper::bounded(what, deadline, move || {
-            let _current = device.enter()?;
+            let _current = device.enter_relaxed()?;
             Ok(call(self.0.as_ptr()))
         })?
     }

@@ -292,7 +292,12 @@ impl Backend for NcclBackend {
         let route = Route::of(call, self.origins.len(), &self.features);
         self.device().prepare(route.kernels(call).into_iter().flatten())?;
         let bytes = route.scratch_bytes(call, self.origins.len());
-        self.lock(deadline)?.scratch.reserve(self.device(), bytes, stream.unwrap_or(&self.stream))
+        let (mut state, stream) = (self.lock(deadline)?, stream.unwrap_or(&self.stream));
+        // For another stream a capture may follow, just before which nothing is dropped.
+        if Arc::ptr_eq(stream, &self.stream) {
+            state.scratch.prune();
+        }
+        state.scratch.reserve(self.device(), bytes, stream)
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {

@@ -23,12 +23,15 @@ struct Piece {
 }
 
 impl Scratch {
-    /// Makes a stream's memory at least this long.
+    /// Drops the memory of dropped streams. It is freed when the GPU does not use it any more.
+    pub(super) fn prune(&mut self) {
+        self.pieces.retain(|piece| piece.is_recorded || piece.alive.strong_count() > 0);
+    }
+
+    /// Makes a stream's memory at least this long. Drops nothing: a capture may follow at once.
     pub(super) fn reserve(&mut self, device: &Arc<Device>, byte_len: usize, stream: &CudaStream) -> Result<()> {
         let before = self.of(stream).map_or(0, |piece| piece.memory.byte_len());
         if byte_len > before {
-            // A dropped piece is freed when the GPU does not use it any more.
-            self.pieces.retain(|piece| piece.is_recorded || piece.alive.strong_count() > 0);
             let memory = DeviceMemory::new(device, byte_len.max(2 * before))?;
             self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), is_recorded: false, memory });
         }
@@ -53,6 +56,7 @@ impl Scratch {
                     "the first call of this size on a stream needs memory, which a capture does not allow; run it once before"
                 );
             }
+            self.prune();
             self.reserve(stream.device(), byte_len, stream)?;
         }
         Ok(self.of(stream).map_or(std::ptr::null_mut(), |piece| {

@@ -1,25 +1,111 @@
 //! Memory that all ranks register with NCCL, so that its collectives reach it directly.
+//!
+//! NCCL binds a window at an offset of the rank's own free space (symMemoryObtain in NCCL's
+//! `dev_runtime.cc`), and multicast needs the same offset on all ranks. So all ranks register and
+//! deregister the same windows in the same order: a dropped window stays until the ranks meet to
+//! register another, or until the communicator ends.
 
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::NcclBackend;
 use super::bindings::*;
 use super::handle::{Alive, NcclHandle};
-use super::library::function;
+use super::library::{Library, function};
 use crate::comm::signature::Purpose;
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
 use crate::error::{Result, bail, error};
 use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
+use crate::util::lock;
 use crate::util::text::list_ranks;
+
+/// How long ranks wait, before they meet, until the GPU has done the work on dropped windows.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many windows the ranks look at when they meet: the bits of a word.
+const MOST_COMPARED: usize = i64::BITS as usize;
 
 /// The length of a buffer's memory: a multiple of a window's granularity, and at least one.
 fn registered_len(byte_len: usize) -> usize {
     byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT as usize)
+}
+
+/// Frees memory of NCCL's.
+///
+/// # Safety
+///
+/// ncclMemAlloc gave the memory, nothing uses it any more, no window of a living communicator is
+/// over it, and it is freed once. The device is current.
+unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
+    let free = function!(library, ncclMemFree)?;
+    // SAFETY: the caller's promise.
+    library.check("ncclMemFree", unsafe { free(address.as_ptr().cast()) })
+}
+
+/// The windows of a communicator, in the order in which its ranks registered them, which is the
+/// same on all ranks.
+#[derive(Default)]
+pub(super) struct Windows(Mutex<Vec<Arc<Window>>>);
+
+/// A window, and the memory under it.
+struct Window {
+    raw: NonNull<ncclWindow_vidmem>,
+    address: NonNull<u8>,
+    /// This rank does not use the memory any more, and neither does its GPU.
+    is_dropped: AtomicBool,
+}
+
+// SAFETY: addresses, which NCCL takes from any thread.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Windows {
+    fn push(&self, window: &Arc<Window>) {
+        lock(&self.0).push(Arc::clone(window));
+    }
+
+    /// Which of the oldest windows this rank has dropped, as bits; `None` without windows.
+    fn dropped(&self) -> Option<i64> {
+        let windows = lock(&self.0);
+        let is_dropped = |window: &Arc<Window>| i64::from(window.is_dropped.load(Ordering::Acquire));
+        let bits = windows.iter().take(MOST_COMPARED).enumerate();
+        (!windows.is_empty()).then(|| bits.fold(0, |bits, (index, window)| bits | (is_dropped(window) << index)))
+    }
+
+    /// Takes these windows out.
+    fn take(&self, bits: i64) -> Vec<Arc<Window>> {
+        let mut index = 0;
+        let mut is_meant = |_: &mut Arc<Window>| {
+            index += 1;
+            index <= MOST_COMPARED && bits >> (index - 1) & 1 == 1
+        };
+        lock(&self.0).extract_if(.., &mut is_meant).collect()
+    }
+
+    /// Frees the memory under all windows, when the communicator has ended. Its windows went with
+    /// it.
+    ///
+    /// # Safety
+    ///
+    /// The communicator was destroyed or aborted, and nothing uses the memory. The device is
+    /// current.
+    pub(super) unsafe fn free(self, library: &Library) {
+        for window in self.0.into_inner().unwrap_or_else(|e| e.into_inner()) {
+            // SAFETY: the caller's promise.
+            if let Err(error) = unsafe { free(library, window.address) } {
+                crate::util::log::event!(WARN, "{error}");
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
 }
 
 /// The memory of a communicator's buffer, and the window over it if there is one.
@@ -27,7 +113,7 @@ struct SymmetricMemory {
     handle: Arc<NcclHandle>,
     address: NonNull<u8>,
     generation: u64,
-    window: Option<Sent<NonNull<ncclWindow_vidmem>>>,
+    window: Option<Arc<Window>>,
 }
 
 // SAFETY: an address and a handle, which are used only when the memory is freed.
@@ -39,6 +125,9 @@ impl NcclBackend {
     /// Memory of zeros on this rank's GPU, registered as a window if `as_window` and every rank
     /// can. Collective.
     pub(super) fn symmetric_buffer(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
+        if as_window {
+            self.release_windows(deadline)?;
+        }
         let memory = SymmetricMemory::new(&self.handle, byte_len).and_then(|memory| {
             // SAFETY: the memory is at least that long, and nothing else refers to it yet.
             unsafe { self.stream.zero(memory.address.as_ptr(), byte_len)? };
@@ -60,13 +149,29 @@ impl NcclBackend {
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
             let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
-            if all.contains(&[0]) {
-                memory.deregister();
+            if let Some(window) = memory.window.take_if(|_| all.contains(&[0])) {
+                self.handle.deregister(window.raw).map_err(|error| self.fail(error))?;
             }
+            memory.window.iter().for_each(|window| self.handle.windows.push(window));
         }
         // SAFETY: NCCL's memory is aligned to its granularity, holds that many zeros as long as the
         // lease lives, and nothing else refers to it.
         unsafe { Buffer::leased(Box::new(memory), byte_len) }
+    }
+
+    /// Deregisters the windows that every rank has dropped, and frees their memory. Collective.
+    fn release_windows(&self, deadline: Instant) -> Result<()> {
+        self.device().settle(RELEASE_TIMEOUT);
+        let windows = &self.handle.windows;
+        let Some(dropped) = windows.dropped() else { return Ok(()) };
+        let all = self.gather(&[dropped], Purpose::Allocate, deadline)?;
+        for window in windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped)) {
+            self.handle.deregister(window.raw).map_err(|error| self.fail(error))?;
+            let _current = self.device().enter()?;
+            // SAFETY: no rank uses the memory, and its window is deregistered.
+            unsafe { free(self.handle.library, window.address).map_err(|error| self.fail(error))? };
+        }
+        Ok(())
     }
 }
 
@@ -96,16 +201,10 @@ impl SymmetricMemory {
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         })?;
-        // SAFETY: NCCL takes a window from any thread; it is used once, when it is deregistered.
-        self.window = NonNull::new(window.load(Ordering::Acquire)).map(|window| unsafe { Sent::new(window) });
+        let raw = NonNull::new(window.load(Ordering::Acquire));
+        let is_dropped = AtomicBool::new(false);
+        self.window = raw.map(|raw| Arc::new(Window { raw, address: self.address, is_dropped }));
         Ok(())
-    }
-
-    fn deregister(&mut self) {
-        let Some(window) = self.window.take() else { return };
-        if let Err(error) = self.handle.deregister(window) {
-            crate::util::log::event!(WARN, "{error}");
-        }
     }
 }
 
@@ -127,19 +226,19 @@ impl Lease for SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        let Ok(free) = function!(self.handle.library, ncclMemFree) else { return };
-        let window = self.window.take();
-        let handle = Arc::clone(&self.handle);
+        let (handle, window) = (Arc::clone(&self.handle), self.window.take());
         // SAFETY: an address, which only the closure uses from here on.
         let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
-        device.release_later("ncclMemFree", move || {
-            // Neither deregistering nor freeing waits for work on the GPU that uses the memory.
-            handle.device.synchronize()?;
-            window.map_or(Ok(()), |window| handle.deregister(window))?;
-            // SAFETY: allocated by `new`, and freed once.
-            let result = unsafe { free(address.into_inner().as_ptr().cast()) };
-            handle.library.check("ncclMemFree", result)
+        device.release_later("ncclMemFree", move || match window {
+            // The communicator frees the memory when every rank has come so far.
+            Some(window) => {
+                window.is_dropped.store(true, Ordering::Release);
+                Ok(())
+            }
+            // SAFETY: allocated by `new` and freed once; there is no window, and the GPU has done
+            // the work on the memory.
+            None => unsafe { free(handle.library, address.into_inner()) },
         });
     }
 }

@@ -8,6 +8,8 @@
  *   - A graph is the list of the recorded operations, in the order of recording.
  *   - NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD all mean the default stream of the current
  *     context, which waits for no other stream.
+ *   - cuMemFree waits for all streams of the context. The driver's reference allows it ("this API
+ *     may perform implicit synchronization").
  *   - Fresh device memory is filled with 0xcd, freed memory with 0xdd.
  *   - The library ends the process with a message if the program has written to freed memory, or
  *     frees memory that a queued copy or memset uses. No error code would show where the mistake

@@ -184,6 +184,8 @@ CUresult stream_submit(struct stream *stream, const struct operation *operation)
 void stream_push(struct stream *stream, const struct operation *operation);
 /* Waits until all that is queued now is done. */
 void stream_drain(struct stream *stream);
+/* The same for all streams of a context. */
+void context_drain(const struct context *context);
 /* Whether any queue names this memory. */
 bool streams_use(const void *address, size_t size);
 
@@ -197,7 +199,8 @@ struct event {
 };
 
 /* The error of a call that may not be made while streams are capturing, if there is such a
- * capture; it is then invalid. */
+ * capture; it is then invalid. Which captures these are, the modes of the thread and of the capture
+ * decide: see cuThreadExchangeStreamCaptureMode in the reference of CUDA's driver. */
 CUresult refuse_unsafe_call(void);
 /* The error of a use of the default stream while a blocking stream of the context captures. */
 CUresult refuse_implicit_use(struct context *context);

@@ -87,7 +87,10 @@ static CUresult drop(const void *address, bool pinned) {
         return CUDA_ERROR_INVALID_VALUE;
     if (streams_use(allocation->address, allocation->size))
         fatal("memory at %p is freed while a queued operation names it", (void *)allocation->address);
+    /* Others do not see it any more while this waits. */
     *place = allocation->next;
+    if (!pinned)
+        context_drain(allocation->context);
     live[pinned]--;
     if (!pinned)
         used[allocation->context->device] -= allocation->size;

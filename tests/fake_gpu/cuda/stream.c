@@ -153,17 +153,30 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     return LOCKED(synchronize(stream));
 }
 
-/* Everything that has been enqueued on streams of the current context. A stream may go while
- * this waits, so it begins anew. */
-static CUresult synchronize_context(void) {
+/* A stream may go while this waits, so it begins anew. */
+void context_drain(const struct context *context) {
     for (struct stream *stream = streams; stream != NULL;) {
-        bool busy =
-            stream->context == current_context() && stream->capture == NULL && stream->finished != stream->enqueued;
+        bool busy = stream->context == context && stream->finished != stream->enqueued;
         if (busy)
             stream_drain(stream);
         stream = busy ? streams : stream->next;
     }
-    return CUDA_SUCCESS;
+}
+
+/* "It is also invalid to query the execution status of or synchronize a broader handle which
+ * encompasses an active stream capture, such as a device or context handle when any associated
+ * stream is in capture mode", and an invalid operation invalidates the capture: the CUDA
+ * programming guide, "Prohibited and Unhandled Operations" of stream captures. No mode of the
+ * calling thread allows it. */
+static CUresult synchronize_context(void) {
+    CUresult result = CUDA_SUCCESS;
+    for (struct stream *stream = streams; stream != NULL; stream = stream->next) {
+        if (stream->context == current_context() && stream->capture != NULL)
+            result = capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS)
+        context_drain(current_context());
+    return result;
 }
 
 EXPORT CUresult cuCtxSynchronize(void) {

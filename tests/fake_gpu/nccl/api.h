@@ -22,21 +22,22 @@
  *   - a call other than those that end it on a communicator that was finalized or revoked
  *   - a current device that is not the communicator's
  *   - calls on different streams for one communicator in one group
- *   - a window that is registered twice, or differently on some ranks, or that is alive when its
- *     memory is freed
+ *   - a window that is registered twice, or differently on some ranks, or bound at different
+ *     offsets because ranks deregistered others at different moments, or alive when its memory is
+ *     freed
  * Errors without a violation come from NCCL's own checks, and from buffers that overlap and are not
  * in place.
  *
- * A communicator with blocking = 0 returns ncclInProgress from calls that concern several ranks
- * (init, split, finalize, window registration), and from every third collective or group. A thread
- * of the library then finishes the call 1 ms later. The handle of a new communicator is there at
- * once. The handle of a split or a window is there when the call is finished.
+ * A communicator with blocking = 0 returns ncclInProgress from init, finalize and revoke, and with
+ * more than one rank from every collective call or group. Split and window registration return
+ * ncclSuccess although they are in progress, as NCCL's do. A thread of the library finishes the
+ * call, at once or 1 ms later. The handle of a new communicator is there at once. The handle of a
+ * split or a window is there when the call is finished.
  *
  * The environment, read once: FAKE_NCCL, separated by commas:
  *   in_progress=FUNCTION:MS          on non-blocking communicators the function always returns
  *                                    ncclInProgress, and finishes after that time
- *   always_in_progress               so does every function that can
- *   never_in_progress                no function does
+ *   never_in_progress                no function does: the library's thread is always faster
  *   fail=FUNCTION:NTH:RESULT[:RANK]  the nth call (from 1; of that rank, or of all ranks) fails,
  *                                    and so does the communicator; ncclInvalidArgument (4) does
  *                                    not end a blocking one

@@ -194,7 +194,10 @@ static void *do_job(void *data) {
     return NULL;
 }
 
-/* For how long the call is to be in progress, or -1. */
+/* For how many milliseconds the call is to be in progress, or -1. A group of calls is in progress
+ * where a communicator does not block (group.cc of NCCL 2.30.7, ncclGroupEndInternal), but a
+ * collective of one rank is launched at once and never comes into the group (enqueue.cc,
+ * taskAppend). */
 static int progress(const char *function, struct communicator *communicator, bool collective) {
     uint64_t calls = collective ? ++communicator->collective_calls : 0;
     int scripted = script_in_progress(function);
@@ -202,7 +205,9 @@ static int progress(const char *function, struct communicator *communicator, boo
         return -1;
     if (scripted >= 0)
         return scripted;
-    return !collective || calls % 3 == 0 || script_has("always_in_progress") ? 1 : -1;
+    if (collective && communicator->clique->size == 1)
+        return -1;
+    return collective && calls % 3 != 0 ? 0 : 1;
 }
 
 ncclResult_t complete(
@@ -220,6 +225,10 @@ ncclResult_t complete(
         abort();
     pthread_detach(thread);
     return ncclInProgress;
+}
+
+ncclResult_t hide_progress(ncclResult_t result) {
+    return result == ncclInProgress ? ncclSuccess : result;
 }
 
 /* Enqueues the bundles of a group in their order, and says of each communicator that it is done. */

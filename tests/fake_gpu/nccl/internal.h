@@ -175,8 +175,13 @@ typedef ncclResult_t (*work_function)(struct communicator *communicator, void *a
 ncclResult_t complete(
     const char *function, struct communicator *communicator, bool collective, work_function work, void *argument);
 
+/* What split and window registration answer: success while they are in progress. NCCL 2.30.7 ends
+ * their groups with NCCLCHECK, which passes over ncclInProgress (checks.h), and returns the result
+ * from before (ncclCommSplit in init.cc, ncclCommWindowRegister in dev_runtime.cc). */
+ncclResult_t hide_progress(ncclResult_t result);
+
 struct bundle;
-/* The same for the bundles of a group: they are enqueued in their order, by one thread, and in
+/* `complete` for the bundles of a group: they are enqueued in their order, by one thread, and in
  * progress together, as NCCL does it, so that ranks with several communicators come to their
  * collectives in one order. */
 ncclResult_t complete_group(const char *function, struct bundle *bundles);

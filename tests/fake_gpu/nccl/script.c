@@ -45,7 +45,6 @@ static bool is_known(const struct rule *rule) {
         int least, most;
     } known[] = {
         {"in_progress", true, 1, 1},
-        {"always_in_progress", false, 0, 0},
         {"never_in_progress", false, 0, 0},
         {"fail", true, 2, 3},
         {"async_error", false, 3, 3},

@@ -82,5 +82,5 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclCom
         .blocking = config.blocking == NCCL_CONFIG_UNDEF_INT ? communicator->blocking : config.blocking != 0,
         .share = config.splitShare == 1,
     };
-    return leave(communicator, complete(__func__, communicator, false, split, wish));
+    return leave(communicator, hide_progress(complete(__func__, communicator, false, split, wish)));
 }

@@ -7,6 +7,8 @@ struct window {
     struct communicator *communicator;
     const char *buffer;
     size_t size;
+    /* Where the rank has bound it. */
+    size_t bound_at;
     ncclWindow_t handle;
 };
 
@@ -43,7 +45,7 @@ void window_forget(const struct communicator *communicator) {
 /* What a rank brings to a registration. */
 struct wish {
     char *buffer;
-    size_t size, offset;
+    size_t size, offset, bound_at;
     int flags;
     bool possible;
     ncclWindow_t *handle;
@@ -62,6 +64,10 @@ static void conclude(struct clique *clique, struct assembly *assembly) {
             || (symmetric && wish->offset != first->offset))
             assembly->verdict = UNLIKE;
     }
+    for (int rank = 1; rank < clique->size; rank++) {
+        if (((struct wish *)assembly->gifts[rank])->bound_at != first->bound_at)
+            note_violation("ranks bind a window at different offsets");
+    }
     if (assembly->verdict == UNLIKE)
         note_violation("ranks register windows of different sizes, offsets, flags or kinds of memory");
 }
@@ -74,6 +80,7 @@ static ncclWindow_t window_new(struct communicator *communicator, const struct w
         .communicator = communicator,
         .buffer = wish->buffer,
         .size = wish->size,
+        .bound_at = wish->bound_at,
         .handle = (ncclWindow_t)(((uintptr_t)0x0fa4c2 << 40) + 16 * count++),
     };
     windows = window;
@@ -81,10 +88,25 @@ static ncclWindow_t window_new(struct communicator *communicator, const struct w
     return window->handle;
 }
 
+/* The first place in the rank's own free space that is large enough: NCCL 2.30.7 binds a window
+ * there (symMemoryObtain in dev_runtime.cc, ncclSpaceAlloc in allocator.cc), and its multicast
+ * object too (cuMulticastBindAddr in symBindTeamMemory), which wants the same place on all ranks. */
+static size_t free_space(const struct communicator *communicator, size_t size) {
+    size_t at = 0;
+    for (const struct window *window = windows; window != NULL;) {
+        bool in_the_way = window->communicator == communicator && at < window->bound_at + window->size
+                       && window->bound_at < at + size;
+        at = in_the_way ? window->bound_at + window->size : at;
+        window = in_the_way ? windows : window->next;
+    }
+    return at;
+}
+
 static ncclResult_t register_window(struct communicator *communicator, void *argument) {
     struct wish *wish = argument;
     ncclResult_t result = ncclInternalError;
     pthread_mutex_lock(&lock);
+    wish->bound_at = free_space(communicator, wish->size);
     struct assembly *assembly = assemble(communicator, "window", wish, conclude);
     if (assembly != NULL) {
         result = assembly->verdict == UNLIKE ? ncclInvalidArgument : ncclSuccess;
@@ -124,7 +146,7 @@ EXPORT ncclResult_t ncclCommWindowRegister(
         free(wish);
         return leave(communicator, failure(ncclInvalidUsage, "%s: this memory is registered already", __func__));
     }
-    return leave(communicator, complete(__func__, communicator, false, register_window, wish));
+    return leave(communicator, hide_progress(complete(__func__, communicator, false, register_window, wish)));
 }
 
 EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {

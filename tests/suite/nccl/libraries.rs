@@ -69,6 +69,16 @@ pub fn cuda_calls(function: &str) -> usize {
     Fake::open("libcuda.so.1").live("fake_cuda_calls", function)
 }
 
+/// How many objects of this kind the driver has.
+pub fn cuda_live(kind: &str) -> usize {
+    Fake::open("libcuda.so.1").live("fake_cuda_live", kind)
+}
+
+/// How many objects of this kind NCCL has.
+pub fn nccl_live(kind: &str) -> usize {
+    Fake::open("libnccl.so.2").live("fake_nccl_live", kind)
+}
+
 /// How often the program has called a function of NCCL.
 pub fn nccl_calls(function: &str) -> usize {
     Fake::open("libnccl.so.2").live("fake_nccl_calls", function)

@@ -213,6 +213,29 @@ test_in_child!(unsafe_calls_end_a_capture_of_the_thread, Current, &[], || {
     }
 });
 
+test_in_child!(no_thread_synchronizes_a_context_with_a_captured_stream, Current, &[], || {
+    use_device(0);
+    let stream = stream();
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        ok((cuda().context_synchronize)());
+        ok((cuda().capture_begin)(stream, THREAD_LOCAL));
+        let other = std::thread::spawn(move || {
+            use_device(0);
+            let mut mode = mode;
+            ok((cuda().capture_mode)(&mut mode));
+            (cuda().context_synchronize)()
+        });
+        assert_eq!(other.join().expect("no panic"), CAPTURE_UNSUPPORTED, "mode {mode}");
+        assert_eq!(end_badly(stream), CAPTURE_INVALIDATED);
+        // Another context is another matter.
+        begin(stream);
+        use_device(1);
+        ok((cuda().context_synchronize)());
+        use_device(0);
+        ok((cuda().graph_destroy)(end(stream)));
+    }
+});
+
 test_in_child!(captures_begin_and_end_as_they_should, Current, &[], || {
     use_device(0);
     let (stream, mut graph, mut blocking) = (stream() as usize, NO_HANDLE, NO_HANDLE);

@@ -45,6 +45,7 @@ library!(Cuda, "libcuda.so.1", {
     context_push = "cuCtxPushCurrent_v2"(Handle) -> c_int;
     context_pop = "cuCtxPopCurrent_v2"(*mut Handle) -> c_int;
     context_device = "cuCtxGetDevice"(*mut c_int) -> c_int;
+    context_synchronize = "cuCtxSynchronize"() -> c_int;
     memory_allocate = "cuMemAlloc_v2"(*mut u64, usize) -> c_int;
     memory_free = "cuMemFree_v2"(u64) -> c_int;
     memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> c_int;

@@ -80,7 +80,9 @@ test_in_child!(an_error_that_comes_later, Current, &[("FAKE_NCCL", "async_error=
     on_ranks(2, false, |rank| {
         let at = upload(&[1.0f32]);
         rank.done(rank.all_reduce(at, 1));
-        rank.called(rank.all_reduce(at, 1));
+        // The error may come before the answer is asked for.
+        let result = finished(rank.communicator, rank.all_reduce(at, 1));
+        assert!(result == 0 || (rank.rank == 1 && result == REMOTE_ERROR), "{result}");
         while rank.rank == 1 && async_error(rank.communicator) != REMOTE_ERROR {
             std::thread::yield_now();
         }
@@ -91,7 +93,7 @@ test_in_child!(an_error_that_comes_later, Current, &[("FAKE_NCCL", "async_error=
     });
 });
 
-test_in_child!(who_always_is_in_progress, Current, &[("FAKE_NCCL", "always_in_progress")], || {
+test_in_child!(collectives_of_several_ranks_are_in_progress, Current, &[], || {
     on_ranks(2, false, |rank| {
         let at = upload(&[1.0f32]);
         for _ in 0..5 {
@@ -104,17 +106,13 @@ test_in_child!(who_always_is_in_progress, Current, &[("FAKE_NCCL", "always_in_pr
     });
 });
 
-test_in_child!(who_is_in_progress_now_and_then, Current, &[], || {
+test_in_child!(one_rank_is_never_in_progress_with_a_collective, Current, &[], || {
     on_ranks(1, false, |rank| {
         let at = upload(&[1.0f32]);
-        let results: Vec<_> = (0..9)
-            .map(|_| {
-                let result = rank.all_reduce(at, 1);
-                rank.called(result);
-                result
-            })
-            .collect();
-        assert_eq!(results, [0, 0, IN_PROGRESS].repeat(3));
+        for _ in 0..9 {
+            ok(rank.all_reduce(at, 1));
+            assert_eq!(async_error(rank.communicator), 0);
+        }
         rank.end();
     });
 });

@@ -118,7 +118,9 @@ test_in_child!(split_orders_by_key_and_rank, Current, &[], || {
             &mut child,
             std::ptr::null_mut(),
         );
-        assert_eq!(result, IN_PROGRESS);
+        // NCCL answers success, and writes the child later.
+        ok(result);
+        assert_eq!((child, async_error(rank.communicator)), (NO_HANDLE, IN_PROGRESS));
         rank.called(result);
         if rank.rank == 1 {
             assert_eq!(child, NO_HANDLE);
@@ -161,7 +163,10 @@ test_in_child!(windows_are_registered_together, Current, &[], || {
         let register = |at: u64, bytes: usize, window: &mut Handle| {
             finished(rank.communicator, (newer().window_register)(rank.communicator, at, bytes, window, 1))
         };
-        ok(register(memory, 8192, &mut window));
+        ok((newer().window_register)(rank.communicator, memory, 8192, &mut window, 1));
+        // NCCL answers success, and writes the window later.
+        assert_eq!((window, async_error(rank.communicator)), (NO_HANDLE, IN_PROGRESS));
+        ok(finished(rank.communicator, IN_PROGRESS));
         assert_ne!(window, NO_HANDLE);
         assert_eq!(register(memory + 1, 4096, &mut none), INVALID_ARGUMENT);
         // Memory that is not NCCL's has no window.
@@ -191,6 +196,26 @@ test_in_child!(windows_must_be_alike, Current, &[], || {
         assert_eq!(result, INVALID_ARGUMENT);
     });
     violation("different sizes, offsets");
+});
+
+test_in_child!(a_window_is_bound_in_the_free_space_of_the_rank, Current, &[], || {
+    on_ranks(2, true, |rank| {
+        let register = || {
+            let (mut memory, mut window) = (0, NO_HANDLE);
+            ok((newer().memory_allocate)(&mut memory, 4096));
+            ok((newer().window_register)(rank.communicator, memory, 4096, &mut window, 1));
+            window
+        };
+        let (first, second) = (register(), register());
+        ok((newer().window_deregister)(rank.communicator, first));
+        let third = register();
+        no_violations();
+        BARRIER.wait();
+        // Each rank has another gap.
+        ok((newer().window_deregister)(rank.communicator, if rank.rank == 0 { second } else { third }));
+        register();
+    });
+    violation("different offsets");
 });
 
 test_in_child!(null_windows, Current, &[("FAKE_NCCL", "null_window")], || {
@@ -230,7 +255,7 @@ test_in_child!(abort_frees_a_rank_whose_peers_never_come, Current, &[], || {
         if rank.rank == 0 {
             let (at, mut child) = (upload(&[1u8]), NO_HANDLE);
             rank.called((nccl().send)(at, 1, INT8, 1, rank.communicator, rank.stream));
-            assert_eq!((nccl().split)(rank.communicator, 0, 0, &mut child, std::ptr::null_mut()), IN_PROGRESS);
+            ok((nccl().split)(rank.communicator, 0, 0, &mut child, std::ptr::null_mut()));
             assert_eq!(async_error(rank.communicator), IN_PROGRESS);
         }
         rank.abort();

@@ -140,12 +140,28 @@ test_in_child!(addresses_tell_what_they_are, Current, &[], || {
 
 test_in_child!(a_late_write_is_seen_at_the_end, Current, &[], aborts "was written to after the memory was freed", || {
     use_device(0);
+    let (stream, function, address) = (stream(), fill_kernel(), allocate(4));
+    ok((cuda().memory_free)(address));
+    ok(launch_fill(function, stream, address, 1, 5));
+    synchronize(stream);
+});
+
+test_in_child!(memory_is_freed_after_the_work_of_all_streams, Current, &[], || {
+    use_device(0);
     let (stream, gate, function, address) = (stream(), Gate::new(), fill_kernel(), allocate(4));
     gate.close(stream);
     ok(launch_fill(function, stream, address, 1, 5));
-    ok((cuda().memory_free)(address));
+    let other = std::thread::spawn(move || {
+        use_device(0);
+        ok((cuda().memory_free)(address));
+    });
+    while (cuda().call_count)(c"cuMemFree_v2".as_ptr()) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(!other.is_finished());
     gate.open();
-    synchronize(stream);
+    other.join().expect("no panic");
+    assert_eq!((cuda().stream_query)(stream), 0);
 });
 
 test_in_child!(memory_with_queued_copies_is_not_freed, Current, &[], aborts "freed while a queued operation names it", || {

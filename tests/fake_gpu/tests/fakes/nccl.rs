@@ -165,11 +165,15 @@ pub fn async_error(communicator: Handle) -> c_int {
     error
 }
 
-/// The result of a call, after it is no longer in progress.
+/// The result of a call, after it is no longer in progress. Split and window registration return
+/// success while they are in progress.
 pub fn finished(communicator: Handle, mut result: c_int) -> c_int {
-    while result == IN_PROGRESS {
+    if result == 0 {
         result = async_error(communicator);
+    }
+    while result == IN_PROGRESS {
         std::thread::sleep(Duration::from_micros(100));
+        result = async_error(communicator);
     }
     result
 }

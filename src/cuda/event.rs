@@ -1,0 +1,162 @@
+//! Events, and waits that poll.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::sys::{self, CUevent, CUevent_flags, CUstream};
+
+use super::Device;
+use super::capture_mode::Relaxed;
+use super::driver::{check, is_not_ready};
+use super::helper::warning;
+use crate::error::{Result, bail};
+use crate::util::lock;
+use crate::util::slow_warning::SlowWarning;
+
+/// How long a wait spins, then yields, before it sleeps; and how long one sleep is.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+const YIELD_TIME: Duration = Duration::from_millis(1);
+const SLEEP_TIME: Duration = Duration::from_micros(100);
+
+/// Events of a stream that are not in use. They are used again, so that a steady program makes
+/// none.
+pub(super) type EventPool = Arc<Mutex<Vec<Arc<RawEvent>>>>;
+
+/// A moment of a stream. Clones are the same moment. The last one returns the driver's event to the
+/// pool.
+#[derive(Clone)]
+pub(crate) struct Event {
+    raw: Option<Arc<RawEvent>>,
+    pool: EventPool,
+}
+
+pub(super) struct RawEvent {
+    device: Arc<Device>,
+    handle: CUevent,
+}
+
+// SAFETY: CUDA allows any thread to use an event.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    fn new(device: &Arc<Device>) -> Result<Self> {
+        let mut handle = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes one pointer; the device is current.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        Ok(RawEvent { device: Arc::clone(device), handle })
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: `new` made the event, and it is destroyed once. The driver frees it when the
+        // stream has reached it.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+    }
+}
+
+impl Event {
+    /// An event after everything that was enqueued so far on a stream.
+    ///
+    /// # Safety
+    ///
+    /// The stream exists, and is one of this device.
+    pub(super) unsafe fn record(device: &Arc<Device>, stream: CUstream, pool: &EventPool) -> Result<Self> {
+        let _current = device.enter()?;
+        let spare = lock(pool).pop();
+        let raw = match spare {
+            Some(raw) => raw,
+            None => Arc::new(RawEvent::new(device)?),
+        };
+        let event = Event { raw: Some(raw), pool: Arc::clone(pool) };
+        // SAFETY: the caller's promise; the event is alive and of the same context.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle(), stream) })?;
+        Ok(event)
+    }
+
+    pub(super) fn handle(&self) -> CUevent {
+        self.raw.as_ref().map_or(std::ptr::null_mut(), |raw| raw.handle)
+    }
+
+    /// Whether two values are the same moment.
+    pub(super) fn is_same(&self, other: &Event) -> bool {
+        matches!((&self.raw, &other.raw), (Some(one), Some(two)) if Arc::ptr_eq(one, two))
+    }
+
+    /// Whether the stream has reached it.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let Some(raw) = &self.raw else { return Ok(true) };
+        let _current = raw.device.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        // SAFETY: the event is alive.
+        let result = unsafe { sys::cuEventQuery(raw.handle) };
+        if is_not_ready(result) {
+            return Ok(false);
+        }
+        check("cuEventQuery", result).map(|()| true)
+    }
+
+    /// Waits until the stream reaches it. An error of `alive`, which is called again and again,
+    /// ends the wait.
+    pub(crate) fn wait(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
+        wait_until(|| self.is_done(), deadline, alive)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Some(mut raw) = self.raw.take()
+            && Arc::get_mut(&mut raw).is_some()
+        {
+            lock(&self.pool).push(raw);
+        }
+    }
+}
+
+/// Waits until work on a GPU is done. An error of `alive`, which is called again and again, ends
+/// the wait.
+pub(super) fn wait_until(
+    is_done: impl Fn() -> Result<bool>,
+    deadline: Instant,
+    mut alive: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let mut pause = Pause::begin("work on the GPU");
+    while !is_done()? {
+        alive()?;
+        if Instant::now() >= deadline {
+            bail!(DeadlineExceeded, "the work on the GPU was not done by the deadline");
+        }
+        pause.pause();
+    }
+    Ok(())
+}
+
+/// A wait that polls: it spins, then yields, then sleeps.
+pub(crate) struct Pause<'a> {
+    start: Instant,
+    what: &'a str,
+    /// Set at the first sleep.
+    slow: Option<SlowWarning>,
+}
+
+impl<'a> Pause<'a> {
+    /// Begins a wait. A warning about a long one names it `what`.
+    pub(crate) fn begin(what: &'a str) -> Self {
+        Pause { start: Instant::now(), what, slow: None }
+    }
+
+    pub(crate) fn pause(&mut self) {
+        match self.start.elapsed() {
+            waited if waited < SPIN_TIME => std::hint::spin_loop(),
+            waited if waited < YIELD_TIME => std::thread::yield_now(),
+            _ => {
+                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(self.what, seconds));
+                std::thread::sleep(SLEEP_TIME);
+            }
+        }
+    }
+}

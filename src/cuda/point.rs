@@ -1,0 +1,254 @@
+//! The work of a stream, and when it is done. An event costs more than a small collective's share
+//! of a call, so a stream is marked with one only when somebody asks.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
+
+use super::driver::check;
+use super::event::{Event, EventPool, Pause, wait_until};
+use super::{Device, KEEP_TIMEOUT};
+use crate::error::{Result, bail};
+use crate::util::lock;
+
+/// How many values a stream keeps at least before it looks which of them it can drop.
+const FEWEST_KEPT: usize = 8;
+
+/// What is known of a stream's work. The device has it too, since memory is freed after the work of
+/// all streams.
+pub(super) struct StreamState {
+    device: Arc<Device>,
+    raw: CUstream,
+    /// How many pieces of work were enqueued.
+    enqueued: AtomicU64,
+    marks: Mutex<Marks>,
+    /// Events that are not in use.
+    spare: EventPool,
+    /// What enqueued work uses although its `Work` was dropped, each with its end.
+    kept: Mutex<Kept>,
+}
+
+// SAFETY: CUDA allows any thread to use a stream, and the driver locks it in each call.
+unsafe impl Send for StreamState {}
+// SAFETY: as above.
+unsafe impl Sync for StreamState {}
+
+struct Marks {
+    /// The latest event, and how many pieces of work come before it at least.
+    last: Option<Event>,
+    count: u64,
+    /// The driver's stream exists. From then on no thread uses it.
+    is_open: bool,
+}
+
+struct Kept {
+    values: Vec<(Point, Box<dyn Any + Send>)>,
+    /// How many values there are when it is worth to look which are not needed any more.
+    sweep_at: usize,
+}
+
+/// The moment at which a piece of work was enqueued. If nobody has asked before, its event is
+/// recorded at the first question, and then covers what was enqueued until that question.
+#[derive(Clone)]
+pub(crate) struct Point {
+    state: Arc<StreamState>,
+    number: u64,
+    event: OnceLock<Event>,
+}
+
+impl StreamState {
+    pub(super) fn new(device: &Arc<Device>, raw: CUstream) -> Self {
+        StreamState {
+            device: Arc::clone(device),
+            raw,
+            enqueued: AtomicU64::new(0),
+            marks: Mutex::new(Marks { last: None, count: 0, is_open: true }),
+            spare: EventPool::default(),
+            kept: Mutex::new(Kept { values: Vec::new(), sweep_at: FEWEST_KEPT }),
+        }
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// The end of the work that the caller has just enqueued.
+    pub(super) fn point(self: &Arc<Self>) -> Point {
+        let number = self.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
+        Point { state: Arc::clone(self), number, event: OnceLock::new() }
+    }
+
+    /// An event after everything that was enqueued so far. The caller knows that the stream exists.
+    pub(super) fn record(&self) -> Result<Event> {
+        // SAFETY: the stream exists.
+        unsafe { Event::record(&self.device, self.raw, &self.spare) }
+    }
+
+    /// Whether the stream is being captured: enqueued work is recorded into a graph and does not
+    /// run. The caller knows that the stream exists.
+    pub(super) fn capture_status(&self) -> Result<CUstreamCaptureStatus> {
+        let _current = self.device.enter()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream exists; writes one value.
+        let result = unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) };
+        if result == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            // The default stream cannot be used while another stream is captured.
+            return Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        }
+        check("cuStreamIsCapturing", result).map(|()| status)
+    }
+
+    fn is_captured(&self) -> Result<bool> {
+        Ok(self.capture_status()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Records an event, and says whether it has: while the stream is captured an event would be
+    /// part of the capture.
+    fn mark(&self, marks: &mut Marks) -> Result<bool> {
+        if self.is_captured()? {
+            return Ok(false);
+        }
+        let count = self.enqueued.load(Ordering::Relaxed);
+        let event = self.record()?;
+        // Another thread may have begun a capture before the event was recorded.
+        if self.is_captured()? {
+            return Ok(false);
+        }
+        (marks.last, marks.count) = (Some(event), count);
+        Ok(true)
+    }
+
+    /// Records an event after everything that was enqueued so far; `None` while the stream is
+    /// captured. The caller knows that the stream exists.
+    pub(super) fn mark_now(&self) -> Result<Option<Event>> {
+        let mut marks = lock(&self.marks);
+        let is_marked = self.mark(&mut marks)?;
+        Ok(marks.last.clone().filter(|_| is_marked))
+    }
+
+    /// An event after this many pieces of work; `None` as long as it cannot be recorded because the
+    /// stream is captured.
+    fn event(&self, number: u64) -> Result<Option<Event>> {
+        let mut marks = lock(&self.marks);
+        if marks.count < number {
+            if !marks.is_open {
+                bail!(System, "the stream was dropped while it was captured; the end of its earlier work is not known");
+            }
+            if !self.mark(&mut marks)? {
+                return Ok(None);
+            }
+        }
+        Ok(marks.last.clone())
+    }
+
+    /// Ends the use of the driver's stream, with an event after its work.
+    pub(super) fn close(&self) {
+        let mut marks = lock(&self.marks);
+        if marks.count < self.enqueued.load(Ordering::Relaxed)
+            && let Err(error) = self.mark(&mut marks)
+        {
+            crate::util::log::event!(WARN, "{error}");
+        }
+        marks.is_open = false;
+    }
+
+    /// Whether the stream is closed and its work done.
+    pub(super) fn is_over(&self) -> bool {
+        let marks = lock(&self.marks);
+        !marks.is_open && marks.last.as_ref().is_none_or(|event| matches!(event.is_done(), Ok(true)))
+    }
+
+    /// Waits for everything that was enqueued so far, for a thread that frees memory. While the
+    /// stream is captured this waits for the capture's end, unless all earlier work has an event.
+    pub(super) fn finish(&self) -> Result<()> {
+        let mut pause = Pause::begin("a capture of a stream");
+        let event = loop {
+            let mut marks = lock(&self.marks);
+            let has_all = marks.count == self.enqueued.load(Ordering::Relaxed);
+            if !marks.is_open || self.mark(&mut marks)? || has_all {
+                break marks.last.clone();
+            }
+            drop(marks);
+            pause.pause();
+        };
+        event.map_or(Ok(()), |event| event.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())))
+    }
+
+    /// Keeps a value that enqueued work uses, until the end of the work.
+    pub(super) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
+        lock(&self.kept).values.push((until, value));
+    }
+
+    /// Takes all kept values.
+    pub(super) fn take_kept(&self) -> Vec<(Point, Box<dyn Any + Send>)> {
+        std::mem::take(&mut lock(&self.kept).values)
+    }
+
+    /// Drops kept values whose work is done, if there are many values.
+    pub(super) fn sweep_if_many(&self) {
+        let kept = lock(&self.kept);
+        if kept.values.len() >= kept.sweep_at {
+            drop(kept);
+            self.sweep();
+        }
+    }
+
+    /// Drops kept values whose work is done.
+    pub(super) fn sweep(&self) {
+        let mut done = Vec::new();
+        let mut kept = lock(&self.kept);
+        // Work that was enqueued before one question has one event.
+        let mut asked: Option<(Event, bool)> = None;
+        let mut index = 0;
+        while index < kept.values.len() {
+            let event = match kept.values[index].0.event() {
+                Ok(Some(event)) => event,
+                // If the event cannot be had, the work may still run.
+                Ok(None) | Err(_) => break,
+            };
+            let is_done = match &asked {
+                Some((last, is_done)) if last.is_same(&event) => *is_done,
+                _ => matches!(event.is_done(), Ok(true)),
+            };
+            asked = Some((event, is_done));
+            if is_done {
+                done.push(kept.values.swap_remove(index));
+            } else {
+                index += 1;
+            }
+        }
+        kept.sweep_at = FEWEST_KEPT.max(2 * kept.values.len());
+        // A dropped value may take this stream's lock.
+        drop(kept);
+    }
+}
+
+impl Point {
+    /// The event of its end; `None` as long as it cannot be recorded.
+    pub(super) fn event(&self) -> Result<Option<Event>> {
+        if let Some(event) = self.event.get() {
+            return Ok(Some(event.clone()));
+        }
+        let event = self.state.event(self.number)?;
+        Ok(event.map(|event| self.event.get_or_init(|| event).clone()))
+    }
+
+    /// Whether the work is done. While the stream is captured, the answer to the first question is
+    /// no.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        self.event()?.map_or(Ok(false), |event| event.is_done())
+    }
+
+    /// Waits until the work is done. An error of `alive`, which is called again and again, ends the
+    /// wait.
+    pub(crate) fn wait(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
+        wait_until(|| self.is_done(), deadline, alive)
+    }
+}

@@ -1,0 +1,334 @@
+//! Captures of the caller's, and what the library must not do to them; what an enqueueing call asks
+//! the driver for.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use distcollective::collective::Collective;
+use distcollective::comm::Operands;
+use distcollective::context::{Bindings, ContextOptions};
+use distcollective::stream::Work;
+use distcollective::tensor::MemorySpace;
+use distcollective::{
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Network, Rank, ReduceOperation, Result, Stream,
+};
+use libloading::Library;
+
+use super::libraries::{cuda_calls, cuda_live};
+use super::{Child, available_ranks, cuda_stream, is_on_gpu, on_gpus};
+
+type Handle = *mut c_void;
+
+const GLOBAL: i32 = 0;
+const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+
+/// How many calls are counted on each rank.
+const CALLS: usize = 5;
+
+/// Plays a role in a child.
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "releases" => on_gpus(ranks, |communicator| releases(&communicator)),
+        "questions" => on_gpus(ranks, |communicator| questions(&communicator)),
+        "recording" => on_gpus(ranks, |communicator| recording(&communicator)),
+        "destroyed stream" => on_gpus(ranks, |communicator| destroyed_stream(&communicator)),
+        "calls" => {
+            let barrier = Arc::new(Barrier::new(ranks as usize));
+            on_gpus(ranks, move |communicator| calls(&communicator, &barrier));
+        }
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// The caller's own use of the driver.
+struct Driver(Library);
+
+impl Driver {
+    /// With the communicator's GPU current on this thread.
+    fn on(communicator: &Communicator) -> Self {
+        let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
+        // SAFETY: the library is loaded already; the functions have these types.
+        unsafe {
+            let driver = Driver(Library::new("libcuda.so.1").expect("a driver"));
+            let mut context = std::ptr::null_mut();
+            let retain = driver.0.get::<unsafe extern "C" fn(*mut Handle, i32) -> i32>("cuDevicePrimaryCtxRetain");
+            assert_eq!(retain.expect("it")(&mut context, ordinal as i32), 0);
+            assert_eq!(driver.call("cuCtxSetCurrent", context), 0);
+            driver
+        }
+    }
+
+    /// A function that takes a handle.
+    fn call(&self, name: &str, handle: Handle) -> i32 {
+        // SAFETY: the functions that are called so have this type; the handle is alive.
+        unsafe { self.0.get::<unsafe extern "C" fn(Handle) -> i32>(name).expect("it")(handle) }
+    }
+
+    fn new_stream(&self) -> Handle {
+        let mut stream = std::ptr::null_mut();
+        const NON_BLOCKING: u32 = 1;
+        // SAFETY: the function has this type.
+        let result = unsafe {
+            let make = self.0.get::<unsafe extern "C" fn(*mut Handle, u32) -> i32>("cuStreamCreate");
+            make.expect("it")(&mut stream, NON_BLOCKING)
+        };
+        assert_eq!(result, 0);
+        stream
+    }
+
+    fn begin_capture(&self, stream: &Stream) {
+        // SAFETY: the function has this type; the stream is alive.
+        let result = unsafe {
+            let begin = self.0.get::<unsafe extern "C" fn(Handle, i32) -> i32>("cuStreamBeginCapture_v2");
+            begin.expect("it")(stream.as_raw_cuda().expect("a CUDA stream"), GLOBAL)
+        };
+        assert_eq!(result, 0);
+    }
+
+    /// Ends the capture, which nothing has invalidated.
+    fn end_capture(&self, stream: &Stream) {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the function has this type; the stream is alive.
+        let result = unsafe {
+            let end = self.0.get::<unsafe extern "C" fn(Handle, *mut Handle) -> i32>("cuStreamEndCapture");
+            end.expect("it")(stream.as_raw_cuda().expect("a CUDA stream"), &mut graph)
+        };
+        assert_eq!(result, 0, "the capture was invalidated");
+        assert_eq!(self.call("cuGraphDestroy", graph), 0);
+    }
+}
+
+/// Waits until so many of the driver's calls were made.
+fn wait_for_calls(function: &str, count: usize) {
+    let end = Instant::now() + Duration::from_secs(5);
+    while cuda_calls(function) < count {
+        assert!(Instant::now() < end, "{function} is not called");
+        std::thread::yield_now();
+    }
+}
+
+/// What is dropped during a capture of the strictest mode is released before the capture ends, and
+/// the capture goes on.
+fn releases(communicator: &Communicator) -> Result<()> {
+    let (stream, other) = (cuda_stream(communicator)?, cuda_stream(communicator)?);
+    let driver = Driver::on(communicator);
+    let buffer = |len| Buffer::zeroed_in(communicator.space(), DataType::Float32, [len]);
+    let captured = communicator.collective_async(SUM, Operands::in_place(buffer(4)?), &stream)?.wait()?;
+    let [first, second, window] = [buffer(8)?, buffer(16)?, communicator.allocate(DataType::Float32, [8])?];
+    drop(communicator.collective_async(SUM, Operands::in_place(first), &other)?);
+    let (frees, streams) = (cuda_calls("cuMemFree_v2"), cuda_calls("cuStreamDestroy_v2"));
+    driver.begin_capture(&stream);
+    let work = communicator.collective_async(SUM, captured, &stream)?;
+    drop((second, window, other));
+    wait_for_calls("cuStreamDestroy_v2", streams + 1);
+    wait_for_calls("cuMemFree_v2", frees + 3);
+    driver.end_capture(&stream);
+    work.wait()?;
+    Ok(())
+}
+
+/// Whether work that was enqueued before a capture of its stream is done is not known during the
+/// capture, if nothing has asked before. The question does the capture no harm.
+fn questions(communicator: &Communicator) -> Result<()> {
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let enqueue = || {
+        let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+        Ok::<_, distcollective::Error>(communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?)
+    };
+    let (asked, not_asked) = (enqueue()?, enqueue()?);
+    stream.synchronize()?;
+    assert!(asked.is_done());
+    // The question was about all that had been enqueued.
+    assert!(not_asked.is_done());
+    let not_asked = enqueue()?;
+    driver.begin_capture(&stream);
+    assert!(asked.is_done());
+    assert!(!not_asked.is_done());
+    driver.end_capture(&stream);
+    asked.wait()?;
+    not_asked.wait()?;
+    Ok(())
+}
+
+/// A sum of bool, which needs scratch memory and a kernel where there are several ranks.
+fn any(ranks: u32) -> Result<Engine> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Bool, [64])?;
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks), x)?;
+    network.mark_output(y, "y")?;
+    Builder::new().build(&network)
+}
+
+/// Recording a run frees nothing, not even the scratch memory of a stream that was dropped.
+/// Releases are made in order, so the one memory that is dropped here is freed after what recording
+/// drops.
+fn recording(communicator: &Communicator) -> Result<()> {
+    let stream = cuda_stream(communicator)?;
+    let bools = || Buffer::zeroed_in(communicator.space(), DataType::Bool, [64]);
+    let mut context =
+        any(communicator.world_size())?.create_execution_context_with(ContextOptions::default().cuda_graph(true))?;
+    context.set_communicator(communicator)?;
+    // Each of two streams gets scratch memory, and one of them is dropped.
+    let mut operands = Operands::in_place(bools()?);
+    for stream in [cuda_stream(communicator)?, stream.clone()] {
+        operands = communicator.collective_async(SUM, operands, &stream)?.wait()?;
+    }
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", bools()?)?;
+    bindings.bind_output("y", bools()?)?;
+    bindings = context.enqueue(bindings, &stream)?.wait()?;
+    communicator.barrier()?;
+    let (live, frees) = (cuda_live("device memory"), cuda_calls("cuMemFree_v2"));
+    communicator.barrier()?;
+    bindings = context.enqueue(bindings, &stream)?.wait()?;
+    communicator.barrier()?;
+    assert!(cuda_live("device memory") >= live, "recording gets memory and frees none");
+    communicator.barrier()?;
+    drop(operands);
+    wait_for_calls("cuMemFree_v2", frees + communicator.world_size() as usize);
+    communicator.barrier()?;
+    assert_eq!(cuda_calls("cuMemFree_v2"), frees + communicator.world_size() as usize, "one on each rank");
+    communicator.barrier()?;
+    drop(bindings);
+    Ok(())
+}
+
+/// The caller destroys a stream on which a context ran last. The context runs on another one.
+fn destroyed_stream(communicator: &Communicator) -> Result<()> {
+    let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
+    let driver = Driver::on(communicator);
+    let mut context = any(communicator.world_size())?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let bools = || Buffer::zeroed_in(communicator.space(), DataType::Bool, [64]);
+    let enqueue = |context: &mut distcollective::ExecutionContext, stream: &Stream| -> Result<Work<Bindings>> {
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", bools()?)?;
+        bindings.bind_output("y", bools()?)?;
+        Ok(context.enqueue(bindings, stream)?)
+    };
+    for _ in 0..3 {
+        let raw = driver.new_stream();
+        // SAFETY: the stream is destroyed when its work is done and all that borrows it is dropped.
+        let stream = unsafe { Stream::from_raw_cuda(raw, ordinal)? };
+        drop(enqueue(&mut context, &stream)?);
+        assert_eq!(driver.call("cuStreamSynchronize", raw), 0);
+        drop(stream);
+        assert_eq!(driver.call("cuStreamDestroy_v2", raw), 0);
+        drop(enqueue(&mut context, &cuda_stream(communicator)?)?.wait()?);
+    }
+    Ok(())
+}
+
+/// What the driver is asked for, for all ranks together.
+fn asked() -> [usize; 5] {
+    ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuEventRecord", "cuEventQuery", "cuThreadExchangeStreamCaptureMode"]
+        .map(cuda_calls)
+}
+
+/// Counts what so many calls on each rank ask the driver for, and then the events of the waits.
+fn count<T: Send + 'static>(
+    communicator: &Communicator,
+    barrier: &Barrier,
+    mut enqueue: impl FnMut(usize) -> Result<Work<T>>,
+) -> Result<Vec<T>> {
+    let ranks = communicator.world_size() as usize;
+    // Releases are made in order, so the earlier ones have ended when this memory is freed.
+    let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+    barrier.wait();
+    let frees = cuda_calls("cuMemFree_v2");
+    barrier.wait();
+    drop(buffer);
+    wait_for_calls("cuMemFree_v2", frees + ranks);
+    barrier.wait();
+    let before = asked();
+    barrier.wait();
+    let works = (0..CALLS).map(&mut enqueue).collect::<Result<Vec<_>>>()?;
+    barrier.wait();
+    let after = asked();
+    barrier.wait();
+    // The test library in place of NCCL asks once for each call, too.
+    assert_eq!(std::array::from_fn(|i| after[i] - before[i]), [CALLS * ranks, 2 * CALLS * ranks, 0, 0, 0]);
+    let owned = works.into_iter().map(|work| Ok(work.wait()?)).collect::<Result<Vec<_>>>()?;
+    barrier.wait();
+    assert_eq!(asked()[2] - after[2], ranks, "an event for all calls of a rank");
+    barrier.wait();
+    Ok(owned)
+}
+
+/// An enqueueing call asks the driver once which GPU is current and once whether its stream is
+/// captured, and records no event.
+fn calls(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    let stream = cuda_stream(communicator)?;
+    let tensor = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [64]);
+    let mut operands = (0..CALLS).map(|_| Ok(Operands::in_place(tensor()?))).collect::<Result<Vec<_>>>()?;
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [64])?;
+    let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size());
+    let y = network.add(sum, x)?;
+    network.mark_output(y, "y")?;
+    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let bindings = (0..CALLS).map(|_| {
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", tensor()?)?;
+        bindings.bind_output("y", tensor()?)?;
+        Ok(bindings)
+    });
+    let mut bindings = bindings.collect::<Result<Vec<_>>>()?;
+    operands = count(communicator, barrier, |_| {
+        let operands = operands.pop().expect("one for each call");
+        Ok(communicator.collective_async(SUM, operands, &stream)?)
+    })?;
+    bindings = count(communicator, barrier, |_| {
+        let bindings = bindings.pop().expect("one for each call");
+        Ok(context.enqueue(bindings, &stream)?)
+    })?;
+    drop((operands, bindings));
+    Ok(())
+}
+
+fn plays(role: &str, ranks: &[u32]) {
+    for &ranks in ranks {
+        if is_on_gpu() && ranks > available_ranks() {
+            println!("skipped: there cannot be {ranks} ranks here");
+            return;
+        }
+        Child::new(&format!("captures {role}"), ranks).passes();
+    }
+}
+
+/// Roles that count the calls of the test libraries.
+fn plays_on_fakes(role: &str, ranks: &[u32]) {
+    if is_on_gpu() {
+        println!("skipped: this needs the test libraries");
+        return;
+    }
+    plays(role, ranks);
+}
+
+#[test]
+fn releases_do_not_invalidate_a_capture() {
+    plays_on_fakes("releases", &[1]);
+}
+
+#[test]
+fn a_question_about_work_does_not_invalidate_a_capture() {
+    plays("questions", &[1, 2]);
+}
+
+#[test]
+fn recording_frees_nothing() {
+    plays_on_fakes("recording", &[2]);
+}
+
+#[test]
+fn a_stream_may_be_destroyed_when_its_work_is_done() {
+    plays("destroyed stream", &[1, 2]);
+}
+
+#[test]
+fn an_enqueueing_call_asks_the_driver_for_little() {
+    plays_on_fakes("calls", &[2]);
+}
