@@ -320,8 +320,8 @@ fn a_call_that_fails_ends_the_communicator_on_every_rank() {
     if skips() {
         return;
     }
-    let call = "rank 1: all_reduce(sum) of 1 float32 (collective 2 of ranks 0 and 1): ncclAllReduce: NCCL says";
-    // The first collective is the ranks' exchange of what they can do, an all_gather.
+    let call = "rank 1: all_reduce(sum) of 1 float32 (collective 1 of ranks 0 and 1): ncclAllReduce: NCCL says";
+    // Before it the ranks exchange what they can do. Errors do not count that all_gather.
     says(
         "sum",
         2,
