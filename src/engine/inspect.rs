@@ -1,4 +1,4 @@
-//! What an engine consists of, as text and as JSON.
+//! What an engine consists of, as text, as JSON and as a graph.
 
 mod dot;
 
@@ -13,7 +13,8 @@ use crate::shape::Dims;
 use crate::util::text::count_of;
 
 /// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine).
-/// `Display` is for people, [`to_json`](Self::to_json) for programs.
+/// `Display` is for people, [`to_json`](Self::to_json) for programs, [`to_dot`](Self::to_dot) for
+/// Graphviz.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     fingerprint: String,

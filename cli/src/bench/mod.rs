@@ -191,7 +191,8 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
     };
     if arguments.op.iter().any(|operation| bench.counts(*operation).is_empty()) {
         let (min, max, data_type) = (arguments.min_bytes, arguments.max_bytes, arguments.dtype);
-        return Err(format!("no size from {min} to {max} bytes has a {data_type} for each of {n} ranks").into());
+        let ranks = if n == 1 { "the rank".to_owned() } else { format!("each of {n} ranks") };
+        return Err(format!("no size from {min} to {max} bytes has a {data_type} for {ranks}").into());
     }
     Ok(bench)
 }
