@@ -117,9 +117,7 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
                 "no launcher started this process: {mistakes}; start the ranks by a launcher, such as \
                  `distcollective launch -n 2 -- PROGRAM`"
             ),
-            Launcher::Explicit => {
-                format!("no launcher started this process, and the caller's values do not suffice: {mistakes}")
-            }
+            Launcher::Explicit => format!("without a launcher: {mistakes}"),
             launcher => format!("launcher {launcher}: {mistakes}"),
         };
         return Err(Error::new(ErrorKind::InvalidArgument, text));

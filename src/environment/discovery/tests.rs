@@ -173,8 +173,7 @@ fn everything_missing_or_contradictory_is_told_at_once() {
     );
     let half = CallerValues { rank: Some(1), ..CallerValues::default() };
     let text = message(&half, &[]);
-    let caller =
-        "no launcher started this process, and the caller's values do not suffice: world_size is not given, and";
+    let caller = "without a launcher: world_size is not given, and none of WORLD_SIZE, ";
     assert!(text.starts_with(caller) && !text.contains("PROGRAM"), "{text}");
     assert_eq!(
         message(&none, &[("RANK", "one"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "70000")]),
