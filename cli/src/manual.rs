@@ -11,7 +11,7 @@ use crate::output::{fail, print};
 
 /// Prints a script that completes the program's commands and options in a shell.
 ///
-/// Example: distcollective completions bash > ~/.local/share/bash-completion/completions/distcollective
+/// Example: distcollective completions zsh > ~/.zsh/completions/_distcollective
 #[derive(clap::Args)]
 pub struct Completions {
     /// The shell

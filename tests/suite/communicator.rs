@@ -234,7 +234,8 @@ fn errors_count_the_collectives_that_the_program_calls() {
         assert_eq!(*error, format!("rank {rank}: ranks disagree on collective 3: {sides}"));
     }
 
-    // The root does not wait for the others. It finds the difference in this call or in a later one.
+    // The root does not wait for the others. It finds the difference in this call or in a later
+    // one.
     let errors = on_ranks(2, |c| {
         prepare(&c);
         match c.rank().0 {
