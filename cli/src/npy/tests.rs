@@ -198,6 +198,7 @@ fn a_damaged_header_is_refused() {
         (b"\x93NUMPY\x01\x00\x80\x00{'descr", "because it ends within the header"),
         (b"\x93NUMPY\x04\x00\x80\x00{'descr", "it has the .npy format 4.0; 1.0, 2.0 and 3.0 are known"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "its header has 4294967295 bytes, and at most 10000 are read"),
+        (b"\x93NUMPY\x01\x00\x11\x27{", "its header has 10001 bytes, and at most 10000 are read"),
     ] {
         let error = read(bytes, None).expect_err("no file");
         assert!(error.contains(says), "{error}");
