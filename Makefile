@@ -1,5 +1,5 @@
 # Builds and installs what C and C++ programs need: the shared and the static library, headers, files for pkg-config and CMake,
-# and the command line. Rust programs have no use for it; they depend on the crate.
+# and the command line with its manual and completions for shells. Rust programs have no use for it; they depend on the crate.
 #
 #   make                               builds with cargo
 #   make install PREFIX=$HOME/dcl      installs there; no root needed
@@ -18,6 +18,8 @@ override PREFIX := $(abspath $(PREFIX))
 BINDIR ?= $(PREFIX)/bin
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
+DATADIR ?= $(PREFIX)/share
+MANDIR ?= $(DATADIR)/man
 CARGO ?= cargo
 INSTALL ?= install
 
@@ -44,6 +46,11 @@ SONAME := libdistcollective.so.$(SOVERSION)
 LINKED := libdistcollective.so.$(VERSION)
 PKGCONFIGDIR := $(LIBDIR)/pkgconfig
 CMAKEDIR := $(LIBDIR)/cmake/distcollective
+MAN1DIR := $(MANDIR)/man1
+# Where shells look for what completes a program.
+BASH_COMPLETION := $(DATADIR)/bash-completion/completions/distcollective
+ZSH_COMPLETION := $(DATADIR)/zsh/site-functions/_distcollective
+FISH_COMPLETION := $(DATADIR)/fish/vendor_completions.d/distcollective.fish
 
 # Fills in the @...@ of a template. Paths inside the prefix are written relative to it.
 fill = sed -e 's|@VERSION@|$(VERSION)|g' -e 's|@MAJOR@|$(MAJOR)|g' -e 's|@MINOR@|$(MINOR)|g' \
@@ -77,6 +84,12 @@ install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(fill) packaging/distcollective-config.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config.cmake'
 	$(fill) packaging/distcollective-config-version.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config-version.cmake'
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
+	$(INSTALL) -d '$(DESTDIR)$(MAN1DIR)' '$(DESTDIR)$(dir $(BASH_COMPLETION))' '$(DESTDIR)$(dir $(ZSH_COMPLETION))' \
+		'$(DESTDIR)$(dir $(FISH_COMPLETION))'
+	$(PROGRAM) man --directory '$(DESTDIR)$(MAN1DIR)'
+	$(PROGRAM) completions bash > '$(DESTDIR)$(BASH_COMPLETION)'
+	$(PROGRAM) completions zsh > '$(DESTDIR)$(ZSH_COMPLETION)'
+	$(PROGRAM) completions fish > '$(DESTDIR)$(FISH_COMPLETION)'
 
 install-strip:
 	$(MAKE) install STRIP_OPTION=-s
@@ -85,5 +98,7 @@ install-strip:
 uninstall:
 	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
 		'$(DESTDIR)$(LIBDIR)/libdistcollective.a' '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc' \
-		'$(DESTDIR)$(BINDIR)/distcollective' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
+		'$(DESTDIR)$(BINDIR)/distcollective' '$(DESTDIR)$(MAN1DIR)/distcollective.1' \
+		'$(DESTDIR)$(MAN1DIR)/distcollective-'*.1 '$(DESTDIR)$(BASH_COMPLETION)' '$(DESTDIR)$(ZSH_COMPLETION)' \
+		'$(DESTDIR)$(FISH_COMPLETION)' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
 	rm -rf '$(DESTDIR)$(CMAKEDIR)'

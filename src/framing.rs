@@ -77,6 +77,11 @@ impl Format {
     /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let noun = self.noun;
+        let beginning = &bytes[..bytes.len().min(self.magic.len())];
+        // Bytes that were cut may have a part of the magic only.
+        if bytes.is_empty() || !self.magic.starts_with(beginning) {
+            bail!(InvalidPlan, "these bytes are no distcollective {noun}: they begin with {beginning:02x?}");
+        }
         let mut rest = bytes;
         let mut take = |len: usize, what: &str| -> Result<&[u8]> {
             match rest.split_at_checked(len) {
@@ -87,10 +92,7 @@ impl Format {
                 None => bail!(InvalidPlan, "the {noun} ends after {} bytes, within its {what}", bytes.len()),
             }
         };
-        let magic = take(self.magic.len(), "magic")?;
-        if magic != self.magic {
-            bail!(InvalidPlan, "the bytes are not a distcollective {noun}: they begin with {magic:02x?}");
-        }
+        take(self.magic.len(), "magic")?;
         let format = take(4, "format version")?.try_into().map_or(0, u32::from_le_bytes);
         let version_len = take(1, "crate version")?[0];
         let version = String::from_utf8_lossy(take(version_len.into(), "crate version")?).into_owned();

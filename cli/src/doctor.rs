@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use distcollective::diagnosis::{Diagnosis, Gpu, Host, Launch, Library, Nccl, Probe};
 use serde_json::Value;
 
+use crate::output::fail;
+
 /// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
 /// they would use, and warnings.
 ///
@@ -31,10 +33,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             println!("{object}");
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(error),
     }
 }
 

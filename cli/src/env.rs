@@ -7,6 +7,9 @@ use distcollective::tensor::MemorySpace;
 use distcollective::{Environment, Result};
 use serde_json::{Map, Value, json};
 
+use crate::names;
+use crate::output::fail;
+
 /// Initializes the environment as any program would, and shows each value and the variable that it
 /// came from.
 ///
@@ -19,8 +22,8 @@ pub struct Arguments {
     /// How long to wait for the other ranks, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long)]
     timeout: Option<u64>,
-    /// The backend: host, gloo (another name of it), nccl, auto
-    #[arg(long, default_value = "auto")]
+    /// The backend. gloo is another name of the host; auto is NCCL if it can be used
+    #[arg(long, default_value = "auto", value_parser = names::backend())]
     backend: BackendKind,
     /// Rank 0's seed
     #[arg(long, default_value_t = distcollective::environment::DEFAULT_SEED)]
@@ -30,10 +33,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     match print(arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(error),
     }
 }
 

@@ -3,21 +3,25 @@
 mod bench;
 mod doctor;
 mod env;
+mod inspect;
 mod launch;
+mod manual;
+mod names;
 mod npy;
+mod output;
 mod progress;
 mod run;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Starts ranks, runs and measures collectives between them, and examines this machine.
 ///
 /// Example: distcollective launch -n 4 -- sample_dist_collective --op all
 #[derive(Parser)]
-#[command(name = "distcollective", version)]
+#[command(name = "distcollective", version, styles = output::STYLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -28,8 +32,11 @@ enum Command {
     Launch(launch::Arguments),
     Run(run::Arguments),
     Bench(bench::Arguments),
+    Inspect(inspect::Arguments),
     Env(env::Arguments),
     Doctor(doctor::Arguments),
+    Completions(manual::Completions),
+    Man(manual::Manual),
 }
 
 /// How long a rank waits for the others: the option, or `DCL_TIMEOUT`, or 60 s.
@@ -46,7 +53,10 @@ fn main() -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Completions(arguments) => manual::complete(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::write_manual(&arguments, Arguments::command()),
     }
 }

@@ -1,74 +1,165 @@
 //! `distcollective run`: runs one layer on files.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::ValueHint;
+use distcollective::collective::{GroupRank, Partition};
+use distcollective::comm::BackendKind;
 use distcollective::tensor::{TensorView, TensorViewMut};
-use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation};
+use distcollective::{
+    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Groups, Rank, ReduceOperation, Root,
+};
+use serde_json::{Value, json};
 
-use crate::{npy, progress};
+use crate::output::{fail, print};
+use crate::{names, npy, progress};
 
 /// Runs one DistCollective layer on `.npy` files, each rank a thread.
 ///
 /// `{rank}` in a file's name stands for the rank. A rank whose output the operation does not write
-/// gets no output file.
+/// gets no output file. No output may be one of the input files.
 ///
 /// Example: distcollective run --op all_gather -n 3 --input 'in{rank}.npy' --output 'out{rank}.npy'
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
-    /// gather, scatter
-    #[arg(long)]
+    /// The operation
+    #[arg(long, value_parser = names::operation())]
     op: CollectiveOperation,
-    /// The reduction, for operations that reduce: sum, prod, max, min, avg
-    #[arg(long)]
+    /// The reduction, for operations that reduce
+    #[arg(long, value_parser = names::reduce_operation())]
     reduce_op: Option<ReduceOperation>,
-    /// The root, for operations that have one
+    /// The root, for operations that have one: a rank; with several groups, a number within each
     #[arg(long)]
     root: Option<u32>,
-    /// The ranks that take part, in this order; all ranks unless given
-    #[arg(long, value_delimiter = ',')]
-    groups: Vec<i64>,
+    /// The ranks that take part, in this order: '2,0'. Several groups, which do the operation each
+    /// by itself: '0,1;2,3'. All ranks unless given
+    #[arg(long, value_parser = groups)]
+    groups: Option<Groups>,
     /// The element type; the files' own unless given. bfloat16 is stored as uint16, float8 as uint8
-    #[arg(long)]
+    #[arg(long, value_parser = names::data_type())]
     dtype: Option<DataType>,
     /// The number of ranks
-    #[arg(short, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short, long = "ranks", value_parser = clap::value_parser!(u32).range(1..=1024))]
     n: u32,
     /// The input files, with {rank} in the name
-    #[arg(long)]
+    #[arg(long, value_hint = ValueHint::FilePath)]
     input: String,
     /// The output files, with {rank} in the name
-    #[arg(long)]
+    #[arg(long, value_hint = ValueHint::FilePath)]
     output: String,
+    /// The backend. gloo is another name of the host; auto is NCCL if it can be used
+    #[arg(long, default_value = "host", value_parser = names::backend())]
+    backend: BackendKind,
+    /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]
+    #[arg(long)]
+    timeout: Option<u64>,
+    /// Print one line of JSON: the layer, and the files that were read and written
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads `2,0` as a group, and `0,1;2,3` as a partition.
+fn groups(text: &str) -> Result<Groups, String> {
+    let group = |text: &str| -> Result<Vec<u32>, String> {
+        let rank = |rank: &str| {
+            rank.trim()
+                .parse()
+                .map_err(|_| format!("{rank:?} is not a rank; give ranks as '2,0', and several groups as '0,1;2,3'"))
+        };
+        text.split(',').map(rank).collect()
+    };
+    let groups = match &text.split(';').map(group).collect::<Result<Vec<_>, _>>()?[..] {
+        [group] => Groups::Group(group.iter().copied().map(Into::into).collect()),
+        groups => Groups::Partition(Partition::new(groups.iter().map(|group| group.iter().copied()))),
+    };
+    groups.check().map_err(|e| e.to_string())?;
+    Ok(groups)
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
     match run_ranks(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("error: {text}");
-            ExitCode::FAILURE
-        }
+        Ok(summary) if arguments.json => print(format!("{summary}\n")),
+        Ok(_) => ExitCode::SUCCESS,
+        Err(text) => fail(text),
     }
 }
 
-fn run_ranks(arguments: &Arguments) -> Result<(), String> {
+/// Runs all ranks, and tells what they did.
+fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     for (option, pattern) in [("--input", &arguments.input), ("--output", &arguments.output)] {
         if arguments.n > 1 && !pattern.contains("{rank}") {
             return Err(format!("{option} {pattern:?} names one file for {} ranks; put {{rank}} into it", arguments.n));
         }
     }
-    let root = arguments.root.map_or(-1, i64::from);
-    let mut layer = DistCollectiveLayer::new(arguments.op, arguments.reduce_op, root, &arguments.groups)
-        .map_err(|e| e.to_string())?;
-    if arguments.groups.is_empty() {
-        layer.set_nb_rank(arguments.n).map_err(|e| e.to_string())?;
-    }
-    let inputs = read_inputs(arguments)?;
+    let layer = layer(arguments)?;
+    Communicator::check_backend(arguments.backend, arguments.n).map_err(|e| e.to_string())?;
+    let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
+    let (input_files, output_files) = (files(arguments, &arguments.input), files(arguments, &arguments.output));
+    check_apart(&input_files, &output_files)?;
+    let inputs = read_inputs(&input_files, arguments.dtype)?;
+    let builder = Communicator::builder().backend(arguments.backend).timeout(timeout);
+    let communicators = builder.in_process(arguments.n).map_err(|e| e.to_string())?;
+    let backend = communicators[0].backend();
     let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
-    let outputs = Communicator::spawn(arguments.n, run).map_err(|e| e.to_string())?;
-    write_outputs(arguments, &outputs)
+    let outputs = Communicator::spawn_on(communicators, run).map_err(|e| e.to_string())?;
+    write_outputs(&output_files, &outputs)?;
+    let ranks = input_files.iter().zip(&output_files).zip(inputs.iter().zip(&outputs)).enumerate();
+    let ranks: Vec<Value> = ranks
+        .map(|(rank, ((input_file, output_file), (input, output)))| {
+            json!({
+                "rank": rank,
+                "input": tensor(input_file, input),
+                "output": output.as_ref().map(|output| tensor(output_file, output)),
+            })
+        })
+        .collect();
+    Ok(json!({
+        "operation": layer.collective_operation().name(),
+        "reduce_op": layer.reduce_op().map(ReduceOperation::name),
+        "root": layer.root().map(Root::number),
+        "groups": match layer.groups() {
+            Groups::All => None,
+            Groups::Group(group) => Some(vec![numbers(group)]),
+            Groups::Partition(partition) => Some(partition.groups().iter().map(|group| numbers(group)).collect()),
+        },
+        "backend": backend.name(),
+        "ranks": ranks,
+    }))
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.0).collect()
+}
+
+/// A file and the tensor in it, as JSON.
+fn tensor(file: &Path, buffer: &Buffer) -> Value {
+    json!({ "file": file.to_string_lossy(), "dtype": buffer.data_type().name(), "shape": buffer.shape().as_slice() })
+}
+
+fn layer(arguments: &Arguments) -> Result<DistCollectiveLayer, String> {
+    let Arguments { op, reduce_op, root, n, .. } = arguments;
+    if op.has_root() && root.is_none() {
+        return Err(format!("{op} has a root; give it with --root"));
+    }
+    if op.reduces() && reduce_op.is_none() {
+        return Err(format!("{op} reduces; give sum, prod, max, min or avg with --reduce-op"));
+    }
+    let set = || {
+        let mut layer = DistCollectiveLayer::new(*op, *reduce_op, root.map_or(-1, i64::from), &[])?;
+        match &arguments.groups {
+            None => layer.set_nb_rank(*n)?,
+            Some(groups) => layer.set_groups(groups.clone())?,
+        }
+        // In a partition the root counts within each group.
+        if let (Some(Groups::Partition(_)), Some(root)) = (&arguments.groups, layer.root()) {
+            layer.set_root(Some(GroupRank(root.number()).into()));
+        }
+        Ok(layer)
+    };
+    set().map_err(|e: distcollective::Error| e.to_string())
 }
 
 /// The file name of each rank.
@@ -76,36 +167,52 @@ fn files(arguments: &Arguments, pattern: &str) -> Vec<PathBuf> {
     (0..arguments.n).map(|rank| PathBuf::from(pattern.replace("{rank}", &rank.to_string()))).collect()
 }
 
+/// Checks that no output is an input, by whatever name.
+fn check_apart(inputs: &[PathBuf], outputs: &[PathBuf]) -> Result<(), String> {
+    let identity = |file: &PathBuf| file.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let inputs: HashMap<_, _> = inputs.iter().filter_map(|file| Some((identity(file)?, file))).collect();
+    for output in outputs {
+        if let Some(input) = identity(output).and_then(|identity| inputs.get(&identity)) {
+            let (input, output) = (input.display(), output.display());
+            return Err(format!(
+                "the output {output} is the input {input}, which would be lost; give --output another name"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Reads all inputs before any rank starts, so that an error in a file is one line.
-fn read_inputs(arguments: &Arguments) -> Result<Vec<Buffer>, String> {
-    let files = files(arguments, &arguments.input);
+fn read_inputs(files: &[PathBuf], wanted: Option<DataType>) -> Result<Vec<Buffer>, String> {
     let bytes = files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum();
     let bar = progress::bar("reading", bytes);
-    let inputs: Vec<Buffer> =
-        files.iter().map(|file| npy::read(file, arguments.dtype, &bar)).collect::<Result<_, String>>()?;
-    for (file, other) in files.iter().zip(&inputs).skip(1) {
-        let first = &inputs[0];
-        if (first.data_type(), first.shape()) != (other.data_type(), other.shape()) {
+    let mut inputs: Vec<Buffer> = Vec::new();
+    for file in files {
+        let input = npy::read(file, wanted, &bar)?;
+        if let Some(first) = inputs.first()
+            && (first.data_type(), first.shape()) != (input.data_type(), input.shape())
+        {
             return Err(format!(
-                "{} is {} {}, and {} is {} {}",
+                "{} is {} {}, and {} is {} {}; the ranks' inputs have one type and shape",
                 file.display(),
-                other.data_type(),
-                other.shape(),
+                input.data_type(),
+                input.shape(),
                 files[0].display(),
                 first.data_type(),
                 first.shape()
             ));
         }
+        inputs.push(input);
     }
     Ok(inputs)
 }
 
 /// Writes the outputs of the ranks that have one, after all ranks have succeeded.
-fn write_outputs(arguments: &Arguments, outputs: &[Option<Buffer>]) -> Result<(), String> {
+fn write_outputs(files: &[PathBuf], outputs: &[Option<Buffer>]) -> Result<(), String> {
     let bytes = outputs.iter().flatten().map(|output| output.byte_len() as u64).sum();
     let bar = progress::bar("writing", bytes);
-    let mut files = files(arguments, &arguments.output).into_iter().zip(outputs);
-    files.try_for_each(|(file, output)| output.as_ref().map_or(Ok(()), |output| npy::write(&file, output, &bar)))
+    let mut files = files.iter().zip(outputs);
+    files.try_for_each(|(file, output)| output.as_ref().map_or(Ok(()), |output| npy::write(file, output, &bar)))
 }
 
 fn run_rank(
@@ -113,10 +220,32 @@ fn run_rank(
     communicator: &Communicator,
     input: &Buffer,
 ) -> distcollective::Result<Option<Buffer>> {
-    let bound = layer.bind(&communicator.with_timeout(crate::timeout(None)?), input.data_type())?;
+    let bound = layer.bind(communicator, input.data_type())?;
     let shape = input.shape();
     let output_shape = bound.output_shape(shape.as_slice())?;
     let mut output = Buffer::zeroed(input.data_type(), output_shape)?;
     bound.execute(Some(TensorView::from(input)), Some(TensorViewMut::from(&mut output)), shape.as_slice())?;
     Ok(bound.writes_output().then_some(output))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    #[test]
+    fn groups_are_read_and_checked() {
+        for (text, shown) in [("2,0", "[2, 0]"), (" 2 , 0 ", "[2, 0]"), ("3", "[3]"), ("0,1;2,3", "[[0, 1], [2, 3]]")] {
+            assert_eq!(groups(text).map(|groups| groups.to_string()).as_deref(), Ok(shown));
+        }
+        for (text, says) in [
+            ("", "\"\" is not a rank; give ranks as '2,0', and several groups as '0,1;2,3'"),
+            ("0,1;", "\"\" is not a rank"),
+            ("0,-1", "\"-1\" is not a rank"),
+            ("0,1;2", "equal lengths"),
+            ("0,1;1,2", "rank 1 occurs twice"),
+        ] {
+            let error = groups(text).expect_err(text);
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
 }

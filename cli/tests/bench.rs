@@ -181,6 +181,10 @@ fn what_is_wrong_is_one_line() {
         (&["--op", "reduce", "--root", "2", "--processes"], "root 2 is not one of 2 ranks"),
         (&["--dtype", "bool", "--reduce-op", "avg"], "bool has no average"),
         (&["--min-bytes", "9", "--max-bytes", "8"], "no size from 9 to 8 bytes has a float32 for each of 2 ranks"),
+        (
+            &["--ranks", "1", "--max-bytes", "3", "--min-bytes", "1"],
+            "no size from 1 to 3 bytes has a float32 for the rank",
+        ),
         (&["--op", "scatter", "--max-bytes", "7", "--min-bytes", "1"], "no size from 1 to 7 bytes"),
     ] {
         let (output, stdout, stderr) = run(&[&["bench"], arguments].concat());

@@ -1,5 +1,8 @@
 //! `distcollective run`, with files that numpy writes and reads.
 
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -54,7 +57,7 @@ fn succeeds(folder: &Path, arguments: &[&str]) {
 /// The command fails, with one line that has this in it.
 fn fails(folder: &Path, arguments: &[&str], says: &str) {
     let (output, text) = run(folder, arguments);
-    assert!(!output.status.success() && text.contains(says), "{says}: {text}");
+    assert!(output.status.code() == Some(1) && text.contains(says), "{says}: {text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
@@ -91,6 +94,30 @@ for r in range(3):
 }
 
 #[test]
+fn every_layout_that_numpy_writes_is_read() {
+    let folder = Folder::new("layouts");
+    for dtype in ["f4", "f2", "i8", "i4", "i1", "u1", "?"] {
+        let write = format!(
+            "x = np.random.randint(0, 100, (2, 3, 4)).astype('{dtype}')
+np.save('x.npy', x)
+layouts = [x, x.astype(x.dtype.newbyteorder('>')), np.asfortranarray(x.astype(x.dtype.newbyteorder('>')))]
+for r in range(9):
+    with open(f'in{{r}}.npy', 'wb') as file:
+        np.lib.format.write_array(file, layouts[r % 3], version=(1 + r // 3, 0))"
+        );
+        if python(&folder.0, &write).is_none() {
+            return;
+        }
+        succeeds(&folder.0, &["--op", "all_gather", "-n", "9"]);
+        python(
+            &folder.0,
+            "x, y = np.load('x.npy'), np.load('out4.npy')
+assert y.dtype == x.dtype and np.array_equal(y, np.concatenate([x] * 9)), (x, y)",
+        );
+    }
+}
+
+#[test]
 fn roots_groups_and_types_that_numpy_does_not_have() {
     let folder = Folder::new("groups");
     let write = "[np.save(f'in{r}.npy', np.full((2,), 0x3f80 + r, 'u2')) for r in range(3)]";
@@ -115,18 +142,19 @@ fn what_is_wrong_is_one_line() {
     }
     let sum = ["--op", "all_reduce", "--reduce-op", "sum"];
     fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in1.npy is float32 [3, 2], and in0.npy is float32 [2, 2]");
-    fails(&folder.0, &[&sum[..], &["-n", "3"]].concat(), "in2.npy: No such file or directory");
     fails(
         &folder.0,
         &[&sum[..], &["-n", "1", "--dtype", "int8"]].concat(),
-        "in0.npy: it does not hold int8, as --dtype int8 wants",
+        "in0.npy: it holds float32, and --dtype asks for int8",
     );
-    fails(&folder.0, &["--op", "all_reduce", "-n", "1"], "it needs a reduce operation");
+    fails(&folder.0, &["--op", "all_reduce", "-n", "1"], "all_reduce reduces; give sum, prod, max, min or avg with");
+    fails(&folder.0, &["--op", "gather", "-n", "1"], "gather has a root; give it with --root");
     python(&folder.0, "np.save('in1.npy', np.zeros((2, 2), 'f8'))");
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in1.npy: its type is not one of float32, float16, int64");
+    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in1.npy: it holds float64, which collectives do not take");
     python(&folder.0, "np.save('in1.npy', np.zeros((2, 2), 'f4')); open('in0.npy', 'r+b').truncate(90)");
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in0.npy: ");
+    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in0.npy: it is not an .npy file, because it ends within");
     python(&folder.0, "[np.save(f'in{r}.npy', np.zeros((5, 2), 'f4')) for r in range(2)]");
+    fails(&folder.0, &[&sum[..], &["-n", "3"]].concat(), "in2.npy: No such file or directory");
     fails(
         &folder.0,
         &["--op", "all_to_all", "-n", "2"],
@@ -137,12 +165,101 @@ fn what_is_wrong_is_one_line() {
 }
 
 #[test]
+fn a_partition_runs_each_group_by_itself_and_json_tells_what_was_written() {
+    let folder = Folder::new("partition");
+    if python(&folder.0, "[np.save(f'in{r}.npy', np.full((1, 2), r, '>f4')) for r in range(5)]").is_none() {
+        return;
+    }
+    let gather = ["--op", "gather", "--root", "1", "--ranks", "5", "--groups", "0,1;3,2", "--json"];
+    let options = ["--backend", "gloo", "--timeout", "8"];
+    let (output, text) = run(&folder.0, &[&gather[..], &options].concat());
+    assert!(output.status.success(), "{text}");
+    // The root is the second member of each group. Rank 4 takes no part.
+    python(
+        &folder.0,
+        "import os
+assert np.array_equal(np.load('out1.npy'), [[0, 0], [1, 1]]), np.load('out1.npy')
+assert np.array_equal(np.load('out2.npy'), [[3, 3], [2, 2]]), np.load('out2.npy')
+assert not any(os.path.exists(f'out{r}.npy') for r in (0, 3, 4))",
+    );
+    let summary: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(summary["groups"], serde_json::json!([[0, 1], [3, 2]]));
+    assert_eq!(
+        (&summary["operation"], &summary["root"], &summary["backend"]),
+        (&"gather".into(), &1.into(), &"host".into())
+    );
+    let written = serde_json::json!({ "file": "out2.npy", "dtype": "float32", "shape": [2, 2] });
+    assert_eq!((&summary["ranks"][2]["output"], &summary["ranks"][3]["output"]), (&written, &serde_json::Value::Null));
+    assert_eq!(summary["ranks"][4]["input"]["file"], "in4.npy");
+}
+
+#[test]
+fn no_input_is_overwritten_by_whatever_name() {
+    let folder = Folder::new("overwrite");
+    if python(&folder.0, "[np.save(f'in{r}.npy', np.full((2,), r, 'f4')) for r in range(2)]").is_none() {
+        return;
+    }
+    let before = |rank| std::fs::read(folder.0.join(format!("in{rank}.npy"))).expect("an input");
+    let inputs = [before(0), before(1)];
+    symlink("in1.npy", folder.0.join("soft0.npy")).expect("a symbolic link");
+    std::fs::hard_link(folder.0.join("in0.npy"), folder.0.join("hard1.npy")).expect("a link");
+    for (output, says) in [
+        ("in{rank}.npy", "the output in0.npy is the input in0.npy, which would be lost; give --output another name"),
+        ("./in{rank}.npy", "the output ./in0.npy is the input in0.npy"),
+        ("soft{rank}.npy", "the output soft0.npy is the input in1.npy"),
+        ("hard{rank}.npy", "the output hard1.npy is the input in0.npy"),
+    ] {
+        let files = ["--input", "in{rank}.npy", "--output", output];
+        let sum = ["run", "--op", "all_reduce", "--reduce-op", "sum", "-n", "2"];
+        let (ended, text) = test_support::run(timed(DISTCOLLECTIVE).args(sum).args(files).current_dir(&folder.0));
+        assert!(ended.status.code() == Some(1) && text.contains(says), "{output}: {text}");
+        assert_eq!([before(0), before(1)], inputs, "{output}");
+    }
+}
+
+/// Files that once took all memory, much time, or made the program panic.
+#[test]
+fn a_hostile_file_is_one_line_with_its_name() {
+    let folder = Folder::new("hostile");
+    let file = |shape: &str| {
+        let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}");
+        let len = (dictionary.len() as u32).to_le_bytes();
+        [b"\x93NUMPY\x02\x00", &len[..], dictionary.as_bytes()].concat()
+    };
+    for (bytes, says) in [
+        (b"junk".to_vec(), "it is not an .npy file, because it ends within the header; numpy.save writes such files"),
+        (file("(2305843009213693951,)"), "[2305843009213693951] has more elements than memory can hold"),
+        (file("(0, 9223372036854775807, 9223372036854775807)"), ""),
+        (file(&"[".repeat(60)), "where '(' is expected"),
+        (file(&format!("({},)", "9".repeat(2_000_000))), "bytes, and at most 10000 are read"),
+        (file(&format!("({},)", "9".repeat(9_000))), "a dimension of it is larger than memory can be"),
+    ] {
+        std::fs::write(folder.0.join("in0.npy"), bytes).expect("a file");
+        if says.is_empty() {
+            succeeds(&folder.0, &["--op", "all_gather", "-n", "1"]);
+        } else {
+            fails(&folder.0, &["--op", "all_gather", "-n", "1"], says);
+            fails(&folder.0, &["--op", "all_gather", "-n", "1"], "error: in0.npy: ");
+        }
+    }
+    std::fs::remove_file(folder.0.join("in0.npy")).expect("a file");
+    // A pipe without a writer.
+    if Command::new("mkfifo").arg(folder.0.join("in0.npy")).status().is_ok_and(|status| status.success()) {
+        fails(&folder.0, &["--op", "all_gather", "-n", "1"], "in0.npy: it is not a regular file");
+    }
+}
+
+#[test]
 fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
     let folder = Folder::new("progress");
-    let write = |rows| {
+    let write = |rows: usize| {
         for rank in 0..2 {
-            let zeros = ndarray::Array2::<f32>::zeros((rows, 1 << 18));
-            ndarray_npy::write_npy(folder.0.join(format!("in{rank}.npy")), &zeros).expect("a file");
+            let dictionary = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {})}}", 1 << 20);
+            let header = [b"\x93NUMPY\x01\x00", &(dictionary.len() as u16).to_le_bytes()[..], dictionary.as_bytes()];
+            let file = File::create(folder.0.join(format!("in{rank}.npy"))).expect("a file");
+            (&file).write_all(&header.concat()).expect("a header");
+            // The rest reads as zeros.
+            file.set_len((header.concat().len() + (rows << 20)) as u64).expect("a file of that length");
         }
     };
     let arguments = ["--op", "all_gather", "-n", "2"];

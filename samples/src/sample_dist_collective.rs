@@ -3,8 +3,10 @@
 //! checked.
 //!
 //! ```text
-//! input [3, 4] -> Shuffle -> [4, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
+//! input [3, C] -> Shuffle -> [C, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
 //! ```
+//!
+//! C is 4, or for operations that divide the C rows among the ranks the next multiple of the ranks.
 //!
 //! The network has two outputs. "output" is the model's result. "collective" is the layer's own
 //! output, bound to a buffer that is filled with a pattern: on a rank where the operation does not
@@ -12,6 +14,7 @@
 //! Shuffle must read zeros.
 
 use std::fmt::Display;
+use std::ops::Range;
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -37,8 +40,12 @@ struct Arguments {
     op: String,
     /// The number of ranks, each a thread of this process. Under a launcher, this process is one of
     /// its ranks
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
+    /// The columns of the input. Some operations divide them among the ranks [default: 4; for those
+    /// operations the next multiple of the ranks]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    columns: Option<u32>,
     /// Make the ranks processes instead of threads
     #[arg(long)]
     processes: bool,
@@ -61,8 +68,22 @@ struct Arguments {
 /// How long a rank waits for the others, unless `DCL_TIMEOUT` says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The rows of the network's input, which are the columns of the collective's.
 const ROWS: usize = 3;
-const COLUMNS: usize = 4;
+
+impl Arguments {
+    /// The columns of the network's input, which are the rows of the collective's.
+    fn columns(&self, operation: CollectiveOperation) -> usize {
+        const LEAST: u32 = 4;
+        let default = match operation {
+            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
+                LEAST.next_multiple_of(self.ranks)
+            }
+            _ => LEAST,
+        };
+        self.columns.unwrap_or(default) as usize
+    }
+}
 
 /// Fills output buffers before the run.
 const PATTERN: u8 = 0xa5;
@@ -243,7 +264,7 @@ fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicat
 /// Describes the network and builds its plan. It is the same on every rank.
 fn build(arguments: &Arguments, operation: CollectiveOperation) -> Result<Vec<u8>> {
     let mut network = Network::new();
-    let input = network.add_input("input", arguments.dtype, [ROWS as i64, COLUMNS as i64])?;
+    let input = network.add_input("input", arguments.dtype, [ROWS as i64, arguments.columns(operation) as i64])?;
     let transposed = network.add_shuffle(input, Shuffle::transpose([1, 0]))?;
     let reduce_op = operation.reduces().then_some(arguments.reduce_op);
     let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
@@ -282,7 +303,7 @@ fn run_rank(
     for io in engine.io_tensors() {
         let mut buffer = Buffer::zeroed(data_type, context.tensor_shape(&io.name)?)?;
         if io.name == "input" {
-            buffer.write(0, &encode(data_type, &input_values(rank))?)?;
+            buffer.write(0, &encode(data_type, &input_values(rank, arguments.columns(operation)))?)?;
             bindings.bind_input(&io.name, buffer)?;
         } else {
             buffer.as_mut_bytes()?.fill(PATTERN);
@@ -313,30 +334,37 @@ fn run_rank(
 }
 
 /// A rank's input: small whole numbers, which every type can hold.
-fn input_values(rank: Rank) -> Vec<f32> {
-    (0..ROWS * COLUMNS).map(|i| ((i + 2 * rank.index()) % 3) as f32).collect()
+fn input_values(rank: Rank, columns: usize) -> Vec<f32> {
+    (0..ROWS * columns).map(|i| ((i + 2 * rank.index()) % 3) as f32).collect()
 }
 
 /// The rows of the collective's output on a rank, by the README's table of operations; `None` if it
 /// does not write there. The tensors of the collective have [`ROWS`] columns.
 fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Result<Option<Vec<f32>>> {
-    let n = arguments.ranks as usize;
-    let inputs: Vec<Vec<f32>> = (0..arguments.ranks).map(|r| transpose(&input_values(Rank(r)), ROWS)).collect();
-    let reduced = || -> Result<Vec<f32>> {
-        (0..ROWS * COLUMNS).map(|i| reduce(arguments, inputs.iter().map(|x| x[i]).collect())).collect()
+    let (n, columns) = (arguments.ranks, arguments.columns(operation));
+    let len = ROWS * columns;
+    let block_len = len / n as usize;
+    // This rank's block of an input that is divided.
+    let block = rank.index() * block_len..(rank.index() + 1) * block_len;
+    let input_of = |rank: u32, elements: Range<usize>| {
+        let values = transpose(&input_values(Rank(rank), columns), ROWS);
+        values[elements].to_vec()
     };
-    let block_of =
-        |values: &[f32], block: usize| values.chunks(values.len() / n).nth(block).unwrap_or_default().to_vec();
+    let gathered = |elements: Range<usize>| (0..n).flat_map(|rank| input_of(rank, elements.clone())).collect();
+    let reduced = |elements: Range<usize>| -> Result<Vec<f32>> {
+        let inputs: Vec<Vec<f32>> = (0..n).map(|rank| input_of(rank, elements.clone())).collect();
+        (0..elements.len()).map(|i| reduce(arguments, inputs.iter().map(|x| x[i]).collect())).collect()
+    };
     let is_root = rank.0 == arguments.root;
     Ok(match operation {
-        CollectiveOperation::AllReduce => Some(reduced()?),
-        CollectiveOperation::AllGather => Some(inputs.concat()),
-        CollectiveOperation::Broadcast => Some(inputs[arguments.root as usize].clone()),
-        CollectiveOperation::Reduce => is_root.then(reduced).transpose()?,
-        CollectiveOperation::ReduceScatter => Some(block_of(&reduced()?, rank.index())),
-        CollectiveOperation::AllToAll => Some(inputs.iter().flat_map(|x| block_of(x, rank.index())).collect()),
-        CollectiveOperation::Gather => is_root.then(|| inputs.concat()),
-        CollectiveOperation::Scatter => Some(block_of(&inputs[arguments.root as usize], rank.index())),
+        CollectiveOperation::AllReduce => Some(reduced(0..len)?),
+        CollectiveOperation::AllGather => Some(gathered(0..len)),
+        CollectiveOperation::Broadcast => Some(input_of(arguments.root, 0..len)),
+        CollectiveOperation::Reduce => is_root.then(|| reduced(0..len)).transpose()?,
+        CollectiveOperation::ReduceScatter => Some(reduced(block)?),
+        CollectiveOperation::AllToAll => Some(gathered(block)),
+        CollectiveOperation::Gather => is_root.then(|| gathered(0..len)),
+        CollectiveOperation::Scatter => Some(input_of(arguments.root, block)),
         other => return Err(no_values_for(other)),
     })
 }
@@ -360,7 +388,12 @@ fn reduce(arguments: &Arguments, values: Vec<f32>) -> Result<f32> {
         ReduceOperation::Prod => values.product(),
         ReduceOperation::Max => values.fold(f32::MIN, f32::max),
         ReduceOperation::Min => values.fold(f32::MAX, f32::min),
-        ReduceOperation::Avg => values.sum::<f32>() / n,
+        // The sum wraps before it is divided.
+        ReduceOperation::Avg => match arguments.dtype {
+            DataType::Int8 => f32::from(values.sum::<f32>() as i64 as i8) / n,
+            DataType::Uint8 => f32::from(values.sum::<f32>() as i64 as u8) / n,
+            _ => values.sum::<f32>() / n,
+        },
         other => return Err(no_values_for(other)),
     };
     Ok(truth(result))

@@ -72,8 +72,30 @@ fn one_rank_is_the_identity_for_every_type() {
 }
 
 #[test]
+fn every_number_of_ranks_passes() {
+    for ranks in (1..=17).chain([64]) {
+        let output = demo(&["--ranks", &ranks.to_string(), "--dtype", "int32"]);
+        let (stdout, stderr) = text(&output);
+        assert!(output.status.success(), "{ranks} ranks\n{stdout}{stderr}");
+        assert_eq!(stdout.matches(" PASSED\n").count() - stdout.matches("us  PASSED\n").count(), 8 * ranks, "{stdout}");
+    }
+    // The sum of 300 ranks wraps in int8 before it is divided.
+    let output = demo(&["--ranks", "300", "--dtype", "int8", "--op", "all_reduce", "--reduce-op", "avg"]);
+    assert!(output.status.success(), "{:?}", text(&output));
+}
+
+#[test]
+fn columns_can_be_chosen() {
+    let output = demo(&["--ranks", "3", "--columns", "9"]);
+    let (stdout, stderr) = text(&output);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    let row = stdout.lines().find(|line| line.starts_with("SCATTER ")).expect("a row");
+    assert!(row.starts_with("SCATTER         [3, 9]     [3, 3] "), "{row}");
+}
+
+#[test]
 fn ranks_that_do_not_divide_the_rows_are_found_at_build_time() {
-    let output = demo(&["--op", "reduce_scatter", "--ranks", "3"]);
+    let output = demo(&["--op", "reduce_scatter", "--ranks", "3", "--columns", "4"]);
     let (stdout, stderr) = text(&output);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
@@ -83,7 +105,7 @@ fn ranks_that_do_not_divide_the_rows_are_found_at_build_time() {
     );
     assert!(stdout.contains("FAILED: cannot be built"));
 
-    let output = demo(&["--ranks", "3"]);
+    let output = demo(&["--ranks", "3", "--columns", "4"]);
     let (stdout, stderr) = text(&output);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stderr.matches("cannot be built").count(), 3, "{stderr}");
@@ -99,7 +121,7 @@ fn names_are_read_in_any_case_and_wrong_ones_are_refused() {
         (["--op", "mean"], "\"mean\" is not a collective operation; they are all_reduce"),
         (["--dtype", "float64"], "\"float64\" is not a data type; the types are float32"),
         (["--dtype", "fp4"], "data type FP4 has no collective"),
-        (["--ranks", "0"], "0 is not in 1..=64"),
+        (["--ranks", "0"], "0 is not in 1..=1024"),
         (["--root", "2"], "root 2 is not one of 2 ranks"),
     ] {
         let output = demo(&arguments);

@@ -72,6 +72,12 @@ impl Call {
         self.collective.writes_output(rank)
     }
 
+    /// What errors say where a rank has no buffer that it uses. `name` is `input` or `output`.
+    pub(crate) fn lacks(&self, rank: Option<GroupRank>, name: &str) -> String {
+        let is_root = self.collective.root().is_some_and(|root| Some(root) == rank);
+        format!("this rank{} needs an {name}", if is_root { ", the root," } else { "" })
+    }
+
     /// Whether the output of `to` depends on the input of `from`.
     pub(crate) fn moves(&self, from: GroupRank, to: GroupRank) -> bool {
         self.reads_input(from) && self.writes_output(to)

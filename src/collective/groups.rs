@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, bail};
 use crate::rank::{GroupRank, Rank};
+use crate::util::text::count_of;
 
 /// The participants of a DistCollective layer.
 ///
@@ -48,7 +49,7 @@ impl Groups {
     /// - `group_size` is 0, or the number of ranks is not a multiple of it.
     pub fn from_partition(ranks: &[i64], group_size: usize) -> Result<Self> {
         if group_size == 0 || !ranks.len().is_multiple_of(group_size) {
-            bail!(InvalidArgument, "{} ranks cannot be divided into groups of {group_size}", ranks.len());
+            bail!(InvalidArgument, "{} cannot be divided into groups of {group_size}", count_of(ranks.len(), "rank"));
         }
         let ranks = ranks_from("groups", ranks)?;
         let groups =

@@ -201,8 +201,13 @@ impl CommunicatorBuilder {
         if self.id.is_some() {
             bail!(InvalidArgument, "with an NCCL id each rank connects by itself");
         }
-        let Some(job) = self.job.as_deref().filter(|job| !job.is_empty()) else {
-            bail!(InvalidArgument, "a job has a name");
+        let job = match self.job.as_deref() {
+            Some("") => bail!(InvalidArgument, "the job's name is empty; give every process of the job the same name"),
+            Some(job) => job,
+            None => bail!(
+                InvalidArgument,
+                "neither a job's name nor an NCCL id is set, and ranks find each other by one of them"
+            ),
         };
         let world_size = self.world_size.unwrap_or(1);
         if world_size == 0 || world_size > MAX_RANKS {

@@ -1,9 +1,11 @@
 //! Communicators of some of a communicator's ranks.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::split::{SplitGroup, color_and_key};
 use super::{Backend, Communicator, Purpose};
+use crate::collective::Groups;
 use crate::error::{Result, bail, error};
 use crate::issue_order::Extent;
 use crate::rank::Rank;
@@ -46,19 +48,26 @@ impl Communicator {
 
     /// [`new_group`](Self::new_group), where ranks compare a name too.
     pub(crate) fn new_named_group(&self, name: Option<&str>, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        for (i, rank) in ranks.iter().enumerate() {
-            if rank.0 >= self.world_size() {
-                let ranks = count_of(self.world_size() as usize, "rank");
-                bail!(InvalidArgument, "rank {rank} is not in a communicator of {ranks}");
-            }
-            if ranks[..i].contains(rank) {
-                bail!(InvalidArgument, "rank {rank} occurs twice");
-            }
-        }
+        self.check_members(ranks).map_err(|e| e.on_rank(self.origin_rank()).about(|| "new_group".to_owned()))?;
         let deadline = self.deadline();
         let group =
             self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
         group.map_err(|e| e.on_rank(self.origin_rank()))
+    }
+
+    fn check_members(&self, ranks: &[Rank]) -> Result<()> {
+        let group = || Groups::Group(ranks.to_vec());
+        let mut seen = HashSet::new();
+        for rank in ranks {
+            if rank.0 >= self.world_size() {
+                let of = count_of(self.world_size() as usize, "rank");
+                bail!(InvalidArgument, "rank {rank} is not in a communicator of {of}; the group is {}", group());
+            }
+            if !seen.insert(rank) {
+                bail!(InvalidArgument, "rank {rank} occurs twice; the group is {}", group());
+            }
+        }
+        Ok(())
     }
 
     fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {

@@ -29,6 +29,12 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// Whether errors count the collective: one that the program or a layer calls. The others are
+    /// parts of the library's calls, and a call can have several.
+    pub(crate) fn is_counted(self) -> bool {
+        matches!(self, Purpose::Collective | Purpose::Barrier)
+    }
+
     const ALL: [Purpose; 8] = [
         Purpose::Collective,
         Purpose::Barrier,
@@ -39,6 +45,16 @@ impl Purpose {
         Purpose::Initialize,
         Purpose::NewGroup,
     ];
+}
+
+/// Where a collective is in the order of its communicator, as errors say it: `collective 3`.
+/// `number` is that of the collective, or if it is not counted, of the next one that is.
+pub(crate) fn place_of(is_counted: bool, number: u64) -> String {
+    match number {
+        _ if is_counted => format!("collective {number}"),
+        1 => "before the first collective".to_owned(),
+        _ => format!("after collective {}", number - 1),
+    }
 }
 
 /// A call and its purpose. Two ranks agree if theirs are equal.

@@ -299,8 +299,9 @@ impl BoundLayer {
         let about = |e: Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
         let shape = Shape::new(dims).map_err(about)?;
         let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
+        let call = self.call(&shape);
         let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
-            None if used => bail!(NotReady, "this rank needs an {name}"),
+            None if used => bail!(NotReady, "{}", call.lacks(self.role.group_rank(), name)),
             Some(raw) if raw.data_type != self.data_type => {
                 bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.data_type)
             }
@@ -316,7 +317,7 @@ impl BoundLayer {
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.communicator.space() };
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.communicator.deadline();
-        let (call, subject) = (self.call(&shape), &self.layer.subject);
+        let subject = &self.layer.subject;
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
         let run = || unsafe { self.role.run(&call, subject, sides, deadline, Executor::Caller) };

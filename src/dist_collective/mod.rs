@@ -91,7 +91,10 @@ impl DistCollectiveLayer {
             }
             Ok(root) => Some(Root::Rank(Rank(root))),
             Err(_) => {
-                return Err(about(error!(InvalidArgument, "root is {root}; it needs a rank, 0 or more")));
+                return Err(about(error!(
+                    InvalidArgument,
+                    "it has a root, and root is {root}; give a rank, 0 or more"
+                )));
             }
         };
         let groups = Groups::from_ranks(groups).map_err(about)?;

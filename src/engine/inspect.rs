@@ -1,4 +1,6 @@
-//! What an engine consists of, as text and as JSON.
+//! What an engine consists of, as text, as JSON and as a graph.
+
+mod dot;
 
 use std::fmt;
 
@@ -8,9 +10,11 @@ use super::memory::{Location, Region};
 use super::{EngineInner, IoTensor};
 use crate::network::LayerBody;
 use crate::shape::Dims;
+use crate::util::text::count_of;
 
 /// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine).
-/// `Display` is for people, [`to_json`](Self::to_json) for programs.
+/// `Display` is for people, [`to_json`](Self::to_json) for programs, [`to_dot`](Self::to_dot) for
+/// Graphviz.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     fingerprint: String,
@@ -29,6 +33,12 @@ struct LayerInspection {
     metadata: String,
     inputs: Vec<String>,
     outputs: Vec<String>,
+    /// The indices of the inputs in [`Inspection::tensors`].
+    #[serde(skip)]
+    input_indices: Vec<usize>,
+    /// The same for the outputs.
+    #[serde(skip)]
+    output_indices: Vec<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     collective: Option<CollectiveInspection>,
 }
@@ -87,6 +97,8 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
             metadata: layer.metadata().to_owned(),
             inputs: names(&layer.inputs),
             outputs: names(&layer.outputs),
+            input_indices: layer.inputs.iter().map(|t| t.index()).collect(),
+            output_indices: layer.outputs.iter().map(|t| t.index()).collect(),
             collective: analysis.collectives[id.index()].as_ref().map(|c| CollectiveInspection {
                 reduce_op: c.collective.reduce_op().map(|op| op.name()),
                 root_group_rank: c.collective.root().map(|root| root.0),
@@ -152,6 +164,22 @@ impl Inspection {
     }
 }
 
+impl fmt::Display for CollectiveInspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "among {}", count_of(self.nb_rank as usize, "rank"))?;
+        if let Some(groups) = &self.groups {
+            write!(f, " of {groups:?}")?;
+        }
+        if let Some(reduce_op) = self.reduce_op {
+            write!(f, ", {reduce_op}")?;
+        }
+        if let Some(root) = self.root_group_rank {
+            write!(f, ", root {root}")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "engine {}", self.fingerprint)?;
@@ -181,17 +209,8 @@ impl fmt::Display for Inspection {
         writeln!(f, "\nschedule")?;
         for layer in &self.layers {
             write!(f, "  {:3}  {} ({})", layer.step, layer.name, layer.kind)?;
-            if let Some(c) = &layer.collective {
-                write!(f, " among {} ranks", c.nb_rank)?;
-                if let Some(groups) = &c.groups {
-                    write!(f, " of {groups:?}")?;
-                }
-                if let Some(reduce_op) = c.reduce_op {
-                    write!(f, ", {reduce_op}")?;
-                }
-                if let Some(root) = c.root_group_rank {
-                    write!(f, ", root {root}")?;
-                }
+            if let Some(collective) = &layer.collective {
+                write!(f, " {collective}")?;
             }
             writeln!(f, ": {} -> {}", layer.inputs.join(", "), layer.outputs.join(", "))?;
         }

@@ -212,7 +212,7 @@ impl Engine {
         &self.inner.analysis.warnings
     }
 
-    /// Tensors, layers, schedule and memory, as text or as JSON.
+    /// Tensors, layers, schedule and memory, as text, as JSON or as a graph.
     pub fn inspect(&self) -> Inspection {
         inspect::inspect(&self.inner)
     }

@@ -53,7 +53,7 @@ impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBa
     /// [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
     fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
-        let slice = array.as_slice_mut().ok_or_else(|| not_contiguous(&shape))?;
+        let slice = array.as_slice_mut().ok_or_else(|| output_not_contiguous(&shape))?;
         Ok(TensorViewMut::from(slice).with_shape(shape))
     }
 }
@@ -79,7 +79,7 @@ impl<'a, T: Element, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for TensorVie
     /// As for a reference to an array.
     fn try_from(array: ArrayViewMut<'a, T, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
-        let slice = array.into_slice().ok_or_else(|| not_contiguous(&shape))?;
+        let slice = array.into_slice().ok_or_else(|| output_not_contiguous(&shape))?;
         Ok(TensorViewMut::from(slice).with_shape(shape))
     }
 }
@@ -93,6 +93,13 @@ fn dims(raw: &RawTensor) -> IxDyn {
 
 fn not_an_array(cause: ndarray::ShapeError) -> Error {
     error!(InvalidBuffer, "the tensor is not an array").with_source(cause)
+}
+
+fn output_not_contiguous(shape: &Shape) -> Error {
+    error!(
+        InvalidBuffer,
+        "the array {shape} is not contiguous in row-major order; give an array that is, and copy the result with `assign`"
+    )
 }
 
 fn not_contiguous(shape: &Shape) -> Error {

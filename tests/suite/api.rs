@@ -139,8 +139,8 @@ fn an_array_that_is_not_contiguous_is_an_error_before_anything_moves() {
     let error = communicator.all_reduce(&mut array.slice_mut(s![.., ..1]), SUM).expect_err("a column");
     assert_eq!(
         error.to_string(),
-        "rank 0: all_reduce: the array [2, 1] is not contiguous in row-major order; make a copy with \
-         `as_standard_layout`"
+        "rank 0: all_reduce: the array [2, 1] is not contiguous in row-major order; give an array that is, and copy the \
+         result with `assign`"
     );
     communicator.check().expect("the communicator works");
 }

@@ -115,10 +115,10 @@ fn numbers_that_do_not_fit_are_refused_before_any_wait() {
         (new().job("x").in_process(2), "in_process makes all ranks of a communicator; job is for connect"),
     ];
     let one = [
-        (new().connect(), "a job has a name"),
-        (new().job("").connect(), "a job has a name"),
+        (new().connect(), "neither a job's name nor an NCCL id is set, and ranks find each other by one of them"),
+        (new().job("").connect(), "the job's name is empty; give every process of the job the same name"),
         (rank_builder("x", 0, 0).connect(), "world_size is 0; between processes it is 1 to 1024"),
-        (rank_builder("x", 2, 2).connect(), "a process with 1 ranks from 2 does not fit a world of 2"),
+        (rank_builder("x", 2, 2).connect(), "a process with 1 rank from 2 does not fit a world of 2"),
         (new().job("x").nccl(&id).connect(), "ranks find each other by an NCCL id or by a job's name, not by both"),
         (new().backend(BackendKind::Host).nccl(&id).connect(), "an NCCL id is not for the backend \"host\""),
         (new().backend(BackendKind::Nccl).job("x").connect(), "the backend \"nccl\" connects by an NCCL id"),

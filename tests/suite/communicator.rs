@@ -211,6 +211,60 @@ fn a_barrier_against_another_call_names_both() {
     assert_eq!(errors[0], "rank 0: ranks disagree on collective 1: rank 0 calls barrier; rank 1 calls split");
 }
 
+/// What the library exchanges inside other calls is not counted.
+#[test]
+fn errors_count_the_collectives_that_the_program_calls() {
+    fn prepare(c: &Communicator) {
+        c.all_reduce(&mut [1f32], ReduceOperation::Sum).expect("collective 1");
+        c.split(Some(0), 0).expect("a split");
+        c.new_group([0, 1]).expect("a group");
+        c.allocate(DataType::Float32, [4]).expect("a buffer");
+        c.barrier().expect("collective 2");
+        c.allocate(DataType::Float32, [4]).expect("a buffer");
+    }
+    let errors = on_ranks(2, |c| {
+        prepare(&c);
+        let wrong = [1f32; 2];
+        c.all_reduce(&mut wrong[..1 + c.rank().index()].to_vec(), ReduceOperation::Sum)
+            .expect_err("1 is not 2")
+            .to_string()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        let sides = "rank 0 calls all_reduce(sum) of 1 float32; rank 1 calls all_reduce(sum) of 2 float32";
+        assert_eq!(*error, format!("rank {rank}: ranks disagree on collective 3: {sides}"));
+    }
+
+    // The root does not wait for the others. It finds the difference in this call or in a later
+    // one.
+    let errors = on_ranks(2, |c| {
+        prepare(&c);
+        match c.rank().0 {
+            0 => (0..8).find_map(|_| c.broadcast(&mut [1f32], Rank(0)).err()).expect("another call").to_string(),
+            _ => c.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("another call").to_string(),
+        }
+    });
+    assert!(errors[0].starts_with("rank 0: ranks disagree on collective 3: rank 0 calls broadcast"), "{}", errors[0]);
+
+    let errors = on_ranks(2, |c| {
+        prepare(&c);
+        match c.rank().0 {
+            0 => c.split(Some(0), 0).map(drop).expect_err("another call").to_string(),
+            _ => c.new_group([0]).map(drop).expect_err("another call").to_string(),
+        }
+    });
+    let sides = "rank 0 calls split; rank 1 calls new_group";
+    assert_eq!(errors[0], format!("rank 0: ranks disagree on the call after collective 2: {sides}"));
+
+    let errors = on_ranks(2, |c| {
+        if c.rank() == Rank(1) {
+            return None;
+        }
+        Some(c.with_timeout(SHORT).split(Some(0), 0).map(drop).expect_err("rank 1 is gone").to_string())
+    });
+    let split = "rank 0: split (before the first collective): rank 1 left the communicator while this rank waited";
+    assert_eq!(errors[0].as_deref(), Some(split));
+}
+
 #[test]
 fn a_rank_that_leaves_is_named_at_once() {
     let errors = on_ranks(3, |c| {

@@ -13,6 +13,8 @@ use distcollective::{
 };
 use serde_json::Value;
 
+use crate::names;
+use crate::output::fail;
 use measure::Bench;
 use report::Format;
 
@@ -41,22 +43,20 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// Example: distcollective bench --op all_gather -n 4 --max-bytes 64M
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
-    /// gather, scatter; or all
-    #[arg(long, default_value = "all_reduce", value_parser = operations)]
+    /// The operation
+    #[arg(long, default_value = "all_reduce", value_parser = names::operations())]
     op: Operations,
-    /// The reduction, for operations that reduce: sum, prod, max, min, avg
-    #[arg(long, default_value = "sum")]
+    /// The reduction, for operations that reduce
+    #[arg(long, default_value = "sum", value_parser = names::reduce_operation())]
     reduce_op: ReduceOperation,
     /// The root, for operations that have one
     #[arg(long, default_value_t = 0)]
     root: u32,
-    /// The element type: float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8,
-    /// uint8, bool
-    #[arg(long, default_value = "float32")]
+    /// The element type
+    #[arg(long, default_value = "float32", value_parser = names::data_type())]
     dtype: DataType,
     /// The number of ranks: 2 unless given; under a launcher, the launcher's
-    #[arg(short, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short, long = "ranks", value_parser = clap::value_parser!(u32).range(1..=1024))]
     n: Option<u32>,
     /// Makes the ranks processes instead of threads
     #[arg(long)]
@@ -79,8 +79,8 @@ pub struct Arguments {
     /// Whether to check results: 0 or 1
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
-    /// The backend: nccl, host (gloo is another name of it) or auto
-    #[arg(long, default_value = "auto")]
+    /// The backend. gloo is another name of the host; auto is NCCL if it can be used
+    #[arg(long, default_value = "auto", value_parser = names::backend())]
     backend: BackendKind,
     /// Print comma-separated values with a header instead of the table
     #[arg(long)]
@@ -98,13 +98,6 @@ pub struct Arguments {
 
 /// The operations that `--op` names. Clap would take a field of type `Vec` for a repeated option.
 type Operations = Vec<CollectiveOperation>;
-
-fn operations(text: &str) -> distcollective::Result<Operations> {
-    if text.eq_ignore_ascii_case("all") {
-        return Ok(CollectiveOperation::ALL.to_vec());
-    }
-    Ok(vec![text.parse()?])
-}
 
 /// Reads a number of bytes: `8`, `64K`, `1M`.
 fn bytes(text: &str) -> std::result::Result<usize, String> {
@@ -128,10 +121,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Some(_) => as_one_rank(arguments),
         None => from_here(arguments),
     };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        ExitCode::FAILURE
-    })
+    outcome.unwrap_or_else(fail)
 }
 
 /// Runs this process as one rank of a launcher's job. Rank 0 prints the errors that all ranks find.
@@ -201,7 +191,8 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
     };
     if arguments.op.iter().any(|operation| bench.counts(*operation).is_empty()) {
         let (min, max, data_type) = (arguments.min_bytes, arguments.max_bytes, arguments.dtype);
-        return Err(format!("no size from {min} to {max} bytes has a {data_type} for each of {n} ranks").into());
+        let ranks = if n == 1 { "the rank".to_owned() } else { format!("each of {n} ranks") };
+        return Err(format!("no size from {min} to {max} bytes has a {data_type} for {ranks}").into());
     }
     Ok(bench)
 }
@@ -252,6 +243,5 @@ fn exit_code(wrong: u64) -> ExitCode {
     if wrong == 0 {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {wrong} elements are wrong");
-    ExitCode::FAILURE
+    fail(format!("{wrong} elements are wrong"))
 }

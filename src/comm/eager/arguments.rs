@@ -58,7 +58,7 @@ impl Communicator {
         for ((name, given, side), is_used) in sides.into_iter().zip(uses) {
             let expected = block_elements * side.blocks(n);
             match given {
-                None if is_used => bail!(InvalidBuffer, "this rank needs an {name}"),
+                None if is_used => bail!(InvalidBuffer, "{}", call.lacks(Some(rank), name)),
                 Some((other, _)) if other != data_type => {
                     bail!(InvalidBuffer, "the input is {data_type} and the output {other}")
                 }

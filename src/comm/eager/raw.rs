@@ -66,7 +66,8 @@ impl Communicator {
         let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
         if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             let elements = count_of(block_elements, "element");
-            let error = error!(InvalidBuffer, "{elements} for each of {n} ranks are more than memory can hold");
+            let error =
+                error!(InvalidBuffer, "{elements} for each of {} are more than memory can hold", count_of(n, "rank"));
             return Err(self.label(&collective, error));
         }
         let operation = collective.operation();

@@ -124,7 +124,12 @@ impl NcclBackend {
     ) -> Result<Self> {
         let [rank, world_size] = handle.rank_and_size()?;
         if world_size as usize != origins.len() {
-            bail!(System, "NCCL's communicator has {world_size} ranks instead of {}", origins.len());
+            bail!(
+                System,
+                "NCCL's communicator has {} instead of {}",
+                count_of(world_size as usize, "rank"),
+                origins.len()
+            );
         }
         let handle = Arc::new(handle);
         domain.add(&handle);

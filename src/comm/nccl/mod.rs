@@ -33,7 +33,7 @@ use scratch::Scratch;
 use staging::Staging;
 
 use super::backend::{Backend, CallGroup, Request, SharedGraph};
-use super::signature::{Purpose, Signature};
+use super::signature::{Purpose, Signature, place_of};
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
 use crate::collective::{Call, Collective, ReduceOperation};
@@ -74,8 +74,8 @@ pub(crate) struct NcclBackend {
 /// What a rank keeps from call to call.
 #[derive(Default)]
 struct RankState {
-    /// The number of collectives so far.
-    sequence: u64,
+    /// The number of collectives so far that errors count; see [`Purpose::is_counted`].
+    counted: u64,
     scratch: Scratch,
     staging: Staging,
     /// For tensors in host memory.
@@ -110,7 +110,10 @@ impl NcclBackend {
     /// As [`Backend::run`].
     unsafe fn run_locked(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
         self.domain.check().map_err(|e| request.label(e))?;
-        state.sequence += 1;
+        let is_counted = request.signature.purpose.is_counted();
+        state.counted += u64::from(is_counted);
+        // The number of this collective, or else of the next that is counted.
+        let number = state.counted + u64::from(!is_counted);
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
@@ -122,7 +125,7 @@ impl NcclBackend {
             // The error that ended the domain names its own call.
             let own = self.domain.ended().is_none();
             let error = match own {
-                true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, state.sequence))),
+                true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, number))),
                 false => error,
             };
             let error = request.label(error);
@@ -144,9 +147,10 @@ impl NcclBackend {
     }
 
     /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
-    fn describe(&self, request: &Request<'_>, sequence: u64) -> String {
+    fn describe(&self, request: &Request<'_>, number: u64) -> String {
         let ranks = crate::util::text::list_ranks(self.origins.iter().map(|rank| rank.0));
-        format!("{} (collective {sequence} of {ranks})", request.signature)
+        let place = place_of(request.signature.purpose.is_counted(), number);
+        format!("{} ({place} of {ranks})", request.signature)
     }
 
     /// Enqueues a collective.

@@ -111,10 +111,16 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
     };
     let (rendezvous, job) = search.rendezvous_point(given, variables, several_machines.as_deref());
     if !search.mistakes.is_empty() {
-        return Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!("launcher {launcher}: {}", search.mistakes.join("; ")),
-        ));
+        let mistakes = search.mistakes.join("; ");
+        let text = match launcher {
+            Launcher::Explicit if given.rank.is_none() && given.world_size.is_none() => format!(
+                "no launcher started this process: {mistakes}; start the ranks by a launcher, such as \
+                 `distcollective launch -n 2 -- PROGRAM`"
+            ),
+            Launcher::Explicit => format!("without a launcher: {mistakes}"),
+            launcher => format!("launcher {launcher}: {mistakes}"),
+        };
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     // Without mistakes there are both.
     let (rank, world_size) = (rank.unwrap_or(0), world_size.unwrap_or(1));

@@ -1,6 +1,7 @@
 //! How srun spreads the ranks over machines.
 
 use super::search::Search;
+use crate::util::text::count_of;
 
 /// The number of machines.
 const NODE_COUNT: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
@@ -74,8 +75,8 @@ impl Search<'_> {
         let node = if self.is_set(NODE) { self.number(NODE) } else { Some(0) };
         let is_exact = name == STEP_TASKS;
         if let Some(world_size) = world_size.filter(|world_size| is_exact && counts.total() != u64::from(*world_size)) {
-            let (total, said) = (counts.total(), self.value_of("world_size", world_size));
-            self.mistakes.push(format!("{name} is {text:?}, which is {total} ranks, and {said}"));
+            let (total, said) = (count_of(counts.total() as usize, "rank"), self.value_of("world_size", world_size));
+            self.mistakes.push(format!("{name} is {text:?}, which is {total}, and {said}"));
         }
         let local = match node {
             Some(_) if counts.node_count() == 1 && !is_exact => counts.on_node(0),

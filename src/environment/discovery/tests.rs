@@ -166,11 +166,15 @@ fn everything_missing_or_contradictory_is_told_at_once() {
     let none = CallerValues::default();
     assert_eq!(
         message(&none, &[]),
-        "launcher none (given by the caller): rank is not given, and none of RANK, TRT_MY_RANK, OMPI_COMM_WORLD_RANK, \
+        "no launcher started this process: rank is not given, and none of RANK, TRT_MY_RANK, OMPI_COMM_WORLD_RANK, \
          PMI_RANK, SLURM_PROCID is set; world_size is not given, and none of WORLD_SIZE, TRT_WORLD_SIZE, \
          OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS is set; there is no rendezvous point: MASTER_ADDR and MASTER_PORT not \
-         set"
+         set; start the ranks by a launcher, such as `distcollective launch -n 2 -- PROGRAM`"
     );
+    let half = CallerValues { rank: Some(1), ..CallerValues::default() };
+    let text = message(&half, &[]);
+    let caller = "without a launcher: world_size is not given, and none of WORLD_SIZE, ";
+    assert!(text.starts_with(caller) && !text.contains("PROGRAM"), "{text}");
     assert_eq!(
         message(&none, &[("RANK", "one"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "70000")]),
         "launcher torchrun: RANK is \"one\", which is not a number; WORLD_SIZE is not set; MASTER_PORT is \"70000\", which \

@@ -86,7 +86,11 @@ fn adding_a_layer() {
         InvalidArgument,
         "all_gather: it does not reduce, so its reduce operation is none, not sum",
     );
-    expect(new(Op::Broadcast, None, -1, &[]), InvalidArgument, "broadcast: root is -1; it needs a rank, 0 or more");
+    expect(
+        new(Op::Broadcast, None, -1, &[]),
+        InvalidArgument,
+        "broadcast: it has a root, and root is -1; give a rank, 0 or more",
+    );
     expect(
         new(Op::AllReduce, SUM, -1, &[0, -2]),
         InvalidArgument,

@@ -101,6 +101,14 @@ fn enqueue_finds_what_is_missing_or_does_not_fit() {
         InvalidBuffer,
         "input \"x\": the array [4, 2] is not contiguous in row-major order; make a copy with `as_standard_layout`",
     );
+    let mut array = ndarray::Array2::<f32>::zeros((2, 4));
+    let transposed = array.view_mut().reversed_axes();
+    expect(
+        context.execute(inputs!["x" => &x], outputs!["y" => transposed, "flat" => &mut flat]),
+        InvalidBuffer,
+        "output \"y\": the array [4, 2] is not contiguous in row-major order; give an array that is, and copy the result \
+         with `assign`",
+    );
     expect(
         context.execute(inputs!["x" => &x, "x" => &x], outputs!["y" => &mut y, "flat" => &mut flat]),
         InvalidArgument,
@@ -217,10 +225,18 @@ fn eager_calls() {
     expect(
         communicator.gather(&[1f32], None::<&mut [f32]>, 0),
         InvalidBuffer,
-        "rank 0: gather: this rank needs an output",
+        "rank 0: gather: this rank, the root, needs an output",
     );
-    expect(communicator.new_group([0, 0]), InvalidArgument, "rank 0 occurs twice");
-    expect(communicator.new_group([1]), InvalidArgument, "rank 1 is not in a communicator of 1 rank");
+    expect(
+        communicator.new_group([0, 0]),
+        InvalidArgument,
+        "rank 0: new_group: rank 0 occurs twice; the group is [0, 0]",
+    );
+    expect(
+        communicator.new_group([1]),
+        InvalidArgument,
+        "rank 0: new_group: rank 1 is not in a communicator of 1 rank; the group is [1]",
+    );
     assert_eq!(<f32 as Element>::DATA_TYPE, DataType::Float32);
 }
 
@@ -317,7 +333,7 @@ fn raw_eager_calls_are_checked_when_they_are_issued() {
     assert!(refused(sum, 4, start, start.wrapping_add(2)).ends_with("overlap; in place is the same address"));
     assert_eq!(
         refused(sum, usize::MAX, start, start),
-        format!("rank 0: all_reduce: {} elements for each of 1 ranks are more than memory can hold", usize::MAX)
+        format!("rank 0: all_reduce: {} elements for each of 1 rank are more than memory can hold", usize::MAX)
     );
     communicator.check().expect("the communicator works");
 }

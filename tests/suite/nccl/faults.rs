@@ -337,8 +337,8 @@ fn a_call_that_fails_ends_the_communicator_on_every_rank() {
     if needs_test_libraries() {
         return;
     }
-    let call = "rank 1: all_reduce(sum) of 1 float32 (collective 2 of ranks 0 and 1): ncclAllReduce: NCCL says";
-    // Collective 1 is the all_gather by which ranks exchange their features.
+    let call = "rank 1: all_reduce(sum) of 1 float32 (collective 1 of ranks 0 and 1): ncclAllReduce: NCCL says";
+    // Before it the ranks exchange what they can do. Errors do not count that all_gather.
     says(
         "sum",
         2,

@@ -15,6 +15,7 @@ use super::peer_processes::Process;
 use super::world::World;
 use crate::error::{Error, Result, bail, error};
 use crate::handshake::{Participant, overflow_user, own_user};
+use crate::util::text::count_of;
 
 /// The longest message, in bytes, that a peer reads from rank 0 after the handshake. A list of 1024
 /// processes has about 10 KiB.
@@ -46,7 +47,8 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
     if rank_count == 0 || u64::from(first_rank) + u64::from(rank_count) > u64::from(world_size) {
         bail!(
             InvalidArgument,
-            "a process with {rank_count} ranks from {first_rank} does not fit a world of {world_size}"
+            "a process with {} from {first_rank} does not fit a world of {world_size}",
+            count_of(rank_count as usize, "rank")
         );
     }
     let about = |e: Error| e.about(|| format!("job {job:?}"));

@@ -166,7 +166,12 @@ impl MemoryBroker {
             bail!(System, "memory came that is for another process");
         }
         if message.user_count == 0 || message.user_count > destination.rank_count {
-            bail!(System, "memory came for {} ranks of a process of {}", message.user_count, destination.rank_count);
+            bail!(
+                System,
+                "memory came for {} of this process's ranks, and it has {}",
+                message.user_count,
+                destination.rank_count
+            );
         }
         let (sender, number) = (message.id >> ID_BITS, message.id & ((1 << ID_BITS) - 1));
         if sender >= processes.len() as u64 || number == 0 {

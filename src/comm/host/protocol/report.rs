@@ -6,7 +6,7 @@ use super::slot::CallHeader;
 use super::waiter::WaitError;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
-use crate::comm::signature::Signature;
+use crate::comm::signature::{Signature, place_of};
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
@@ -18,6 +18,8 @@ pub(crate) struct Report<'a> {
     pub(crate) request: &'a Request<'a>,
     /// The number of the collective.
     pub(crate) sequence: u64,
+    /// Its number as errors count; see [`place_of`].
+    pub(crate) number: u64,
 }
 
 impl HostBackend {
@@ -29,7 +31,8 @@ impl HostBackend {
 }
 
 /// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
+/// `number` is for [`place_of`].
+pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Error {
     let segment = &host.segment;
     let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
@@ -40,6 +43,9 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
             None => calls.push((words, vec![member])),
         }
     }
+    let mut signatures = calls.iter().filter_map(|(words, _)| Signature::from_words(*words));
+    let is_counted = signatures.any(|signature| signature.purpose.is_counted());
+    let place = format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number));
     let sides: Vec<String> = calls
         .into_iter()
         .map(|(words, ranks)| {
@@ -48,13 +54,14 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64) -> Error {
             format!("{} {verb} {call}", list_ranks(ranks))
         })
         .collect();
-    error!(Disagreement, "ranks disagree on collective {sequence}: {}", sides.join("; "))
+    error!(Disagreement, "ranks disagree on {place}: {}", sides.join("; "))
 }
 
 impl Report<'_> {
     /// `all_reduce(sum) of 4 float32 (collective 3)`.
     fn call(&self) -> String {
-        format!("{} (collective {})", self.request.signature, self.sequence)
+        let signature = self.request.signature;
+        format!("{signature} ({})", place_of(signature.purpose.is_counted(), self.number))
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
@@ -94,7 +101,7 @@ impl Report<'_> {
             WaitError::Aborted(reason) => reason,
             // A rank may be missing because ranks made different calls.
             _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
-                disagreement(self.host, self.sequence)
+                disagreement(self.host, self.sequence, self.number)
             }
             WaitError::DeadlineExceeded => {
                 let late = self.list(self.missing(milestone));

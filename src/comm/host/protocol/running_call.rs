@@ -12,6 +12,7 @@ use crate::collective::Collective;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::inline;
+use crate::comm::signature::Signature;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 
@@ -25,6 +26,8 @@ const CHECK_BYTES: usize = 1 << 20;
 pub(crate) struct CallProgress {
     /// The number of its latest collective; the first one is 1.
     pub(crate) sequence: u64,
+    /// How many of its collectives errors count; see `Purpose::is_counted`.
+    counted: u64,
     /// The number of its latest round (invariant 7).
     pub(crate) round: u64,
     /// The collectives up to this one have been found equal on every rank.
@@ -37,7 +40,7 @@ pub(crate) struct CallProgress {
 
 impl Default for CallProgress {
     fn default() -> Self {
-        CallProgress { sequence: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+        CallProgress { sequence: 0, counted: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
     }
 }
 
@@ -68,6 +71,7 @@ impl<'a> RunningCall<'a> {
     /// The next collective of this rank.
     pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
         progress.sequence += 1;
+        progress.counted += u64::from(request.signature.purpose.is_counted());
         RunningCall { host, progress, request, is_finished: false, moved: Cell::default() }
     }
 
@@ -200,7 +204,7 @@ impl<'a> RunningCall<'a> {
             for peer in host.segment.ranks() {
                 match host.agrees(peer, sequence) {
                     Some(true) => {}
-                    Some(false) => return Err(report::disagreement(host, sequence)),
+                    Some(false) => return Err(report::disagreement(host, sequence, self.number_of(sequence))),
                     None => is_complete = false,
                 }
             }
@@ -264,7 +268,20 @@ impl<'a> RunningCall<'a> {
     }
 
     fn report(&self) -> Report<'a> {
-        Report { host: self.host, request: self.request, sequence: self.progress.sequence }
+        let (sequence, number) = (self.progress.sequence, self.number_of(self.progress.sequence));
+        Report { host: self.host, request: self.request, sequence, number }
+    }
+
+    /// The number of one of this rank's latest collectives as errors count, for
+    /// `place_of`.
+    fn number_of(&self, sequence: u64) -> u64 {
+        let CallProgress { sequence: latest, counted, .. } = *self.progress;
+        let slot = self.host.segment.slot(self.host.rank);
+        let is_counted = |sequence: &u64| match slot.call_header(*sequence).map(CallHeader::signature) {
+            _ if *sequence == latest => self.request.signature.purpose.is_counted(),
+            words => words.and_then(Signature::from_words).is_some_and(|signature| signature.purpose.is_counted()),
+        };
+        counted + 1 - (sequence..=latest).filter(is_counted).count() as u64
     }
 
     /// Called before this rank moves `byte_len` bytes. Checks the deadline once for every

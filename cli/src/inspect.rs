@@ -1,0 +1,40 @@
+//! `distcollective inspect`: what a plan consists of.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ValueHint;
+use distcollective::Engine;
+
+use crate::output::{fail, print};
+
+/// Shows what a plan consists of: tensors, layers in the order in which they run, memory, warnings.
+///
+/// The plan is a file that `Engine::save` or `dcl_engine_save` wrote. Reading it checks the network
+/// and plans its memory. A plan with plugins can be shown by the program that has them only.
+///
+/// Example: distcollective inspect model.plan --dot | dot -Tsvg -o model.svg
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The file
+    #[arg(value_hint = ValueHint::FilePath)]
+    plan: PathBuf,
+    /// One line of JSON
+    #[arg(long)]
+    json: bool,
+    /// A graph in Graphviz's language: layers are boxes, tensors are edges
+    #[arg(long, conflicts_with = "json")]
+    dot: bool,
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let inspection = match Engine::load(&arguments.plan) {
+        Ok(engine) => engine.inspect(),
+        Err(error) => return fail(error),
+    };
+    print(match arguments {
+        Arguments { json: true, .. } => format!("{}\n", inspection.to_json()),
+        Arguments { dot: true, .. } => inspection.to_dot(),
+        _ => inspection.to_string(),
+    })
+}
