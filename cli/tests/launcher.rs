@@ -91,6 +91,19 @@ fn a_killed_launcher_leaves_no_rank_and_no_child_of_one() {
     }
 }
 
+/// What is killed first is the process that guards the ranks.
+#[test]
+fn without_the_guard_a_killed_launcher_leaves_no_rank() {
+    let mut launcher = Running::script(&["-n", "2"], "echo $$; exec sleep 60");
+    let ranks = launcher.numbers(2);
+    let others: Vec<u32> = children(launcher.child.id()).into_iter().filter(|pid| !ranks.contains(pid)).collect();
+    let [guard] = others[..] else { panic!("one guard, not {others:?}") };
+    kill_process(Pid::from_raw(guard as i32).expect("a number"), Signal::KILL).expect("it runs");
+    assert_all_end(&[guard]);
+    launcher.send(Signal::KILL);
+    assert_all_end(&ranks);
+}
+
 #[test]
 fn a_failed_rank_leaves_no_child() {
     let mut launcher = Running::script(&["-n", "1"], &format!("{FAMILY}; exit 3"));

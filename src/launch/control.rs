@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::process::Signal;
 
 use super::rank_process::Target;
+use crate::error::{Result, bail};
 use crate::util::lock;
 
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
@@ -25,14 +26,6 @@ pub(super) struct State {
     pub(super) requests_to_end: usize,
     /// Wakes the run.
     pub(super) news: Option<Arc<OwnedFd>>,
-}
-
-impl State {
-    /// The run is over: its ranks' numbers may become those of other processes.
-    pub(super) fn leave(&mut self) {
-        self.targets.clear();
-        self.news = None;
-    }
 }
 
 impl JobControl {
@@ -55,6 +48,23 @@ impl JobControl {
             // The counter holds more than 2^63 calls.
             let _ = rustix::io::write(news, &1u64.to_ne_bytes());
         }
+    }
+
+    /// A run begins, which `news` wakes.
+    pub(super) fn enter(&self, news: &Arc<OwnedFd>) -> Result<()> {
+        let mut state = self.lock();
+        if state.news.is_some() {
+            bail!(InvalidArgument, "the job runs already; a second run begins when the first has ended");
+        }
+        state.news = Some(Arc::clone(news));
+        Ok(())
+    }
+
+    /// The run is over: its ranks' numbers may become those of other processes.
+    pub(super) fn leave(&self) {
+        let mut state = self.lock();
+        state.targets.clear();
+        state.news = None;
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -57,7 +57,6 @@ struct Run<'a> {
     reports: Reports,
     ranks: Vec<RankProcess>,
     events: Events,
-    news: Arc<OwnedFd>,
     forwarding: Forwarding,
     /// Whether all ranks have ended, and what they left behind may go on.
     is_over: bool,
@@ -124,24 +123,18 @@ impl<'a> Run<'a> {
             events.add_report(listener).map_err(failed("the ranks' reports cannot be watched"))?;
         }
         let guard = Guard::start(variables.mark().as_bytes(), job.world_size as usize);
-        let run = Run {
+        let guard = guard.map_err(failed("the process that guards the ranks cannot be started"))?;
+        job.control.enter(&news)?;
+        Ok(Run {
             control: &job.control,
             variables,
-            guard: Some(guard.map_err(failed("the process that guards the ranks cannot be started"))?),
+            guard: Some(guard),
             reports,
             ranks: Vec::new(),
             events,
-            forwarding: Forwarding::new(job.world_size, Arc::clone(&news)),
-            news,
+            forwarding: Forwarding::new(job.world_size, news),
             is_over: false,
-        };
-        let mut state = job.control.lock();
-        if state.news.is_some() {
-            bail!(InvalidArgument, "the job runs already; a second run begins when the first has ended");
-        }
-        state.news = Some(Arc::clone(&run.news));
-        drop(state);
-        Ok(run)
+        })
     }
 
     /// Starts all ranks, or those up to the call of [`JobControl::end`].
@@ -323,7 +316,7 @@ impl Drop for Run<'_> {
         if !self.is_over {
             self.kill_all();
         }
-        self.control.lock().leave();
+        self.control.leave();
         // Only then may other processes get the ranks' numbers.
         self.guard = None;
         self.ranks.iter_mut().for_each(|rank| drop(rank.child().wait()));

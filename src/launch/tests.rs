@@ -27,6 +27,25 @@ fn the_outcome_says_how_ranks_end() {
 }
 
 #[test]
+fn a_job_that_runs_is_not_disturbed_by_a_second_run() {
+    let job = Job::new(1);
+    let (started, has_started) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            job.run(|_| {
+                started.send(()).expect("the test waits");
+                shell("sleep 9")(Rank(0))
+            })
+        });
+        has_started.recv().expect("the rank is about to start");
+        let error = job.run(shell("true")).expect_err("it runs");
+        assert_eq!(error.to_string(), "the job runs already; a second run begins when the first has ended");
+        job.control().end(15);
+        assert_eq!(first.join().expect("no panic").expect("a shell"), Outcome::Ended { signal: 15 });
+    });
+}
+
+#[test]
 fn what_cannot_run_is_an_error() {
     let refused = |job: Job, expected: &str| {
         let error = job.run(shell("true")).expect_err("it is refused");

@@ -12,7 +12,7 @@ use anstyle::{AnsiColor, Style};
 use distcollective::Rank;
 use distcollective::launch::{JobControl, RankOutput};
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGKILL, SIGPIPE};
+use signal_hook::consts::{SIGPIPE, SIGTERM};
 
 /// The output of a job's ranks. If it cannot be written, the job ends.
 #[derive(Clone)]
@@ -96,7 +96,7 @@ impl Output {
             return;
         }
         if self.failure.set(failure).is_ok() {
-            self.control.end(SIGKILL);
+            self.control.end(SIGTERM);
         }
     }
 
