@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use test_support::processes::{children, state, wait_until};
 use test_support::{run, text, timed};
 
@@ -25,6 +25,12 @@ impl Running {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        // If a test waits in vain, its reads end with the program.
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("an own child");
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(9));
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        });
         Running { child, stdout }
     }
 
@@ -69,8 +75,10 @@ impl Drop for Running {
     }
 }
 
-/// A rank with two children, one of which has left its process group. It prints the numbers of all.
-const FAMILY: &str = "sleep 60 & a=$!; setsid sleep 60 & echo $$ $a $!";
+/// A rank with two children, one of which has a session of its own. It prints the numbers of all.
+const FAMILY: &str = "sleep 60 & a=$!; setsid sleep 60 & b=$!
+    until read pid name state parent group session rest < /proc/$b/stat && [ $session = $b ]; do :; done
+    echo $$ $a $b";
 
 fn assert_all_end(pids: &[u32]) {
     wait_until("all processes end", || pids.iter().all(|pid| state(*pid).is_none()));
