@@ -56,7 +56,8 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits for the end. Returns how a shell would show it, the rest of the output, and the errors.
+    /// Waits for the end. Returns the exit code that a shell has, the rest of the output, and the
+    /// errors.
     fn end(mut self) -> (Option<i32>, String, String) {
         wait_until("the launcher ends", || self.child.try_wait().expect("an own child").is_some());
         let status = self.child.wait().expect("an own child");

@@ -3,8 +3,8 @@
 //!
 //! A rank that ends with exit code 0 has not failed. If other ranks wait for it in their
 //! initialization, only the launcher knows both. The launcher listens on an abstract Unix socket,
-//! whose name is in [`LAUNCH_SOCKET`]. A rank connects to it while it initializes its environment. It
-//! sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
+//! whose name is in [`LAUNCH_SOCKET`]. A rank connects to it while it initializes its environment.
+//! It sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -37,9 +37,9 @@ impl JobControl {
         }
     }
 
-    /// Ends the job: the ranks get this signal, SIGTERM after 2 s, SIGKILL after 4 s. A second call
-    /// sends SIGKILL at once. The outcome is [`Ended`](super::Outcome::Ended), also of later runs of
-    /// the same job.
+    /// Ends the job: the ranks get this signal, SIGTERM after 2 s, SIGKILL after 4 s. A second
+    /// call sends SIGKILL at once. The outcome is [`Ended`](super::Outcome::Ended), also of later
+    /// runs of the same job.
     pub fn end(&self, signal: i32) {
         let mut state = self.lock();
         state.requests_to_end += 1;

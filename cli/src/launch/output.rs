@@ -81,7 +81,7 @@ impl Output {
         let watch = move || {
             let stdout = std::io::stdout();
             let mut stream = [PollFd::from_borrowed_fd(stdout.as_fd(), PollFlags::empty())];
-            // Without a flag that is waited for, only an error or the end of the reader is an event.
+            // Without a flag to wait for, only an error or the end of the reader is an event.
             let waited = rustix::io::retry_on_intr(|| poll(&mut stream, None));
             if waited.is_ok() && stream[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
                 output.fail(Failure::Closed);
