@@ -153,7 +153,7 @@ fn send(signal: Signal, child: &Child) {
 #[test]
 fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
     for (signal, number) in [(Signal::HUP, 1), (Signal::INT, 2), (Signal::TERM, 15)] {
-        let mut child = start("", 2, "echo $$; sleep 60");
+        let mut child = start("", 2, "echo $$; exec sleep 60");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let pids: Vec<String> = lines.by_ref().take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
         send(signal, &child);
