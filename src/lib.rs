@@ -34,6 +34,7 @@
 //! | [`collective`] | the rules of shapes and buffers; partitions into groups |
 //! | [`comm`] | making communicators, backends, time limits, calls on raw memory |
 //! | [`environment`] | starting by the launcher's variables; random generators |
+//! | [`launch`] | starting ranks as processes of this machine, and ending them |
 //! | [`stream`] | where enqueued work runs, and its errors |
 //! | [`tensor`] | element types, shapes, views |
 //! | [`log`] | what the library logs, and to whom |
@@ -127,6 +128,7 @@ mod framing;
 mod guides;
 mod handshake;
 mod issue_order;
+pub mod launch;
 mod memory;
 pub mod network;
 mod rank;

@@ -47,9 +47,21 @@ fn timeout(seconds: Option<u64>) -> distcollective::Result<Duration> {
     }
 }
 
+/// Ends the program, as other programs, when it writes to a pipe whose reader has closed it. Rust's
+/// own default is an error of the write.
+fn end_with_reader() {
+    // SAFETY: the default action replaces the one that Rust has set at the start; no other thread
+    // runs yet.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 fn main() -> ExitCode {
     distcollective::log::show_warnings();
-    match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if !matches!(command, Command::Launch(_)) {
+        end_with_reader();
+    }
+    match command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -64,7 +64,7 @@ fn env_shows_one_seed_equal_common_draws_and_different_own_ones() {
     let (common, own) = (all("first_common_draw"), all("first_own_draw"));
     assert!(common.iter().all(|draw| *draw == common[0]));
     assert!(own[0] != own[1] && own[1] != own[2] && own[0] != own[2] && !own.contains(&common[0]), "{own:?}");
-    assert_eq!(found[1]["launcher"], "torchrun");
+    assert_eq!(found[1]["launcher"], "distcollective launch");
     assert_eq!(found[1]["sources"]["rank"], "RANK");
 }
 
@@ -97,7 +97,7 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
 #[test]
 fn ranks_do_not_wait_for_one_that_has_ended_with_code_0() {
     let env = format!("{DISTCOLLECTIVE} env --timeout 60");
-    for (ended, waiting) in [(0, "ranks 1, 2 wait"), (2, "ranks 0, 1 wait")] {
+    for (ended, waiting) in [(0, "ranks 1 and 2 wait"), (2, "ranks 0 and 1 wait")] {
         let (output, text) = launch(3, &["sh", "-c", &format!("[ $RANK = {ended} ] || exec {env}")]);
         assert_eq!(output.status.code(), Some(1), "{text}");
         // The launcher may see one rank wait before the other one does.
@@ -153,9 +153,9 @@ fn send(signal: Signal, child: &Child) {
 #[test]
 fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
     for (signal, number) in [(Signal::HUP, 1), (Signal::INT, 2), (Signal::TERM, 15)] {
-        let mut child = start("", 2, "echo $$; sleep 60");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let pids: Vec<String> = lines.take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
+        let mut child = start("", 2, "echo $$; exec sleep 60");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let pids: Vec<String> = lines.by_ref().take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
         send(signal, &child);
         let output = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&output.stderr);

@@ -15,12 +15,13 @@
 
 use std::fmt::Display;
 use std::ops::Range;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use distcollective::comm::BackendKind;
 use distcollective::comm::timeout_or;
+use distcollective::launch::Job;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
@@ -131,28 +132,29 @@ fn main() -> ExitCode {
 
 /// Starts this program once for each rank, with the variables of a launcher.
 fn start_processes(ranks: u32) -> ExitCode {
-    let start = |rank: u32| {
-        Command::new(std::env::current_exe()?)
-            .args(std::env::args_os().skip(1))
-            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
-            // Ranks on one machine use the port only as part of a name. The job id makes it unique.
-            .env("DCL_JOB_ID", format!("sample-{}", std::process::id()))
-            .spawn()
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            eprintln!("error: the path of this program is not known: {error}");
+            return ExitCode::FAILURE;
+        }
     };
-    let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
-    let mut passed = true;
-    for (rank, child) in children.into_iter().enumerate() {
-        // If a rank cannot start, the others end at their deadlines.
-        match child.and_then(|mut child| child.wait()) {
-            Ok(status) => passed &= status.success(),
-            Err(error) => {
-                eprintln!("error: rank {rank}: {error}");
-                passed = false;
-            }
+    let command = |_: Rank| {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1));
+        command
+    };
+    match Job::new(ranks).run(command) {
+        Ok(outcome) if outcome.is_success() => ExitCode::SUCCESS,
+        Ok(outcome) => {
+            eprintln!("error: {outcome}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
     }
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs this process as one rank of a launcher's job.

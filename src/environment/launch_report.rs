@@ -3,8 +3,8 @@
 //!
 //! A rank that ends with exit code 0 has not failed. If other ranks wait for it in their
 //! initialization, only the launcher knows both. The launcher listens on an abstract Unix socket,
-//! whose name is in [`VARIABLE`]. A rank connects to it while it initializes its environment. It
-//! sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
+//! whose name is in [`LAUNCH_SOCKET`]. A rank connects to it while it initializes its environment.
+//! It sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,11 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::discovery::{Discovery, Launcher};
+use super::discovery::{Discovery, LAUNCH_SOCKET, Launcher};
 use crate::handshake::Peer;
-
-/// The variable that has the socket's name.
-const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
 
 /// How long to try to connect while the launcher's queue is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,8 +30,8 @@ pub(super) struct LaunchReport(Option<OwnedFd>);
 impl LaunchReport {
     /// Reports that this rank waits for the others, until this is dropped.
     pub(super) fn begin(discovery: &Discovery, deadline: Instant) -> Self {
-        let Ok(name) = std::env::var(VARIABLE) else { return LaunchReport(None) };
-        if discovery.launcher != Launcher::Torch {
+        let Ok(name) = std::env::var(LAUNCH_SOCKET) else { return LaunchReport(None) };
+        if !matches!(discovery.launcher, Launcher::DistCollective | Launcher::Torch) {
             return LaunchReport(None);
         }
         match Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT)) {
@@ -46,7 +43,7 @@ impl LaunchReport {
             Err(e) => {
                 crate::util::log::event!(
                     DEBUG,
-                    "the launcher does not listen at {name:?}, which {VARIABLE} names: {e}"
+                    "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}"
                 );
                 LaunchReport(None)
             }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
-pub(crate) use discovery::variable_names;
 use discovery::{CallerValues, Discovery, ThisSystem};
+pub(crate) use discovery::{LAUNCH_SOCKET, TORCH_ELASTIC, variable_names};
 pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;
@@ -56,7 +56,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// | launcher | rank, world size | local rank, local world size |
 /// |---|---|---|
-/// | torchrun, ColossalAI, `distcollective launch` | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
+/// | `distcollective launch`, torchrun, ColossalAI | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
 /// | TensorRT's sample | `TRT_MY_RANK`, `TRT_WORLD_SIZE` | derived |
 /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `OMPI_COMM_WORLD_LOCAL_SIZE` |
 /// | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |

@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["comm"],
     // What uses communicators.
     &["dist_collective", "environment"],
-    &["network"],
+    &["network", "launch"],
     &["engine"],
     &["context"],
     &["builder", "diagnosis"],

@@ -4,15 +4,18 @@ mod measure;
 mod report;
 mod values;
 
-use std::process::{Child, Command, ExitCode};
+use std::process::{Command, ExitCode};
 
 use distcollective::comm::BackendKind;
+use distcollective::launch::{Job, Outcome};
 use distcollective::tensor::Dims;
 use distcollective::{
-    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Error, ErrorKind, ReduceOperation,
+    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Error, ErrorKind, Rank,
+    ReduceOperation,
 };
 use serde_json::Value;
 
+use crate::launch::{Output, Prefix};
 use crate::names;
 use crate::output::fail;
 use measure::Bench;
@@ -209,29 +212,26 @@ fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Resul
 
 /// Starts this program once for each rank, with the variables of a launcher.
 fn start_processes(ranks: u32) -> Result<ExitCode> {
-    let start = |rank: u32| {
-        Command::new(std::env::current_exe()?)
-            .args(std::env::args_os().skip(1))
-            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string())])
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
-            // Ranks on one machine use the port only as part of a name. The job id makes it unique.
-            .env("DCL_JOB_ID", format!("bench-{}", std::process::id()))
-            .spawn()
+    let program = std::env::current_exe()?;
+    let command = |_: Rank| {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1));
+        command
     };
-    let children: Vec<std::io::Result<Child>> = (0..ranks).map(start).collect();
-    let mut passed = true;
-    for (rank, child) in children.into_iter().enumerate() {
-        // If a rank cannot start, the others end at their deadlines. A rank that fails prints its
-        // error.
-        match child.and_then(|mut child| child.wait()) {
-            Ok(status) => passed &= status.success(),
-            Err(error) => {
-                eprintln!("error: rank {rank}: {error}");
-                passed = false;
-            }
-        }
+    let job = Job::new(ranks);
+    let output = Output::new(job.control());
+    output.end_when_stdout_closes()?;
+    let stdout = output.stream(std::io::stdout(), Prefix::None, None);
+    let outcome = job.output(stdout, output.stream(std::io::stderr(), Prefix::None, None)).run(command)?;
+    if let Some(code) = output.exit_code() {
+        return Ok(code);
     }
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    match outcome {
+        Outcome::Success => Ok(ExitCode::SUCCESS),
+        // The rank has printed its error.
+        Outcome::Failed { status, .. } if status.code().is_some() => Ok(ExitCode::FAILURE),
+        other => Err(other.to_string().into()),
+    }
 }
 
 /// An error of the library as it is, and one of the output as an error of the system.

@@ -1,93 +1,231 @@
-//! Copies the ranks' output to the launcher's output.
+//! Shows what ranks write.
 
-use std::io::{BufRead, BufReader, Read, Result, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal, Result, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 
-/// After this long without output, the launcher stops waiting for a pipe that a rank's child still
-/// holds open.
-const QUIET: Duration = Duration::from_secs(1);
+use anstream::{AutoStream, ColorChoice, stream::RawStream};
+use anstyle::{AnsiColor, Style};
+use distcollective::Rank;
+use distcollective::launch::{JobControl, RankOutput};
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGPIPE, SIGTERM};
 
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The threads that copy the ranks' output.
-#[derive(Default)]
+/// The output of a job's ranks. If it cannot be written, the job ends.
+#[derive(Clone)]
 pub struct Output {
-    /// Each thread with its rank.
-    threads: Vec<(u32, JoinHandle<()>)>,
-    traffic: Arc<Traffic>,
+    control: JobControl,
+    failure: Arc<OnceLock<Failure>>,
 }
 
-#[derive(Default)]
-struct Traffic {
-    bytes_read: AtomicU64,
-    /// The number of threads that are writing. They wait for the reader of the launcher's output,
-    /// not for a rank.
-    writing: AtomicUsize,
+/// Why output is no longer written.
+enum Failure {
+    /// Its reader has closed it.
+    Closed,
+    /// An error, as a sentence.
+    Error(String),
 }
 
-impl Output {
-    /// Copies a rank's output in whole lines, each with the rank's number as prefix.
-    pub fn forward<W: Write + 'static>(
-        &mut self,
-        rank: u32,
-        pipe: impl Read + Send + 'static,
-        to: fn() -> W,
-    ) -> Result<()> {
-        let traffic = Arc::clone(&self.traffic);
-        let thread = std::thread::Builder::new().spawn(move || {
-            let mut lines = BufReader::new(Counted { pipe, traffic: &traffic });
-            let mut line = Vec::new();
-            while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-                if !line.ends_with(b"\n") {
-                    line.push(b'\n');
-                }
-                let mut text = format!("[{rank}] ").into_bytes();
-                text.append(&mut line);
-                traffic.writing.fetch_add(1, Ordering::Relaxed);
-                // The reader may have gone. The rank goes on.
-                let _ = to().write_all(&text);
-                traffic.writing.fetch_sub(1, Ordering::Relaxed);
-            }
-        })?;
-        self.threads.push((rank, thread));
-        Ok(())
+/// Whether lines begin with the number of their rank.
+#[derive(Clone, Copy)]
+pub enum Prefix {
+    None,
+    Plain,
+    Coloured,
+}
+
+/// The files of all ranks, if there are any.
+type Logs = Option<Arc<Vec<File>>>;
+
+impl Prefix {
+    /// Coloured on a terminal, unless variables such as `NO_COLOR` say otherwise.
+    pub fn of(stream: &impl RawStream) -> Self {
+        match AutoStream::choice(stream) {
+            ColorChoice::Never => Prefix::Plain,
+            _ => Prefix::Coloured,
+        }
     }
 
-    /// Whether every process has closed the rank's output.
-    pub fn has_ended(&self, rank: u32) -> bool {
-        self.threads.iter().filter(|(number, _)| *number == rank).all(|(_, thread)| thread.is_finished())
-    }
-
-    /// Waits until all output of the ranks is copied, or until `interrupted` returns true. The
-    /// pipes close when the ranks end, unless a rank's child still holds one.
-    pub fn drain(&self, mut interrupted: impl FnMut(Duration) -> bool) {
-        let mut before = 0;
-        let mut quiet_since = Instant::now();
-        while self.threads.iter().any(|(_, thread)| !thread.is_finished()) && quiet_since.elapsed() < QUIET {
-            if interrupted(POLL_INTERVAL) {
-                return;
-            }
-            let bytes_read = self.traffic.bytes_read.load(Ordering::Relaxed);
-            if bytes_read != before || self.traffic.writing.load(Ordering::Relaxed) > 0 {
-                before = bytes_read;
-                quiet_since = Instant::now();
+    fn text(self, rank: Rank) -> String {
+        const COLOURS: [AnsiColor; 6] =
+            [AnsiColor::Cyan, AnsiColor::Yellow, AnsiColor::Green, AnsiColor::Magenta, AnsiColor::Blue, AnsiColor::Red];
+        match self {
+            Prefix::None => String::new(),
+            Prefix::Plain => format!("[{rank}] "),
+            Prefix::Coloured => {
+                let style: Style = COLOURS[rank.index() % COLOURS.len()].on_default();
+                format!("{style}[{rank}]{style:#} ")
             }
         }
     }
 }
 
-struct Counted<'a, R> {
-    pipe: R,
-    traffic: &'a Traffic,
+impl Output {
+    /// The output of a job that this control ends.
+    pub fn new(control: JobControl) -> Self {
+        Output { control, failure: Arc::default() }
+    }
+
+    /// One stream of the ranks, which goes to a stream of this process, and to files.
+    pub fn stream<W: Write + Send>(&self, to: W, prefix: Prefix, logs: Logs) -> Stream<W> {
+        Stream { output: self.clone(), to, prefix, logs, line: Line::Ended }
+    }
+
+    /// Ends the job as soon as the reader of standard output has closed it, even if no rank writes
+    /// then.
+    pub fn end_when_stdout_closes(&self) -> Result<()> {
+        let output = self.clone();
+        let watch = move || {
+            let stdout = std::io::stdout();
+            let mut stream = [PollFd::from_borrowed_fd(stdout.as_fd(), PollFlags::empty())];
+            // Without a flag to wait for, only an error or the end of the reader is an event.
+            let waited = rustix::io::retry_on_intr(|| poll(&mut stream, None));
+            if waited.is_ok() && stream[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+                output.fail(Failure::Closed);
+            }
+        };
+        std::thread::Builder::new().name("stdout".to_owned()).spawn(watch).map(drop)
+    }
+
+    fn fail(&self, failure: Failure) {
+        // A terminal that is gone sends SIGHUP, which ends the job in its own way.
+        if matches!(failure, Failure::Closed) && std::io::stdout().is_terminal() {
+            return;
+        }
+        if self.failure.set(failure).is_ok() {
+            self.control.end(SIGTERM);
+        }
+    }
+
+    /// What the program exits with if output could not be written: like one that SIGPIPE ends, or
+    /// with an error.
+    pub fn exit_code(&self) -> Option<ExitCode> {
+        Some(match self.failure.get()? {
+            Failure::Closed => ExitCode::from(128 + SIGPIPE as u8),
+            Failure::Error(text) => {
+                eprintln!("error: {text}; the ranks were ended");
+                ExitCode::FAILURE
+            }
+        })
+    }
 }
 
-impl<R: Read> Read for Counted<'_, R> {
-    fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        let count = self.pipe.read(bytes)?;
-        self.traffic.bytes_read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
+/// A file for each rank in a folder, which is made if there is none.
+pub fn log_files(folder: &Path, ranks: u32) -> std::result::Result<Arc<Vec<File>>, String> {
+    let made = std::fs::create_dir_all(folder).map_err(|e| format!("--log-dir {}: {e}", folder.display()));
+    let create = |rank: u32| {
+        let path = folder.join(format!("rank{rank}.log"));
+        File::create(&path).map_err(|e| format!("--log-dir {}: {e}", path.display()))
+    };
+    made.and_then(|()| (0..ranks).map(create).collect::<std::result::Result<_, _>>()).map(Arc::new)
+}
+
+/// One stream of a job's ranks.
+pub struct Stream<W> {
+    output: Output,
+    to: W,
+    prefix: Prefix,
+    logs: Logs,
+    line: Line,
+}
+
+/// Where the last text ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    /// After a line's end.
+    Ended,
+    /// At the beginning of a line that this rank writes again: after a carriage return.
+    Returned(Rank),
+    /// Within a line of this rank.
+    Open(Rank),
+}
+
+impl Line {
+    fn rank(self) -> Option<Rank> {
+        match self {
+            Line::Ended => None,
+            Line::Returned(rank) | Line::Open(rank) => Some(rank),
+        }
+    }
+
+    /// Adds text of a rank to `out`. Each line, and each form of a line that is written again, gets
+    /// the prefix. A line that another rank has begun ends first.
+    fn add(&mut self, out: &mut Vec<u8>, rank: Rank, prefix: &str, text: &[u8]) {
+        if self.rank().is_some_and(|other| other != rank) {
+            out.push(b'\n');
+            *self = Line::Ended;
+        }
+        for piece in text.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            let is_return_and_end = *self == Line::Returned(rank) && piece == b"\n";
+            if *self != Line::Open(rank) && !is_return_and_end {
+                out.extend_from_slice(prefix.as_bytes());
+            }
+            out.extend_from_slice(piece);
+            *self = match piece.last() {
+                Some(b'\n') => Line::Ended,
+                Some(b'\r') => Line::Returned(rank),
+                _ => Line::Open(rank),
+            };
+        }
+    }
+}
+
+impl<W: Write + Send> Stream<W> {
+    fn show(&mut self, text: &[u8]) {
+        if self.output.failure.get().is_some() {
+            return;
+        }
+        match self.to.write_all(text).and_then(|()| self.to.flush()) {
+            Ok(()) => {}
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => self.output.fail(Failure::Closed),
+            Err(e) => self.output.fail(Failure::Error(format!("the ranks' output cannot be written: {e}"))),
+        }
+    }
+}
+
+impl<W: Write + Send> RankOutput for Stream<W> {
+    fn write(&mut self, rank: Rank, text: &[u8]) {
+        if let Some(logs) = &self.logs
+            && let Err(e) = (&logs[rank.index()]).write_all(text)
+        {
+            self.output.fail(Failure::Error(format!("the log of rank {rank} cannot be written: {e}")));
+        }
+        let mut out = Vec::with_capacity(text.len() + text.len() / 8);
+        self.line.add(&mut out, rank, &self.prefix.text(rank), text);
+        self.show(&out);
+    }
+
+    fn closed(&mut self, rank: Rank) {
+        if self.line.rank() == Some(rank) {
+            self.line = Line::Ended;
+            self.show(b"\n");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(texts: &[(u32, &str)]) -> String {
+        let (mut line, mut out) = (Line::Ended, Vec::new());
+        for (rank, text) in texts {
+            line.add(&mut out, Rank(*rank), &Prefix::Plain.text(Rank(*rank)), text.as_bytes());
+        }
+        String::from_utf8(out).expect("UTF-8")
+    }
+
+    #[test]
+    fn every_line_has_one_prefix() {
+        assert_eq!(shown(&[(0, "a\nb\n"), (1, "c\n")]), "[0] a\n[0] b\n[1] c\n");
+        assert_eq!(shown(&[(0, "a"), (0, "b\n"), (0, "\n")]), "[0] ab\n[0] \n");
+        // Another rank writes while a line is open.
+        assert_eq!(shown(&[(0, "a"), (1, "b\n"), (0, "c\n")]), "[0] a\n[1] b\n[0] c\n");
+        // Lines that are written again.
+        assert_eq!(shown(&[(0, "1%\r2%\r"), (0, "3%\r\n")]), "[0] 1%\r[0] 2%\r[0] 3%\r\n");
+        assert_eq!(shown(&[(0, "1%\r"), (1, "b\n"), (0, "2%\r")]), "[0] 1%\r\n[1] b\n[0] 2%\r");
     }
 }

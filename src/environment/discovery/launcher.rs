@@ -25,7 +25,7 @@ use super::search::Search;
 pub enum Launcher {
     /// The caller gave rank and world size.
     Explicit,
-    /// torchrun, ColossalAI, `distcollective launch`: `RANK`, `WORLD_SIZE`.
+    /// torchrun, ColossalAI: `RANK`, `WORLD_SIZE`.
     Torch,
     /// TensorRT's sample: `TRT_MY_RANK`, `TRT_WORLD_SIZE`, `TRT_NCCL_ID_FILE`.
     TensorRt,
@@ -35,7 +35,17 @@ pub enum Launcher {
     Pmi,
     /// srun: `SLURM_PROCID`, `SLURM_NTASKS`.
     Slurm,
+    /// `distcollective launch`, and programs that use [`launch`](crate::launch): torchrun's
+    /// variables and `DCL_LAUNCH_SOCKET`.
+    DistCollective,
 }
+
+/// The variable with the name of the socket on which `distcollective launch` listens for reports.
+pub(crate) const LAUNCH_SOCKET: &str = "DCL_LAUNCH_SOCKET";
+
+/// Variables that torchrun sets, and `distcollective launch` does not.
+pub(crate) const TORCH_ELASTIC: [&str; 3] =
+    ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"];
 
 /// The variables of a launcher.
 pub(super) struct Variables {
@@ -109,6 +119,7 @@ impl Launcher {
             Launcher::OpenMpi => "Open MPI",
             Launcher::Pmi => "PMI (MPICH, Intel MPI)",
             Launcher::Slurm => "SLURM",
+            Launcher::DistCollective => "distcollective launch",
         }
     }
 }
@@ -119,7 +130,22 @@ impl fmt::Display for Launcher {
     }
 }
 
+impl Variables {
+    /// The variables that a launcher sets.
+    pub(super) fn of(launcher: Launcher) -> Option<&'static Variables> {
+        let launcher = if launcher == Launcher::DistCollective { Launcher::Torch } else { launcher };
+        LAUNCHERS.iter().find(|v| v.launcher == launcher)
+    }
+}
+
 impl Search<'_> {
+    /// The launcher that has set these variables: torchrun's may be those of `distcollective
+    /// launch`.
+    pub(super) fn name(&self, variables: &Variables) -> Launcher {
+        let is_ours = self.is_set(LAUNCH_SOCKET) && !TORCH_ELASTIC.iter().any(|name| self.is_set(name));
+        if is_ours && variables.launcher == Launcher::Torch { Launcher::DistCollective } else { variables.launcher }
+    }
+
     /// The launcher that counts; see the module. If the launchers contradict each other, that is a
     /// mistake.
     pub(super) fn launcher(&mut self) -> Option<&'static Variables> {
@@ -153,8 +179,8 @@ impl Search<'_> {
                         "{}: {} and {} disagree, and no parent process shows which of them runs inside the other; unset \
                          the variables of the one that does not count",
                         sides.join(", but "),
-                        chosen.launcher,
-                        other.launcher
+                        self.name(chosen),
+                        self.name(other)
                     ));
                 }
             }

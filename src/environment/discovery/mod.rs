@@ -15,6 +15,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use launcher::Launcher;
+pub(crate) use launcher::{LAUNCH_SOCKET, TORCH_ELASTIC};
 use launcher::{LAUNCHERS, Variables};
 use search::Search;
 use system::System;
@@ -74,7 +75,8 @@ pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
 
 /// The launcher that counts.
 pub(super) fn launcher_of(system: &dyn System) -> Option<Launcher> {
-    Search::new(system).launcher().map(|v| v.launcher)
+    let mut search = Search::new(system);
+    search.launcher().map(|variables| search.name(variables))
 }
 
 /// Finds out which rank this process is, and where the others are.
@@ -86,11 +88,11 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
     let mut search = Search::new(system);
     let explicit = given.rank.is_some() && given.world_size.is_some();
     let variables = match given.launcher {
-        Some(launcher) => LAUNCHERS.iter().find(|v| v.launcher == launcher),
+        Some(launcher) => Variables::of(launcher),
         None if explicit => None,
         None => search.launcher(),
     };
-    let launcher = variables.map_or(Launcher::Explicit, |v| v.launcher);
+    let launcher = given.launcher.or(variables.map(|v| search.name(v))).unwrap_or(Launcher::Explicit);
     let names_of = |name: fn(&Variables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
     let rank = search.required("rank", given.rank, variables.map(|v| v.rank), &names_of(|v| v.rank));
     let world_size =

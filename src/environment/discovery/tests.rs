@@ -299,6 +299,16 @@ fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
 }
 
 #[test]
+fn our_launcher_is_not_taken_for_torchrun() {
+    let ours = [&TORCH[..], &[("DCL_LAUNCH_SOCKET", "name")]].concat();
+    assert_eq!(found(&FakeSystem::new(&ours)), "distcollective launch [0, 1, 0, 1] Machine loopback:29500/");
+    assert_eq!(launcher_of(&FakeSystem::new(&ours)), Some(Launcher::DistCollective));
+    // torchrun as a rank of ours.
+    let inner_torchrun = [&ours[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+    assert!(found(&FakeSystem::new(&inner_torchrun)).starts_with("torchrun [0, 1, 0, 1]"));
+}
+
+#[test]
 fn of_launchers_that_disagree_the_inner_one_counts() {
     let both = [&TORCH[..], &OPEN_MPI].concat();
     let made = || FakeSystem::new(&both);

@@ -1,5 +1,7 @@
 //! Helpers that the tests of several packages share.
 
+pub mod processes;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

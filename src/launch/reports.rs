@@ -7,16 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use rustix::process::{Pid, getpgid};
+use rustix::process::Pid;
 
-/// The variable with the socket's name.
-pub const VARIABLE: &str = "DCL_LAUNCH_SOCKET";
+use crate::rank::Rank;
 
 /// The longest report, in bytes.
 const LONGEST_REPORT: usize = 4096;
 
 /// The socket for reports, and what ranks have reported.
-pub struct Reports {
+pub(super) struct Reports {
     /// `None` after a rank's reports could not be read: then nothing is certain about the other
     /// ranks.
     listener: Option<UnixListener>,
@@ -37,19 +36,23 @@ struct Connection {
 
 impl Reports {
     /// Listens at this name for `rank_count` ranks of this job.
-    pub fn listen(name: &str, job: String, rank_count: u32) -> Result<Self> {
+    pub(super) fn listen(name: &str, job: String, rank_count: u32) -> Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
         Ok(Reports { listener: Some(listener), connections: Vec::new(), job, met: vec![0; rank_count as usize] })
     }
 
-    pub fn listener(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
-    /// Reads all reports that have arrived. Calls `watch` with each new connection. `group` returns
-    /// the process group of a rank.
-    pub fn read(&mut self, mut watch: impl FnMut(BorrowedFd<'_>) -> Result<()>, group: impl Fn(usize) -> Option<Pid>) {
+    /// Reads all reports that have arrived. Calls `watch` with each new connection. `is_rank` says
+    /// whether a process is that of a rank, or of its group.
+    pub(super) fn read(
+        &mut self,
+        mut watch: impl FnMut(BorrowedFd<'_>) -> Result<()>,
+        is_rank: impl Fn(Pid, usize) -> bool,
+    ) {
         while let Some(listener) = &self.listener {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
@@ -61,7 +64,7 @@ impl Reports {
             if user != rustix::process::geteuid().as_raw() {
                 continue;
             }
-            // A rank in another PID namespace is outside the groups that this launcher started.
+            // A rank in another PID namespace is none of the processes that were started.
             let Some(pid) = pid else { return self.close() };
             if stream.set_nonblocking(true).and_then(|()| watch(stream.as_fd())).is_err() {
                 return self.close();
@@ -70,11 +73,9 @@ impl Reports {
         }
         let Reports { met, job, .. } = self;
         self.connections.retain_mut(|connection| connection.read(job, met));
-        // A rank may be a process outside the group that this launcher started (a daemon, a
+        // A rank may be a process outside the group that was started for it (a daemon, a
         // container). Then the end of that group does not mean the end of the rank.
-        let is_elsewhere = |connection: &Connection| {
-            connection.rank.is_some_and(|rank| getpgid(Some(connection.pid)).ok() != group(rank))
-        };
+        let is_elsewhere = |connection: &Connection| connection.rank.is_some_and(|rank| !is_rank(connection.pid, rank));
         if self.connections.iter().any(is_elsewhere) {
             self.close();
         }
@@ -86,19 +87,19 @@ impl Reports {
     }
 
     /// Whether a rank waits for others to initialize its environment.
-    pub fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         self.connections.iter().any(|connection| connection.rank.is_some())
     }
 
     /// A rank that has ended, and the ranks that wait for it in vain: they initialize an
     /// environment that it never joined, since they have already initialized at least as many as it
     /// has.
-    pub fn missed(&self, has_ended: impl Fn(usize) -> bool) -> Option<(usize, BTreeSet<u32>)> {
+    pub(super) fn missed(&self, has_ended: impl Fn(usize) -> bool) -> Option<(Rank, BTreeSet<Rank>)> {
         let waiting: Vec<usize> = self.connections.iter().filter_map(|connection| connection.rank).collect();
         (0..self.met.len()).filter(|&rank| has_ended(rank)).find_map(|ended| {
             let misses = |rank: &&usize| !has_ended(**rank) && self.met[ended] <= self.met[**rank];
-            let missing: BTreeSet<u32> = waiting.iter().filter(misses).map(|rank| *rank as u32).collect();
-            (!missing.is_empty()).then_some((ended, missing))
+            let missing: BTreeSet<Rank> = waiting.iter().filter(misses).map(|rank| Rank(*rank as u32)).collect();
+            (!missing.is_empty()).then_some((Rank(ended as u32), missing))
         })
     }
 }

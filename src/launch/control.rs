@@ -1,0 +1,73 @@
+//! Signals for a job that runs, from other threads.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::process::Signal;
+
+use super::rank_process::Target;
+use crate::error::{Result, bail};
+use crate::util::lock;
+
+/// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
+#[derive(Clone, Default)]
+pub struct JobControl {
+    state: Arc<Mutex<State>>,
+}
+
+/// What the threads share.
+#[derive(Default)]
+pub(super) struct State {
+    /// The ranks of the present run. Their numbers stay theirs until the run has ended.
+    pub(super) targets: Vec<Target>,
+    /// The signal of the first call of `end`.
+    pub(super) end: Option<i32>,
+    /// How often `end` was called.
+    pub(super) requests_to_end: usize,
+    /// Wakes the run.
+    pub(super) news: Option<Arc<OwnedFd>>,
+}
+
+impl JobControl {
+    /// Sends a signal, by its number, to every rank that has been started, and to its process group
+    /// if it has its own. A real-time signal is not sent.
+    pub fn signal(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.lock().targets.iter().for_each(|target| target.send(signal));
+        }
+    }
+
+    /// Ends the job: the ranks get this signal, SIGTERM after 2 s, SIGKILL after 4 s. A second
+    /// call sends SIGKILL at once. The outcome is [`Ended`](super::Outcome::Ended), also of later
+    /// runs of the same job.
+    pub fn end(&self, signal: i32) {
+        let mut state = self.lock();
+        state.requests_to_end += 1;
+        state.end.get_or_insert(signal);
+        if let Some(news) = &state.news {
+            // The counter holds more than 2^63 calls.
+            let _ = rustix::io::write(news, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// A run begins, which `news` wakes.
+    pub(super) fn enter(&self, news: &Arc<OwnedFd>) -> Result<()> {
+        let mut state = self.lock();
+        if state.news.is_some() {
+            bail!(InvalidArgument, "the job runs already; a second run begins when the first has ended");
+        }
+        state.news = Some(Arc::clone(news));
+        Ok(())
+    }
+
+    /// The run is over: its ranks' numbers may become those of other processes.
+    pub(super) fn leave(&self) {
+        let mut state = self.lock();
+        state.targets.clear();
+        state.news = None;
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}

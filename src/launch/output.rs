@@ -1,0 +1,277 @@
+//! Forwards what ranks write.
+
+use std::io::{Error, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+use crate::rank::Rank;
+use crate::util::lock;
+
+/// Takes what ranks write to one stream. A thread of the job calls it.
+pub trait RankOutput: Send {
+    /// Takes text of a rank, in the order in which the rank wrote it.
+    ///
+    /// The text is one or more whole lines, each with its `\n` or `\r`. Text without a line's end
+    /// is an unfinished line: the rank paused for 50 ms, or the line is longer than 64 KiB. The
+    /// rest of that line follows.
+    fn write(&mut self, rank: Rank, text: &[u8]);
+
+    /// The rank and its children have closed the stream. It may end in an unfinished line.
+    fn closed(&mut self, rank: Rank) {
+        let _ = rank;
+    }
+}
+
+/// An output that several runs of a job use.
+pub(super) type SharedOutput = Arc<Mutex<dyn RankOutput>>;
+
+/// The longest text that is held back until its line ends.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// An unfinished line is passed on after this long.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// After all ranks have ended, the time without output after which a process that still holds a
+/// pipe open is left alone.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The number of the event that says that all ranks have ended. Above every pipe's number.
+const RANKS_ENDED: u64 = u64::MAX;
+
+/// What a forwarding thread and the job share.
+pub(super) struct Progress {
+    /// For each rank, how many of its pipes are open.
+    open_pipes: Vec<AtomicUsize>,
+    /// How many threads have passed on all that the ranks themselves wrote.
+    paid: AtomicUsize,
+    /// How many threads have ended.
+    finished: AtomicUsize,
+    /// The job no longer waits for the threads.
+    abandoned: AtomicBool,
+    /// Wakes the job.
+    news: Arc<OwnedFd>,
+}
+
+/// The threads that forward the output of a job's ranks: one for each stream.
+pub(super) struct Forwarding {
+    progress: Arc<Progress>,
+    /// For each thread, what tells it that all ranks have ended.
+    threads: Vec<Arc<OwnedFd>>,
+}
+
+impl Forwarding {
+    /// `news` wakes the job when a thread gets further.
+    pub(super) fn new(rank_count: u32, news: Arc<OwnedFd>) -> Self {
+        let progress = Progress {
+            open_pipes: (0..rank_count).map(|_| AtomicUsize::new(0)).collect(),
+            paid: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
+            abandoned: AtomicBool::new(false),
+            news,
+        };
+        Forwarding { progress: Arc::new(progress), threads: Vec::new() }
+    }
+
+    /// Starts a thread that gives one stream of all ranks to `output`.
+    pub(super) fn start(&mut self, pipes: Vec<(Rank, OwnedFd)>, output: SharedOutput) -> Result<()> {
+        for (rank, _) in &pipes {
+            self.progress.open_pipes[rank.index()].fetch_add(1, Ordering::Relaxed);
+        }
+        let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut stream = Stream {
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            pipes: pipes.into_iter().map(|(rank, fd)| Pipe::new(rank, fd)).collect(),
+            open: 0,
+            progress: Arc::clone(&self.progress),
+            output,
+        };
+        stream.watch(ended.as_fd())?;
+        std::thread::Builder::new().name("dcl-output".to_owned()).spawn(move || stream.run())?;
+        self.threads.push(ended);
+        Ok(())
+    }
+
+    /// Whether every process has closed the rank's output.
+    pub(super) fn has_closed(&self, rank: usize) -> bool {
+        self.progress.open_pipes[rank].load(Ordering::Acquire) == 0
+    }
+
+    /// Tells the threads that all ranks have ended.
+    pub(super) fn ranks_have_ended(&self) {
+        // The counter holds more than 2^63 calls.
+        for thread in &self.threads {
+            let _ = rustix::io::write(thread, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether all that the ranks wrote before they ended is passed on.
+    pub(super) fn is_paid(&self) -> bool {
+        self.progress.paid.load(Ordering::Acquire) == self.threads.len()
+    }
+
+    /// Whether all pipes are closed, or held open by quiet processes.
+    pub(super) fn is_finished(&self) -> bool {
+        self.progress.finished.load(Ordering::Acquire) == self.threads.len()
+    }
+}
+
+impl Drop for Forwarding {
+    fn drop(&mut self) {
+        self.progress.abandoned.store(true, Ordering::Release);
+        self.ranks_have_ended();
+    }
+}
+
+/// A rank's end of a stream.
+struct Pipe {
+    rank: Rank,
+    /// `None` once it is closed.
+    fd: Option<OwnedFd>,
+    /// An unfinished line.
+    text: Vec<u8>,
+    /// When its last bytes came.
+    since: Option<Instant>,
+    /// The bytes that were in the pipe when all ranks had ended and have not been read yet.
+    owed: u64,
+}
+
+/// One stream of all ranks.
+struct Stream {
+    epoll: OwnedFd,
+    pipes: Vec<Pipe>,
+    open: usize,
+    progress: Arc<Progress>,
+    output: SharedOutput,
+}
+
+impl Stream {
+    fn watch(&mut self, ended: BorrowedFd<'_>) -> Result<()> {
+        epoll::add(&self.epoll, ended, EventData::new_u64(RANKS_ENDED), EventFlags::IN | EventFlags::ET)?;
+        for (number, pipe) in self.pipes.iter().enumerate() {
+            if let Some(fd) = &pipe.fd {
+                epoll::add(&self.epoll, fd, EventData::new_u64(number as u64), EventFlags::IN)?;
+                self.open += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(mut self) {
+        // An error of the kernel's queue would leave pipes unread: then they are closed, so that no
+        // rank waits for a reader.
+        let _ = self.forward();
+        self.pipes.clear();
+        self.progress.finished.fetch_add(1, Ordering::Release);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        // The counter holds more than 2^63 calls.
+        let _ = rustix::io::write(&self.progress.news, &1u64.to_ne_bytes());
+    }
+
+    fn forward(&mut self) -> Result<()> {
+        let (mut ranks_ended, mut is_paid) = (false, false);
+        let mut events = Vec::with_capacity(64);
+        while !(self.progress.abandoned.load(Ordering::Acquire) || (self.open == 0 && is_paid)) {
+            let timeout =
+                if self.pipes.iter().any(|pipe| pipe.since.is_some()) { Some(PAUSE) } else { is_paid.then_some(QUIET) };
+            self.wait(&mut events, timeout)?;
+            if events.is_empty() && is_paid && timeout == Some(QUIET) {
+                break;
+            }
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    RANKS_ENDED => {
+                        ranks_ended = true;
+                        self.pipes.iter_mut().for_each(Pipe::owe);
+                    }
+                    number => self.read(number as usize),
+                }
+            }
+            let now = Instant::now();
+            for pipe in &mut self.pipes {
+                if pipe.since.is_some_and(|since| now.duration_since(since) >= PAUSE) {
+                    pipe.pass_on(&self.output);
+                }
+            }
+            if ranks_ended && !is_paid && self.pipes.iter().all(|pipe| pipe.owed == 0) {
+                is_paid = true;
+                self.pipes.iter_mut().for_each(|pipe| pipe.pass_on(&self.output));
+                self.progress.paid.fetch_add(1, Ordering::Release);
+                self.tell();
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, events: &mut Vec<epoll::Event>, timeout: Option<Duration>) -> Result<()> {
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(Error::other)?;
+        let wait = || epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
+        Ok(rustix::io::retry_on_intr(wait).map(drop)?)
+    }
+
+    /// Reads what one pipe has, and passes on whole lines.
+    fn read(&mut self, number: usize) {
+        let pipe = &mut self.pipes[number];
+        let Some(fd) = &pipe.fd else { return };
+        let mut bytes = [MaybeUninit::uninit(); 32 << 10];
+        let read = match rustix::io::read(fd, &mut bytes) {
+            Ok((read, _)) => read,
+            Err(Errno::INTR) => return,
+            Err(_) => &mut [],
+        };
+        if read.is_empty() {
+            pipe.fd = None;
+            pipe.owed = 0;
+            pipe.pass_on(&self.output);
+            lock(&self.output).closed(pipe.rank);
+            self.open -= 1;
+            self.progress.open_pipes[pipe.rank.index()].fetch_sub(1, Ordering::Release);
+            // A rank that waits for this one may now wait in vain.
+            self.tell();
+            return;
+        }
+        pipe.owed = pipe.owed.saturating_sub(read.len() as u64);
+        let end = read.iter().rposition(|byte| matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
+        let (whole, rest) = read.split_at(end);
+        if !whole.is_empty() {
+            pipe.text.extend_from_slice(whole);
+            pipe.pass_on(&self.output);
+        }
+        pipe.text.extend_from_slice(rest);
+        if pipe.text.len() >= LONGEST_LINE {
+            pipe.pass_on(&self.output);
+        } else if !pipe.text.is_empty() {
+            pipe.since = Some(Instant::now());
+        }
+    }
+}
+
+impl Pipe {
+    fn new(rank: Rank, fd: OwnedFd) -> Self {
+        Pipe { rank, fd: Some(fd), text: Vec::new(), since: None, owed: 0 }
+    }
+
+    /// Passes on what is held back.
+    fn pass_on(&mut self, output: &Mutex<dyn RankOutput>) {
+        self.since = None;
+        if !self.text.is_empty() {
+            lock(output).write(self.rank, &self.text);
+            self.text.clear();
+        }
+    }
+
+    /// All ranks have ended. What the pipe has now is theirs.
+    fn owe(&mut self) {
+        self.owed = self.fd.as_ref().and_then(|fd| rustix::io::ioctl_fionread(fd).ok()).unwrap_or(0);
+    }
+}

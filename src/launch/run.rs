@@ -1,0 +1,341 @@
+//! One run of a job: starts the ranks, watches them, ends them.
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Result as IoResult};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{PidfdFlags, Signal, pidfd_open};
+
+use super::control::JobControl;
+use super::cpus::cpu_set;
+use super::events::{Event, Events};
+use super::guard::Guard;
+use super::output::{Forwarding, SharedOutput};
+use super::processes::kill_marked;
+use super::rank_process::RankProcess;
+use super::reports::Reports;
+use super::{Job, Outcome};
+use crate::environment::{LAUNCH_SOCKET, TORCH_ELASTIC};
+use crate::error::{Result, bail, error};
+use crate::rank::Rank;
+
+/// The variable that names the jobs in which a process runs, the outermost first. Children of ranks
+/// inherit it.
+const JOBS: &str = "DCL_LAUNCH_JOBS";
+
+/// The time that ranks have to end by themselves before they get SIGTERM, and then SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often the job checks whether all processes of a rank have ended, while other ranks wait to
+/// initialize. No event says so.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// After all ranks have ended, how long the output of processes that they left behind is taken.
+const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
+
+pub(super) fn run(job: &Job, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
+    let mut run = Run::new(job)?;
+    let outcome = run.start(job, command).and_then(|()| run.watch())?;
+    if !outcome.is_success() {
+        run.kill_all();
+    }
+    let outcome = run.drain()?.unwrap_or(outcome);
+    run.is_over = true;
+    Ok(outcome)
+}
+
+struct Run<'a> {
+    control: &'a JobControl,
+    variables: Variables,
+    /// `None` once the job is over.
+    guard: Option<Guard>,
+    reports: Reports,
+    ranks: Vec<RankProcess>,
+    events: Events,
+    forwarding: Forwarding,
+    /// Whether all ranks have ended, and what they left behind may go on.
+    is_over: bool,
+}
+
+/// What every rank's environment says of this run.
+struct Variables {
+    /// Unique to this run.
+    job: String,
+    /// MASTER_PORT.
+    port: u16,
+    /// The name of the socket for reports.
+    socket: String,
+    /// The value of [`JOBS`].
+    jobs: String,
+}
+
+impl Variables {
+    fn new() -> Result<Self> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let job = format!("{}-{}", std::process::id(), now.as_nanos());
+        // A port that is free now. On one machine ranks use it only as part of a name.
+        let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+        let port = address.map_err(|e| error!(System, "no free port: {e}").with_source(e))?.port();
+        let outer = std::env::var(JOBS).unwrap_or_default();
+        Ok(Variables { socket: format!("distcollective-launch-{job}"), jobs: format!("{outer}{job};"), job, port })
+    }
+
+    /// What the environments of this run's processes have, and no other's.
+    fn mark(&self) -> String {
+        format!("{};", self.job)
+    }
+
+    fn set(&self, command: &mut Command, rank: Rank, world_size: u32) {
+        let (rank, world_size) = (rank.to_string(), world_size.to_string());
+        command
+            .envs([("RANK", &rank), ("LOCAL_RANK", &rank)])
+            .envs([("WORLD_SIZE", &world_size), ("LOCAL_WORLD_SIZE", &world_size)])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &self.port.to_string())])
+            .envs([("DCL_JOB_ID", &self.job), (LAUNCH_SOCKET, &self.socket), (JOBS, &self.jobs)]);
+        // If this program is a rank of torchrun, the new ranks are not.
+        for name in TORCH_ELASTIC {
+            command.env_remove(name);
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new(job: &'a Job) -> Result<Self> {
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |e: std::io::Error| error!(System, "{what}: {e}").with_source(e)
+        };
+        let variables = Variables::new()?;
+        // The name that the environment gives to the job of these variables.
+        let name = format!("loopback:{}/{}", variables.port, variables.job);
+        let reports = Reports::listen(&variables.socket, name, job.world_size);
+        let reports = reports.map_err(failed("no socket for the ranks' reports"))?;
+        let events = Events::new().map_err(failed("events cannot be watched"))?;
+        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let news = Arc::new(news.map_err(|e| failed("no event counter")(e.into()))?);
+        events.add_news(news.as_fd()).map_err(failed("an event counter cannot be watched"))?;
+        if let Some(listener) = reports.listener() {
+            events.add_report(listener).map_err(failed("the ranks' reports cannot be watched"))?;
+        }
+        let guard = Guard::start(variables.mark().as_bytes(), job.world_size as usize);
+        let guard = guard.map_err(failed("the process that guards the ranks cannot be started"))?;
+        job.control.enter(&news)?;
+        Ok(Run {
+            control: &job.control,
+            variables,
+            guard: Some(guard),
+            reports,
+            ranks: Vec::new(),
+            events,
+            forwarding: Forwarding::new(job.world_size, news),
+            is_over: false,
+        })
+    }
+
+    /// Starts all ranks, or those up to the call of [`JobControl::end`].
+    fn start(&mut self, job: &Job, mut command: impl FnMut(Rank) -> Command) -> Result<()> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for rank in (0..job.world_size).map(Rank) {
+            let mut command = command(rank);
+            self.variables.set(&mut command, rank, job.world_size);
+            let takes_stdin = job.stdin == Some(rank);
+            let copies_stdin = takes_stdin && std::io::stdin().is_terminal();
+            command.stdin(match takes_stdin {
+                true if copies_stdin => Stdio::piped(),
+                true => Stdio::inherit(),
+                false => Stdio::null(),
+            });
+            if job.outputs.is_some() {
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            let cpus = job.cpus.as_ref().map(|sets| cpu_set(&sets[rank.index()])).transpose()?;
+            // While the lock is held, no signal can miss a rank that has just been started.
+            let mut state = self.control.lock();
+            if state.end.is_some() {
+                break;
+            }
+            let program = command.get_program().to_owned();
+            let process = RankProcess::start(command, job.own_groups, cpus)
+                .map_err(|e| error!(System, "{program:?} cannot be started: {e}").with_source(e).on_rank(rank))?;
+            state.targets.push(process.target());
+            drop(state);
+            self.ranks.push(process);
+            let child = self
+                .watch_rank(rank)
+                .map_err(|e| error!(System, "its process cannot be watched: {e}").with_source(e).on_rank(rank))?;
+            stdout.extend(child.stdout.take().map(|pipe| (rank, OwnedFd::from(pipe))));
+            stderr.extend(child.stderr.take().map(|pipe| (rank, OwnedFd::from(pipe))));
+            if copies_stdin {
+                copy_stdin(child)?;
+            }
+        }
+        if let Some([to_stdout, to_stderr]) = &job.outputs {
+            self.forward(stdout, to_stdout)?;
+            self.forward(stderr, to_stderr)?;
+        }
+        Ok(())
+    }
+
+    fn watch_rank(&mut self, rank: Rank) -> IoResult<&mut Child> {
+        let process = &mut self.ranks[rank.index()];
+        if let Some(guard) = &self.guard {
+            guard.add(process.target())?;
+        }
+        self.events.add_rank(rank.index(), pidfd_open(process.pid(), PidfdFlags::empty())?)?;
+        Ok(process.child())
+    }
+
+    fn forward(&mut self, pipes: Vec<(Rank, OwnedFd)>, output: &SharedOutput) -> Result<()> {
+        let started = self.forwarding.start(pipes, Arc::clone(output));
+        started.map_err(|e| error!(System, "the ranks' output cannot be forwarded: {e}").with_source(e))
+    }
+
+    /// Waits for all ranks. If one fails or the job is ended, ends the others.
+    fn watch(&mut self) -> Result<Outcome> {
+        let mut outcome = Outcome::Success;
+        let mut requests = 0;
+        let mut ending_since = None;
+        // The signals still to be sent to the remaining ranks, and when; the last one first.
+        let mut steps: Vec<(Instant, Signal)> = Vec::new();
+        loop {
+            let now = Instant::now();
+            if let Some(signal) = self.new_request_to_end(&mut requests) {
+                outcome = Outcome::Ended { signal };
+                let since = *ending_since.get_or_insert(now);
+                steps = if requests > 1 { vec![(now, Signal::KILL)] } else { ending(signal, since, now) };
+            }
+            if outcome.is_success()
+                && let Some((rank, waiting)) = self.missed()
+            {
+                outcome = Outcome::Missed { rank, waiting };
+                ending_since = Some(now);
+                steps = vec![(now + GRACE, Signal::KILL), (now, Signal::TERM)];
+            }
+            while let Some((_, signal)) = steps.pop_if(|(at, _)| *at <= now) {
+                self.send(signal);
+            }
+            if self.ranks.iter().all(|rank| rank.status.is_some()) {
+                return Ok(outcome);
+            }
+            let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(now));
+            let polls = self.ranks.iter().any(|rank| rank.status.is_some()) && self.reports.has_waiting();
+            let timeout = timeout.or(polls.then_some(POLL_INTERVAL));
+            if let Some(Event::Ended(number)) = self.next(timeout)?
+                && let Some(status) = self.poll(number)?
+                && !status.success()
+                && outcome.is_success()
+            {
+                outcome = Outcome::Failed { rank: Rank(number as u32), status };
+                // Ranks that wait for the failed one return an error and end by themselves. The
+                // others get SIGTERM, then SIGKILL.
+                let now = Instant::now();
+                ending_since = Some(now);
+                steps = vec![(now + 2 * GRACE, Signal::KILL), (now + GRACE, Signal::TERM)];
+            }
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Waits for the next event, or for the timeout.
+    fn next(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
+        self.events.next(timeout).map_err(|e| error!(System, "events cannot be waited for: {e}").with_source(e))
+    }
+
+    fn poll(&mut self, number: usize) -> Result<Option<ExitStatus>> {
+        let status = self.ranks[number].poll();
+        status
+            .map_err(|e| error!(System, "its end cannot be found out: {e}").with_source(e).on_rank(Rank(number as u32)))
+    }
+
+    /// The signal of [`JobControl::end`] if it was called since this count of calls, which then
+    /// becomes the present one.
+    fn new_request_to_end(&self, count: &mut usize) -> Option<i32> {
+        let state = self.control.lock();
+        let is_new = state.requests_to_end > *count;
+        *count = state.requests_to_end;
+        state.end.filter(|_| is_new)
+    }
+
+    /// An ended rank that others still wait for. First reads all reports, since a rank may have
+    /// reported before it ended.
+    fn missed(&mut self) -> Option<(Rank, BTreeSet<Rank>)> {
+        let Run { reports, events, ranks, forwarding, .. } = self;
+        let is_rank = |pid, rank: usize| ranks.get(rank).is_some_and(|process| process.includes(pid));
+        reports.read(|connection| events.add_report(connection), is_rank);
+        // The others may wait for a process that the rank left behind.
+        reports.missed(|number| {
+            let rank = ranks.get(number).filter(|rank| rank.status.is_some());
+            rank.is_some_and(|rank| forwarding.has_closed(number) && !rank.has_processes())
+        })
+    }
+
+    /// Sends a signal that ends the remaining ranks. A stopped one goes on, so that it can end.
+    fn send(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|rank| rank.status.is_none()) {
+            rank.target().send(signal);
+            rank.target().send(Signal::CONT);
+        }
+    }
+
+    /// Kills the remaining ranks and all processes that ranks started.
+    fn kill_all(&self) {
+        self.ranks.iter().for_each(|rank| rank.target().send(Signal::KILL));
+        kill_marked(self.variables.mark().as_bytes());
+    }
+
+    /// Waits until the output is passed on. Returns an outcome if the job was asked to end
+    /// meanwhile.
+    fn drain(&self) -> Result<Option<Outcome>> {
+        let mut requests = self.control.lock().requests_to_end;
+        self.forwarding.ranks_have_ended();
+        let mut limit = None;
+        while !self.forwarding.is_finished() {
+            let now = Instant::now();
+            if self.forwarding.is_paid() && now >= *limit.get_or_insert(now + LEFTOVER_LIMIT) {
+                break;
+            }
+            if let Some(signal) = self.new_request_to_end(&mut requests) {
+                self.kill_all();
+                return Ok(Some(Outcome::Ended { signal }));
+            }
+            self.next(limit.map(|limit| limit.saturating_duration_since(now)))?;
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        // After an error, ranks may still run.
+        if !self.is_over {
+            self.kill_all();
+        }
+        self.control.leave();
+        // Only then may other processes get the ranks' numbers.
+        self.guard = None;
+        self.ranks.iter_mut().for_each(|rank| drop(rank.child().wait()));
+    }
+}
+
+/// The signals that end ranks, and when; the last one first.
+fn ending(signal: i32, since: Instant, now: Instant) -> Vec<(Instant, Signal)> {
+    let first = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+    vec![(since + 2 * GRACE, Signal::KILL), (since + GRACE, Signal::TERM), (now, first)]
+}
+
+/// Copies this process's standard input to a rank, on a thread that ends with the input.
+fn copy_stdin(child: &mut Child) -> Result<()> {
+    let Some(mut pipe) = child.stdin.take() else { return Ok(()) };
+    // An error means that the rank no longer reads.
+    let copy = move || drop(std::io::copy(&mut std::io::stdin(), &mut pipe));
+    match std::thread::Builder::new().name("dcl-input".to_owned()).spawn(copy) {
+        Ok(_) => Ok(()),
+        Err(e) => bail!(System, "no thread for standard input: {e}"),
+    }
+}
