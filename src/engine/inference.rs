@@ -125,7 +125,12 @@ pub(super) fn infer_extents(
     }
     let mut extents: Vec<Option<Extent>> = vec![None; network.tensors.len()];
     let mut found: BTreeMap<usize, PointMistake> = BTreeMap::new();
-    let point_count = network.implied_profile_count() * POINTS.len();
+    // Inputs that are not dynamic have the same shapes at all points.
+    let is_dynamic = network.inputs.iter().any(|input| match &network.tensors[input.index()].source {
+        Source::Input(input) => input.dims.is_dynamic(),
+        Source::Layer { .. } => false,
+    });
+    let point_count = if is_dynamic { network.implied_profile_count() * POINTS.len() } else { 1 };
     for point in 0..point_count {
         let given = input_shapes(network, point / POINTS.len(), point % POINTS.len());
         let shapes = infer_shapes(network, schedule, types, collectives, given, |position, error| {
