@@ -334,6 +334,9 @@ fn a_number_that_is_too_large_allocates_nothing() {
     }
 }
 
+/// What a network is called, and how it is described with so many layers.
+type Kind = (&'static str, fn(usize) -> Network);
+
 /// Ten times the layers take some ten times the memory, all allocations together, and not a hundred
 /// times: nothing is looked at again for each further layer. (Vectors grow in powers of two.)
 #[test]
@@ -345,8 +348,7 @@ fn describing_building_and_reading_are_linear() {
         let (_, _, read) = counted(|| Engine::deserialize(&plan).expect("an engine"));
         [described, built, read]
     };
-    let kinds: [(&str, fn(usize) -> Network); 2] =
-        [("chain", |layers| described(chain(layers))), ("wide", |layers| described(wide(layers)))];
+    let kinds: [Kind; 2] = [("chain", |layers| described(chain(layers))), ("wide", |layers| described(wide(layers)))];
     for (name, describe) in kinds {
         let (few, many) = (take(2000, describe), take(20_000, describe));
         for (step, (few, many)) in ["describe", "build", "read"].into_iter().zip(few.into_iter().zip(many)) {

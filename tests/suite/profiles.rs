@@ -18,7 +18,8 @@ fn expect<T>(result: Result<T>, kind: ErrorKind, text: &str) {
     assert_eq!((error.kind(), error.to_string().as_str()), (kind, text));
 }
 
-/// y = the sum of x over `n` ranks, in rows of 2. Profile 0 has 1 to 4 rows, profile 1 has 16 to 64.
+/// y = the sum of x over `n` ranks, in rows of 2. Profile 0 has 1 to 4 rows, profile 1 has 16 to
+/// 64.
 fn network(n: u32) -> Network {
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Int32, [-1, 2]).expect("an input");
