@@ -403,14 +403,33 @@ dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name,
                                    dcl_data_type_t data_type, const dcl_dims_t *dims,
                                    dcl_tensor_t **tensor);
 
-/* Sets the smallest, the usual and the largest shape of an input that has dimensions of -1:
- * TensorRT's IOptimizationProfile.
+/* Sets the smallest, the usual and the largest shape of an input in optimization profile 0, and
+ * adds that profile if the network has none. A network with one profile needs no other call.
  *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if a shape does not fit the input's dimensions or the tensor
- * belongs to another network. [local, exclusive] */
+ * Errors: as dcl_network_set_profile_shapes. [local, exclusive] */
 dcl_status_t dcl_network_set_optimization_profile(dcl_network_t *network, dcl_tensor_t *input,
                                                   const dcl_dims_t *min, const dcl_dims_t *opt,
                                                   const dcl_dims_t *max);
+
+/* Adds an optimization profile: TensorRT's addOptimizationProfile. `*profile_index` receives its
+ * index, 0 for the first. A profile needs the shapes of all inputs that have dimensions of -1.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the network has 64 profiles. [local, exclusive] */
+dcl_status_t dcl_network_add_optimization_profile(dcl_network_t *network, int32_t *profile_index);
+
+/* Sets the smallest, the usual and the largest shape of an input in a profile: TensorRT's
+ * IOptimizationProfile::setDimensions.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no such profile, it has shapes for the input
+ * already, a shape does not fit the input's dimensions, or the tensor belongs to another network.
+ * [local, exclusive] */
+dcl_status_t dcl_network_set_profile_shapes(dcl_network_t *network, int32_t profile_index,
+                                            dcl_tensor_t *input, const dcl_dims_t *min,
+                                            const dcl_dims_t *opt, const dcl_dims_t *max);
+
+/* Returns the number of optimization profiles that were added. [local, shared] */
+dcl_status_t dcl_network_get_nb_optimization_profiles(dcl_network_t *network,
+                                                      int32_t *nb_profiles);
 
 /* Adds a DistCollective layer: TensorRT's addDistCollective.
  * - `reduce_op` is DCL_REDUCE_NONE if the operation does not reduce.
@@ -837,9 +856,17 @@ dcl_status_t dcl_engine_get_tensor_data_type(dcl_engine_t *engine, const char *n
  * [local, shared] */
 dcl_status_t dcl_engine_get_tensor_shape(dcl_engine_t *engine, const char *name, dcl_dims_t *dims);
 
-/* Returns the smallest, the usual or the largest shape of an input or output. An input has its
- * profile's; an output's shape follows from the inputs'. [local, shared] */
+/* Returns the number of optimization profiles: TensorRT's getNbOptimizationProfiles. It is 1 for a
+ * network to which none was added. [local, shared] */
+dcl_status_t dcl_engine_get_nb_optimization_profiles(dcl_engine_t *engine, int32_t *nb_profiles);
+
+/* Returns the smallest, the usual or the largest shape of an input or output in a profile:
+ * TensorRT's getProfileShape. An output's shape follows from the inputs'.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no such tensor, profile or selector.
+ * [local, shared] */
 dcl_status_t dcl_engine_get_profile_shape(dcl_engine_t *engine, const char *name,
+                                          int32_t profile_index,
                                           dcl_opt_profile_selector_t selector, dcl_dims_t *dims);
 
 /* -------------------------------------------------------------------------------------------------
@@ -883,6 +910,19 @@ dcl_status_t dcl_execution_context_set_communicator(dcl_execution_context_t *con
  * fails with DCL_STATUS_DEADLINE_EXCEEDED. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_timeout(dcl_execution_context_t *context,
                                                int64_t timeout_ms);
+
+/* Chooses the optimization profile by its index, and forgets the shapes of the inputs that have
+ * dimensions of -1: TensorRT's setOptimizationProfileAsync. A new context has profile 0. Ranks may
+ * choose different profiles.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no such profile; DCL_STATUS_NOT_READY if an
+ * enqueued run of the context is not done, or its work was not waited for. [local, exclusive] */
+dcl_status_t dcl_execution_context_set_optimization_profile(dcl_execution_context_t *context,
+                                                            int32_t profile_index);
+
+/* Returns the index of the optimization profile. [local, shared] */
+dcl_status_t dcl_execution_context_get_optimization_profile(dcl_execution_context_t *context,
+                                                            int32_t *profile_index);
 
 /* Sets the shape of an input: TensorRT's setInputShape. Enqueued runs keep their shapes.
  *

@@ -1058,6 +1058,17 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
     Result<void> set_optimization_profile(Tensor input, const Dims &min, const Dims &opt, const Dims &max) {
         return detail::check(dcl_network_set_optimization_profile(get(), input.get(), &min, &opt, &max));
     }
+    Result<std::int32_t> add_optimization_profile() {
+        return detail::output<std::int32_t>(dcl_network_add_optimization_profile, get());
+    }
+    Result<void> set_profile_shapes(std::int32_t profile_index, Tensor input, const Dims &min, const Dims &opt,
+                                    const Dims &max) {
+        return detail::check(
+            dcl_network_set_profile_shapes(get(), profile_index, input.get(), &min, &opt, &max));
+    }
+    Result<std::int32_t> get_nb_optimization_profiles() const {
+        return detail::output<std::int32_t>(dcl_network_get_nb_optimization_profiles, get());
+    }
     Result<DistCollectiveLayer> add_dist_collective(Tensor input, CollectiveOperation operation,
                                                     ReduceOperation reduce_op = ReduceOperation::kNONE,
                                                     std::int64_t root = -1, const Ranks &groups = {}) {
@@ -1126,6 +1137,13 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
     }
     Result<void> set_timeout(Timeout timeout) {
         return detail::check(dcl_execution_context_set_timeout(get(), timeout.count()));
+    }
+
+    Result<void> set_optimization_profile(std::int32_t profile_index) {
+        return detail::check(dcl_execution_context_set_optimization_profile(get(), profile_index));
+    }
+    Result<std::int32_t> get_optimization_profile() const {
+        return detail::output<std::int32_t>(dcl_execution_context_get_optimization_profile, get());
     }
 
     Result<void> set_input_shape(const std::string &name, const Dims &dims) {
@@ -1216,8 +1234,13 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
     Result<Dims> get_tensor_shape(const std::string &name) const {
         return detail::output<Dims>(dcl_engine_get_tensor_shape, get(), name.c_str());
     }
-    Result<Dims> get_profile_shape(const std::string &name, OptProfileSelector selector) const {
-        return detail::output<Dims>(dcl_engine_get_profile_shape, get(), name.c_str(), detail::number(selector));
+    Result<std::int32_t> get_nb_optimization_profiles() const {
+        return detail::output<std::int32_t>(dcl_engine_get_nb_optimization_profiles, get());
+    }
+    Result<Dims> get_profile_shape(const std::string &name, std::int32_t profile_index,
+                                   OptProfileSelector selector) const {
+        return detail::output<Dims>(dcl_engine_get_profile_shape, get(), name.c_str(), profile_index,
+                                    detail::number(selector));
     }
 
     Result<ExecutionContext> create_execution_context(

@@ -177,6 +177,17 @@ impl Shape {
         Shape::new(&dims[..self.dim_count()])
     }
 
+    /// Combines the dimensions of two shapes one by one, as far as both have them. The result is a
+    /// range's end, and need not fit memory.
+    pub(crate) fn zip_with(&self, other: &Self, combine: impl Fn(usize, usize) -> usize) -> Self {
+        let len = self.len.min(other.len);
+        let mut dims = [0; MAX_DIMS];
+        for (index, to) in dims.iter_mut().enumerate().take(usize::from(len)) {
+            *to = combine(self.dims[index], other.dims[index]);
+        }
+        Shape { len, dims }
+    }
+
     /// The same dimensions as [`Dims`].
     pub fn to_dims(&self) -> Dims {
         let mut dims = [0; MAX_DIMS];

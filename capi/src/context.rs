@@ -7,7 +7,9 @@ use dcl::stream::EnqueueError;
 use dcl::tensor::Dims;
 use dcl::{ExecutionContext, Work};
 
-use super::arguments::{CDims, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, timeout, zero};
+use super::arguments::{
+    CDims, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, index, timeout, zero,
+};
 use super::communicator::CCommunicator;
 use super::engine::CEngine;
 use super::handle::{Handle, Object, TryRwLock};
@@ -149,6 +151,33 @@ extern "C" fn dcl_execution_context_set_timeout(context: Handle<CExecutionContex
     call(|| {
         let (context, timeout) = (context.get()?, timeout(timeout_ms)?);
         context.state.write()?.context.set_timeout(timeout);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_optimization_profile(
+    context: Handle<CExecutionContext>,
+    profile_index: i32,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let context = &mut context.state.write()?.context;
+        let profile = index("optimization profile", profile_index, context.optimization_profile_count())?;
+        context.set_optimization_profile(profile)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_get_optimization_profile(
+    context: Handle<CExecutionContext>,
+    profile_index: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let profile_index = profile_index.check("profile_index")?;
+        profile_index.set(count(context.state.read()?.context.optimization_profile()));
         Ok(())
     })
 }

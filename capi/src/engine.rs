@@ -199,14 +199,25 @@ extern "C" fn dcl_engine_get_tensor_shape(
 extern "C" fn dcl_engine_get_profile_shape(
     engine: Handle<CEngine>,
     name: TextPointer,
+    profile_index: i32,
     selector: i32,
     dims: OutPointer<CDims>,
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
         let (name, dims) = (name.get("name")?, dims.check("dims")?);
-        let profile = engine.engine.io_tensor(name)?.profile;
-        dims.set(profile[point(selector)?].into());
+        let point = point(selector)?;
+        let profile = index("optimization profile", profile_index, engine.engine.optimization_profile_count())?;
+        dims.set(engine.engine.profile_shapes(name, profile)?[point].into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_engine_get_nb_optimization_profiles(engine: Handle<CEngine>, nb_profiles: OutPointer<i32>) -> Status {
+    call(|| {
+        let (engine, nb_profiles) = (engine.get()?, nb_profiles.check("nb_profiles")?);
+        nb_profiles.set(count(engine.engine.optimization_profile_count()));
         Ok(())
     })
 }

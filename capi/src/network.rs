@@ -148,6 +148,52 @@ extern "C" fn dcl_network_set_optimization_profile(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_optimization_profile(
+    network: Handle<CNetwork>,
+    profile_index: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let profile_index = profile_index.check("profile_index")?;
+        profile_index.set(count(network.network.write()?.add_optimization_profile()?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_set_profile_shapes(
+    network: Handle<CNetwork>,
+    profile_index: i32,
+    input: Handle<CTensor>,
+    min: InPointer<CDims>,
+    opt: InPointer<CDims>,
+    max: InPointer<CDims>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let input = network.own_tensor(input)?;
+        let [min, opt, max] = [min.get("min")?, opt.get("opt")?, max.get("max")?].map(CDims::to_dims);
+        let mut description = network.network.write()?;
+        let profile = index("optimization profile", profile_index, description.optimization_profile_count())?;
+        description.set_profile_shapes(profile, input, min?, opt?, max?)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_get_nb_optimization_profiles(
+    network: Handle<CNetwork>,
+    nb_profiles: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let nb_profiles = nb_profiles.check("nb_profiles")?;
+        nb_profiles.set(count(network.network.read()?.optimization_profile_count()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn dcl_network_add_dist_collective(
     network: Handle<CNetwork>,
     input: Handle<CTensor>,

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::ExecutionContext;
 use super::communicator_binding::CommunicatorBinding;
 use super::run::{RunIo, run};
 use super::shapes::Shapes;
@@ -53,6 +54,8 @@ struct PendingRun {
     binding: Arc<CommunicatorBinding>,
     shapes: Arc<Shapes>,
     deadline: Instant,
+    /// Says to the context that there is a run.
+    _run: Arc<()>,
 }
 
 /// A buffer to bind as an input: owned, or shared with other runs.
@@ -185,19 +188,18 @@ impl Bindings {
 
     pub(super) fn enqueue(
         mut self,
-        engine: &Arc<EngineInner>,
-        binding: &Arc<CommunicatorBinding>,
-        shapes: &Arc<Shapes>,
-        timeout: Option<Duration>,
+        context: &ExecutionContext,
         stream: &Stream,
     ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
+        let ExecutionContext { engine, binding, shapes, runs, timeout, .. } = context;
         let filled = self.fill(engine, shapes, binding.space());
         let checked = filled.and_then(|()| binding.check(shapes, &self.inner.io, stream));
         if let Err(error) = checked {
             return Err(EnqueueError::new(binding.on_rank(error), self));
         }
-        let (binding, shapes, deadline) = (Arc::clone(binding), Arc::clone(shapes), binding.deadline(timeout));
-        self.inner.run = Some(PendingRun { binding, shapes, deadline });
+        let deadline = binding.deadline(*timeout);
+        let (binding, shapes, run) = (Arc::clone(binding), Arc::clone(shapes), Arc::clone(runs));
+        self.inner.run = Some(PendingRun { binding, shapes, deadline, _run: run });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, cell))
     }
@@ -242,7 +244,7 @@ impl Task for Bindings {
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Enqueued work needs `run` until it is done, so it is not taken out here.
-        let Some(PendingRun { binding, shapes, deadline }) = &self.inner.run else { return Ok(()) };
+        let Some(PendingRun { binding, shapes, deadline, .. }) = &self.inner.run else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of
         // `bind_address`.
         let result = unsafe { run(binding, shapes, &self.inner.io, *deadline, stream) };

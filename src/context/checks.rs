@@ -145,7 +145,7 @@ impl CommunicatorBinding {
     ) -> Option<(LayerId, &'a Call)> {
         let EngineInner { network, analysis, .. } = &*self.engine;
         let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
-        let only_reader = analysis.readers[input.index()] == [layer];
+        let only_reader = analysis.readers.of(input) == [layer];
         let call = shapes.calls[layer.index()].as_ref()?;
         only_reader.then_some((layer, call))
     }

@@ -11,7 +11,7 @@ use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose, rank_lock};
 use crate::cuda::{CudaStream, Device, Kernel, Transposition};
 use crate::data_type::DataType;
-use crate::dist_collective::{Role, Roles, agree};
+use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::MemorySpace;
@@ -97,12 +97,30 @@ impl CommunicatorBinding {
             regions: Mutex::new(regions),
             runner: Mutex::default(),
         };
+        binding.warn_if_idle(communicator);
         binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
         // Layers on groups run on this communicator's stream too, not on their group's.
         let reserved = binding.reserve(communicator.default_stream(), deadline);
         reserved.inspect_err(|error| communicator.abort_with(error))?;
         crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(binding)
+    }
+
+    /// Warns if no collective of the plan has this rank as a member.
+    fn warn_if_idle(&self, communicator: &Communicator) {
+        let mut collectives = self.engine.analysis.collectives.iter().zip(&self.roles);
+        let is_idle = |(layer, role): (&Option<ResolvedLayer>, &Option<Role>)| {
+            layer.as_ref().is_none_or(ResolvedLayer::is_identity) || matches!(role, Some(Role::Skip))
+        };
+        if self.engine.first_collective().is_some() && collectives.all(is_idle) {
+            crate::util::log::event!(
+                WARN,
+                "rank {} takes part in no collective of plan {}: their groups name other ranks of the {}",
+                communicator.origin_rank(),
+                self.engine.fingerprint,
+                communicator.world_size()
+            );
+        }
     }
 
     /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
@@ -113,7 +131,7 @@ impl CommunicatorBinding {
             let Some(resolved) = &analysis.collectives[id.index()] else { continue };
             let Role::Member(communicator) = self.role(id) else { continue };
             let input = network.layers[id.index()].inputs[0].index();
-            let elements = analysis.shapes.iter().map(|shapes| shapes[input].element_count()).max().unwrap_or(0);
+            let elements = analysis.extents[input].element_count;
             let call = Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize);
             communicator.reserve(&call, stream, deadline)?;
         }
@@ -164,7 +182,9 @@ impl CommunicatorBinding {
             analysis.collectives[layer.index()].as_ref().map(|c| Call::new(c.collective, DataType::Uint8, 0, 1))
         };
         match network.tensors[tensor.index()].source {
-            Source::Input { .. } => analysis.readers[tensor.index()]
+            Source::Input(_) => analysis
+                .readers
+                .of(tensor)
                 .iter()
                 .any(|&reader| call(reader).is_none_or(|call| self.role(reader).reads_input(&call))),
             Source::Layer { layer, .. } => call(layer).is_none_or(|call| self.role(layer).writes_output(&call)),

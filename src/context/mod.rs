@@ -20,7 +20,7 @@ use shapes::Shapes;
 
 use crate::comm::Communicator;
 use crate::engine::{EngineInner, IoMode, IoTensor};
-use crate::error::{Result, error};
+use crate::error::{Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
 use crate::shape::Dims;
@@ -31,7 +31,8 @@ use crate::stream::{EnqueueError, Stream, Work};
 ///
 /// 1. [`set_communicator`](Self::set_communicator), if the network has collectives of several
 ///    ranks.
-/// 2. [`set_input_shape`](Self::set_input_shape), if it has dynamic inputs.
+/// 2. [`set_optimization_profile`](Self::set_optimization_profile), if it has several, and
+///    [`set_input_shape`](Self::set_input_shape), if it has dynamic inputs.
 /// 3. Any number of runs: [`execute`](Self::execute) borrows tensors and blocks;
 ///    [`enqueue`](Self::enqueue) owns buffers and returns a [`Work`].
 ///
@@ -40,6 +41,10 @@ pub struct ExecutionContext {
     engine: Arc<EngineInner>,
     binding: Arc<CommunicatorBinding>,
     shapes: Arc<Shapes>,
+    /// The index of the optimization profile.
+    profile: usize,
+    /// Each enqueued run has a reference until its work is waited for or has ended.
+    runs: Arc<()>,
     timeout: Option<Duration>,
     options: ContextOptions,
     /// What `execute` binds, kept so that it allocates nothing.
@@ -71,7 +76,8 @@ impl ExecutionContext {
         let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine), options)?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
         let scratch = RunIo::for_engine(&engine);
-        Ok(ExecutionContext { engine, binding, shapes, timeout: None, options, scratch })
+        let (profile, runs) = (0, Arc::new(()));
+        Ok(ExecutionContext { engine, binding, shapes, profile, runs, timeout: None, options, scratch })
     }
 
     /// The inputs, then the outputs.
@@ -121,6 +127,36 @@ impl ExecutionContext {
         self.timeout = timeout.into();
     }
 
+    /// Chooses the optimization profile by its index, and forgets the shapes of the dynamic inputs:
+    /// TensorRT's `setOptimizationProfileAsync`. A new context has profile 0. The call is local:
+    /// ranks may choose different profiles, and each collective compares the ranks' shapes as
+    /// always. The context's memory is long enough for every profile.
+    ///
+    /// # Errors
+    ///
+    /// - No such profile.
+    /// - [`NotReady`](crate::ErrorKind::NotReady): enqueued work of the context has not been waited
+    ///   for, and has not ended if it was dropped.
+    pub fn set_optimization_profile(&mut self, profile: usize) -> Result<()> {
+        self.engine.check_profile(profile)?;
+        if Arc::strong_count(&self.runs) > 1 {
+            bail!(NotReady, "enqueued work of the context is not done; wait for it before you choose another profile");
+        }
+        self.shapes = Arc::new(Shapes::of_static_inputs(&self.engine)?);
+        self.profile = profile;
+        Ok(())
+    }
+
+    /// The number of optimization profiles of the engine.
+    pub fn optimization_profile_count(&self) -> usize {
+        self.engine.network.implied_profile_count()
+    }
+
+    /// The index of the optimization profile.
+    pub fn optimization_profile(&self) -> usize {
+        self.profile
+    }
+
     /// Sets the shape of an input, within its profile. Work that was enqueued before keeps its
     /// shapes.
     ///
@@ -144,25 +180,17 @@ impl ExecutionContext {
         for (name, dims) in shapes {
             let about = |e: crate::Error| e.about(|| format!("input {name:?}"));
             let index = self.engine.io_index(name)?;
-            let io = &self.engine.io[index];
-            if io.mode == IoMode::Output {
-                return Err(about(error!(
-                    InvalidArgument,
-                    "it is an output; its shape follows from those of the inputs"
-                )));
-            }
+            let [min, _, max] = self.engine.input_points(&self.engine.io[index], self.profile).map_err(about)?;
             let shape = dims.to_shape().map_err(about)?;
-            let [min, _, max] = io.profile;
-            let inside = dims.dim_count() == min.dim_count()
-                && dims
-                    .as_slice()
-                    .iter()
-                    .zip(min.as_slice())
-                    .zip(max.as_slice())
-                    .all(|((d, min), max)| min <= d && d <= max);
+            let (d, min_d, max_d) = (shape.as_slice(), min.as_slice(), max.as_slice());
+            let inside = d.len() == min_d.len() && (0..d.len()).all(|i| (min_d[i]..=max_d[i]).contains(&d[i]));
             if !inside {
+                let profile = match self.engine.network.profile_count {
+                    0 | 1 => "its profile".to_owned(),
+                    _ => format!("optimization profile {}", self.profile),
+                };
                 let limits = if min == max { format!("{min}") } else { format!("between {min} and {max}") };
-                return Err(about(error!(InvalidShape, "{dims} is not in its profile, which is {limits}")));
+                return Err(about(error!(InvalidShape, "{dims} is not in {profile}, which is {limits}")));
             }
             inputs[index] = Some(shape);
         }
@@ -258,7 +286,7 @@ impl ExecutionContext {
     /// As [`execute`](Self::execute), with the bindings. Errors before anything moves come from
     /// this function, all others from [`Work::wait`].
     pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
-        bindings.enqueue(&self.engine, &self.binding, &self.shapes, self.timeout, stream)
+        bindings.enqueue(self, stream)
     }
 }
 

@@ -21,8 +21,8 @@ pub(super) struct Shapes {
 impl Shapes {
     /// The shapes of the inputs that have only one.
     pub(super) fn of_static_inputs(engine: &EngineInner) -> Result<Self> {
-        let fixed = engine.network.inputs.iter().map(|input| match engine.network.tensors[input.index()].source {
-            Source::Input { dims, .. } if !dims.is_dynamic() => dims.to_shape().ok(),
+        let fixed = engine.network.inputs.iter().map(|input| match &engine.network.tensors[input.index()].source {
+            Source::Input(input) if !input.dims.is_dynamic() => input.dims.to_shape().ok(),
             _ => None,
         });
         Shapes::infer(engine, fixed.collect())

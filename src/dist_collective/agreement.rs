@@ -23,7 +23,7 @@ pub(crate) struct PlannedCall {
 }
 
 impl PlannedCall {
-    /// `input` is the input's dimensions and, as text, its profile, if they are known.
+    /// `input` is the input's dimensions and, as text, their range, if they are known.
     pub(crate) fn new(layer: &ResolvedLayer, data_type: DataType, input: Option<(&Dims, &str)>) -> Self {
         let collective = &layer.collective;
         let mut call = collective.operation().to_string();
@@ -31,8 +31,8 @@ impl PlannedCall {
             call += &format!("({reduce_op})");
         }
         call += &format!(" of {data_type}");
-        if let Some((dims, profile)) = input {
-            call += &format!(" {dims}{profile}");
+        if let Some((dims, range)) = input {
+            call += &format!(" {dims}{range}");
         }
         if let Some(root) = collective.root() {
             call += &format!(" with group rank {root} as root");

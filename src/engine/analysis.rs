@@ -1,19 +1,23 @@
 //! Validation of a network: every rule that needs the whole description. It finds all mistakes.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashSet};
 use std::ops::Range;
 
+use super::inference::{Extent, infer_extents, infer_types};
+use super::warnings::warnings;
 use crate::comm::MAX_GROUPED_CALLS;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
-use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
-use crate::shape::{Dims, Shape};
-use crate::util::text::count_of;
+use crate::network::{Layer, LayerBody, LayerId, Network, Source, TensorId};
+use crate::util::text::{clipped, count_of};
 
-/// The points of a profile, in the order in which shapes are kept.
-pub(crate) const POINTS: [&str; 3] = ["min", "opt", "max"];
+/// The longest name of a layer, an input or an output, in bytes. TensorRT has the same limit.
+const MAX_NAME_BYTES: usize = 4095;
+
+/// The longest name of a tensor inside the network: a layer's name and the number of an output.
+const MAX_TENSOR_NAME_BYTES: usize = MAX_NAME_BYTES + ".output4294967295".len();
 
 /// What validation finds out about a valid network.
 #[derive(Debug)]
@@ -25,61 +29,99 @@ pub(crate) struct Analysis {
     pub(crate) steps: Vec<Range<usize>>,
     /// The type of each tensor.
     pub(crate) types: Vec<DataType>,
-    /// The shape of each tensor at min, opt and max of the profiles.
-    pub(crate) shapes: [Vec<Shape>; 3],
+    /// The shapes of each tensor at all points of all profiles.
+    pub(crate) extents: Vec<Extent>,
     /// For each DistCollective layer, its attributes put together.
     pub(crate) collectives: Vec<Option<ResolvedLayer>>,
-    /// The layers that read each tensor, in the order of the schedule.
-    pub(crate) readers: Vec<Vec<LayerId>>,
+    /// The layers that read each tensor.
+    pub(crate) readers: Readers,
     /// What is allowed but may be a mistake.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Analysis {
-    /// The dimensions of a tensor: -1 where the points of the profile differ.
-    pub(crate) fn dims(&self, tensor: TensorId) -> Dims {
-        let [min, opt, max] = [0, 1, 2].map(|point| self.shapes[point][tensor.index()].to_dims());
-        let dims = min.as_slice().iter().zip(opt.as_slice()).zip(max.as_slice());
-        let dims: Vec<i64> = dims.map(|((&a, &b), &c)| if a == b && b == c { a } else { -1 }).collect();
-        Dims::new(&dims).unwrap_or(max)
+    /// The most bytes that a tensor has at a point of a profile.
+    pub(crate) fn max_byte_len(&self, tensor: TensorId) -> usize {
+        self.extents[tensor.index()].element_count * self.types[tensor.index()].byte_len()
+    }
+}
+
+/// The layers that read each tensor, in the order of the schedule.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    /// For each tensor where its layers begin, and the end of the last.
+    starts: Vec<u32>,
+    layers: Vec<LayerId>,
+}
+
+impl Readers {
+    fn new(network: &Network, schedule: &[LayerId]) -> Self {
+        let inputs = || schedule.iter().flat_map(|id| network.layers[id.index()].inputs.iter().map(move |t| (t, *id)));
+        let mut reads: Vec<(u32, LayerId)> = inputs().map(|(tensor, id)| (tensor.index() as u32, id)).collect();
+        reads.sort_by_key(|(tensor, _)| *tensor);
+        let mut starts = vec![0; network.tensors.len() + 1];
+        reads.iter().for_each(|(tensor, _)| starts[*tensor as usize + 1] += 1);
+        for tensor in 0..network.tensors.len() {
+            starts[tensor + 1] += starts[tensor];
+        }
+        Readers { starts, layers: reads.into_iter().map(|(_, id)| id).collect() }
+    }
+
+    pub(crate) fn of(&self, tensor: TensorId) -> &[LayerId] {
+        let [start, end] = [0, 1].map(|more| self.starts[tensor.index() + more] as usize);
+        &self.layers[start..end]
     }
 }
 
 /// Checks every rule that needs the whole network.
 pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
     let mut mistakes = Vec::new();
-    for layer in network.layers.iter().filter(|layer| !layer.has_right_arity()) {
-        let (inputs, outputs) = (count_of(layer.inputs.len(), "input"), count_of(layer.outputs.len(), "output"));
-        mistakes
-            .push(error!(InvalidNetwork, "its kind does not have {inputs} and {outputs}").about(|| layer.subject()));
-    }
+    network.layers.iter().enumerate().for_each(|(index, layer)| check_ends(network, index, layer, &mut mistakes));
     if !mistakes.is_empty() {
         return Err(Error::from_mistakes(mistakes));
     }
     check_names(network, &mut mistakes);
     let schedule = schedule(network, &mut mistakes);
-    let readers = readers(network, &schedule);
-    check_uses(network, &readers, &mut mistakes);
+    let readers = Readers::new(network, &schedule);
+    check_uses(network, &mut mistakes);
     let collectives = resolve_collectives(network, &mut mistakes);
     let types = infer_types(network, &schedule, &mut mistakes);
-    let shapes = infer_profile_shapes(network, &schedule, &types, &collectives, &mut mistakes);
+    let extents = infer_extents(network, &schedule, &types, &collectives, &mut mistakes);
     if !mistakes.is_empty() {
         return Err(Error::from_mistakes(mistakes));
     }
-    let types: Option<Vec<DataType>> = types.into_iter().collect();
-    let [min, opt, max] = shapes.map(|point| point.into_iter().collect::<Option<Vec<Shape>>>());
-    let (Some(types), Some(min), Some(opt), Some(max)) = (types, min, opt, max) else {
+    let (Some(types), Some(extents)) = (types.into_iter().collect(), extents.into_iter().collect()) else {
         return Err(error!(InvalidNetwork, "the network has a tensor that nothing computes"));
     };
     let warnings = warnings(network, &collectives, &readers);
     let steps = steps(network, &schedule, &collectives);
-    Ok(Analysis { schedule, steps, types, shapes: [min, opt, max], collectives, readers, warnings })
+    Ok(Analysis { schedule, steps, types, extents, collectives, readers, warnings })
+}
+
+/// Checks the inputs and outputs of a layer: the caller may have put another layer in its place.
+fn check_ends(network: &Network, index: usize, layer: &Layer, mistakes: &mut Vec<Error>) {
+    let mut note = |error: Error| mistakes.push(error.about(|| layer.subject()));
+    if !layer.has_right_arity() {
+        let (inputs, outputs) = (count_of(layer.inputs.len(), "input"), count_of(layer.outputs.len(), "output"));
+        note(error!(InvalidNetwork, "its kind does not have {inputs} and {outputs}"));
+    }
+    let mut tensors = layer.inputs.iter().chain(&layer.outputs);
+    if let Some(error) = tensors.find_map(|t| t.check(network.number, network.tensors.len()).err()) {
+        note(error);
+    } else if !layer.outputs.iter().enumerate().all(|(number, output)| {
+        matches!(network.tensors[output.index()].source,
+            Source::Layer { layer, port } if layer.index() == index && port as usize == number)
+    }) {
+        note(error!(InvalidNetwork, "another layer computes its output"));
+    }
 }
 
 fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
     let mut seen = HashSet::new();
     for layer in &network.layers {
-        if layer.name().is_empty() {
+        if layer.name().len() > MAX_NAME_BYTES {
+            mistakes.push(too_long("a layer", layer.name(), MAX_NAME_BYTES));
+        } else if layer.name().is_empty() {
             mistakes.push(error!(InvalidNetwork, "a {} layer has no name", layer.body.kind()));
         } else if !seen.insert(layer.name()) {
             mistakes.push(error!(InvalidNetwork, "two layers have this name").about(|| layer.subject()));
@@ -89,7 +131,9 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
     for (kind, tensors) in [("input", &network.inputs), ("output", &network.outputs)] {
         for (number, tensor) in tensors.iter().enumerate() {
             let name = network.tensors[tensor.index()].name.as_str();
-            if name.is_empty() {
+            if name.len() > MAX_NAME_BYTES {
+                mistakes.push(too_long(&format!("an {kind}"), name, MAX_NAME_BYTES));
+            } else if name.is_empty() {
                 mistakes.push(error!(InvalidNetwork, "{kind} {number} has no name"));
             } else if !seen.insert(name) {
                 let error = error!(InvalidNetwork, "two inputs or outputs have this name");
@@ -97,33 +141,40 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
             }
         }
     }
+    let inside = network.tensors.iter().filter(|tensor| tensor.output.is_none());
+    for tensor in inside.filter(|tensor| tensor.name.len() > MAX_TENSOR_NAME_BYTES) {
+        if matches!(tensor.source, Source::Layer { .. }) {
+            mistakes.push(too_long("a tensor", &tensor.name, MAX_TENSOR_NAME_BYTES));
+        }
+    }
     if network.outputs.is_empty() {
         mistakes.push(error!(InvalidNetwork, "the network has no output; mark_output makes one"));
     }
 }
 
+fn too_long(what: &str, name: &str, most: usize) -> Error {
+    let (len, name) = (name.len(), clipped(name));
+    error!(InvalidNetwork, "the name {name:?} of {what} has {len} bytes; at most {most} are allowed")
+}
+
 /// The layers, each after those it depends on, and otherwise in the order of their addition.
 fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
-    let layer_inputs = |i: usize| {
-        network.layers[i].inputs.iter().filter_map(|input| match network.tensors[input.index()].source {
-            Source::Input { .. } => None,
-            Source::Layer { layer, .. } => Some(layer.index()),
-        })
+    let ids: Vec<LayerId> = (0..network.layers.len()).map(|index| LayerId::new(network.number, index)).collect();
+    let layer_inputs = |id: &LayerId| {
+        let computed = |input: &TensorId| matches!(network.tensors[input.index()].source, Source::Layer { .. });
+        network.layers[id.index()].inputs.iter().filter(move |input| computed(input)).count()
     };
-    let mut waits_for: Vec<usize> = (0..network.layers.len()).map(|i| layer_inputs(i).count()).collect();
-    let mut followers = vec![Vec::new(); network.layers.len()];
-    for i in 0..network.layers.len() {
-        layer_inputs(i).for_each(|before| followers[before].push(i));
-    }
-    let mut ready: BinaryHeap<Reverse<usize>> =
-        waits_for.iter().enumerate().filter(|(_, waits)| **waits == 0).map(|(i, _)| Reverse(i)).collect();
-    let mut order = Vec::with_capacity(network.layers.len());
-    while let Some(Reverse(i)) = ready.pop() {
-        order.push(LayerId(i as u32));
-        for &follower in &followers[i] {
-            waits_for[follower] -= 1;
-            if waits_for[follower] == 0 {
-                ready.push(Reverse(follower));
+    let mut waits_for: Vec<usize> = ids.iter().map(layer_inputs).collect();
+    let readers = Readers::new(network, &ids);
+    let mut ready: BinaryHeap<Reverse<LayerId>> =
+        ids.iter().filter(|id| waits_for[id.index()] == 0).map(|id| Reverse(*id)).collect();
+    let mut order = Vec::with_capacity(ids.len());
+    while let Some(Reverse(id)) = ready.pop() {
+        order.push(id);
+        for follower in network.layers[id.index()].outputs.iter().flat_map(|output| readers.of(*output)) {
+            waits_for[follower.index()] -= 1;
+            if waits_for[follower.index()] == 0 {
+                ready.push(Reverse(*follower));
             }
         }
     }
@@ -162,168 +213,24 @@ fn steps(network: &Network, schedule: &[LayerId], collectives: &[Option<Resolved
     steps
 }
 
-fn readers(network: &Network, schedule: &[LayerId]) -> Vec<Vec<LayerId>> {
-    let mut readers = vec![Vec::new(); network.tensors.len()];
-    for &id in schedule {
-        for input in &network.layers[id.index()].inputs {
-            readers[input.index()].push(id);
-        }
-    }
-    readers
-}
-
 /// Every input is read, and every layer has an output that is read or marked.
-fn check_uses(network: &Network, readers: &[Vec<LayerId>], mistakes: &mut Vec<Error>) {
-    let read_by_any: HashSet<TensorId> = network.layers.iter().flat_map(|layer| layer.inputs.iter().copied()).collect();
-    for input in &network.inputs {
-        if readers[input.index()].is_empty() && !read_by_any.contains(input) {
-            let name = &network.tensors[input.index()].name;
-            mistakes.push(error!(InvalidNetwork, "no layer reads it").about(|| format!("input {name:?}")));
-        }
+fn check_uses(network: &Network, mistakes: &mut Vec<Error>) {
+    let mut is_used: Vec<bool> = network.tensors.iter().map(|tensor| tensor.output.is_some()).collect();
+    network.layers.iter().flat_map(|layer| &layer.inputs).for_each(|input| is_used[input.index()] = true);
+    for input in network.inputs.iter().filter(|input| !is_used[input.index()]) {
+        let name = &network.tensors[input.index()].name;
+        mistakes.push(error!(InvalidNetwork, "no layer reads it").about(|| format!("input {name:?}")));
     }
-    for layer in &network.layers {
-        if !layer.outputs.iter().any(|t| read_by_any.contains(t) || network.outputs.contains(t)) {
-            let error = error!(InvalidNetwork, "no layer reads its output, and it is not an output of the network");
-            mistakes.push(error.about(|| layer.subject()));
-        }
+    for layer in network.layers.iter().filter(|layer| !layer.outputs.iter().any(|output| is_used[output.index()])) {
+        let error = error!(InvalidNetwork, "no layer reads its output, and it is not an output of the network");
+        mistakes.push(error.about(|| layer.subject()));
     }
 }
 
 fn resolve_collectives(network: &Network, mistakes: &mut Vec<Error>) -> Vec<Option<ResolvedLayer>> {
-    let resolve = |layer: &crate::network::Layer| match &layer.body {
+    let resolve = |layer: &Layer| match &layer.body {
         LayerBody::DistCollective(layer) => layer.resolve().map_err(|errors| mistakes.extend(errors)).ok(),
         _ => None,
     };
     network.layers.iter().map(resolve).collect()
-}
-
-fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mut Vec<Error>) -> Vec<Option<DataType>> {
-    let mut types = vec![None; network.tensors.len()];
-    for input in &network.inputs {
-        types[input.index()] = Some(network.tensors[input.index()].data_type);
-    }
-    for &id in schedule {
-        let layer = &network.layers[id.index()];
-        let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
-        // A layer that depends on a mistake is not checked: its errors would follow from that one.
-        let Some(inputs) = inputs else { continue };
-        match layer.body.output_types(&inputs) {
-            Ok(outputs) if outputs.len() == layer.outputs.len() => {
-                for (tensor, data_type) in layer.outputs.iter().zip(outputs) {
-                    types[tensor.index()] = Some(data_type);
-                }
-            }
-            Ok(outputs) => {
-                let (now, then) = (count_of(outputs.len(), "output"), layer.outputs.len());
-                let error = error!(InvalidNetwork, "the plugin has {now} now and had {then} when it was added");
-                mistakes.push(error.about(|| layer.subject()));
-            }
-            Err(error) => mistakes.push(error.about(|| layer.subject())),
-        }
-    }
-    types
-}
-
-fn infer_profile_shapes(
-    network: &Network,
-    schedule: &[LayerId],
-    types: &[Option<DataType>],
-    collectives: &[Option<ResolvedLayer>],
-    mistakes: &mut Vec<Error>,
-) -> [Vec<Option<Shape>>; 3] {
-    let mut inputs = vec![None; network.tensors.len()];
-    for input in &network.inputs {
-        let tensor = &network.tensors[input.index()];
-        let Source::Input { dims, profile } = &tensor.source else { continue };
-        let points = match profile {
-            Some(profile) => profile.points(),
-            None if dims.is_dynamic() => Err(error!(
-                InvalidNetwork,
-                "{dims} has a dimension of -1 and no optimization profile says between which values it lies"
-            )),
-            None => dims.to_shape().map(|shape| [shape; 3]),
-        };
-        match points {
-            Ok(points) => inputs[input.index()] = Some(points),
-            Err(error) => mistakes.push(error.about(|| format!("input {:?}", tensor.name))),
-        }
-    }
-    // A mistake at all points is reported once, without the point.
-    let mut found: BTreeMap<usize, Vec<(usize, Error)>> = BTreeMap::new();
-    let shapes = [0, 1, 2].map(|point| {
-        let given: Vec<Option<Shape>> = inputs.iter().map(|points| points.map(|points| points[point])).collect();
-        infer_shapes(network, schedule, types, collectives, given, |position, error| {
-            found.entry(position).or_default().push((point, error));
-        })
-    });
-    for errors in found.into_values() {
-        let shared =
-            errors.len() == POINTS.len() && errors.iter().all(|(_, e)| e.to_string() == errors[0].1.to_string());
-        if shared {
-            mistakes.extend(errors.into_iter().next().map(|(_, error)| error));
-            continue;
-        }
-        for (point, error) in errors {
-            mistakes.push(error.followed_by(&format!(" (at {} of the profile)", POINTS[point])));
-        }
-    }
-    shapes
-}
-
-/// Infers the shape of every tensor from those of the inputs. A tensor that depends on a mistake
-/// gets none. `report` gets each mistake with its position in the schedule.
-pub(crate) fn infer_shapes(
-    network: &Network,
-    schedule: &[LayerId],
-    types: &[Option<DataType>],
-    collectives: &[Option<ResolvedLayer>],
-    mut shapes: Vec<Option<Shape>>,
-    mut report: impl FnMut(usize, Error),
-) -> Vec<Option<Shape>> {
-    for (position, &id) in schedule.iter().enumerate() {
-        let layer = &network.layers[id.index()];
-        let inputs: Option<Vec<Shape>> = layer.inputs.iter().map(|t| shapes[t.index()]).collect();
-        let Some(inputs) = inputs else { continue };
-        let outputs = match &layer.body {
-            LayerBody::DistCollective(_) => match (&collectives[id.index()], types[layer.inputs[0].index()]) {
-                (Some(resolved), Some(data_type)) => {
-                    resolved.output_shape(data_type, &inputs[0]).map(|shape| vec![shape])
-                }
-                _ => continue,
-            },
-            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&inputs[0]).map(|steps| vec![steps.output]),
-            LayerBody::Cast(_) => Ok(inputs),
-            LayerBody::Constant(constant) => Ok(vec![constant.value.shape()]),
-            LayerBody::Plugin(plugin) => plugin.plugin.output_shapes(&inputs),
-        };
-        match outputs {
-            Ok(outputs) if outputs.len() == layer.outputs.len() => {
-                for (tensor, shape) in layer.outputs.iter().zip(outputs) {
-                    shapes[tensor.index()] = Some(shape);
-                }
-            }
-            Ok(outputs) => {
-                let (given, wanted) = (count_of(outputs.len(), "shape"), count_of(layer.outputs.len(), "output"));
-                let error = error!(InvalidShape, "the plugin gave {given} for {wanted}");
-                report(position, error.about(|| layer.subject()));
-            }
-            Err(error) => report(position, error.about(|| layer.subject())),
-        }
-    }
-    shapes
-}
-
-fn warnings(network: &Network, collectives: &[Option<ResolvedLayer>], readers: &[Vec<LayerId>]) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for (layer, resolved) in network.layers.iter().zip(collectives) {
-        let Some(resolved) = resolved.as_ref().filter(|r| r.may_leave_output_unwritten()) else { continue };
-        for reader in &readers[layer.outputs[0].index()] {
-            warnings.push(format!(
-                "{} reads the output of {}, which is not written on every rank and reads as zeros there",
-                network.layers[reader.index()].subject(),
-                resolved.subject
-            ));
-        }
-    }
-    warnings
 }

@@ -2,13 +2,15 @@
 
 mod dot;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
 use super::memory::{Location, Region};
 use super::{EngineInner, IoTensor};
-use crate::network::LayerBody;
+use crate::collective::Groups;
+use crate::network::{LayerBody, Source, TensorId};
 use crate::shape::Dims;
 use crate::util::text::count_of;
 
@@ -19,10 +21,19 @@ use crate::util::text::count_of;
 pub struct Inspection {
     fingerprint: String,
     io: Vec<IoTensor>,
+    /// The shapes of the dynamic inputs in each profile, by the inputs' names.
+    profiles: Vec<BTreeMap<String, ProfileInspection>>,
     layers: Vec<LayerInspection>,
     tensors: Vec<TensorInspection>,
     memory: MemoryInspection,
     warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct ProfileInspection {
+    min: Dims,
+    opt: Dims,
+    max: Dims,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -56,7 +67,7 @@ struct TensorInspection {
     name: String,
     data_type: &'static str,
     dims: Dims,
-    /// Bytes at the largest shape of the profile.
+    /// Bytes at the largest shape of all profiles.
     max_byte_len: usize,
     place: PlaceInspection,
     /// Whether the tensor may not be written on some rank. There, an output keeps its bytes, and a
@@ -86,8 +97,7 @@ pub(super) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) 
 
 pub(super) fn inspect(engine: &EngineInner) -> Inspection {
     let EngineInner { network, analysis, memory, .. } = engine;
-    let names =
-        |ids: &[crate::network::TensorId]| ids.iter().map(|t| network.tensors[t.index()].name.clone()).collect();
+    let names = |ids: &[TensorId]| ids.iter().map(|t| network.tensors[t.index()].name.clone()).collect();
     let layers = analysis.schedule.iter().enumerate().map(|(step, id)| {
         let layer = &network.layers[id.index()];
         LayerInspection {
@@ -104,28 +114,28 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                 root_group_rank: c.collective.root().map(|root| root.0),
                 nb_rank: c.nb_rank,
                 groups: match &c.groups {
-                    crate::collective::Groups::All => None,
-                    crate::collective::Groups::Group(group) => Some(vec![group.iter().map(|r| r.0).collect()]),
-                    crate::collective::Groups::Partition(partition) => {
+                    Groups::All => None,
+                    Groups::Group(group) => Some(vec![group.iter().map(|r| r.0).collect()]),
+                    Groups::Partition(partition) => {
                         Some(partition.groups().iter().map(|g| g.iter().map(|r| r.0).collect()).collect())
                     }
                 },
             }),
         }
     });
-    let unwritten: Vec<_> = analysis
-        .schedule
-        .iter()
-        .filter(|id| analysis.collectives[id.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten()))
-        .map(|id| network.layers[id.index()].outputs[0])
-        .collect();
+    let may_be_unwritten = |source: &Source| match source {
+        Source::Input(_) => false,
+        Source::Layer { layer, .. } => {
+            analysis.collectives[layer.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten())
+        }
+    };
     let tensors = network.tensors.iter().enumerate().map(|(i, tensor)| {
-        let id = crate::network::TensorId(i as u32);
+        let id = TensorId::new(network.number, i);
         TensorInspection {
             name: tensor.name.clone(),
             data_type: analysis.types[i].name(),
-            dims: analysis.dims(id),
-            max_byte_len: analysis.shapes.iter().map(|s| s[i].byte_len(analysis.types[i])).max().unwrap_or(0),
+            dims: analysis.extents[i].dims(),
+            max_byte_len: analysis.max_byte_len(id),
             place: match memory.locations[i] {
                 Location::Input(_) => PlaceInspection::Input,
                 Location::Output(_) => PlaceInspection::Output,
@@ -136,7 +146,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                     copied_to_output: memory.copy_out[i].is_some(),
                 },
             },
-            may_be_unwritten: unwritten.contains(&id),
+            may_be_unwritten: may_be_unwritten(&tensor.source),
         }
     });
     let constant_bytes = network.layers.iter().map(|layer| match &layer.body {
@@ -146,6 +156,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
     Inspection {
         fingerprint: engine.fingerprint.clone(),
         io: engine.io.clone(),
+        profiles: (0..network.profile_count).map(|profile| profile_shapes(engine, profile)).collect(),
         layers: layers.collect(),
         tensors: tensors.collect(),
         memory: MemoryInspection {
@@ -155,6 +166,16 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
         },
         warnings: analysis.warnings.clone(),
     }
+}
+
+fn profile_shapes(engine: &EngineInner, profile: usize) -> BTreeMap<String, ProfileInspection> {
+    let shapes = |tensor: &TensorId| {
+        let tensor = &engine.network.tensors[tensor.index()];
+        let Source::Input(input) = &tensor.source else { return None };
+        let [min, opt, max] = input.points(profile).ok().flatten()?.map(|shape| shape.to_dims());
+        input.dims.is_dynamic().then(|| (tensor.name.clone(), ProfileInspection { min, opt, max }))
+    };
+    engine.network.inputs.iter().filter_map(shapes).collect()
 }
 
 impl Inspection {
@@ -205,6 +226,12 @@ impl fmt::Display for Inspection {
                 "  {:width$}  {} {}, {} bytes, {place}{unwritten}",
                 t.name, t.data_type, t.dims, t.max_byte_len
             )?;
+        }
+        for (index, profile) in self.profiles.iter().enumerate() {
+            writeln!(f, "\noptimization profile {index}")?;
+            for (name, ProfileInspection { min, opt, max }) in profile {
+                writeln!(f, "  {name}: from {min} to {max}, usually {opt}")?;
+            }
         }
         writeln!(f, "\nschedule")?;
         for layer in &self.layers {

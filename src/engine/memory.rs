@@ -4,11 +4,9 @@
 use serde::Serialize;
 
 use super::analysis::Analysis;
+use super::placement::{Lifetime, Placement, place};
 use crate::error::{Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
-
-/// The alignment of tensors in a region, in bytes.
-const ALIGN: usize = 256;
 
 /// Memory of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -57,25 +55,28 @@ pub(crate) struct MemoryPlan {
 
 /// Memory that one or several tensors use one after the other, in place.
 struct Allocation {
-    byte_len: usize,
     region: Region,
-    /// The first and last step of the schedule at which it is in use.
-    first: usize,
-    last: usize,
+    lifetime: Lifetime,
     offset: usize,
+}
+
+impl Allocation {
+    fn new(byte_len: usize, first: usize, last: usize) -> Self {
+        Allocation { region: Region::Private, lifetime: Lifetime { byte_len, first, last }, offset: 0 }
+    }
 }
 
 /// Plans the memory of an analyzed network.
 pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan> {
     let tensor_count = network.tensors.len();
-    let output_of = |tensor: TensorId| network.outputs.iter().position(|t| *t == tensor);
+    let output_of = |tensor: TensorId| network.tensors[tensor.index()].output.map(|number| number as usize);
     let mut position = vec![0; network.layers.len()];
     // Layers of one step may go on at the same time, so what they use is in use at the same time.
     for (step, layers) in analysis.steps.iter().enumerate() {
         analysis.schedule[layers.clone()].iter().for_each(|id| position[id.index()] = step);
     }
-    let last_use =
-        |tensor: TensorId| analysis.readers[tensor.index()].iter().map(|reader| position[reader.index()]).max();
+    // The readers are in the order of the schedule.
+    let last_use = |tensor: TensorId| analysis.readers.of(tensor).last().map(|reader| position[reader.index()]);
 
     let mut allocations: Vec<Allocation> = Vec::new();
     let mut allocation_of: Vec<Option<usize>> = vec![None; tensor_count];
@@ -96,7 +97,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
                 continue;
             }
             let unwritten = analysis.collectives[id.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten());
-            let is_read = !analysis.readers[tensor.index()].is_empty();
+            let is_read = !analysis.readers.of(tensor).is_empty();
             match output {
                 // On a rank that does not write it, the caller's buffer keeps its bytes and readers
                 // see zeros. So it needs memory of its own.
@@ -108,14 +109,14 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
                 None => {}
             }
             let last = last_use(tensor).unwrap_or(step);
-            let byte_len = largest(analysis, tensor);
+            let byte_len = analysis.max_byte_len(tensor);
             let allocation = match in_place_with(network, analysis, &allocation_of, &position, id) {
                 Some(allocation) => {
-                    allocations[allocation].last = last;
+                    allocations[allocation].lifetime.last = last;
                     allocation
                 }
                 None => {
-                    allocations.push(Allocation { byte_len, region: Region::Private, first: step, last, offset: 0 });
+                    allocations.push(Allocation::new(byte_len, step, last));
                     allocations.len() - 1
                 }
             };
@@ -124,9 +125,9 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         if let LayerBody::Shuffle(shuffle) = &layer.body
             && shuffle.shuffle.transposes_twice()
         {
-            let byte_len = largest(analysis, layer.outputs[0]);
+            let byte_len = analysis.max_byte_len(layer.outputs[0]);
             scratch_allocation[id.index()] = Some(allocations.len());
-            allocations.push(Allocation { byte_len, region: Region::Private, first: step, last: step, offset: 0 });
+            allocations.push(Allocation::new(byte_len, step, step));
         }
         if analysis.collectives[id.index()].as_ref().is_some_and(|c| !c.is_identity()) {
             for tensor in layer.inputs.iter().chain(&layer.outputs) {
@@ -137,16 +138,11 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         }
     }
 
-    let place = |allocations: &mut [Allocation], region| {
-        place(allocations, region).ok_or_else(|| {
-            error!(InvalidNetwork, "the tensors inside the network need more memory than an address space has")
-        })
-    };
-    let communicator_bytes = place(&mut allocations, Region::Communicator)?;
-    let private_bytes = place(&mut allocations, Region::Private)?;
+    let communicator_bytes = place_region(&mut allocations, Region::Communicator)?;
+    let private_bytes = place_region(&mut allocations, Region::Private)?;
     let place_of = |number: usize| {
-        let Allocation { region, offset, byte_len, .. } = allocations[number];
-        Place { region, offset, byte_len }
+        let Allocation { region, offset, lifetime } = allocations[number];
+        Place { region, offset, byte_len: lifetime.byte_len }
     };
     for (location, allocation) in locations.iter_mut().zip(&allocation_of) {
         if let Some(allocation) = *allocation {
@@ -155,12 +151,6 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     }
     let scratch = scratch_allocation.into_iter().map(|allocation| allocation.map(place_of)).collect();
     Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes })
-}
-
-/// The most bytes that a tensor has at a point of the profile.
-fn largest(analysis: &Analysis, tensor: TensorId) -> usize {
-    let data_type = analysis.types[tensor.index()];
-    analysis.shapes.iter().map(|shapes| shapes[tensor.index()].byte_len(data_type)).max().unwrap_or(0)
 }
 
 /// The memory of the layer's input, if the layer may write its output over it: no later layer reads
@@ -184,46 +174,24 @@ fn in_place_with(
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Constant(_) | LayerBody::Plugin(_) => false,
     };
-    let dies = (analysis.readers[input.index()].iter())
-        .all(|reader| *reader == id || position[reader.index()] < position[id.index()]);
-    let read_once = analysis.readers[input.index()].iter().filter(|reader| **reader == id).count() == 1;
+    // The readers are in the order of the schedule. No other reads the input at this step or later,
+    // and this layer reads it once.
+    let is_last_reader = match analysis.readers.of(input) {
+        [last] => *last == id,
+        [.., before, last] => *last == id && position[before.index()] < position[id.index()],
+        [] => false,
+    };
     let computed = matches!(network.tensors[input.index()].source, Source::Layer { .. });
-    if able && dies && read_once && computed { allocation_of[input.index()] } else { None }
+    if able && is_last_reader && computed { allocation_of[input.index()] } else { None }
 }
 
-/// Gives each allocation of a region an offset: large ones first, each at the lowest offset that is
-/// free while the allocation is in use. Returns the region's length, or `None` if no memory is that
-/// long.
-fn place(allocations: &mut [Allocation], region: Region) -> Option<usize> {
-    let mut order: Vec<usize> = (0..allocations.len()).filter(|&a| allocations[a].region == region).collect();
-    order.sort_by_key(|&a| std::cmp::Reverse(allocations[a].byte_len));
-    let mut region_len = 0;
-    for (i, &a) in order.iter().enumerate() {
-        let lives_with = |b: &usize| {
-            let (a, b) = (&allocations[a], &allocations[*b]);
-            a.first <= b.last && b.first <= a.last
-        };
-        let mut taken: Vec<(usize, usize)> = order[..i]
-            .iter()
-            .filter(|b| lives_with(b))
-            .map(|&b| (allocations[b].offset, padded(allocations[b].byte_len)))
-            .collect();
-        taken.sort_unstable();
-        let len = padded(allocations[a].byte_len);
-        let mut offset = 0usize;
-        for (start, taken_len) in taken {
-            if offset.checked_add(len)? <= start {
-                break;
-            }
-            offset = offset.max(start + taken_len);
-        }
-        allocations[a].offset = offset;
-        region_len = region_len.max(offset.checked_add(len)?);
-    }
-    isize::try_from(region_len).is_ok().then_some(region_len)
-}
-
-/// At least one byte, so that no two tensors in use have the same address.
-fn padded(byte_len: usize) -> usize {
-    byte_len.max(1).next_multiple_of(ALIGN)
+/// Gives each allocation of a region its offset. Returns the region's length.
+fn place_region(allocations: &mut [Allocation], region: Region) -> Result<usize> {
+    let mut members: Vec<&mut Allocation> = allocations.iter_mut().filter(|a| a.region == region).collect();
+    let lifetimes: Vec<Lifetime> = members.iter().map(|allocation| allocation.lifetime).collect();
+    let Placement { offsets, byte_len } = place(&lifetimes).ok_or_else(|| {
+        error!(InvalidNetwork, "the tensors inside the network need more memory than an address space has")
+    })?;
+    members.iter_mut().zip(offsets).for_each(|(allocation, offset)| allocation.offset = offset);
+    Ok(byte_len)
 }

@@ -1,9 +1,12 @@
 //! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
+mod inference;
 mod inspect;
 mod memory;
+mod placement;
 mod plan;
+mod warnings;
 
 use std::fmt;
 use std::path::Path;
@@ -11,16 +14,18 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-pub(crate) use analysis::{Analysis, infer_shapes};
+pub(crate) use analysis::Analysis;
+pub(crate) use inference::infer_shapes;
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 
 use crate::context::{ContextOptions, ExecutionContext};
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
-use crate::error::{Result, error};
-use crate::network::{Network, PluginRegistry, Source, TensorId};
-use crate::shape::Dims;
+use crate::error::{Result, bail, error};
+use crate::network::{LayerId, Network, PluginRegistry, Source, TensorId};
+use crate::shape::{Dims, Shape};
+use crate::util::text::count_of;
 
 /// A network that is ready to run: TensorRT's `ICudaEngine`. It never changes, and clones are the
 /// same engine.
@@ -79,28 +84,28 @@ pub struct IoTensor {
     pub data_type: DataType,
     /// The dimensions. Those that depend on input shapes are -1.
     pub dims: Dims,
-    /// The shapes at min, opt and max of the optimization profile.
-    pub profile: [Dims; 3],
     #[serde(skip)]
     pub(crate) tensor: TensorId,
 }
 
 impl Engine {
-    pub(crate) fn new(network: Network) -> Result<Self> {
+    pub(crate) fn new(mut network: Network) -> Result<Self> {
         let analysis = analysis::analyze(&network)?;
+        // The same network gives the same bytes, whatever it was while it was described.
+        for (tensor, data_type) in network.tensors.iter_mut().zip(&analysis.types) {
+            tensor.data_type = *data_type;
+        }
         let memory = memory::plan(&network, &analysis)?;
         let io_tensor = |mode: IoMode, tensor: TensorId| {
-            let derived = analysis.dims(tensor);
-            let dims = match network.tensors[tensor.index()].source {
-                Source::Input { dims, .. } => dims,
-                Source::Layer { .. } => derived,
+            let dims = match &network.tensors[tensor.index()].source {
+                Source::Input(input) => input.dims,
+                Source::Layer { .. } => analysis.extents[tensor.index()].dims(),
             };
             IoTensor {
                 name: network.tensors[tensor.index()].name.clone(),
                 mode,
                 data_type: analysis.types[tensor.index()],
                 dims,
-                profile: [0, 1, 2].map(|point| analysis.shapes[point][tensor.index()].to_dims()),
                 tensor,
             }
         };
@@ -202,6 +207,23 @@ impl Engine {
         self.inner.io_index(name)
     }
 
+    /// The number of optimization profiles. It is 1 for a network to which none was added.
+    pub fn optimization_profile_count(&self) -> usize {
+        self.inner.network.implied_profile_count()
+    }
+
+    /// The shapes of an input or output at min, opt and max of a profile. Those of an output follow
+    /// from those of the inputs.
+    ///
+    /// # Errors
+    ///
+    /// No such tensor or profile.
+    pub fn profile_shapes(&self, name: &str, profile: usize) -> Result<[Shape; 3]> {
+        let io = self.io_tensor(name)?;
+        self.inner.check_profile(profile)?;
+        Ok([0, 1, 2].map(|point| self.inner.shapes_at(profile, point)[io.tensor.index()]))
+    }
+
     /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
     pub fn fingerprint(&self) -> &str {
         &self.inner.fingerprint
@@ -248,6 +270,40 @@ impl EngineInner {
         self.network.inputs.len()
     }
 
+    /// Checks that there is a profile with this index.
+    pub(crate) fn check_profile(&self, profile: usize) -> Result<()> {
+        let count = self.network.implied_profile_count();
+        if profile >= count {
+            let count = count_of(count, "optimization profile");
+            bail!(InvalidArgument, "there is no optimization profile {profile}; the engine has {count}");
+        }
+        Ok(())
+    }
+
+    /// The shapes of an input at min, opt and max of a profile.
+    ///
+    /// # Errors
+    ///
+    /// It is an output.
+    pub(crate) fn input_points(&self, io: &IoTensor, profile: usize) -> Result<[Shape; 3]> {
+        let points = match &self.network.tensors[io.tensor.index()].source {
+            Source::Input(input) => input.points(profile)?,
+            Source::Layer { .. } => {
+                bail!(InvalidArgument, "it is an output; its shape follows from those of the inputs")
+            }
+        };
+        points.ok_or_else(|| error!(InvalidArgument, "optimization profile {profile} has no shapes for it"))
+    }
+
+    /// The shape of every tensor at a point of a profile. Building has found that each has one.
+    fn shapes_at(&self, profile: usize, point: usize) -> Vec<Shape> {
+        let EngineInner { network, analysis, .. } = self;
+        let given = inference::input_shapes(network, profile, point);
+        let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
+        let shapes = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, _| ());
+        shapes.into_iter().map(Option::unwrap_or_default).collect()
+    }
+
     /// See [`Engine::io_index`].
     pub(crate) fn io_index(&self, name: &str) -> Result<usize> {
         self.io.iter().position(|t| t.name == name).ok_or_else(|| {
@@ -274,17 +330,16 @@ impl EngineInner {
 }
 
 fn planned_calls(network: &Network, analysis: &Analysis) -> Vec<PlannedCall> {
-    let call = |id: &crate::network::LayerId| {
+    let call = |id: &LayerId| {
         let resolved = analysis.collectives[id.index()].as_ref().filter(|c| !c.is_identity())?;
-        let input = network.layers[id.index()].inputs[0];
-        let dims = analysis.dims(input);
-        let profile = if dims.is_dynamic() {
-            let [min, opt, max] = [0, 1, 2].map(|point| analysis.shapes[point][input.index()]);
-            format!(" (profile {min}, {opt}, {max})")
-        } else {
-            String::new()
+        let input = network.layers[id.index()].inputs[0].index();
+        let extent = &analysis.extents[input];
+        let dims = extent.dims();
+        let range = match dims.is_dynamic() {
+            true => format!(" (from {} to {})", extent.min, extent.max),
+            false => String::new(),
         };
-        Some(PlannedCall::new(resolved, analysis.types[input.index()], Some((&dims, &profile))))
+        Some(PlannedCall::new(resolved, analysis.types[input], Some((&dims, &range))))
     };
     analysis.schedule.iter().filter_map(call).collect()
 }

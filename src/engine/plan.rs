@@ -4,9 +4,12 @@
 //! validates it and plans memory anew, so that bytes from any source break no rule.
 //! [`crate::framing`] has the layout.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::data_type::DataType;
@@ -15,16 +18,19 @@ use crate::error::{Error, Result, bail, error};
 use crate::framing::Format;
 use crate::memory::Buffer;
 use crate::network::{
-    CastLayer, ConstantLayer, Info, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Profile, Shuffle,
+    CastLayer, ConstantLayer, Info, Input, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Shuffle,
     ShuffleLayer, Source, Tensor, TensorId,
 };
 use crate::shape::Dims;
 
-const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 1, noun: "plan" };
+const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 2, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {
+    profile_count: u32,
+    #[serde(deserialize_with = "as_they_come")]
     tensors: Vec<TensorRecord>,
+    #[serde(deserialize_with = "as_they_come")]
     layers: Vec<LayerRecord>,
     inputs: Vec<u32>,
     outputs: Vec<u32>,
@@ -39,7 +45,7 @@ struct TensorRecord {
 
 #[derive(Serialize, Deserialize)]
 enum SourceRecord {
-    Input { dims: Dims, profile: Option<Box<Profile>> },
+    Input(Box<Input>),
     Layer { layer: u32, port: u32 },
 }
 
@@ -59,13 +65,38 @@ enum BodyRecord {
     Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
 }
 
+/// Reads a list without room for more elements than have come. A record is much larger in memory
+/// than in a plan, so a wrong number of records must not decide how much memory is allocated.
+fn as_they_come<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct AsTheyCome<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for AsTheyCome<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut elements = Vec::new();
+            while let Some(element) = list.next_element()? {
+                elements.push(element);
+            }
+            Ok(elements)
+        }
+    }
+
+    deserializer.deserialize_seq(AsTheyCome(PhantomData))
+}
+
 /// Writes a network as a plan.
 pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
     let body = Body {
+        profile_count: network.profile_count as u32,
         tensors: network.tensors.iter().map(tensor_record).collect(),
         layers: network.layers.iter().map(layer_record).collect::<Result<_>>()?,
-        inputs: network.inputs.iter().map(|t| t.0).collect(),
-        outputs: network.outputs.iter().map(|t| t.0).collect(),
+        inputs: numbers(&network.inputs),
+        outputs: numbers(&network.outputs),
     };
     FORMAT.write(&body)
 }
@@ -75,10 +106,14 @@ pub(crate) fn read(plan: &[u8], registry: &PluginRegistry) -> Result<Network> {
     to_network(FORMAT.read(plan)?, registry)
 }
 
+fn numbers(tensors: &[TensorId]) -> Vec<u32> {
+    tensors.iter().map(|tensor| tensor.index() as u32).collect()
+}
+
 fn tensor_record(tensor: &Tensor) -> TensorRecord {
     let source = match &tensor.source {
-        Source::Input { dims, profile } => SourceRecord::Input { dims: *dims, profile: profile.clone() },
-        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.0, port: *port },
+        Source::Input(input) => SourceRecord::Input(input.clone()),
+        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.index() as u32, port: *port },
     };
     TensorRecord { name: tensor.name.clone(), data_type: tensor.data_type, source }
 }
@@ -101,68 +136,54 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
             bytes: plugin.plugin.serialize().map_err(|e| e.about(|| layer.subject()))?,
         },
     };
-    Ok(LayerRecord {
-        inputs: layer.inputs.iter().map(|t| t.0).collect(),
-        outputs: layer.outputs.iter().map(|t| t.0).collect(),
-        body,
-    })
+    Ok(LayerRecord { inputs: numbers(&layer.inputs), outputs: numbers(&layer.outputs), body })
 }
 
 /// The network. Checks that each number is in range, and that each tensor has one source.
 fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
     let damaged = |what: &str| error!(InvalidPlan, "the plan contradicts itself: {what}");
+    let mut network = Network::new();
+    let number = network.number;
     let tensor_count = body.tensors.len();
-    let ids = |numbers: &[u32]| -> Result<Vec<TensorId>> {
+    let ids = |numbers: Vec<u32>| -> Result<Vec<TensorId>> {
         if numbers.iter().any(|&n| n as usize >= tensor_count) {
             return Err(damaged("a tensor's number is out of range"));
         }
-        Ok(numbers.iter().map(|&n| TensorId(n)).collect())
+        Ok(numbers.into_iter().map(|n| TensorId::new(number, n as usize)).collect())
     };
-    let mut layers = Vec::with_capacity(body.layers.len());
-    for record in &body.layers {
-        let layer = Layer {
-            inputs: ids(&record.inputs)?,
-            outputs: ids(&record.outputs)?,
-            body: to_body(&record.body, registry)?,
-        };
+    for record in body.layers {
+        let (inputs, outputs) = (ids(record.inputs)?, ids(record.outputs)?);
+        let layer = Layer { inputs, outputs, body: to_body(record.body, registry)? };
         if !layer.has_right_arity() {
             return Err(damaged("a layer has a wrong number of inputs or outputs"));
         }
-        layers.push(layer);
+        network.layers.push(layer);
     }
-    let (inputs, outputs) = (ids(&body.inputs)?, ids(&body.outputs)?);
-    let mut input_uses = vec![0; tensor_count];
-    inputs.iter().for_each(|input| input_uses[input.index()] += 1);
-    let mut tensors = Vec::with_capacity(tensor_count);
-    for (number, record) in body.tensors.into_iter().enumerate() {
-        let id = TensorId(number as u32);
+    network.inputs = ids(body.inputs)?;
+    let mut input_uses = vec![0u32; tensor_count];
+    network.inputs.iter().for_each(|input| input_uses[input.index()] += 1);
+    for (index, record) in body.tensors.into_iter().enumerate() {
+        let id = TensorId::new(number, index);
         let source = match record.source {
-            SourceRecord::Input { dims, profile } if input_uses[number] == 1 => Source::Input { dims, profile },
+            SourceRecord::Input(input) if input_uses[index] == 1 => Source::Input(input),
             SourceRecord::Layer { layer, port }
-                if layers.get(layer as usize).and_then(|l| l.outputs.get(port as usize)) == Some(&id) =>
+                if network.layers.get(layer as usize).and_then(|l| l.outputs.get(port as usize)) == Some(&id) =>
             {
-                Source::Layer { layer: LayerId(layer), port }
+                Source::Layer { layer: LayerId::new(number, layer as usize), port }
             }
             _ => return Err(damaged("a tensor's source does not know it")),
         };
-        tensors.push(Tensor { name: record.name, data_type: record.data_type, source });
+        network.tensors.push(Tensor { name: record.name, data_type: record.data_type, source, output: None });
     }
-    let layer_outputs: usize = layers.iter().map(|layer| layer.outputs.len()).sum();
-    if inputs.len() + layer_outputs != tensor_count {
+    let layer_outputs: usize = network.layers.iter().map(|layer| layer.outputs.len()).sum();
+    if network.inputs.len() + layer_outputs != tensor_count {
         return Err(damaged("a tensor has two sources"));
     }
-    let mut network = Network { tensors, layers, inputs, outputs: Vec::new() };
-    // The methods that describe a network check the rest.
-    for tensor in outputs {
-        let name = network.tensors[tensor.index()].name.clone();
-        network.mark_output(tensor, &name).map_err(in_plan)?;
+    for tensor in ids(body.outputs)? {
+        network.add_output(tensor).map_err(in_plan)?;
     }
-    for input in network.inputs.clone() {
-        if let Source::Input { profile: Some(profile), .. } = &network.tensors[input.index()].source {
-            let Profile { min, opt, max } = **profile;
-            network.set_optimization_profile(input, min, opt, max).map_err(in_plan)?;
-        }
-    }
+    network.profile_count = body.profile_count as usize;
+    network.check_profiles().map_err(in_plan)?;
     Ok(network)
 }
 
@@ -170,17 +191,17 @@ fn in_plan(error: Error) -> Error {
     error!(InvalidPlan, "the plan breaks a rule: {error}")
 }
 
-fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> {
+fn to_body(record: BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> {
     Ok(match record {
-        BodyRecord::DistCollective(layer) => LayerBody::DistCollective(layer.clone()),
+        BodyRecord::DistCollective(layer) => LayerBody::DistCollective(layer),
         BodyRecord::Shuffle { info, shuffle } => {
             shuffle.check().map_err(in_plan)?;
-            LayerBody::Shuffle(ShuffleLayer { info: info.clone(), shuffle: shuffle.clone() })
+            LayerBody::Shuffle(ShuffleLayer { info, shuffle })
         }
-        BodyRecord::Cast { info, to } => LayerBody::Cast(CastLayer { info: info.clone(), to: *to }),
+        BodyRecord::Cast { info, to } => LayerBody::Cast(CastLayer { info, to }),
         BodyRecord::Constant { info, data_type, dims, bytes } => {
             let shape = dims.to_shape().map_err(in_plan)?;
-            if shape.byte_len(*data_type) != bytes.len() {
+            if shape.byte_len(data_type) != bytes.len() {
                 bail!(
                     InvalidPlan,
                     "constant {:?} has {} bytes, and {data_type} {shape} does not",
@@ -188,14 +209,14 @@ fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> 
                     bytes.len()
                 );
             }
-            let mut value = Buffer::with_shape(*data_type, shape)?;
-            value.as_mut_bytes()?.copy_from_slice(bytes);
-            LayerBody::Constant(ConstantLayer { info: info.clone(), value: Arc::new(value) })
+            let mut value = Buffer::with_shape(data_type, shape)?;
+            value.as_mut_bytes()?.copy_from_slice(&bytes);
+            LayerBody::Constant(ConstantLayer { info, value: Arc::new(value) })
         }
         BodyRecord::Plugin { info, type_name, version, bytes } => {
-            let plugin = registry.create(type_name, version, bytes);
+            let plugin = registry.create(&type_name, &version, &bytes);
             let plugin = plugin.map_err(|e| e.about(|| format!("layer {:?} ({type_name})", info.name)))?;
-            LayerBody::Plugin(PluginLayer { info: info.clone(), plugin })
+            LayerBody::Plugin(PluginLayer { info, plugin })
         }
     })
 }
@@ -204,6 +225,7 @@ fn to_body(record: &BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> 
 /// that cannot be serialized counts by its name.
 pub(crate) fn fingerprint(network: &Network) -> String {
     let mut hash = Sha256::new();
+    hash.update([network.profile_count as u8]);
     for tensor in &network.tensors {
         hash.update(postcard::to_stdvec(&tensor_record(tensor)).unwrap_or_default());
     }

@@ -195,6 +195,12 @@ impl Layer {
         }
     }
 
+    /// The types of the outputs, from the types of the inputs. `None` if the layer cannot have such
+    /// inputs.
+    pub(super) fn output_types(&self, inputs: &[DataType]) -> Option<Vec<DataType>> {
+        self.has_right_arity().then(|| self.body.output_types(inputs).ok()).flatten()
+    }
+
     fn info_mut(&mut self) -> Option<&mut Info> {
         match &mut self.body {
             LayerBody::DistCollective(_) => None,

@@ -1,16 +1,23 @@
 //! The description of a network: inputs, layers, outputs. A method checks what its arguments show.
 //! The builder checks the rest.
 
+mod id;
 mod layer;
 mod plugin;
+mod profile;
 mod shuffle;
+mod types;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
+pub(crate) use id::NetworkNumber;
+pub use id::{LayerId, TensorId};
 pub(crate) use layer::Info;
 pub use layer::{CastLayer, ConstantLayer, Layer, LayerBody, PluginLayer, ShuffleLayer};
 pub use plugin::{Plugin, PluginCall, PluginRegistry};
+pub use profile::MAX_PROFILES;
+use profile::Profile;
 pub use shuffle::Shuffle;
 pub(crate) use shuffle::ShuffleSteps;
 
@@ -20,27 +27,7 @@ use crate::dist_collective::DistCollectiveLayer;
 use crate::element::Element;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::Buffer;
-use crate::shape::{Dims, Shape};
-
-/// A tensor of one network. Another network has another tensor with the same id, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TensorId(pub(crate) u32);
-
-impl TensorId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// A layer of one network. Another network has another layer with the same id, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LayerId(pub(crate) u32);
-
-impl LayerId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
+use crate::shape::Dims;
 
 /// The description of a network: TensorRT's `INetworkDefinition`.
 ///
@@ -59,36 +46,65 @@ impl LayerId {
 /// assert_eq!(network.layers().count(), 3);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+///
+/// Tensors and layers have ids. A network refuses the ids of another network; a clone takes those
+/// of the original.
+#[derive(Clone, Debug)]
 pub struct Network {
+    pub(crate) number: NetworkNumber,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) inputs: Vec<TensorId>,
     pub(crate) outputs: Vec<TensorId>,
+    pub(crate) profile_count: usize,
+    /// The layer that the caller was given last to change, until the network has looked at it.
+    handed_out: Option<LayerId>,
+    /// Whether a layer was changed such that the types of tensors may be others.
+    types_are_stale: bool,
+    /// Names of layers that [`default_name`](Self::default_name) might come upon.
+    taken_names: HashSet<String>,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Network {
+            number: NetworkNumber::next(),
+            tensors: Vec::new(),
+            layers: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            profile_count: 0,
+            handed_out: None,
+            types_are_stale: false,
+            taken_names: HashSet::new(),
+        }
+    }
 }
 
 /// A tensor of the description.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
-    /// The type when the layer was added. See [`Network::tensor_data_type`] for the current one.
+    /// The type as far as the network has looked at its layers. See
+    /// [`Network::tensor_data_type`] for the current one.
     pub(crate) data_type: DataType,
     pub(crate) source: Source,
+    /// Which output of the network it is.
+    pub(crate) output: Option<u32>,
 }
 
 /// What computes a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Input { dims: Dims, profile: Option<Box<Profile>> },
+    Input(Box<Input>),
     Layer { layer: LayerId, port: u32 },
 }
 
-/// The shapes for which a dynamic input is built: TensorRT's `IOptimizationProfile`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Profile {
-    pub(crate) min: Dims,
-    pub(crate) opt: Dims,
-    pub(crate) max: Dims,
+/// What the caller binds: dimensions, and the shapes in each profile that has some for it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Input {
+    pub(crate) dims: Dims,
+    pub(crate) profiles: Vec<Option<Box<Profile>>>,
 }
 
 impl Network {
@@ -98,53 +114,24 @@ impl Network {
     }
 
     fn add_tensor(&mut self, name: String, data_type: DataType, source: Source) -> TensorId {
-        self.tensors.push(Tensor { name, data_type, source });
-        TensorId(self.tensors.len() as u32 - 1)
+        self.tensors.push(Tensor { name, data_type, source, output: None });
+        TensorId::new(self.number, self.tensors.len() - 1)
     }
 
     fn check_tensor(&self, tensor: TensorId) -> Result<&Tensor> {
-        self.tensors
-            .get(tensor.index())
-            .ok_or_else(|| error!(InvalidArgument, "{tensor:?} is not a tensor of this network"))
-    }
-
-    /// The type of a tensor, from the layers' current attributes. If a cycle or a mistake prevents
-    /// that, it is the type when the layer was added. This is a loop, because a recursion over a
-    /// long chain of layers would overflow the stack.
-    fn current_type(&self, tensor: TensorId) -> DataType {
-        let mut known: HashMap<TensorId, DataType> = HashMap::new();
-        let mut open = HashSet::from([tensor]);
-        let mut path = vec![tensor];
-        while let Some(&last) = path.last() {
-            let Tensor { data_type: stored, source, .. } = &self.tensors[last.index()];
-            let current = match source {
-                Source::Input { .. } => *stored,
-                Source::Layer { layer, port } => {
-                    let Layer { inputs, body, .. } = &self.layers[layer.index()];
-                    // An input that is on the path already closes a cycle.
-                    if let Some(&next) = inputs.iter().find(|&&input| !known.contains_key(&input) && open.insert(input))
-                    {
-                        path.push(next);
-                        continue;
-                    }
-                    let stored_type = |input: &TensorId| self.tensors[input.index()].data_type;
-                    let inputs: Vec<DataType> =
-                        inputs.iter().map(|input| known.get(input).copied().unwrap_or(stored_type(input))).collect();
-                    let types = body.output_types(&inputs).ok();
-                    types.and_then(|types| types.get(*port as usize).copied()).unwrap_or(*stored)
-                }
-            };
-            known.insert(last, current);
-            path.pop();
-        }
-        known[&tensor]
+        tensor.check(self.number, self.tensors.len())?;
+        Ok(&self.tensors[tensor.index()])
     }
 
     fn check_layer(&self, layer: LayerId) -> Result<()> {
-        if layer.index() >= self.layers.len() {
-            bail!(InvalidArgument, "{layer:?} is not a layer of this network");
-        }
-        Ok(())
+        layer.check(self.number, self.layers.len())
+    }
+
+    /// The type of a tensor that a new layer reads.
+    fn input_type(&mut self, tensor: TensorId) -> Result<DataType> {
+        self.check_tensor(tensor)?;
+        self.refresh_types();
+        Ok(self.tensors[tensor.index()].data_type)
     }
 
     /// Adds an input. A dimension of -1 is dynamic:
@@ -161,46 +148,10 @@ impl Network {
         dims: impl TryInto<Dims, Error: Into<Error>>,
     ) -> Result<TensorId> {
         let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
-        let tensor = self.add_tensor(name.to_owned(), data_type, Source::Input { dims, profile: None });
+        let tensor =
+            self.add_tensor(name.to_owned(), data_type, Source::Input(Box::new(Input { dims, profiles: Vec::new() })));
         self.inputs.push(tensor);
         Ok(tensor)
-    }
-
-    /// Sets the smallest, the usual and the largest shape of an input with dynamic dimensions.
-    ///
-    /// # Errors
-    ///
-    /// - The tensor is not an input.
-    /// - A shape has another number of dimensions, or another value for a dimension that is not
-    ///   dynamic.
-    /// - Not min <= opt <= max in each dimension.
-    pub fn set_optimization_profile<D: TryInto<Dims, Error: Into<Error>>>(
-        &mut self,
-        input: TensorId,
-        min: D,
-        opt: D,
-        max: D,
-    ) -> Result<()> {
-        let name = self.check_tensor(input)?.name.clone();
-        let about = |e: Error| e.about(|| format!("input {name:?}"));
-        let Source::Input { dims, profile } = &mut self.tensors[input.index()].source else {
-            return Err(about(error!(InvalidArgument, "the tensor is the output of a layer; profiles are for inputs")));
-        };
-        let [min, opt, max] = [min, opt, max].map(|d| d.try_into().map_err(Into::into));
-        let (min, opt, max) = (min.map_err(about)?, opt.map_err(about)?, max.map_err(about)?);
-        for point in [min, opt, max] {
-            if let Err(error) = check_profile_point(dims, &point) {
-                return Err(about(error));
-            }
-        }
-        let ordered = |a: &Dims, b: &Dims| a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| a <= b);
-        if !ordered(&min, &opt) || !ordered(&opt, &max) {
-            let e =
-                error!(InvalidArgument, "a profile has min <= opt <= max in each dimension, not {min}, {opt}, {max}");
-            return Err(about(e));
-        }
-        *profile = Some(Box::new(Profile { min, opt, max }));
-        Ok(())
     }
 
     /// Adds a DistCollective layer from a typed constructor, and gives its output.
@@ -252,7 +203,7 @@ impl Network {
     }
 
     fn add_collective_layer(&mut self, mut layer: DistCollectiveLayer, input: TensorId) -> Result<LayerId> {
-        let data_type = self.tensor_data_type(input)?;
+        let data_type = self.input_type(input)?;
         if layer.name().is_empty() {
             layer.set_name(self.default_name(layer.collective_operation().name()));
         }
@@ -268,7 +219,7 @@ impl Network {
     /// - A tensor that this network does not have.
     /// - A transpose that is not a permutation, or a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
-        let data_type = self.tensor_data_type(input)?;
+        let data_type = self.input_type(input)?;
         let name = self.default_name("shuffle");
         shuffle.check().map_err(|e| e.about(|| format!("layer {name:?} (shuffle)")))?;
         let body = LayerBody::Shuffle(ShuffleLayer { info: Info::named(name), shuffle });
@@ -327,7 +278,7 @@ impl Network {
     /// - The plugin does not take the types of the inputs.
     /// - The plugin has no outputs.
     pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
-        let types: Vec<DataType> = inputs.iter().map(|&t| self.tensor_data_type(t)).collect::<Result<_>>()?;
+        let types: Vec<DataType> = inputs.iter().map(|&t| self.input_type(t)).collect::<Result<_>>()?;
         let info = Info::named(name.to_owned());
         let body = PluginLayer { info, plugin: Arc::new(plugin) };
         let outputs = body.output_types(&types)?;
@@ -336,7 +287,7 @@ impl Network {
     }
 
     fn add_layer(&mut self, body: LayerBody, inputs: &[TensorId], output_types: &[DataType]) -> LayerId {
-        let id = LayerId(self.layers.len() as u32);
+        let id = LayerId::new(self.number, self.layers.len());
         let name = body.name().to_owned();
         let outputs = output_types
             .iter()
@@ -347,14 +298,25 @@ impl Network {
             })
             .collect();
         self.layers.push(Layer { inputs: inputs.to_vec(), outputs, body });
+        self.note_name(id);
         id
     }
 
     /// A name that no layer has.
-    fn default_name(&self, kind: &str) -> String {
-        let taken = |name: &String| self.layers.iter().any(|layer| layer.name() == name);
+    fn default_name(&mut self, kind: &str) -> String {
+        self.settle();
         let mut names = (self.layers.len()..).map(|number| format!("{kind}_{number}"));
-        names.find(|name| !taken(name)).unwrap_or_default()
+        names.find(|name| !self.taken_names.contains(name)).unwrap_or_default()
+    }
+
+    /// Remembers a layer's name, if [`default_name`](Self::default_name) might come upon it: its
+    /// numbers begin with the number of layers.
+    fn note_name(&mut self, layer: LayerId) {
+        let name = self.layers[layer.index()].name();
+        let number = name.rsplit_once('_').and_then(|(_, number)| number.parse::<usize>().ok());
+        if number.is_some_and(|number| number >= self.layers.len()) {
+            self.taken_names.insert(name.to_owned());
+        }
     }
 
     /// Makes a tensor an output and names it.
@@ -364,13 +326,22 @@ impl Network {
     /// An input, or a tensor that is an output already.
     pub fn mark_output(&mut self, tensor: TensorId, name: &str) -> Result<()> {
         let about = |e: Error| e.about(|| format!("output {name:?}"));
-        if matches!(self.check_tensor(tensor)?.source, Source::Input { .. }) {
-            return Err(about(error!(InvalidArgument, "an input cannot be an output; no layer computes it")));
-        }
-        if self.outputs.contains(&tensor) {
-            return Err(about(error!(InvalidArgument, "the tensor is an output already")));
-        }
+        self.check_tensor(tensor)?;
+        self.add_output(tensor).map_err(about)?;
         self.tensors[tensor.index()].name = name.to_owned();
+        Ok(())
+    }
+
+    /// Makes a tensor of this network an output.
+    pub(crate) fn add_output(&mut self, tensor: TensorId) -> Result<()> {
+        let Tensor { source, output, .. } = &mut self.tensors[tensor.index()];
+        if matches!(source, Source::Input(_)) {
+            bail!(InvalidArgument, "an input cannot be an output; no layer computes it");
+        }
+        if output.is_some() {
+            bail!(InvalidArgument, "the tensor is an output already");
+        }
+        *output = Some(self.outputs.len() as u32);
         self.outputs.push(tensor);
         Ok(())
     }
@@ -407,7 +378,7 @@ impl Network {
 
     /// The layers, in the order in which they were added.
     pub fn layers(&self) -> impl Iterator<Item = (LayerId, &Layer)> {
-        self.layers.iter().enumerate().map(|(i, layer)| (LayerId(i as u32), layer))
+        self.layers.iter().enumerate().map(|(i, layer)| (LayerId::new(self.number, i), layer))
     }
 
     /// A layer.
@@ -427,7 +398,7 @@ impl Network {
     /// A layer that this network does not have.
     pub fn layer_mut(&mut self, layer: LayerId) -> Result<&mut Layer> {
         self.check_layer(layer)?;
-        Ok(&mut self.layers[layer.index()])
+        Ok(self.hand_out(layer))
     }
 
     /// The layer that computes a tensor, to change its attributes or name it:
@@ -479,7 +450,7 @@ impl Network {
     /// A tensor that this network does not have.
     pub fn producer(&self, tensor: TensorId) -> Result<Option<LayerId>> {
         Ok(match self.check_tensor(tensor)?.source {
-            Source::Input { .. } => None,
+            Source::Input(_) => None,
             Source::Layer { layer, .. } => Some(layer),
         })
     }
@@ -500,24 +471,5 @@ impl Network {
         };
         *input = tensor;
         Ok(())
-    }
-}
-
-fn check_profile_point(dims: &Dims, point: &Dims) -> Result<()> {
-    if point.is_dynamic() {
-        bail!(InvalidArgument, "{point} in a profile has a dimension of -1");
-    }
-    let fits = point.dim_count() == dims.dim_count()
-        && dims.as_slice().iter().zip(point.as_slice()).all(|(&d, &p)| d == -1 || d == p);
-    if !fits {
-        bail!(InvalidArgument, "{point} in a profile does not fit the input's dimensions {dims}");
-    }
-    Ok(())
-}
-
-impl Profile {
-    /// min, opt and max as shapes.
-    pub(crate) fn points(&self) -> Result<[Shape; 3]> {
-        Ok([self.min.to_shape()?, self.opt.to_shape()?, self.max.to_shape()?])
     }
 }

@@ -1,4 +1,6 @@
-//! How errors and logs write counts and lists of numbers.
+//! How errors and logs write counts, lists of numbers and long names.
+
+use std::borrow::Cow;
 
 /// Lists ranks as a sentence does: `rank 3`, `ranks 0, 1 and 3`.
 pub(crate) fn list_ranks(ranks: impl IntoIterator<Item = u32>) -> String {
@@ -18,4 +20,24 @@ pub(crate) fn list_of(noun: &str, numbers: impl IntoIterator<Item = u32>) -> Str
 /// `1 rank`, `4 ranks`.
 pub(crate) fn count_of(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A text of at most some 120 bytes: a longer one with its middle left out.
+pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
+    const SIDE: usize = 60;
+    if text.len() <= 2 * SIDE {
+        return Cow::Borrowed(text);
+    }
+    let start = (0..=SIDE).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    let end = (text.len() - SIDE..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+    Cow::Owned(format!("{}…{}", &text[..start], &text[end..]))
+}
+
+#[test]
+fn a_long_text_is_clipped_between_characters() {
+    assert_eq!(clipped("short"), "short");
+    let text = "é".repeat(100);
+    assert_eq!(clipped(&text), format!("{}…{}", "é".repeat(30), "é".repeat(30)));
+    let text = format!("x{text}");
+    assert_eq!(clipped(&text), format!("x{}…{}", "é".repeat(29), "é".repeat(30)));
 }

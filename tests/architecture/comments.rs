@@ -17,6 +17,7 @@ const COVERED: &[&str] = &[
     "README.md",
     "SECURITY.md",
     "benches/gpu",
+    "benches/networks",
     "build.rs",
     "capi",
     "cli",

@@ -167,7 +167,7 @@ fn engine_and_context_list_their_tensors() {
     let mut context = engine.create_execution_context().expect("a context");
     context.set_input_shape("x", [6, 6]).expect("a shape");
     assert_eq!(context.tensor_shape("y").expect("a shape").as_slice(), [9, 4]);
-    assert_eq!(engine.io_tensor("y").expect("a tensor").profile[2], dims(&[12, 4]));
+    assert_eq!(engine.profile_shapes("y", 0).expect("a profile")[2].as_slice(), [12, 4]);
 }
 
 #[test]
@@ -193,8 +193,8 @@ fn inspect_shows_memory_that_is_reused_and_what_may_be_unwritten() {
         json["memory"],
         serde_json::json!({"communicator_bytes": 8192, "private_bytes": 0, "constant_bytes": 0})
     );
-    let warning = "layer \"shuffle_21\" (shuffle) reads the output of layer \"r\" (reduce), which is not written on every rank \
-                   and reads as zeros there";
+    let warning = "layer \"shuffle_21\" (shuffle) reads the output of layer \"r\" (reduce) on rank 1, which does not write it: \
+                   it reads zeros there";
     assert_eq!(engine.warnings(), [warning]);
     let text = inspection.to_string();
     for line in [
@@ -239,10 +239,10 @@ fn every_byte_of_a_plan_counts() {
     assert_eq!(message(&plan[..5]), "the plan ends after 5 bytes, within its magic");
     assert_eq!(message(&plan[..10]), "the plan ends after 10 bytes, within its format version");
     let mut newer = plan.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     assert_eq!(
         message(&newer),
-        "the plan has format 2, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 1"
+        "the plan has format 3, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 2"
     );
     let mut altered = plan.clone();
     *altered.last_mut().expect("bytes") ^= 1;

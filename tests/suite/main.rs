@@ -17,7 +17,9 @@ mod limits;
 mod nccl;
 mod networks;
 mod order;
+mod participation;
 mod processes;
+mod profiles;
 
 #[path = "../shared/random.rs"]
 mod random;

@@ -1,8 +1,9 @@
 //! Ranks to test with. Every run of several ranks has a deadline.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use distcollective::Communicator;
@@ -128,4 +129,27 @@ pub fn can_start(program: &[&str]) -> bool {
     assert!(std::env::var_os("DCL_REQUIRE_PEERS").is_none(), "{program:?} does not work here: {reason}");
     println!("skipped: {program:?} needs to be root, or is not installed: {reason}");
     false
+}
+
+/// What the library logs on this thread while `body` runs.
+pub fn logged(body: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("one thread").write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, body);
+    let bytes = log.0.lock().expect("one thread").clone();
+    String::from_utf8(bytes).expect("text")
 }

@@ -9,6 +9,7 @@ use distcollective::{
 };
 
 use super::{SUM, build_one, expect, network, typed_network};
+use crate::ranks::logged;
 
 #[test]
 fn numbers_and_names() {
@@ -60,16 +61,100 @@ fn names_and_numbers_that_are_not_there() {
         ErrorKind::InvalidArgument,
         "input \"x\": [-1] in a profile has a dimension of -1",
     );
-    let mut other = Network::new();
-    expect(
-        other.add_cast(x, DataType::Int8),
-        ErrorKind::InvalidArgument,
-        "TensorId(0) is not a tensor of this network",
-    );
     network.layer_of_mut(y).expect("a layer").set_name("");
     network.mark_output(y, "").expect("an output");
     let error = Builder::new().build(&network).expect_err("no names");
     assert_eq!(error.to_string(), "2 mistakes:\n  a cast layer has no name\n  output 0 has no name");
+}
+
+/// Tensors and layers are of the network that gave them, and of its clones.
+#[test]
+fn ids_of_another_network() {
+    let (mut network, x) = network(&[4]);
+    let y = network.add_cast(x, DataType::Int8).expect("a layer");
+    let layer = network.producer(y).expect("a tensor").expect("a layer");
+    let (mut other, other_x) = self::network(&[4]);
+    let other_y = other.add_cast(other_x, DataType::Int8).expect("a layer");
+    let other_layer = other.producer(other_y).expect("a tensor").expect("a layer");
+    assert_ne!((x, layer), (other_x, other_layer));
+    // The numbers of the networks depend on what the process made before.
+    let number_of = |debug: String| debug.trim_end_matches(')').rsplit(' ').next().expect("a number").to_owned();
+    let (own, given) = (number_of(format!("{x:?}")), number_of(format!("{other_x:?}")));
+    let wrong = |what: &str| {
+        format!("{what} is of network {given}, and this is network {own}; an id is for the network that gave it")
+    };
+    let kind = ErrorKind::InvalidArgument;
+    expect(network.add_cast(other_x, DataType::Int8), kind, &wrong("tensor 0"));
+    expect(network.add_shuffle(other_x, Shuffle::default()), kind, &wrong("tensor 0"));
+    expect(network.add(DistCollective::all_gather(), other_x), kind, &wrong("tensor 0"));
+    expect(network.add_plugin("odd", Odd { shapes: 1 }, &[x, other_x]), kind, &wrong("tensor 0"));
+    expect(network.mark_output(other_y, "y"), kind, &wrong("tensor 1"));
+    expect(network.set_tensor_name(other_x, "z"), kind, &wrong("tensor 0"));
+    expect(network.set_optimization_profile(other_x, [4], [4], [4]), kind, &wrong("tensor 0"));
+    expect(network.set_input(layer, 0, other_x), kind, &wrong("tensor 0"));
+    expect(network.set_input(other_layer, 0, x), kind, &wrong("layer 0"));
+    expect(network.layer_mut(other_layer), kind, &wrong("layer 0"));
+    expect(network.layer_of_mut(other_y), kind, &wrong("tensor 1"));
+    expect(network.tensor_data_type(other_y), kind, &wrong("tensor 1"));
+
+    let mut clone = network.clone();
+    let z = clone.add_cast(y, DataType::Bool).expect("a clone has the tensors of the original");
+    expect(
+        network.mark_output(z, "z"),
+        kind,
+        &format!("tensor 2 was added to another clone of network {own}; this one has 2"),
+    );
+    // A whole layer of another network in the place of one of this network.
+    *network.layer_mut(layer).expect("a layer") = other.layer(other_layer).expect("a layer").clone();
+    network.mark_output(y, "y").expect("an output");
+    let error = Builder::new().build(&network).expect_err("a layer of another network");
+    assert_eq!(error.to_string(), format!("layer \"cast_0\" (cast): {}", wrong("tensor 0")));
+    // A layer of this network in two places.
+    let (mut twice, x) = self::network(&[4]);
+    let layers = [0, 1].map(|_| {
+        let output = twice.add_cast(x, DataType::Int8).expect("a layer");
+        twice.producer(output).expect("a tensor").expect("a layer")
+    });
+    *twice.layer_mut(layers[1]).expect("a layer") = twice.layer(layers[0]).expect("a layer").clone();
+    let error = Builder::new().build(&twice).expect_err("two layers compute one tensor");
+    assert_eq!(error.to_string(), "layer \"cast_0\" (cast): another layer computes its output");
+}
+
+#[test]
+fn names_have_a_most() {
+    let (mut network, x) = network(&[4]);
+    let y = network.add_cast(x, DataType::Int8).expect("a layer");
+    network.layer_of_mut(y).expect("a layer").set_name("n".repeat(4095));
+    network.mark_output(y, &"o".repeat(4095)).expect("an output");
+    Builder::new().build(&network).expect("the longest names");
+    network.layer_of_mut(y).expect("a layer").set_name("n".repeat(4096));
+    network.set_tensor_name(y, &"o".repeat(4096)).expect("a tensor");
+    let sides = |letter: &str| format!("{0}…{0}", letter.repeat(60));
+    expect(
+        Builder::new().build(&network),
+        ErrorKind::InvalidNetwork,
+        &format!(
+            "2 mistakes:\n  the name \"{}\" of a layer has 4096 bytes; at most 4095 are allowed\n  the name \"{}\" of an output \
+             has 4096 bytes; at most 4095 are allowed",
+            sides("n"),
+            sides("o")
+        ),
+    );
+}
+
+/// Names that the library gives are different from those that the caller gave.
+#[test]
+fn default_names_are_new() {
+    let (mut network, x) = network(&[4]);
+    let first = network.add_cast(x, DataType::Int8).expect("a layer");
+    network.layer_of_mut(first).expect("a layer").set_name("cast_1");
+    let names: Vec<String> = (0..3)
+        .map(|_| {
+            let output = network.add_cast(first, DataType::Int8).expect("a layer");
+            network.layer_of_mut(output).expect("a layer").name().to_owned()
+        })
+        .collect();
+    assert_eq!(names, ["cast_2", "cast_3", "cast_4"]);
 }
 
 #[test]
@@ -396,22 +481,7 @@ fn building_finds_all_mistakes_at_once() {
 
 #[test]
 fn what_is_allowed_but_deserves_a_second_look_is_in_the_log() {
-    #[derive(Clone, Default)]
-    struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("one thread").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
-    tracing::subscriber::with_default(subscriber, || {
+    let text = logged(|| {
         DistCollectiveLayer::new(Op::AllGather, None, 3, &[]).expect("a root too many");
         let (mut network, x) = network(&[4]);
         let y = network
@@ -421,7 +491,6 @@ fn what_is_allowed_but_deserves_a_second_look_is_in_the_log() {
         network.mark_output(z, "z").expect("an output");
         Builder::new().build(&network).expect("an engine");
     });
-    let text = String::from_utf8(log.0.lock().expect("one thread").clone()).expect("text");
     assert!(
         text.contains("WARN") && text.contains("all_gather has no root: 3 is ignored; -1 says that there is none"),
         "{text}"

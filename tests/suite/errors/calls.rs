@@ -13,20 +13,20 @@ use crate::ranks::on_ranks;
 
 /// A context of one identity layer on an input of 2 to 8 rows.
 fn context() -> ExecutionContext {
-    let (mut network, x) = network(&[-1, 2]);
-    network.set_optimization_profile(x, [1, 2], [4, 2], [8, 2]).expect("a profile");
-    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1).named("sync"), x).expect("a layer");
-    network.mark_output(y, "y").expect("an output");
-    let flat = network.add_shuffle(y, Shuffle::reshape([-1, 4])).expect("a layer");
-    network.mark_output(flat, "flat").expect("an output");
-    network
-        .layer_mut(network.producer(flat).expect("a tensor").expect("a layer"))
-        .expect("a layer")
-        .set_name("flatten");
-    let error = Builder::new().build(&network).expect_err("1 row of 2 does not make rows of 4");
+    let build = |min: i64| {
+        let (mut network, x) = network(&[-1, 2]);
+        network.set_optimization_profile(x, [min, 2], [4, 2], [8, 2]).expect("a profile");
+        let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1).named("sync");
+        let y = network.add(sum, x).expect("a layer");
+        network.mark_output(y, "y").expect("an output");
+        let flat = network.add_shuffle(y, Shuffle::reshape([-1, 4])).expect("a layer");
+        network.mark_output(flat, "flat").expect("an output");
+        network.layer_of_mut(flat).expect("a layer").set_name("flatten");
+        Builder::new().build(&network)
+    };
+    let error = build(1).expect_err("1 row of 2 does not make rows of 4");
     assert!(error.to_string().contains("(at min of the profile)"), "{error}");
-    network.set_optimization_profile(x, [2, 2], [4, 2], [8, 2]).expect("a profile");
-    Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context")
+    build(2).expect("an engine").create_execution_context().expect("a context")
 }
 
 #[test]

@@ -1,0 +1,214 @@
+//! Types and shapes of all tensors, from those of the inputs.
+
+use std::collections::BTreeMap;
+
+use crate::data_type::DataType;
+use crate::dist_collective::ResolvedLayer;
+use crate::error::{Error, Result, error};
+use crate::network::{Input, LayerBody, LayerId, Network, Source};
+use crate::shape::{Dims, Shape};
+use crate::util::text::count_of;
+
+/// The points of a profile, in the order in which shapes are kept.
+pub(super) const POINTS: [&str; 3] = ["min", "opt", "max"];
+
+/// What a tensor may be at all points of all profiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// The smallest and the largest value of each dimension.
+    pub(crate) min: Shape,
+    pub(crate) max: Shape,
+    /// The most elements.
+    pub(crate) element_count: usize,
+}
+
+impl Extent {
+    fn of(shape: &Shape) -> Self {
+        Extent { min: *shape, max: *shape, element_count: shape.element_count() }
+    }
+
+    fn include(&mut self, shape: &Shape) {
+        self.min = self.min.zip_with(shape, usize::min);
+        self.max = self.max.zip_with(shape, usize::max);
+        self.element_count = self.element_count.max(shape.element_count());
+    }
+
+    /// The dimensions: -1 where they differ.
+    pub(crate) fn dims(&self) -> Dims {
+        let (min, max) = (self.min.to_dims(), self.max.to_dims());
+        let dims = min.as_slice().iter().zip(max.as_slice()).map(|(&min, &max)| if min == max { min } else { -1 });
+        Dims::new(&dims.collect::<Vec<i64>>()).unwrap_or(max)
+    }
+}
+
+impl Input {
+    /// The shapes at min, opt and max of a profile, if it has some for the input.
+    pub(crate) fn points(&self, profile: usize) -> Result<Option<[Shape; 3]>> {
+        match self.profiles.get(profile) {
+            Some(Some(shapes)) => shapes.points().map(Some),
+            _ if self.dims.is_dynamic() => Ok(None),
+            _ => self.dims.to_shape().map(|shape| Some([shape; 3])),
+        }
+    }
+
+    /// Checks that every profile has shapes for the input.
+    fn check_coverage(&self, network: &Network) -> Result<()> {
+        if network.profile_count == 0 && self.dims.is_dynamic() {
+            return Err(error!(
+                InvalidNetwork,
+                "{} has a dimension of -1 and no optimization profile says between which values it lies", self.dims
+            ));
+        }
+        for profile in 0..network.implied_profile_count() {
+            if self.points(profile)?.is_none() {
+                return Err(error!(
+                    InvalidNetwork,
+                    "{} has a dimension of -1 and optimization profile {profile} has no shapes for it", self.dims
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The type of each tensor. A tensor that depends on a mistake gets none.
+pub(super) fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mut Vec<Error>) -> Vec<Option<DataType>> {
+    let mut types = vec![None; network.tensors.len()];
+    for input in &network.inputs {
+        types[input.index()] = Some(network.tensors[input.index()].data_type);
+    }
+    for &id in schedule {
+        let layer = &network.layers[id.index()];
+        let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
+        // A layer that depends on a mistake is not checked: its errors would follow from that one.
+        let Some(inputs) = inputs else { continue };
+        match layer.body.output_types(&inputs) {
+            Ok(outputs) if outputs.len() == layer.outputs.len() => {
+                for (tensor, data_type) in layer.outputs.iter().zip(outputs) {
+                    types[tensor.index()] = Some(data_type);
+                }
+            }
+            Ok(outputs) => {
+                let (now, then) = (count_of(outputs.len(), "output"), layer.outputs.len());
+                let error = error!(InvalidNetwork, "the plugin has {now} now and had {then} when it was added");
+                mistakes.push(error.about(|| layer.subject()));
+            }
+            Err(error) => mistakes.push(error.about(|| layer.subject())),
+        }
+    }
+    types
+}
+
+/// The mistake of a layer at the points of the profiles.
+struct PointMistake {
+    /// The first point, counted over all profiles.
+    first: usize,
+    error: Error,
+    /// At how many points it is the same.
+    count: usize,
+}
+
+/// The extent of each tensor. A tensor that depends on a mistake gets none.
+pub(super) fn infer_extents(
+    network: &Network,
+    schedule: &[LayerId],
+    types: &[Option<DataType>],
+    collectives: &[Option<ResolvedLayer>],
+    mistakes: &mut Vec<Error>,
+) -> Vec<Option<Extent>> {
+    for input in &network.inputs {
+        let tensor = &network.tensors[input.index()];
+        let Source::Input(input) = &tensor.source else { continue };
+        if let Err(error) = input.check_coverage(network) {
+            mistakes.push(error.about(|| format!("input {:?}", tensor.name)));
+        }
+    }
+    let mut extents: Vec<Option<Extent>> = vec![None; network.tensors.len()];
+    let mut found: BTreeMap<usize, PointMistake> = BTreeMap::new();
+    // Inputs that are not dynamic have the same shapes at all points.
+    let is_dynamic = network.inputs.iter().any(|input| match &network.tensors[input.index()].source {
+        Source::Input(input) => input.dims.is_dynamic(),
+        Source::Layer { .. } => false,
+    });
+    let point_count = if is_dynamic { network.implied_profile_count() * POINTS.len() } else { 1 };
+    for point in 0..point_count {
+        let given = input_shapes(network, point / POINTS.len(), point % POINTS.len());
+        let shapes = infer_shapes(network, schedule, types, collectives, given, |position, error| {
+            match found.get_mut(&position) {
+                None => drop(found.insert(position, PointMistake { first: point, error, count: 1 })),
+                Some(known) => known.count += usize::from(known.error.to_string() == error.to_string()),
+            }
+        });
+        for (extent, shape) in extents.iter_mut().zip(&shapes) {
+            match (extent, shape) {
+                (Some(extent), Some(shape)) => extent.include(shape),
+                (none @ None, Some(shape)) if point == 0 => *none = Some(Extent::of(shape)),
+                (extent, _) => *extent = None,
+            }
+        }
+    }
+    for PointMistake { first, error, count } in found.into_values() {
+        let (profile, point) = (first / POINTS.len(), POINTS[first % POINTS.len()]);
+        mistakes.push(match network.profile_count {
+            _ if count == point_count => error,
+            1 => error.followed_by(&format!(" (at {point} of the profile)")),
+            _ => error.followed_by(&format!(" (at {point} of profile {profile})")),
+        });
+    }
+    extents
+}
+
+/// The shapes of the inputs at a point of a profile, and none of the other tensors.
+pub(super) fn input_shapes(network: &Network, profile: usize, point: usize) -> Vec<Option<Shape>> {
+    let mut shapes = vec![None; network.tensors.len()];
+    for input in &network.inputs {
+        if let Source::Input(input_source) = &network.tensors[input.index()].source {
+            let points = input_source.points(profile).ok().flatten();
+            shapes[input.index()] = points.map(|points| points[point]);
+        }
+    }
+    shapes
+}
+
+/// Infers the shape of every tensor from those of the inputs. A tensor that depends on a mistake
+/// gets none. `report` gets each mistake with its position in the schedule.
+pub(crate) fn infer_shapes(
+    network: &Network,
+    schedule: &[LayerId],
+    types: &[Option<DataType>],
+    collectives: &[Option<ResolvedLayer>],
+    mut shapes: Vec<Option<Shape>>,
+    mut report: impl FnMut(usize, Error),
+) -> Vec<Option<Shape>> {
+    for (position, &id) in schedule.iter().enumerate() {
+        let layer = &network.layers[id.index()];
+        let inputs: Option<Vec<Shape>> = layer.inputs.iter().map(|t| shapes[t.index()]).collect();
+        let Some(inputs) = inputs else { continue };
+        let outputs = match &layer.body {
+            LayerBody::DistCollective(_) => match (&collectives[id.index()], types[layer.inputs[0].index()]) {
+                (Some(resolved), Some(data_type)) => {
+                    resolved.output_shape(data_type, &inputs[0]).map(|shape| vec![shape])
+                }
+                _ => continue,
+            },
+            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&inputs[0]).map(|steps| vec![steps.output]),
+            LayerBody::Cast(_) => Ok(inputs),
+            LayerBody::Constant(constant) => Ok(vec![constant.value.shape()]),
+            LayerBody::Plugin(plugin) => plugin.plugin.output_shapes(&inputs),
+        };
+        match outputs {
+            Ok(outputs) if outputs.len() == layer.outputs.len() => {
+                for (tensor, shape) in layer.outputs.iter().zip(outputs) {
+                    shapes[tensor.index()] = Some(shape);
+                }
+            }
+            Ok(outputs) => {
+                let (given, wanted) = (count_of(outputs.len(), "shape"), count_of(layer.outputs.len(), "output"));
+                let error = error!(InvalidShape, "the plugin gave {given} for {wanted}");
+                report(position, error.about(|| layer.subject()));
+            }
+            Err(error) => report(position, error.about(|| layer.subject())),
+        }
+    }
+    shapes
+}

@@ -1,0 +1,87 @@
+//! The ids of tensors and layers. An id knows its network, so that a network refuses the ids of
+//! another one.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{Result, bail};
+
+/// The number of a network in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct NetworkNumber(u32);
+
+impl NetworkNumber {
+    /// A number that no other network has.
+    pub(super) fn next() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        NetworkNumber(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A number of a network, and an index into its tensors or layers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Id {
+    network: NetworkNumber,
+    index: u32,
+}
+
+impl Id {
+    fn check(self, what: &str, network: NetworkNumber, count: usize) -> Result<()> {
+        let Id { network: NetworkNumber(own), index } = self;
+        if self.network != network {
+            let NetworkNumber(other) = network;
+            bail!(
+                InvalidArgument,
+                "{what} {index} is of network {own}, and this is network {other}; an id is for the network that gave it"
+            );
+        }
+        if index as usize >= count {
+            bail!(InvalidArgument, "{what} {index} was added to another clone of network {own}; this one has {count}");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of network {}", self.index, self.network.0)
+    }
+}
+
+/// A tensor of one network. Another network refuses it; a clone of the network takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(Id);
+
+/// A layer of one network. Another network refuses it; a clone of the network takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerId(Id);
+
+impl TensorId {
+    pub(crate) fn new(network: NetworkNumber, index: usize) -> Self {
+        TensorId(Id { network, index: index as u32 })
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0.index as usize
+    }
+
+    /// Checks that a network with this number and so many tensors has the tensor.
+    pub(crate) fn check(self, network: NetworkNumber, count: usize) -> Result<()> {
+        self.0.check("tensor", network, count)
+    }
+}
+
+impl LayerId {
+    pub(crate) fn new(network: NetworkNumber, index: usize) -> Self {
+        LayerId(Id { network, index: index as u32 })
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0.index as usize
+    }
+
+    /// Checks that a network with this number and so many layers has the layer.
+    pub(crate) fn check(self, network: NetworkNumber, count: usize) -> Result<()> {
+        self.0.check("layer", network, count)
+    }
+}
