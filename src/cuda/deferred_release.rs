@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 type Release = Box<dyn FnOnce() + Send>;
 
@@ -30,6 +30,7 @@ impl DeferredRelease {
             let (sender, receiver) = channel::<Release>();
             let pending = Arc::clone(&self.pending);
             let thread = std::thread::Builder::new().name("dcl-release".to_owned()).spawn(move || {
+                let _mask = interrupt::mask();
                 for job in receiver {
                     job();
                     *lock(&pending.count) -= 1;

@@ -15,8 +15,8 @@ use super::driver::{check, is_not_ready};
 use super::helper::{Sent, warning};
 use super::memory::new_generation;
 use crate::error::{Result, bail};
-use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
+use crate::util::{interrupt, lock};
 
 /// How long aborted work may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -143,7 +143,7 @@ impl CudaStream {
     }
 
     /// Waits until everything that was enqueued so far has ended. An error of `alive`, which is
-    /// called again and again, ends the wait.
+    /// called again and again, ends the wait; so does the interrupt hook.
     pub(crate) fn synchronize(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
         self.record()?.wait(deadline, alive)
     }
@@ -151,6 +151,7 @@ impl CudaStream {
     /// After a failure: waits until the aborted work has ended and does not use the caller's memory
     /// any more.
     pub(crate) fn drain(&self) {
+        let _mask = interrupt::mask();
         if self.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
             crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
         }
@@ -290,7 +291,7 @@ impl Event {
     }
 
     /// Waits until the stream reaches it. An error of `alive`, which is called again and again,
-    /// ends the wait.
+    /// ends the wait; so does the interrupt hook.
     pub(crate) fn wait(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<()> {
         let mut pause = Pause::begin("work on the GPU");
         while !self.is_done()? {
@@ -298,7 +299,7 @@ impl Event {
             if Instant::now() >= deadline {
                 bail!(DeadlineExceeded, "the work on the GPU was not done by the deadline");
             }
-            pause.pause();
+            pause.pause()?;
         }
         Ok(())
     }
@@ -328,14 +329,22 @@ impl<'a> Pause<'a> {
         Pause { start: Instant::now(), what, slow: None }
     }
 
-    pub(crate) fn pause(&mut self) {
+    /// Lets some time pass.
+    ///
+    /// # Errors
+    ///
+    /// The interrupt hook ends the wait.
+    pub(crate) fn pause(&mut self) -> Result<()> {
         match self.start.elapsed() {
             waited if waited < SPIN_TIME => std::hint::spin_loop(),
             waited if waited < YIELD_TIME => std::thread::yield_now(),
             _ => {
-                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(self.what, seconds));
+                let what = self.what;
+                interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while {what} had not ended")))?;
+                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(what, seconds));
                 std::thread::sleep(SLEEP_TIME);
             }
         }
+        Ok(())
     }
 }

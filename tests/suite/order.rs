@@ -16,7 +16,7 @@ use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 
@@ -370,7 +370,8 @@ fn a_plugin_that_runs_its_own_context_gets_an_error() {
                 let mut context = context.lock().expect("no panic");
                 let bindings = bind(&context, 0);
                 let inner = context.enqueue(bindings, &Stream::inline());
-                let error = inner.and_then(|work| work.wait()).expect_err("it would wait for itself").error;
+                let error = inner.map_err(Error::from).and_then(|work| work.wait().map_err(Error::from));
+                let error = error.expect_err("it would wait for itself");
                 sender.send((error.kind(), error.to_string())).expect("the test listens");
                 Ok(())
             }
@@ -400,7 +401,7 @@ fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
         let (tell, told) = channel();
         let (inner, stream) = (communicator.clone(), other.clone());
         let act = move || {
-            let refused = sum_async(&inner, 5, &stream).wait().expect_err("it would race").error;
+            let refused = sum_async(&inner, 5, &stream).wait().expect_err("it would race");
             let after = given.recv_timeout(DEADLINE).expect("the test issues it");
             let waited = catch_unwind(AssertUnwindSafe(|| drop(after.wait())));
             let panic = waited.expect_err("it would wait for itself");

@@ -14,6 +14,7 @@ use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::inline;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
+use crate::util::interrupt;
 
 /// Up to this number of ranks, a collective keeps its lists on the stack.
 pub(crate) const MAX_STACK_RANKS: usize = 64;
@@ -267,8 +268,8 @@ impl<'a> RunningCall<'a> {
         Report { host: self.host, request: self.request, sequence: self.progress.sequence }
     }
 
-    /// Called before this rank moves `byte_len` bytes. Checks the deadline once for every
-    /// [`CHECK_BYTES`].
+    /// Called before this rank moves `byte_len` bytes. Checks the deadline and the interrupt hook
+    /// once for every [`CHECK_BYTES`].
     pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
         let (moved, since_check) = self.moved.get();
         if since_check < CHECK_BYTES {
@@ -276,12 +277,14 @@ impl<'a> RunningCall<'a> {
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
-        if Instant::now() < self.request.deadline {
-            return Ok(());
-        }
+        let error = match interrupt::check() {
+            Ok(()) if Instant::now() < self.request.deadline => return Ok(()),
+            Ok(()) => self.report().late(moved),
+            Err(interrupted) => self.report().interrupted(&interrupted),
+        };
         // A peer's reason for an abort is the better error.
         self.host.domain().check()?;
-        Err(self.report().late(moved))
+        Err(error)
     }
 
     /// Gives `work` a list with one address for each rank, in rank order.
