@@ -1,5 +1,5 @@
 # Builds and installs what C and C++ programs need: the shared and the static library, headers, files for pkg-config and CMake,
-# and the command line. Rust programs have no use for it; they depend on the crate.
+# the command line, and the demo. Rust programs have no use for it; they depend on the crate.
 #
 #   make                               builds with cargo
 #   make install PREFIX=$HOME/dcl      installs there; no root needed
@@ -32,12 +32,13 @@ SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
 LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 
 # The products.
-PACKAGES := --package distcollective-capi --package distcollective-cli
+PACKAGES := --package distcollective-capi --package distcollective-cli --package distcollective-samples
 
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 SHARED := $(RELEASE)/libdistcollective.so
 STATIC := $(RELEASE)/libdistcollective.a
 PROGRAM := $(RELEASE)/distcollective
+DEMO := $(RELEASE)/sample_dist_collective
 HEADERS := include/distcollective.h include/distcollective.hpp
 
 SONAME := libdistcollective.so.$(SOVERSION)
@@ -59,14 +60,14 @@ space := $(empty) $(empty)
 
 all:
 	$(CARGO) build --release --locked $(PACKAGES)
-	touch $(SHARED) $(STATIC) $(PROGRAM)
+	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
 # What is older may have another version. cargo does not touch what need not be built anew.
-$(SHARED) $(STATIC) $(PROGRAM) &: Cargo.toml
+$(SHARED) $(STATIC) $(PROGRAM) $(DEMO) &: Cargo.toml
 	$(CARGO) build --release --locked $(PACKAGES)
-	touch $(SHARED) $(STATIC) $(PROGRAM)
+	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
-install: $(SHARED) $(STATIC) $(PROGRAM)
+install: $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
 	ln -sf $(LINKED) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libdistcollective.so'
@@ -77,6 +78,7 @@ install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(fill) packaging/distcollective-config.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config.cmake'
 	$(fill) packaging/distcollective-config-version.cmake.in > '$(DESTDIR)$(CMAKEDIR)/distcollective-config-version.cmake'
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
+	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(DEMO) '$(DESTDIR)$(BINDIR)/sample_dist_collective'
 
 install-strip:
 	$(MAKE) install STRIP_OPTION=-s
@@ -85,5 +87,5 @@ install-strip:
 uninstall:
 	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
 		'$(DESTDIR)$(LIBDIR)/libdistcollective.a' '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc' \
-		'$(DESTDIR)$(BINDIR)/distcollective' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
+		'$(DESTDIR)$(BINDIR)/distcollective' '$(DESTDIR)$(BINDIR)/sample_dist_collective' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
 	rm -rf '$(DESTDIR)$(CMAKEDIR)'

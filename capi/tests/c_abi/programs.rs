@@ -6,9 +6,9 @@ use std::path::Path;
 
 use fake_gpu::{Variant, library_dir};
 
-use test_support::root;
+use test_support::{has, root, timed};
 
-use crate::compiler::{Language, Under, program, started, succeed};
+use crate::compiler::{Language, Under, library, program, started, succeed};
 
 /// Compiles a program and runs it.
 fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
@@ -71,6 +71,17 @@ fn forks_on_gpus_plainly() {
     run_on_gpus(Under::Nothing, &["fork"]);
 }
 
+/// Ctrl-C in a program in Python.
+#[test]
+fn ctrl_c_ends_a_wait_of_python() {
+    if !has("python3") {
+        return;
+    }
+    let script = root().join("capi/tests/c_abi/interrupts.py");
+    let (output, text) = test_support::run(timed("python3").arg(script).arg(library()));
+    assert!(output.status.success() && text == "interrupted\n", "{}: {text}", output.status);
+}
+
 macro_rules! programs {
     ($($program:ident),*) => { $(
         mod $program {
@@ -94,7 +105,7 @@ macro_rules! programs {
     )* };
 }
 
-programs!(failures, layers, lifetimes, logs, mistakes, plugins, text, threads);
+programs!(failures, interrupts, layers, lifetimes, logs, mistakes, plugins, text, threads);
 
 mod mistakes_in_cpp {
     use super::*;

@@ -81,29 +81,28 @@ fn the_end_of_a_peer_ends_the_rendezvous() {
     });
 }
 
-/// A rank that the hook stops in an exchange ends it for all.
+/// A rank that the hook stops in an exchange ends it for all. The other rank comes after that.
 #[test]
 fn an_interrupted_exchange_ends_for_all() {
     for interrupted in [0, 1] {
         let port = Port::free();
+        let was_interrupted = AtomicBool::new(false);
+        let (endpoint, was_interrupted) = (&port.endpoint, &was_interrupted);
         scope(|scope| {
             let ranks = [0, 1].map(|rank| {
-                let endpoint = &port.endpoint;
                 scope.spawn(move || {
                     let mut rendezvous = Rendezvous::join(endpoint, &participant(rank, 2)).expect("both come");
-                    // The other rank waits until this one has left.
                     if rank == interrupted {
                         end_this_thread(set());
-                        return rendezvous.exchange(&[1], soon());
+                        let error = rendezvous.exchange(&[1], soon()).expect_err("the other one does not come");
+                        was_interrupted.store(true, Ordering::Release);
+                        return error;
                     }
-                    match &mut rendezvous.connections {
-                        Connections::ToPeers(channels) => while !channels[0].is_readable().expect("open") {},
-                        Connections::ToRank0 { channel, .. } => while !channel.is_readable().expect("open") {},
-                    }
-                    rendezvous.exchange(&[1], soon())
+                    patiently(|| was_interrupted.load(Ordering::Acquire).then_some(()));
+                    rendezvous.exchange(&[1], soon()).expect_err("it has ended")
                 })
             });
-            let errors = ranks.map(|rank| rank.join().expect("no panic").expect_err("it is interrupted"));
+            let errors = ranks.map(|rank| rank.join().expect("no panic"));
             let (own, other) = (&errors[interrupted as usize], &errors[1 - interrupted as usize]);
             assert_eq!(own.kind(), ErrorKind::Interrupted, "{own}");
             assert_eq!(other.kind(), ErrorKind::PeerLost, "{other}");
