@@ -180,7 +180,7 @@ fn a_wait_for_work_gives_it_back() {
         assert_eq!(interrupted.to_string(), text);
         let WorkError::Interrupted(work) = interrupted else { panic!("{interrupted}") };
         // What was not waited for is dropped by `?`.
-        let error = Error::from(WorkError::Interrupted(sum(&rank, &stream)));
+        let error = Error::from(WorkError::Interrupted(Box::new(sum(&rank, &stream))));
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Interrupted, text));
         rank.check().expect("it works");
         work
@@ -202,7 +202,7 @@ fn a_wait_with_a_timeout_gives_the_work_back() {
     let work = work.wait_timeout(Duration::ZERO).expect_err("the peer has not come");
     let work = work.wait_timeout(Duration::from_millis(1)).expect_err("the peer has not come");
     // The hook ends it long before the timeout.
-    let work = hooked(second_time(), move || work.wait_timeout(10 * DEADLINE)).expect_err("the peer has not come");
+    let work = hooked(second_time(), move || work.wait_timeout(10 * DEADLINE).err()).expect("the peer has not come");
     let (sums, failed) = within_the_deadline(move || {
         sum(&peer, &Stream::inline()).wait().expect("a sum");
         let sums = work.wait_timeout(DEADLINE).expect("in time").expect("a sum");

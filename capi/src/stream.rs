@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -82,16 +83,19 @@ impl AnyWork {
         }?)
     }
 
-    /// Waits for the work, and gives its result; or the work itself if it goes on, because the
-    /// timeout is over or the caller's callback ends the wait.
-    fn wait(self, timeout: Duration) -> Result<Result<()>, Self> {
-        fn of<T, E: Into<CallError>>(result: Result<T, E>) -> Result<()> {
-            result.map(drop).map_err(Into::into)
+    /// Waits for the work. Gives its result, or the work itself if it goes on, because the timeout
+    /// is over or the caller's callback ends the wait.
+    fn wait(self, timeout: Duration) -> ControlFlow<Result<()>, Self> {
+        fn of<T, E: Into<CallError>>(result: Result<T, E>) -> ControlFlow<Result<()>, AnyWork> {
+            ControlFlow::Break(result.map(drop).map_err(Into::into))
         }
+        let goes_on = ControlFlow::Continue;
         match self {
-            AnyWork::Run(run) => run.wait(timeout).map_err(AnyWork::Run),
-            AnyWork::Layer(work) => work.wait_timeout(timeout).map(of).map_err(AnyWork::Layer),
-            AnyWork::Collective(work) => work.wait_timeout(timeout).map(of).map_err(AnyWork::Collective),
+            AnyWork::Run(run) => run.wait(timeout).map_or_else(|run| goes_on(AnyWork::Run(run)), of),
+            AnyWork::Layer(work) => work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Layer(work)), of),
+            AnyWork::Collective(work) => {
+                work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)
+            }
         }
     }
 }
@@ -118,9 +122,9 @@ impl CStream {
             let Some(done) = untracked.work.pop_front() else { return };
             drop(untracked);
             match done.wait(Duration::ZERO) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => drop(lock(&self.untracked).error.get_or_insert(error)),
-                Err(pending) => return lock(&self.untracked).work.push_front(pending),
+                ControlFlow::Break(Ok(())) => {}
+                ControlFlow::Break(Err(error)) => drop(lock(&self.untracked).error.get_or_insert(error)),
+                ControlFlow::Continue(pending) => return lock(&self.untracked).work.push_front(pending),
             }
         }
     }
@@ -135,8 +139,8 @@ impl CStream {
         let mut left = std::mem::take(&mut lock(&self.untracked).work);
         while let Some(work) = left.pop_front() {
             match work.wait(WITHOUT_TIMEOUT) {
-                Ok(result) => first = first.and(result),
-                Err(pending) => {
+                ControlFlow::Break(result) => first = first.and(result),
+                ControlFlow::Continue(pending) => {
                     left.push_front(pending);
                     let mut untracked = lock(&self.untracked);
                     left.append(&mut untracked.work);
@@ -168,9 +172,11 @@ pub(super) fn enqueue(
     let handle = work.optional();
     let pending = match stream {
         _ if submitted.is_settled() => {
-            // It waits for nothing.
-            submitted.wait(WITHOUT_TIMEOUT).unwrap_or_else(|_| Err(interrupted()))?;
-            None
+            // This waits for nothing.
+            match submitted.wait(WITHOUT_TIMEOUT) {
+                ControlFlow::Break(result) => result.map(|()| None)?,
+                ControlFlow::Continue(pending) => Some(pending),
+            }
         }
         Some(stream) if handle.is_none() => {
             stream.keep(submitted);
@@ -277,8 +283,8 @@ fn wait(work: Handle<CWork>, timeout: Duration) -> Result<()> {
         state.result = Err(CallError::new(Status::INTERNAL, "waiting for this work panicked"));
         let interruptions = interruption_count();
         match pending.wait(timeout) {
-            Ok(result) => state.result = result,
-            Err(pending) => {
+            ControlFlow::Break(result) => state.result = result,
+            ControlFlow::Continue(pending) => {
                 state.pending = Some(pending);
                 return Err(match interruption_count() == interruptions {
                     true => CallError::new(Status::PENDING, "the work has not ended yet"),

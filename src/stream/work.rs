@@ -106,7 +106,7 @@ impl<T: Send + 'static> Work<T> {
     pub fn wait(self) -> Result<T, WorkError<T>> {
         match self.wait_until(deadline_after(Duration::MAX)) {
             Ok(result) => result.map_err(WorkError::Failed),
-            Err(work) => Err(WorkError::Interrupted(work)),
+            Err(work) => Err(WorkError::Interrupted(Box::new(work))),
         }
     }
 
@@ -215,13 +215,12 @@ impl<T> std::error::Error for EnqueueError<T> {
 /// Why [`Work::wait`] gave no result.
 ///
 /// `?` converts it to the [`Error`] alone; work that goes on is dropped then.
-#[non_exhaustive]
 pub enum WorkError<T: Send + 'static> {
     /// The work has failed.
     Failed(EnqueueError<T>),
     /// The [interrupt hook](crate::interrupt) ended the wait. The work goes on, and can be waited
     /// for again.
-    Interrupted(Work<T>),
+    Interrupted(Box<Work<T>>),
 }
 
 impl<T: Send + 'static> From<EnqueueError<T>> for WorkError<T> {
