@@ -30,7 +30,7 @@ use crate::util::{deadline_after, interrupt};
 /// // Compute something else here. `wait` returns the buffers, after an error too.
 /// match work.wait() {
 ///     Ok(operands) => assert_eq!(operands.output.unwrap().as_slice::<f32>()?, [1.0, 2.0]),
-///     Err(WorkError::Failed(failed)) => println!("{failed}; the buffers are {:?}", failed.operands),
+///     Err(WorkError::Failed(failed)) => println!("{failed}: {:?}", failed.operands),
 ///     Err(WorkError::Interrupted(work)) => println!("an interrupt; {work:?} goes on"),
 /// }
 /// # Ok::<(), distcollective::Error>(())
