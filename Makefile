@@ -1,5 +1,6 @@
 # Builds and installs what C and C++ programs need: the shared and the static library, headers, files for pkg-config and CMake,
-# and the command line with its manual and completions for shells. Rust programs have no use for it; they depend on the crate.
+# and the command line with its manual and completions for shells, and the demo. Rust programs have no use for it; they depend on
+# the crate.
 #
 #   make                               builds with cargo
 #   make install PREFIX=$HOME/dcl      installs there; no root needed
@@ -34,12 +35,13 @@ SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
 LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 
 # The products.
-PACKAGES := --package distcollective-capi --package distcollective-cli
+PACKAGES := --package distcollective-capi --package distcollective-cli --package distcollective-samples
 
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 SHARED := $(RELEASE)/libdistcollective.so
 STATIC := $(RELEASE)/libdistcollective.a
 PROGRAM := $(RELEASE)/distcollective
+DEMO := $(RELEASE)/sample_dist_collective
 HEADERS := include/distcollective.h include/distcollective.hpp
 
 SONAME := libdistcollective.so.$(SOVERSION)
@@ -66,14 +68,14 @@ space := $(empty) $(empty)
 
 all:
 	$(CARGO) build --release --locked $(PACKAGES)
-	touch $(SHARED) $(STATIC) $(PROGRAM)
+	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
 # What is older may have another version. cargo does not touch what need not be built anew.
-$(SHARED) $(STATIC) $(PROGRAM) &: Cargo.toml
+$(SHARED) $(STATIC) $(PROGRAM) $(DEMO) &: Cargo.toml
 	$(CARGO) build --release --locked $(PACKAGES)
-	touch $(SHARED) $(STATIC) $(PROGRAM)
+	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
-install: $(SHARED) $(STATIC) $(PROGRAM)
+install: $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/$(LINKED)'
 	ln -sf $(LINKED) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libdistcollective.so'
@@ -90,6 +92,7 @@ install: $(SHARED) $(STATIC) $(PROGRAM)
 	$(PROGRAM) completions bash > '$(DESTDIR)$(BASH_COMPLETION)'
 	$(PROGRAM) completions zsh > '$(DESTDIR)$(ZSH_COMPLETION)'
 	$(PROGRAM) completions fish > '$(DESTDIR)$(FISH_COMPLETION)'
+	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(DEMO) '$(DESTDIR)$(BINDIR)/sample_dist_collective'
 
 install-strip:
 	$(MAKE) install STRIP_OPTION=-s
@@ -98,7 +101,7 @@ install-strip:
 uninstall:
 	rm -f '$(DESTDIR)$(LIBDIR)/$(LINKED)' '$(DESTDIR)$(LIBDIR)/$(SONAME)' '$(DESTDIR)$(LIBDIR)/libdistcollective.so' \
 		'$(DESTDIR)$(LIBDIR)/libdistcollective.a' '$(DESTDIR)$(PKGCONFIGDIR)/distcollective.pc' \
-		'$(DESTDIR)$(BINDIR)/distcollective' '$(DESTDIR)$(MAN1DIR)/distcollective.1' \
+		'$(DESTDIR)$(BINDIR)/distcollective' '$(DESTDIR)$(BINDIR)/sample_dist_collective' '$(DESTDIR)$(MAN1DIR)/distcollective.1' \
 		'$(DESTDIR)$(MAN1DIR)/distcollective-'*.1 '$(DESTDIR)$(BASH_COMPLETION)' '$(DESTDIR)$(ZSH_COMPLETION)' \
 		'$(DESTDIR)$(FISH_COMPLETION)' $(patsubst include/%,'$(DESTDIR)$(INCLUDEDIR)/%',$(HEADERS))
 	rm -rf '$(DESTDIR)$(CMAKEDIR)'

@@ -86,13 +86,16 @@
  * enqueue work for those communicators on a worker stream: DCL_STATUS_INVALID_ARGUMENT.
  *
  * Structures. A structure begins with struct_size, the sizeof that the caller was compiled with, so
- * that a later version can add fields. Initialize each with its _INIT macro.
+ * that a later version can add fields. Initialize each with its _INIT macro, or with its _init
+ * function from a language that has no macros of C.
  *
  * Failures. A [collective] call returns one of these statuses if it fails:
  *   - DCL_STATUS_DISAGREEMENT: ranks made different calls. The message has the calls.
  *   - DCL_STATUS_DEADLINE_EXCEEDED: a rank did not make the call before the timeout.
  *   - DCL_STATUS_PEER_LOST: a rank left the communicator, or its process ended.
  *   - DCL_STATUS_ABORTED: a rank failed, or called dcl_communicator_abort. The message names it.
+ *   - DCL_STATUS_INTERRUPTED: the caller's interrupt callback ended the wait. The other ranks get
+ *     DCL_STATUS_ABORTED.
  * After an error in a collective call, the contents of its outputs are undefined, and no other rank
  * accesses this rank's memory any more. The communicator cannot be used again, and neither can any
  * communicator that was split from the same origin: each further call returns an error at once.
@@ -187,7 +190,11 @@ enum {
     /* The operating system, the GPU or one of its libraries failed. */
     DCL_STATUS_SYSTEM = 17,
     /* This library has a bug. Please report it with the message. */
-    DCL_STATUS_INTERNAL = 18
+    DCL_STATUS_INTERNAL = 18,
+    /* The interrupt callback ended the wait; see dcl_set_interrupt_callback. */
+    DCL_STATUS_INTERRUPTED = 19,
+    /* The work has not ended yet. Only dcl_work_wait_for returns this. */
+    DCL_STATUS_PENDING = 20
 };
 
 /* The type of a tensor's elements: TensorRT's DataType. TensorRT's INT4 (9), FP4 (10) and E8M0 (11)
@@ -383,6 +390,35 @@ typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message,
  * Errors: DCL_STATUS_BUSY if the callback itself makes the call. [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data,
                                   dcl_severity_t most_verbose);
+
+/* Says whether a thread that waits goes on (0) or its wait ends (any other value). The callback
+ * must not leave by an exception or longjmp. */
+typedef int32_t (*dcl_interrupt_callback_t)(void *user_data);
+
+/* Has `callback` called by threads that wait in a call of this library, at most every 100 ms, so
+ * that a host language can end a wait: Python's binding calls PyErr_CheckSignals there. NULL
+ * removes the callback.
+ *
+ * The callback runs on the thread that made the call that waits, for other ranks or for work, in
+ * initialization too. Threads of the library never call it. Several threads may call it at once.
+ * If it ends the wait:
+ * - A call that is done when it returns fails with DCL_STATUS_INTERRUPTED, and its communicator
+ *   ends, as after any error; see "Failures". Other ranks get DCL_STATUS_ABORTED with the reason.
+ * - dcl_environment_initialize and the functions that create communicators fail with
+ *   DCL_STATUS_INTERRUPTED. Ranks that have met this one fail too.
+ * - dcl_work_wait, dcl_work_wait_for and dcl_stream_synchronize return DCL_STATUS_INTERRUPTED. The
+ *   work continues, and the caller can wait for it again.
+ *
+ * The callback may query and free objects, and call dcl_communicator_abort. A call of it that would
+ * wait for other ranks or for work fails with DCL_STATUS_INVALID_ARGUMENT. The handle of the call
+ * that waits may be in exclusive use.
+ *
+ * When the function returns, no thread is inside the previous callback, and the caller may free its
+ * `user_data`. The function waits for other threads that are inside it, so the caller must not hold
+ * a lock that the callback needs, such as Python's. A forked child has no callback.
+ *
+ * Errors: DCL_STATUS_BUSY if the callback itself makes the call. [local, shared] */
+dcl_status_t dcl_set_interrupt_callback(dcl_interrupt_callback_t callback, void *user_data);
 
 /* -------------------------------------------------------------------------------------------------
  * 1a. The network
@@ -753,6 +789,9 @@ typedef struct dcl_plugin {
 } dcl_plugin_t;
 #define DCL_PLUGIN_INIT {sizeof(dcl_plugin_t), NULL, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, NULL}
 
+/* Writes what DCL_PLUGIN_INIT has to a structure of `struct_size` bytes. [local, shared] */
+dcl_status_t dcl_plugin_init(dcl_plugin_t *plugin, size_t struct_size);
+
 /* Adds a plugin layer with `nb_inputs` inputs: TensorRT's addPluginV3. The layer belongs to the
  * network and is freed with it. On success the library owns the plugin, and calls its `destroy`
  * when no network, engine or context needs it any more. If the call fails, the caller still owns
@@ -779,6 +818,9 @@ typedef struct dcl_plugin_creator {
                            dcl_plugin_t *plugin);
 } dcl_plugin_creator_t;
 #define DCL_PLUGIN_CREATOR_INIT {sizeof(dcl_plugin_creator_t), NULL, NULL, NULL, NULL}
+
+/* Writes what DCL_PLUGIN_CREATOR_INIT has to a structure of `struct_size` bytes. [local, shared] */
+dcl_status_t dcl_plugin_creator_init(dcl_plugin_creator_t *creator, size_t struct_size);
 
 /* -------------------------------------------------------------------------------------------------
  * 1d. The engine
@@ -884,6 +926,11 @@ typedef struct dcl_execution_context_options {
     int32_t reserved;
 } dcl_execution_context_options_t;
 #define DCL_EXECUTION_CONTEXT_OPTIONS_INIT {sizeof(dcl_execution_context_options_t), 0, 0}
+
+/* Writes what DCL_EXECUTION_CONTEXT_OPTIONS_INIT has to a structure of `struct_size` bytes.
+ * [local, shared] */
+dcl_status_t dcl_execution_context_options_init(dcl_execution_context_options_t *options,
+                                                size_t struct_size);
 
 /* Creates a context that runs an engine in memory of its own: TensorRT's createExecutionContext.
  * `options` may be NULL. Free the context with dcl_execution_context_free. [local, shared] */
@@ -1127,6 +1174,10 @@ typedef struct dcl_environment_config {
     {sizeof(dcl_environment_config_t), -1, -1, -1, -1, -1, -1, NULL, NULL, NULL, 1024, \
      DCL_TIMEOUT_DEFAULT, 0, 0}
 
+/* Writes what DCL_ENVIRONMENT_CONFIG_INIT has to a structure of `struct_size` bytes.
+ * [local, shared] */
+dcl_status_t dcl_environment_config_init(dcl_environment_config_t *config, size_t struct_size);
+
 /* Copies out the name of the launcher whose environment variables are set, such as "torchrun". The
  * text is empty if there is none. [local, shared] */
 dcl_status_t dcl_environment_detect_launcher(char *buffer, size_t capacity, size_t *length);
@@ -1222,6 +1273,10 @@ typedef struct dcl_bootstrap_config {
 } dcl_bootstrap_config_t;
 #define DCL_BOOTSTRAP_CONFIG_INIT \
     {sizeof(dcl_bootstrap_config_t), NULL, 1, 0, 1, 0, DCL_TIMEOUT_DEFAULT}
+
+/* Writes what DCL_BOOTSTRAP_CONFIG_INIT has to a structure of `struct_size` bytes.
+ * [local, shared] */
+dcl_status_t dcl_bootstrap_config_init(dcl_bootstrap_config_t *config, size_t struct_size);
 
 /* Connects this process with the job's other processes and creates a communicator of all their
  * ranks. `communicators` is an array of `config->local_ranks` handles, in rank order; use each from
@@ -1412,7 +1467,8 @@ dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
  * has a handle.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the caller runs on the worker stream itself, or a plugin
- * waits for work that begins after its own run. [waits, shared] */
+ * waits for work that begins after its own run; DCL_STATUS_INTERRUPTED if the interrupt callback
+ * ends the wait. [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 
 /* Returns 1 if the work has ended, with or without an error, or if its timeout is over, and 0
@@ -1423,9 +1479,17 @@ dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
  * The handle stays valid.
  *
  * Errors, besides the work's own: DCL_STATUS_INVALID_ARGUMENT if code on a worker stream waits for
- * work that is behind it on that stream, or a plugin waits for work that begins after its own run.
- * [waits, exclusive] */
+ * work that is behind it on that stream, or a plugin waits for work that begins after its own run;
+ * DCL_STATUS_INTERRUPTED if the interrupt callback ends the wait. The work continues then, and a
+ * later call waits for it again. [waits, exclusive] */
 dcl_status_t dcl_work_wait(dcl_work_t *work);
+
+/* Waits as dcl_work_wait does, at most for `timeout_ms`. If the work has not ended by then, the
+ * call returns DCL_STATUS_PENDING, and a later call can wait for it again. 0 does not wait, and
+ * DCL_TIMEOUT_DEFAULT waits as long as dcl_work_wait.
+ *
+ * Errors: those of dcl_work_wait; DCL_STATUS_PENDING. [waits, exclusive] */
+dcl_status_t dcl_work_wait_for(dcl_work_t *work, int64_t timeout_ms);
 
 /* Frees the handle. The work continues and still uses its buffers. Its error is lost.
  * [local, shared] */

@@ -76,7 +76,9 @@ enum class Status : dcl_status_t {
     kABORTED = DCL_STATUS_ABORTED,
     kPLUGIN = DCL_STATUS_PLUGIN,
     kSYSTEM = DCL_STATUS_SYSTEM,
-    kINTERNAL = DCL_STATUS_INTERNAL
+    kINTERNAL = DCL_STATUS_INTERNAL,
+    kINTERRUPTED = DCL_STATUS_INTERRUPTED,
+    kPENDING = DCL_STATUS_PENDING
 };
 
 enum class DataType : dcl_data_type_t {
@@ -179,7 +181,9 @@ inline constexpr std::int32_t no_color = DCL_NO_COLOR;
 inline constexpr std::int32_t host_memory = -1;
 
 // The C structures with their initial values. The caller owns their strings, and the library reads
-// them during the call only.
+// them during the call only. The functions that do the same for other languages have no wrapper
+// here: dcl_execution_context_options_init, dcl_environment_config_init, dcl_bootstrap_config_init,
+// dcl_plugin_init and dcl_plugin_creator_init.
 struct ExecutionContextOptions : dcl_execution_context_options_t {
     ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
 };
@@ -395,6 +399,12 @@ inline Result<void> set_log_callback(dcl_log_callback_t callback, void *user_dat
     return detail::check(dcl_set_log_callback(callback, user_data, detail::number(most_verbose)));
 }
 
+// Calls `callback` in waits. `user_data` must stay valid until the caller sets another callback or
+// NULL.
+inline Result<void> set_interrupt_callback(dcl_interrupt_callback_t callback, void *user_data) {
+    return detail::check(dcl_set_interrupt_callback(callback, user_data));
+}
+
 // -------------------------------------------------------------------------------------------------
 // Streams and work
 // -------------------------------------------------------------------------------------------------
@@ -425,6 +435,8 @@ class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
 
     Result<bool> is_done() { return detail::output<std::int32_t, bool>(dcl_work_is_done, get()); }
     Result<void> wait() { return detail::check(dcl_work_wait(get())); }
+    // If the work has not ended within the timeout, the error's status is kPENDING.
+    Result<void> wait_for(Timeout timeout) { return detail::check(dcl_work_wait_for(get(), timeout.count())); }
 };
 
 namespace detail {

@@ -39,6 +39,8 @@ pub enum ErrorKind {
     /// A rank failed or called [`abort`](crate::Communicator::abort). The text names the rank and
     /// the reason.
     Aborted,
+    /// The program's [interrupt hook](crate::interrupt) ended a wait.
+    Interrupted,
     /// A plugin layer failed or panicked.
     Plugin,
     /// The operating system, or a library of the system, refused something.
@@ -47,7 +49,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All of them.
-    pub const ALL: [ErrorKind; 14] = [
+    pub const ALL: [ErrorKind; 15] = [
         ErrorKind::InvalidArgument,
         ErrorKind::InvalidNetwork,
         ErrorKind::InvalidPlan,
@@ -60,6 +62,7 @@ impl ErrorKind {
         ErrorKind::DeadlineExceeded,
         ErrorKind::PeerLost,
         ErrorKind::Aborted,
+        ErrorKind::Interrupted,
         ErrorKind::Plugin,
         ErrorKind::System,
     ];

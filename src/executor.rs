@@ -9,6 +9,7 @@ use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::memory::{Address, MemorySpace};
 use crate::shape::Shape;
+use crate::util::interrupt;
 
 /// Where work is computed.
 #[derive(Clone, Copy)]
@@ -60,6 +61,8 @@ impl<'a> Executor<'a> {
                     Device::open(from)?.read(source, std::slice::from_raw_parts_mut(target, byte_len))
                 }
                 (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                    // After an error the GPU might still use the memory.
+                    let _mask = interrupt::mask();
                     let stream = CudaStream::new(&Device::open(from)?)?;
                     stream.copy(source, target, byte_len)?;
                     stream.synchronize(deadline, || Ok(()))

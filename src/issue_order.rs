@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 use crate::util::fork::ProcessGuard;
+use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
 
 /// How often a call that waits for its turn checks that its communicator still works.
@@ -268,8 +269,8 @@ impl IssueTicket<'_> {
     ///
     /// # Errors
     ///
-    /// `deadline` passes before the turn comes; the error of `alive`, which says whether the
-    /// communicator still works.
+    /// `deadline` passes before the turn comes; the interrupt hook ends the wait; the error of
+    /// `alive`, which says whether the communicator still works.
     pub(crate) fn wait(
         &self,
         deadline: Instant,
@@ -288,6 +289,7 @@ impl IssueTicket<'_> {
         while !is_turn(&state) {
             drop(state);
             alive()?;
+            interrupt::check().map_err(|e| label(interrupt::ended(&e, "while an earlier call of this rank ran")))?;
             slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
                 let waits = format!("it has waited for {seconds} s: an earlier call of this rank has not ended");
                 label(Error::new(ErrorKind::DeadlineExceeded, waits)).to_string()

@@ -38,6 +38,7 @@
 //! | [`stream`] | where enqueued work runs, and its errors |
 //! | [`tensor`] | element types, shapes, views |
 //! | [`log`] | what the library logs, and to whom |
+//! | [`interrupt`] | how a program ends waits of the library |
 //!
 //! Ranks are threads of one process or processes, with a GPU each or without any.
 //! [`Environment::from_env`] finds what the launcher started; [`Communicator::in_process`] is for
@@ -151,6 +152,11 @@ pub mod tensor {
 /// What the library logs, and to whom. `DCL_LOG` says how much.
 pub mod log {
     pub use crate::util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
+}
+
+/// How a program ends waits of the library: for Ctrl-C in a host language.
+pub mod interrupt {
+    pub use crate::util::interrupt::{clear_interrupt_hook, set_interrupt_hook};
 }
 
 pub use builder::Builder;

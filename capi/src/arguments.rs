@@ -118,18 +118,13 @@ impl<T: SizedStruct> InPointer<T> {
         // SAFETY: C's promise: the pointer is valid, and the first field is the size.
         let size = unsafe { start.cast::<usize>().read() };
         let own = size_of::<T>();
-        let wrong = |why: String| Err(CallError::invalid_argument(format!("struct_size of {name} is {size}, {why}")));
-        if size < T::FIRST_BYTE_LEN {
-            return wrong(format!("less than the {} bytes of its first version", T::FIRST_BYTE_LEN));
-        }
-        const LARGEST: usize = 4096;
-        if size > LARGEST {
-            return wrong(format!("more than any version has; this one has {own} bytes"));
-        }
+        check_size::<T>(name, size)?;
         // SAFETY: C's promise: the structure has `size` bytes.
         let bytes = unsafe { std::slice::from_raw_parts(start, size) };
         if bytes.get(own..).is_some_and(|tail| tail.iter().any(|byte| *byte != 0)) {
-            return wrong(format!("and something is set beyond the {own} bytes that this version knows"));
+            return Err(CallError::invalid_argument(format!(
+                "struct_size of {name} is {size}, and something is set beyond the {own} bytes that this version knows"
+            )));
         }
         let mut value = T::INITIAL;
         // SAFETY: both have at least this many bytes, they do not overlap, and any bytes are a
@@ -223,6 +218,36 @@ impl<T> OutPointer<T> {
     pub(super) fn optional(self) -> Option<CheckedOut<T>> {
         (!self.0.is_null()).then_some(CheckedOut(self.0))
     }
+}
+
+impl<T: SizedStruct> OutPointer<T> {
+    /// Writes a structure's initial value. The caller's version of it has `size` bytes. Those that
+    /// this version does not know become 0.
+    pub(super) fn initialize(self, name: &str, size: usize) -> Result<()> {
+        let CheckedOut(start) = self.check(name)?;
+        check_size::<T>(name, size)?;
+        let (start, initial, own) = (start.cast::<u8>(), T::INITIAL, size_of::<T>());
+        // SAFETY: C's promise: the structure has `size` bytes, the first of which are its size. The
+        // initial value has `own` bytes, and does not overlap it.
+        unsafe {
+            start.write_bytes(0, size);
+            start.copy_from_nonoverlapping((&raw const initial).cast(), size.min(own));
+            start.cast::<usize>().write(size);
+        }
+        Ok(())
+    }
+}
+
+/// Checks the size that the caller's version of a structure has.
+fn check_size<T: SizedStruct>(name: &str, size: usize) -> Result<()> {
+    const LARGEST: usize = 4096;
+    let (first, own) = (T::FIRST_BYTE_LEN, size_of::<T>());
+    let why = match size {
+        _ if size < first => format!("less than the {first} bytes of its first version"),
+        _ if size > LARGEST => format!("more than any version has; this one has {own} bytes"),
+        _ => return Ok(()),
+    };
+    Err(CallError::invalid_argument(format!("struct_size of {name} is {size}, {why}")))
 }
 
 /// An output pointer that is not NULL.

@@ -79,6 +79,11 @@ unsafe impl SizedStruct for CBootstrapConfig {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn dcl_bootstrap_config_init(config: OutPointer<CBootstrapConfig>, struct_size: usize) -> Status {
+    call(|| config.initialize("config", struct_size))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_bootstrap(
     config: InPointer<CBootstrapConfig>,
     communicators: OutPointer<Handle<CCommunicator>>,

@@ -1,6 +1,7 @@
 //! `dcl_execution_context_*`.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dcl::context::{Bindings, ContextOptions};
 use dcl::stream::EnqueueError;
@@ -31,6 +32,14 @@ const _: () = assert!(size_of::<CExecutionContextOptions>() == CExecutionContext
 unsafe impl SizedStruct for CExecutionContextOptions {
     const FIRST_BYTE_LEN: usize = 16;
     const INITIAL: Self = CExecutionContextOptions { struct_size: size_of::<Self>(), cuda_graph: 0, reserved: 0 };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_options_init(
+    options: OutPointer<CExecutionContextOptions>,
+    struct_size: usize,
+) -> Status {
+    call(|| options.initialize("options", struct_size))
 }
 
 /// `dcl_execution_context_t`.
@@ -73,14 +82,16 @@ pub(super) struct RunWork {
 }
 
 impl RunWork {
-    pub(super) fn wait(self) -> Result<()> {
+    /// Waits for the run, and gives its result; or the run itself if it goes on.
+    pub(super) fn wait(self, timeout: Duration) -> Result<Result<()>, Self> {
         let RunWork { work, version, free } = self;
-        let (bindings, result) = match work.wait() {
-            Ok(bindings) => (bindings, Ok(())),
-            Err(EnqueueError { error, operands }) => (*operands, Err(error.into())),
+        let (bindings, result) = match work.wait_timeout(timeout) {
+            Ok(Ok(bindings)) => (bindings, Ok(())),
+            Ok(Err(EnqueueError { error, operands })) => (*operands, Err(error.into())),
+            Err(work) => return Err(RunWork { work, version, free }),
         };
         lock(&free).push((version, bindings));
-        result
+        Ok(result)
     }
 }
 

@@ -54,6 +54,11 @@ unsafe impl SizedStruct for CEnvironmentConfig {
     };
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_config_init(config: OutPointer<CEnvironmentConfig>, struct_size: usize) -> Status {
+    call(|| config.initialize("config", struct_size))
+}
+
 /// `dcl_environment_t`.
 pub(super) struct CEnvironment {
     /// `None` after it was finalized.

@@ -1,9 +1,11 @@
-//! `dcl_version*`, `dcl_*_name`, `dcl_*last_error*` and the log.
+//! `dcl_version*`, `dcl_*_name`, `dcl_*last_error*`, the log and the interrupt callback.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
+use dcl::interrupt::{clear_interrupt_hook, set_interrupt_hook};
 use dcl::log::{LogLevel, clear_log_handler, set_log_handler};
 use dcl::{CollectiveOperation, DataType, ReduceOperation};
 
@@ -87,7 +89,7 @@ extern "C" fn dcl_reduce_operation_name(reduce_op: i32) -> *const c_char {
 }
 
 /// `dcl_log_callback_t`.
-type Callback = extern "C" fn(severity: i32, message: *const c_char, user_data: *mut c_void);
+type LogCallback = extern "C" fn(severity: i32, message: *const c_char, user_data: *mut c_void);
 
 /// The `user_data` of C's callback.
 struct UserData(*mut c_void);
@@ -98,14 +100,23 @@ unsafe impl Send for UserData {}
 unsafe impl Sync for UserData {}
 
 thread_local! {
-    /// Whether this thread is inside the callback.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is inside the log callback.
+    static IN_LOG_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is inside the interrupt callback.
+    static IN_INTERRUPT_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// How often the interrupt callback has ended a wait of this thread.
+    static INTERRUPTIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often the interrupt callback has ended a wait of this thread.
+pub(super) fn interruption_count() -> u64 {
+    INTERRUPTIONS.get()
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c_void, most_verbose: i32) -> Status {
+extern "C" fn dcl_set_log_callback(callback: Option<LogCallback>, user_data: *mut c_void, most_verbose: i32) -> Status {
     call(|| {
-        if IN_CALLBACK.get() {
+        if IN_LOG_CALLBACK.get() {
             return Err(CallError::new(Status::BUSY, "the log callback itself makes this call"));
         }
         let Some(callback) = callback else { return Ok(clear_log_handler()?) };
@@ -124,9 +135,34 @@ extern "C" fn dcl_set_log_callback(callback: Option<Callback>, user_data: *mut c
             let UserData(user_data) = &user_data;
             // The message may contain text of a peer or of a file, and that may contain a NUL.
             let Ok(message) = CString::new(text.replace('\0', " ")) else { return };
-            IN_CALLBACK.set(true);
+            IN_LOG_CALLBACK.set(true);
             callback(severity(level), message.as_ptr(), *user_data);
-            IN_CALLBACK.set(false);
+            IN_LOG_CALLBACK.set(false);
+        })?)
+    })
+}
+
+/// `dcl_interrupt_callback_t`.
+type InterruptCallback = extern "C" fn(user_data: *mut c_void) -> i32;
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_set_interrupt_callback(callback: Option<InterruptCallback>, user_data: *mut c_void) -> Status {
+    call(|| {
+        if IN_INTERRUPT_CALLBACK.get() {
+            return Err(CallError::new(Status::BUSY, "the interrupt callback itself makes this call"));
+        }
+        let Some(callback) = callback else { return Ok(clear_interrupt_hook()?) };
+        let user_data = UserData(user_data);
+        Ok(set_interrupt_hook(move || {
+            let UserData(user_data) = &user_data;
+            IN_INTERRUPT_CALLBACK.set(true);
+            let answer = callback(*user_data);
+            IN_INTERRUPT_CALLBACK.set(false);
+            if answer == 0 {
+                return ControlFlow::Continue(());
+            }
+            INTERRUPTIONS.set(INTERRUPTIONS.get() + 1);
+            ControlFlow::Break(())
         })?)
     })
 }

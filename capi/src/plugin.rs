@@ -9,8 +9,8 @@ use dcl::network::{Plugin, PluginCall, PluginRegistry};
 use dcl::tensor::Shape;
 use dcl::{DataType, Error, ErrorKind};
 
-use super::arguments::{CDims, InPointer, SizedStruct, TextPointer, data_type};
-use super::status::{CallError, Result, Status, failure_count, last_message, last_status};
+use super::arguments::{CDims, InPointer, OutPointer, SizedStruct, TextPointer, data_type};
+use super::status::{CallError, Result, Status, call, failure_count, last_message, last_status};
 
 /// `DCL_MAX_PLUGIN_TENSORS`.
 const MAX_TENSORS: usize = 16;
@@ -81,6 +81,11 @@ unsafe impl SizedStruct for CPlugin {
         serialize: None,
         destroy: None,
     };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_plugin_init(plugin: OutPointer<CPlugin>, struct_size: usize) -> Status {
+    call(|| plugin.initialize("plugin", struct_size))
 }
 
 /// `dcl_plugin_creator_t`.
@@ -302,6 +307,11 @@ unsafe impl SizedStruct for CPluginCreator {
         user_data: std::ptr::null_mut(),
         create: None,
     };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_plugin_creator_init(creator: OutPointer<CPluginCreator>, struct_size: usize) -> Status {
+    call(|| creator.initialize("creator", struct_size))
 }
 
 /// A creator, used during one call that reads a plan.

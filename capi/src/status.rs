@@ -34,6 +34,8 @@ impl Status {
     pub(super) const PLUGIN: Status = Status(16);
     pub(super) const SYSTEM: Status = Status(17);
     pub(super) const INTERNAL: Status = Status(18);
+    pub(super) const INTERRUPTED: Status = Status(19);
+    pub(super) const PENDING: Status = Status(20);
 
     /// The status's name in the header.
     pub(super) fn name(self) -> &'static std::ffi::CStr {
@@ -57,6 +59,8 @@ impl Status {
             Status::PLUGIN => c"DCL_STATUS_PLUGIN",
             Status::SYSTEM => c"DCL_STATUS_SYSTEM",
             Status::INTERNAL => c"DCL_STATUS_INTERNAL",
+            Status::INTERRUPTED => c"DCL_STATUS_INTERRUPTED",
+            Status::PENDING => c"DCL_STATUS_PENDING",
             Status(_) => c"unknown status",
         }
     }
@@ -86,6 +90,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::DeadlineExceeded => Status::DEADLINE_EXCEEDED,
             ErrorKind::PeerLost => Status::PEER_LOST,
             ErrorKind::Aborted => Status::ABORTED,
+            ErrorKind::Interrupted => Status::INTERRUPTED,
             ErrorKind::Plugin => Status::PLUGIN,
             ErrorKind::System => Status::SYSTEM,
             _ => Status::INTERNAL,
@@ -100,7 +105,7 @@ pub(super) struct CallError {
     error: Error,
 }
 
-pub(super) type Result<T> = std::result::Result<T, CallError>;
+pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
 
 impl CallError {
     /// An error with a status that no [`ErrorKind`] has. If it returns to Rust code, such as a

@@ -2,15 +2,18 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use dcl::comm::RawCollective;
 use dcl::dist_collective::LayerTask;
-use dcl::{Stream, Work};
+use dcl::{Error, ErrorKind, Stream, Work};
 
-use super::arguments::{OutPointer, VoidPointer, unsigned};
+use super::arguments::{OutPointer, VoidPointer, timeout, unsigned};
 use super::context::RunWork;
 use super::handle::{Handle, Object, TryRwLock};
+use super::library::interruption_count;
 use super::status::{CallError, Result, Status, call, lock};
 
 /// `dcl_stream_t`.
@@ -80,13 +83,30 @@ impl AnyWork {
         }?)
     }
 
-    fn wait(self) -> Result<()> {
+    /// Waits for the work. Gives its result, or the work itself if it goes on, because the timeout
+    /// is over or the caller's callback ends the wait.
+    fn wait(self, timeout: Duration) -> ControlFlow<Result<()>, Self> {
+        fn of<T, E: Into<CallError>>(result: Result<T, E>) -> ControlFlow<Result<()>, AnyWork> {
+            ControlFlow::Break(result.map(drop).map_err(Into::into))
+        }
+        let goes_on = ControlFlow::Continue;
         match self {
-            AnyWork::Run(run) => run.wait(),
-            AnyWork::Layer(work) => Ok(work.wait().map(drop)?),
-            AnyWork::Collective(work) => Ok(work.wait().map(drop)?),
+            AnyWork::Run(run) => run.wait(timeout).map_or_else(|run| goes_on(AnyWork::Run(run)), of),
+            AnyWork::Layer(work) => work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Layer(work)), of),
+            AnyWork::Collective(work) => {
+                work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)
+            }
         }
     }
+}
+
+/// A wait that ends only with its work, or if the caller's callback ends it.
+const WITHOUT_TIMEOUT: Duration = Duration::MAX;
+
+/// The error of a wait that the caller's callback has ended.
+fn interrupted() -> CallError {
+    Error::new(ErrorKind::Interrupted, "interrupted by the program while the work had not ended; the work goes on")
+        .into()
 }
 
 impl CStream {
@@ -99,12 +119,40 @@ impl CStream {
             if !untracked.work.front().is_some_and(AnyWork::is_done) {
                 return;
             }
-            let done = untracked.work.pop_front();
+            let Some(done) = untracked.work.pop_front() else { return };
             drop(untracked);
-            if let Some(Err(error)) = done.map(AnyWork::wait) {
-                lock(&self.untracked).error.get_or_insert(error);
+            match done.wait(Duration::ZERO) {
+                ControlFlow::Break(Ok(())) => {}
+                ControlFlow::Break(Err(error)) => drop(lock(&self.untracked).error.get_or_insert(error)),
+                ControlFlow::Continue(pending) => return lock(&self.untracked).work.push_front(pending),
             }
         }
+    }
+
+    /// Waits for all work of the list, and gives its first error.
+    ///
+    /// # Errors
+    ///
+    /// The caller's callback ends the wait. The rest stays in the list.
+    fn wait_for_untracked(&self) -> Result<Result<()>> {
+        let mut first = Ok(());
+        let mut left = std::mem::take(&mut lock(&self.untracked).work);
+        while let Some(work) = left.pop_front() {
+            match work.wait(WITHOUT_TIMEOUT) {
+                ControlFlow::Break(result) => first = first.and(result),
+                ControlFlow::Continue(pending) => {
+                    left.push_front(pending);
+                    let mut untracked = lock(&self.untracked);
+                    left.append(&mut untracked.work);
+                    untracked.work = left;
+                    if let Err(error) = first {
+                        untracked.error.get_or_insert(error);
+                    }
+                    return Err(interrupted());
+                }
+            }
+        }
+        Ok(first)
     }
 }
 
@@ -124,8 +172,11 @@ pub(super) fn enqueue(
     let handle = work.optional();
     let pending = match stream {
         _ if submitted.is_settled() => {
-            submitted.wait()?;
-            None
+            // This waits for nothing.
+            match submitted.wait(WITHOUT_TIMEOUT) {
+                ControlFlow::Break(result) => result.map(|()| None)?,
+                ControlFlow::Continue(pending) => Some(pending),
+            }
         }
         Some(stream) if handle.is_none() => {
             stream.keep(submitted);
@@ -194,11 +245,7 @@ extern "C" fn dcl_stream_synchronize(stream: Handle<CStream>) -> Status {
         let stream = stream.get()?;
         stream.stream.check_wait()?;
         lock(&stream.untracked).work.iter().try_for_each(AnyWork::check_wait)?;
-        let untracked = std::mem::take(&mut lock(&stream.untracked).work);
-        let mut first = Ok(());
-        for work in untracked {
-            first = first.and(work.wait());
-        }
+        let first = stream.wait_for_untracked()?;
         let synchronized = stream.stream.synchronize().map_err(CallError::from);
         // Work that has left the list was enqueued earlier, so its error comes first.
         let earlier = lock(&stream.untracked).error.take().map_or(Ok(()), Err);
@@ -218,17 +265,35 @@ extern "C" fn dcl_work_is_done(work: Handle<CWork>, is_done: OutPointer<i32>) ->
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_work_wait(work: Handle<CWork>) -> Status {
-    call(|| {
-        let work = work.get()?;
-        let state = &mut *work.state.write()?;
-        state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
-        if let Some(pending) = state.pending.take() {
-            // If `wait` panics, later calls return this.
-            state.result = Err(CallError::new(Status::INTERNAL, "waiting for this work panicked"));
-            state.result = pending.wait();
+    call(|| wait(work, WITHOUT_TIMEOUT))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_work_wait_for(work: Handle<CWork>, timeout_ms: i64) -> Status {
+    call(|| wait(work, timeout(timeout_ms)?.unwrap_or(WITHOUT_TIMEOUT)))
+}
+
+/// Waits for work, at most for the timeout, and gives its result.
+fn wait(work: Handle<CWork>, timeout: Duration) -> Result<()> {
+    let work = work.get()?;
+    let state = &mut *work.state.write()?;
+    state.pending.as_ref().map_or(Ok(()), AnyWork::check_wait)?;
+    if let Some(pending) = state.pending.take() {
+        // If `wait` panics, later calls return this.
+        state.result = Err(CallError::new(Status::INTERNAL, "waiting for this work panicked"));
+        let interruptions = interruption_count();
+        match pending.wait(timeout) {
+            ControlFlow::Break(result) => state.result = result,
+            ControlFlow::Continue(pending) => {
+                state.pending = Some(pending);
+                return Err(match interruption_count() == interruptions {
+                    true => CallError::new(Status::PENDING, "the work has not ended yet"),
+                    false => interrupted(),
+                });
+            }
         }
-        state.result.clone()
-    })
+    }
+    state.result.clone()
 }
 
 #[unsafe(no_mangle)]

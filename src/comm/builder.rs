@@ -8,7 +8,7 @@ use super::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
-use crate::util::deadline_after;
+use crate::util::{deadline_after, interrupt};
 
 /// Makes communicators in one of three ways:
 ///
@@ -134,6 +134,7 @@ impl CommunicatorBuilder {
     /// - A value is set that is for [`connect`](Self::connect).
     /// - On NCCL: no NCCL from 2.19 on, no CUDA, not enough GPUs; what NCCL says.
     pub fn in_process(self, world_size: u32) -> Result<Vec<Communicator>> {
+        interrupt::check_may_wait()?;
         let for_connect = [
             ("job", self.job.is_some()),
             ("nccl", self.id.is_some()),
@@ -179,6 +180,7 @@ impl CommunicatorBuilder {
     ///   - This process's user is the overflow user (65534), and there are other processes.
     /// - With an NCCL id: no NCCL from 2.19 on, no CUDA, no such GPU; what NCCL says.
     pub fn connect(self) -> Result<Communicator> {
+        interrupt::check_may_wait()?;
         self.check_backend()?;
         match self.id {
             Some(id) => self.connect_nccl(&id),
@@ -197,6 +199,7 @@ impl CommunicatorBuilder {
     ///
     /// As [`connect`](Self::connect); an NCCL id, with which each rank connects by itself.
     pub fn connect_ranks(self, count: u32) -> Result<Vec<Communicator>> {
+        interrupt::check_may_wait()?;
         self.check_backend()?;
         if self.id.is_some() {
             bail!(InvalidArgument, "with an NCCL id each rank connects by itself");

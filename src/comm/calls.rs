@@ -13,6 +13,7 @@ use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
+use crate::util::interrupt;
 
 impl Communicator {
     /// Where calls of this communicator take their place.
@@ -31,6 +32,7 @@ impl Communicator {
         call: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
+        interrupt::check_may_wait()?;
         let ticket = self.order.issue_here(extent);
         let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
         let turn = ticket.wait(deadline, || self.backend.check(), label);

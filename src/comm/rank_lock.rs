@@ -4,10 +4,28 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, error};
+use crate::error::{Result, bail};
+use crate::util::interrupt;
 
 /// How often a thread looks whether the lock is free.
 const INTERVAL: Duration = Duration::from_micros(100);
+
+/// [`take`] at the beginning of a call.
+///
+/// # Errors
+///
+/// The lock was not free until the deadline; the interrupt hook ends the wait.
+pub(super) fn enter<T>(mutex: &Mutex<T>, deadline: Instant) -> Result<MutexGuard<'_, T>> {
+    loop {
+        if let Some(guard) = take(mutex, interrupt::wake_by(deadline)) {
+            return Ok(guard);
+        }
+        interrupt::check().map_err(|e| interrupt::ended(&e, "while another thread of this rank was in a call"))?;
+        if Instant::now() >= deadline {
+            bail!(DeadlineExceeded, "another thread of this rank was in a call until the deadline");
+        }
+    }
+}
 
 /// Takes the lock; `None` if it was not free until the deadline.
 pub(crate) fn take<T>(mutex: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
@@ -20,9 +38,4 @@ pub(crate) fn take<T>(mutex: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<
             Err(TryLockError::WouldBlock) => std::thread::sleep(INTERVAL),
         }
     }
-}
-
-/// The error of a thread that did not get the lock of its rank.
-pub(super) fn missed() -> Error {
-    error!(DeadlineExceeded, "another thread of this rank was in a call until the deadline")
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Device;
 use crate::error::Result;
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 struct Release {
     what: &'static str,
@@ -72,6 +72,7 @@ impl DeferredRelease {
 
 /// Makes releases. Those that have come meanwhile wait for the GPU together.
 fn serve(device: &Arc<Device>, receiver: &Receiver<Release>, pending: &PendingCount) {
+    let _mask = interrupt::mask();
     while let Ok(first) = receiver.recv() {
         let releases: Vec<Release> = std::iter::once(first).chain(receiver.try_iter()).collect();
         let count = releases.len();

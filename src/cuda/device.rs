@@ -16,7 +16,7 @@ use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use super::{CudaStream, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 /// A GPU and its primary context, which exists until the process ends.
 pub(crate) struct Device {
@@ -157,6 +157,8 @@ impl Device {
 
     /// Makes a copy on a stream that only these copies use, so that no copy waits for a collective.
     fn copying(self: &Arc<Self>, copy: impl FnOnce(&CudaStream, &mut Transfer) -> Result<()>) -> Result<()> {
+        // After an error the GPU might still use the memory, and no copy waits for another rank.
+        let _mask = interrupt::mask();
         let mut copying = lock(&self.copying);
         let (stream, transfer) = match &mut *copying {
             Some(copying) => copying,

@@ -3,15 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::sys::{self, CUevent, CUevent_flags, CUstream};
-
-use super::Device;
 use super::capture_mode::Relaxed;
 use super::driver::{check, is_not_ready};
 use super::helper::warning;
+use super::sys::{self, CUevent, CUevent_flags, CUstream};
+use super::{Device, call_out};
 use crate::error::{Result, bail};
-use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
+use crate::util::{interrupt, lock};
 
 /// How long a wait spins, then yields, before it sleeps; and how long one sleep is.
 const SPIN_TIME: Duration = Duration::from_micros(50);
@@ -101,7 +100,7 @@ impl Event {
     }
 
     /// Waits until the stream reaches it. An error of `alive`, which is called again and again,
-    /// ends the wait.
+    /// ends the wait; so does the interrupt hook.
     pub(crate) fn wait(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
         wait_until(|| self.is_done(), deadline, alive)
     }
@@ -118,7 +117,7 @@ impl Drop for Event {
 }
 
 /// Waits until work on a GPU is done. An error of `alive`, which is called again and again, ends
-/// the wait.
+/// the wait; so does the interrupt hook.
 pub(super) fn wait_until(
     is_done: impl Fn() -> Result<bool>,
     deadline: Instant,
@@ -130,7 +129,7 @@ pub(super) fn wait_until(
         if Instant::now() >= deadline {
             bail!(DeadlineExceeded, "the work on the GPU was not done by the deadline");
         }
-        pause.pause();
+        pause.pause()?;
     }
     Ok(())
 }
@@ -149,14 +148,26 @@ impl<'a> Pause<'a> {
         Pause { start: Instant::now(), what, slow: None }
     }
 
-    pub(crate) fn pause(&mut self) {
+    /// Lets some time pass.
+    ///
+    /// # Errors
+    ///
+    /// The interrupt hook ends the wait.
+    pub(crate) fn pause(&mut self) -> Result<()> {
         match self.start.elapsed() {
             waited if waited < SPIN_TIME => std::hint::spin_loop(),
             waited if waited < YIELD_TIME => std::thread::yield_now(),
             _ => {
-                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(self.what, seconds));
+                let what = self.what;
+                if interrupt::is_due() {
+                    // The hook is the program's, and may change the current GPU.
+                    let ended = |e| interrupt::ended(&e, format_args!("while {what} had not ended"));
+                    call_out(interrupt::check)?.map_err(ended)?;
+                }
+                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(what, seconds));
                 std::thread::sleep(SLEEP_TIME);
             }
         }
+        Ok(())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, bail, error};
-use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
+use crate::util::{interrupt, lock};
 
 /// A pointer, or a value that holds one, on its way to another thread.
 pub(crate) struct Sent<T>(T);
@@ -37,6 +37,7 @@ static CHANGED: Condvar = Condvar::new();
 pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
     *lock(&DETACHED) += 1;
     let counted = move || {
+        let _mask = interrupt::mask();
         call();
         leave();
     };
@@ -57,8 +58,8 @@ pub(crate) fn settle(timeout: Duration) {
     drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Runs a call on a thread of its own, and waits for it until the deadline. After the deadline the
-/// thread goes on, and keeps what the call owns.
+/// Runs a call on a thread of its own, and waits for it until the deadline, or until the interrupt
+/// hook ends the wait. After that the thread goes on, and keeps what the call owns.
 pub(crate) fn bounded<T: Send + 'static>(
     what: &str,
     deadline: Instant,
@@ -68,15 +69,20 @@ pub(crate) fn bounded<T: Send + 'static>(
     std::thread::Builder::new()
         .name("dcl-helper".to_owned())
         .spawn(move || {
+            let _mask = interrupt::mask();
             // After the deadline there is no receiver.
             let _ = done.send(call());
         })
         .map_err(|e| error!(System, "no thread for {what}").with_source(e))?;
     let mut slow = SlowWarning::new();
     loop {
-        match result.recv_timeout(slow.next_look(deadline).saturating_duration_since(Instant::now())) {
+        let next_look = interrupt::wake_by(slow.next_look(deadline));
+        match result.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
             Ok(value) => return Ok(value),
-            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => slow.look(|seconds| warning(what, seconds)),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
+                interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while {what} had not returned")))?;
+                slow.look(|seconds| warning(what, seconds));
+            }
             Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
             Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
         }

@@ -12,7 +12,7 @@ use super::driver::check;
 use super::event::{Event, EventPool, Pause, wait_until};
 use super::{Device, KEEP_TIMEOUT};
 use crate::error::{Result, bail};
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 /// How many values a stream keeps at least before it looks which of them it can drop.
 const FEWEST_KEPT: usize = 8;
@@ -168,6 +168,8 @@ impl StreamState {
     /// Waits for everything that was enqueued so far, for a thread that frees memory. While the
     /// stream is captured this waits for the capture's end, unless all earlier work has an event.
     pub(super) fn finish(&self) -> Result<()> {
+        // The memory is freed after this wait, so the wait has to come to its end.
+        let _mask = interrupt::mask();
         let mut pause = Pause::begin("a capture of a stream");
         let event = loop {
             let mut marks = lock(&self.marks);
@@ -176,7 +178,7 @@ impl StreamState {
                 break marks.last.clone();
             }
             drop(marks);
-            pause.pause();
+            pause.pause()?;
         };
         event.map_or(Ok(()), |event| event.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())))
     }

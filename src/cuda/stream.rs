@@ -14,6 +14,7 @@ use super::memory::new_generation;
 use super::point::{Point, StreamState};
 use super::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
 use crate::error::{Result, bail};
+use crate::util::interrupt;
 
 /// How long aborted work may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -132,7 +133,7 @@ impl CudaStream {
     }
 
     /// Waits until everything that was enqueued so far has ended. An error of `alive`, which is
-    /// called again and again, ends the wait.
+    /// called again and again, ends the wait; so does the interrupt hook.
     pub(crate) fn synchronize(&self, deadline: Instant, alive: impl FnMut() -> Result<()>) -> Result<()> {
         match self.state.mark_now()? {
             Some(event) => event.wait(deadline, alive),
@@ -143,6 +144,7 @@ impl CudaStream {
     /// After a failure: waits until the aborted work has ended and does not use the caller's memory
     /// any more.
     pub(crate) fn drain(&self) {
+        let _mask = interrupt::mask();
         if self.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
             crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
         }

@@ -19,7 +19,7 @@ use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
 use crate::rank::Rank;
-use crate::util::deadline_after;
+use crate::util::{deadline_after, interrupt};
 
 /// The seed of an environment unless it is set: ColossalAI's default seed.
 pub const DEFAULT_SEED: u64 = 1024;
@@ -175,9 +175,12 @@ impl EnvironmentBuilder {
     /// - `Unsupported`: the backend cannot be used on every rank.
     /// - `DeadlineExceeded`: ranks did not come before the deadline.
     /// - `PeerLost`, `Aborted`: a rank failed or ended.
+    /// - `Interrupted`: the [interrupt hook](crate::interrupt) ended a wait. Ranks that have met
+    ///   this one are told.
     /// - `System`: rank 0's port is in use; the system refused a socket, memory or a file.
     #[track_caller]
     pub fn initialize(self) -> Result<Environment> {
+        interrupt::check_may_wait()?;
         let line = Location::caller();
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
@@ -229,7 +232,7 @@ impl EnvironmentBuilder {
                 return Ok((communicator, agreement));
             }
             RendezvousPoint::Endpoint(Endpoint::Tcp { host, .. })
-                if self.backend == BackendKind::Host && !is_this_machine(host, deadline) =>
+                if self.backend == BackendKind::Host && !is_this_machine(host, deadline)? =>
             {
                 bail!(
                     Unsupported,

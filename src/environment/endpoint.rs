@@ -3,8 +3,11 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+use crate::error::{ErrorKind, Result, bail, error};
+use crate::util::interrupt;
 
 /// How long one attempt to find or to reach a host may take.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -48,17 +51,30 @@ pub(super) fn is_loopback(host: &str) -> bool {
 }
 
 /// Whether a host is this machine: its loopback, its own name, or one of its addresses.
-pub(super) fn is_this_machine(host: &str, deadline: Instant) -> bool {
-    is_loopback(host)
-        || rustix::system::uname().nodename().to_str() == Ok(host)
+///
+/// # Errors
+///
+/// The interrupt hook ends the wait for the host's addresses.
+pub(super) fn is_this_machine(host: &str, deadline: Instant) -> Result<bool> {
+    if is_loopback(host) || rustix::system::uname().nodename().to_str() == Ok(host) {
+        return Ok(true);
+    }
+    match resolve(host, 0, deadline) {
         // The system binds a socket only to an address of this machine.
-        || resolve(host, 0, deadline)
-            .is_ok_and(|addresses| addresses.into_iter().any(|address| UdpSocket::bind(address).is_ok()))
+        Ok(addresses) => Ok(addresses.into_iter().any(|address| UdpSocket::bind(address).is_ok())),
+        Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 /// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
 /// no deadline.
-pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>, String> {
+///
+/// # Errors
+///
+/// - `System`: the host has no address, or it did not come in time.
+/// - `Interrupted`: the interrupt hook ends the wait.
+pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
     let name = without_brackets(host).to_owned();
     if let Ok(ip) = name.parse() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -68,12 +84,17 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<So
         // The caller may have stopped waiting.
         let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
     });
-    asked.map_err(|e| format!("no thread to look up {host}: {e}"))?;
-    match addresses.recv_timeout(attempt_until(deadline).saturating_duration_since(Instant::now())) {
-        Ok(Ok(addresses)) if addresses.is_empty() => Err(format!("{host} has no address")),
-        Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(e)) => Err(format!("{host} has no address: {e}")),
-        Err(_) => Err(format!("the address of {host} did not come in time")),
+    asked.map_err(|e| error!(System, "no thread to look up {host}: {e}"))?;
+    let until = attempt_until(deadline);
+    loop {
+        let next_look = interrupt::wake_by(until);
+        match addresses.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+            Ok(Ok(addresses)) if addresses.is_empty() => bail!(System, "{host} has no address"),
+            Ok(Ok(addresses)) => return Ok(addresses),
+            Ok(Err(e)) => bail!(System, "{host} has no address: {e}"),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => interrupt::check()?,
+            Err(_) => bail!(System, "the address of {host} did not come in time"),
+        }
     }
 }
 
@@ -93,7 +114,8 @@ mod tests {
 
     #[test]
     fn this_machine_is_known_by_its_names() {
-        let is_this_machine = |host: &str| is_this_machine(host, Instant::now() + Duration::from_secs(10));
+        let soon = Instant::now() + Duration::from_secs(10);
+        let is_this_machine = |host: &str| is_this_machine(host, soon).expect("no hook");
         assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
         assert!(is_this_machine(&rustix::system::uname().nodename().to_string_lossy()));
         // A documentation address, which no machine has.

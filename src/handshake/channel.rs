@@ -18,6 +18,7 @@ use super::credentials::Peer;
 use super::frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 use super::key::{Digest, Session, TAG_BYTES, digest};
 use crate::error::Result;
+use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
 
 /// One end of a connection. It blocks only in [`wait`].
@@ -215,7 +216,7 @@ impl Channel {
     /// Whether something has come, or the other end has closed.
     pub(crate) fn is_readable(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(self, PollFlags::IN)];
-        wait(&mut fds, Instant::now())?;
+        poll_until(&mut fds, Instant::now())?;
         Ok(!fds[0].revents().is_empty())
     }
 
@@ -290,7 +291,17 @@ impl AsFd for Listener {
 
 /// Sleeps until one of the connections is ready or the deadline has come. It may return early, so
 /// the caller checks again.
+///
+/// # Errors
+///
+/// The interrupt hook ends the wait ([`interrupt::of_io`]); `poll` fails.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
+    interrupt::check_io()?;
+    poll_until(fds, interrupt::wake_by(deadline))
+}
+
+/// [`wait`] without the interrupt hook.
+fn poll_until(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     let timeout =
         Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };

@@ -9,10 +9,12 @@ use rustix::process::{Resource, getrlimit};
 use super::channel::{Channel, Frame, Listener, refused_user, wait};
 use super::key::{Key, Sender, Statement, random};
 use super::{
-    Answer, Challenge, Claim, HELLO_TIMEOUT, Handshake, LONGEST_HELLO, Message, PROTOCOL, Participant, send_end,
+    Answer, Challenge, Claim, End, HELLO_TIMEOUT, Handshake, LONGEST_ANSWER, LONGEST_HELLO, Message, PROTOCOL,
+    Participant, send_end,
 };
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::util::descriptors::make_room_for_processes;
+use crate::util::interrupt;
 use crate::util::log;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
@@ -77,6 +79,9 @@ impl Gathering<'_> {
 }
 
 fn failed(e: std::io::Error) -> Error {
+    if let Some(interrupted) = interrupt::of_io(&e) {
+        return interrupted;
+    }
     error!(System, "rank 0 cannot wait for the others: {e}").with_source(e)
 }
 
@@ -124,7 +129,7 @@ impl<'a> GatheringState<'a> {
 
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
-        let Participant { deadline, .. } = *self.gathering.participant;
+        let Participant { world_size, deadline, .. } = *self.gathering.participant;
         let mut slow = SlowWarning::new();
         while !self.is_complete() {
             if Instant::now() >= deadline {
@@ -136,7 +141,13 @@ impl<'a> GatheringState<'a> {
                 let missing = list_ranks(missing);
                 format!("{subject}rank 0 has waited for {seconds} s: {missing} {verb} not come{destination}{refusals}")
             });
-            self.step(slow.next_look(deadline))?;
+            self.step(slow.next_look(deadline)).map_err(|error| match error.kind() {
+                ErrorKind::Interrupted => {
+                    let missing = list_ranks(self.missing());
+                    interrupt::ended(&error, format_args!("while {missing} of {world_size} had not come{destination}"))
+                }
+                _ => error,
+            })?;
         }
         Ok(())
     }
@@ -189,16 +200,26 @@ impl<'a> GatheringState<'a> {
         drop(fds);
         let mut ready = ready.into_iter();
         let has_connection = ready.next() == Some(true) && may_accept;
-        // A member sends nothing until the gathering is complete. So if there is something to read,
-        // it has closed the connection.
+        // Until the gathering is complete, a member sends nothing but its end. So if there is
+        // something to read, it has ended the gathering or closed the connection.
+        let mut end = None;
         self.members.retain(|_, member| {
-            let has_left = ready.next() == Some(true);
-            if has_left {
-                warn_of_leaving(&member.claim);
-                self.left.extend(member.claim.ranks().into_iter().flatten());
+            if ready.next() != Some(true) {
+                return true;
             }
-            !has_left
+            match member.channel.try_receive::<()>(LONGEST_ANSWER) {
+                Ok(None) => return true,
+                Ok(Some(Message::End(reason))) => end = Some((member.claim, reason)),
+                Ok(Some(Message::Step(()))) | Err(_) => {
+                    warn_of_leaving(&member.claim);
+                    self.left.extend(member.claim.ranks().into_iter().flatten());
+                }
+            }
+            false
         });
+        if let Some((claim, end)) = end {
+            return Err(ended(&claim, end));
+        }
         let mut strangers = std::mem::take(&mut self.strangers);
         while let Some(mut stranger) = strangers.pop_front() {
             match stranger.channel.try_receive(LONGEST_HELLO) {
@@ -233,8 +254,7 @@ impl<'a> GatheringState<'a> {
                 if since.elapsed() >= DESCRIPTOR_TIMEOUT {
                     return Err(self.starved(e));
                 }
-                std::thread::sleep(ACCEPT_PAUSE);
-                return Ok(());
+                return interrupt::sleep(ACCEPT_PAUSE);
             }
         };
         self.starved_since = None;
@@ -313,6 +333,8 @@ impl<'a> GatheringState<'a> {
             bail!(Disagreement, "{reason}");
         }
         channel.begin_session(session);
+        let Gathering { subject, destination, .. } = self.gathering;
+        log::event!(DEBUG, "{subject}{} came{destination}", list_ranks(claim.ranks().into_iter().flatten()));
         self.members.insert(claim.first_rank, Member { channel, claim });
         Ok(())
     }
@@ -383,6 +405,13 @@ fn two_processes(rank: u32) -> String {
 
 fn warn_of_leaving(claim: &Claim) {
     log::event!(WARN, "{} left before all ranks had come", list_ranks(claim.ranks().into_iter().flatten()));
+}
+
+/// The error of a member that ends the gathering.
+fn ended(claim: &Claim, end: End) -> Error {
+    let who = list_ranks(claim.ranks().into_iter().flatten());
+    let kind = end.cause.kind(ErrorKind::Aborted);
+    Error::new(kind, format!("{who} ended the start of the job: {}", end.reason))
 }
 
 /// Replies to a hello. A peer that does not take the reply has left, which the next step sees.

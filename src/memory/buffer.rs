@@ -13,6 +13,7 @@ use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Result, bail};
 use crate::shape::{Dims, Shape};
+use crate::util::interrupt;
 
 /// The alignment of the host memory that buffers allocate, in bytes: a page.
 const ALIGN: usize = 4096;
@@ -143,6 +144,8 @@ impl Buffer {
         byte_len: usize,
         fill: impl FnOnce(&CudaStream, *mut u8) -> Result<()>,
     ) -> Result<Self> {
+        // After an error the GPU might still read what `fill` copies.
+        let _mask = interrupt::mask();
         let memory = DeviceMemory::new(device, byte_len)?;
         let stream = CudaStream::new(device)?;
         fill(&stream, memory.address())?;

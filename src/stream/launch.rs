@@ -7,7 +7,7 @@ use super::SYNCHRONIZE_TIMEOUT;
 use super::task::{Task, Watch, run_in_turn, wait_for_turn};
 use super::work::WorkState;
 use crate::cuda::{CudaStream, Point};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::issue_order::IssueTicket;
 
 /// Enqueues a task on a CUDA stream.
@@ -63,26 +63,43 @@ impl<T: Send + 'static> LaunchedWork<T> {
                 .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= *deadline)
     }
 
-    pub(super) fn wait(mut self) -> (T, Result<()>) {
-        let result = self.work.as_ref().map_or(Ok(()), |(_, end)| self.wait_for(end));
+    /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
+    /// or the interrupt hook ends the wait.
+    pub(super) fn wait(mut self, until: Instant) -> Result<(T, Result<()>), Self> {
+        let waited = self.work.as_ref().map_or(Some(Ok(())), |(_, end)| self.wait_for(end, until));
+        let Some(result) = waited else { return Err(self) };
         match self.work.take() {
             Some((task, _)) => {
                 let result = result.map_err(|error| (self.label)(&task, error));
-                (task, result)
+                Ok((task, result))
             }
             None => unreachable!("only `wait` and `drop` take the work, and each runs once"),
         }
     }
 
-    fn wait_for(&self, end: &Point) -> Result<()> {
-        let Some((watch, deadline)) = &self.watch else {
-            return end.wait(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()));
+    /// `None` as in [`wait`](Self::wait).
+    fn wait_for(&self, end: &Point, until: Instant) -> Option<Result<()>> {
+        let unwatched = Instant::now() + SYNCHRONIZE_TIMEOUT;
+        let deadline = self.watch.as_ref().map_or(unwatched, |(_, deadline)| *deadline);
+        let check = || self.watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
+        let error = match end.wait(until.min(deadline), check) {
+            Ok(()) => return Some(Ok(())),
+            Err(error) => error,
         };
-        end.wait(*deadline, || watch.check()).map_err(|error| {
-            let error = watch.fail(error);
-            self.stream.drain();
-            error
-        })
+        // If the communicator has ended too, that counts.
+        let is_alive = || check().is_ok() && Instant::now() < deadline;
+        match error.kind() {
+            ErrorKind::Interrupted | ErrorKind::DeadlineExceeded if is_alive() => return None,
+            _ => {}
+        }
+        Some(Err(match &self.watch {
+            Some((watch, _)) => {
+                let error = watch.fail(error);
+                self.stream.drain();
+                error
+            }
+            None => error,
+        }))
     }
 }
 

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use task::{Task, Watch};
-pub use work::{EnqueueError, Work};
+pub use work::{EnqueueError, Work, WorkError};
 pub(crate) use worker::TaskCell;
 
 use crate::cuda::{CudaStream, Device};
 use crate::error::{Result, bail};
 use crate::issue_order::IssueOrder;
+use crate::util::interrupt;
 use task::{run_in_turn, wait_for_turn};
 use work::WorkState;
 use worker::Worker;
@@ -157,18 +158,17 @@ impl Stream {
     ///
     /// - `DeadlineExceeded`: a CUDA stream has not ended its work within 600 s.
     /// - `NotReady`: a CUDA stream is being captured.
+    /// - `Interrupted`: the [interrupt hook](crate::interrupt) ended the wait. The work goes on.
     /// - `System`: CUDA reports an error.
     /// - `InvalidArgument`: the call would wait for itself. It is made by work on the same worker
-    ///   stream, or by a plugin in a run that the stream's work waits for.
+    ///   stream, or by a plugin in a run that the stream's work waits for. Or the interrupt hook
+    ///   makes it.
     /// - `Unsupported`: this process was forked from the one that made the stream.
     pub fn synchronize(&self) -> Result<()> {
         self.check_wait()?;
         match &self.kind {
             Kind::Inline => Ok(()),
-            Kind::Worker(worker) => {
-                worker.wait_for_enqueued();
-                Ok(())
-            }
+            Kind::Worker(worker) => worker.wait_for_enqueued(),
             Kind::Cuda(stream) => {
                 stream.synchronize(Instant::now() + SYNCHRONIZE_TIMEOUT, || Ok(()))?;
                 // The stream keeps work whose `Work` was dropped, and that work may hold the
@@ -186,8 +186,10 @@ impl Stream {
     ///
     /// - This thread is the stream's worker.
     /// - This thread is in a plugin's call, and the stream has work that was issued after its run.
+    /// - This thread is in the [interrupt hook](crate::interrupt).
     /// - The worker belongs to the process that this one was forked from.
     pub fn check_wait(&self) -> Result<()> {
+        interrupt::check_may_wait()?;
         match &self.kind {
             Kind::Worker(worker) => worker.check_wait(),
             _ => Ok(()),
@@ -199,7 +201,7 @@ impl Stream {
     /// `cell` is the cell that the task got back after an earlier submit, if there was one.
     pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<TaskCell<T>>>) -> Work<T> {
         let order = task.order();
-        let state = match self.check_process(&task, order.as_ref().map(|(order, _)| &**order)) {
+        let state = match self.check_caller(&task, order.as_ref().map(|(order, _)| &**order)) {
             Err(error) => WorkState::Done(task, Err(error)),
             Ok(()) => match &self.kind {
                 Kind::Worker(worker) => worker.submit(task, order, cell),
@@ -223,8 +225,10 @@ impl Stream {
         Work::new(state, T::finish)
     }
 
-    /// Checks that this process made the stream and the communicator of the task.
-    fn check_process<T: Task>(&self, task: &T, order: Option<&IssueOrder>) -> Result<()> {
+    /// Checks that this process made the stream and the communicator of the task, and that this
+    /// thread may wait.
+    fn check_caller<T: Task>(&self, task: &T, order: Option<&IssueOrder>) -> Result<()> {
+        interrupt::check_may_wait()?;
         if let Kind::Worker(worker) = &self.kind {
             worker.check_process()?;
         }

@@ -1,10 +1,12 @@
-//! The handle on enqueued work ([`Work`]), and the error that returns what a call owned.
+//! The handle on enqueued work ([`Work`]), and the errors that return what a call owned.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use super::launch::LaunchedWork;
 use super::worker::QueuedWork;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, error};
+use crate::util::{deadline_after, interrupt};
 
 /// A handle on enqueued work. The work owns a `T` (buffers or bindings) until [`wait`](Self::wait)
 /// returns it.
@@ -18,6 +20,7 @@ use crate::error::{Error, Result};
 /// ```
 /// use distcollective::collective::Collective;
 /// use distcollective::comm::Operands;
+/// use distcollective::stream::WorkError;
 /// use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
 ///
 /// let communicator = Communicator::in_process(1)?.remove(0);
@@ -28,7 +31,8 @@ use crate::error::{Error, Result};
 /// // Compute something else here. `wait` returns the buffers, after an error too.
 /// match work.wait() {
 ///     Ok(operands) => assert_eq!(operands.output.unwrap().as_slice::<f32>()?, [1.0, 2.0]),
-///     Err(failed) => println!("{}; the buffers are {:?}", failed.error, failed.operands),
+///     Err(WorkError::Failed(failed)) => println!("{failed}: {:?}", failed.operands),
+///     Err(WorkError::Interrupted(work)) => println!("an interrupt; {work:?} goes on"),
 /// }
 /// # Ok::<(), distcollective::Error>(())
 /// ```
@@ -80,6 +84,9 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// The cases that [`wait`](Self::wait) lists under "Panics".
     pub fn check_wait(&self) -> Result<()> {
+        if !self.is_done() {
+            interrupt::check_may_wait()?;
+        }
         match &self.state {
             WorkState::Queued(queued) => queued.check_wait(),
             _ => Ok(()),
@@ -94,8 +101,10 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// # Errors
     ///
-    /// The error of the work, with what the work owned. See the contract of
-    /// [`Communicator`](crate::Communicator) for the errors of collectives.
+    /// - The error of the work, with what the work owned. See the contract of
+    ///   [`Communicator`](crate::Communicator) for the errors of collectives.
+    /// - The [interrupt hook](crate::interrupt) ended the wait. The error has the work, which goes
+    ///   on.
     ///
     /// # Panics
     ///
@@ -103,21 +112,68 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// - work on a worker stream waits for work that is behind it on that stream;
     /// - a plugin waits for work that was issued after the plugin's own run;
-    /// - this process was forked from the one that enqueued the work on a worker stream.
-    pub fn wait(self) -> Result<T, EnqueueError<T>> {
+    /// - this process was forked from the one that enqueued the work on a worker stream;
+    /// - the [interrupt hook](crate::interrupt) waits for work that has not ended.
+    pub fn wait(self) -> Result<T, WorkError<T>> {
+        match self.wait_until(deadline_after(Duration::MAX)) {
+            Ok(result) => result.map_err(WorkError::Failed),
+            Err(work) => Err(WorkError::Interrupted(Box::new(work))),
+        }
+    }
+
+    /// [`wait`](Self::wait), at most for `timeout`. If the work has not ended by then, or the
+    /// [interrupt hook](crate::interrupt) ends the wait, this gives the work back. It goes on, and
+    /// can be waited for again.
+    ///
+    /// ```
+    /// # use distcollective::collective::Collective;
+    /// # use distcollective::comm::Operands;
+    /// # use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
+    /// # let communicator = Communicator::in_process(1)?.remove(0);
+    /// # let stream = Stream::worker()?;
+    /// # let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    /// # let operands = Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?);
+    /// use std::time::Duration;
+    ///
+    /// let mut work = communicator.collective_async(sum, operands, &stream)?;
+    /// let operands = loop {
+    ///     match work.wait_timeout(Duration::from_millis(10)) {
+    ///         Ok(result) => break result?,
+    ///         Err(pending) => work = pending, // Show progress here.
+    ///     }
+    /// };
+    /// # assert!(operands.output.is_some());
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The outer error is the work itself. The inner one is that of the work, with what the work
+    /// owned.
+    ///
+    /// # Panics
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<T, EnqueueError<T>>, Self> {
+        self.wait_until(deadline_after(timeout))
+    }
+
+    fn wait_until(self, until: Instant) -> Result<Result<T, EnqueueError<T>>, Self> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
         }
-        let (mut operands, result) = match self.state {
-            WorkState::Done(operands, result) => (operands, result),
-            WorkState::Launched(launched) => launched.wait(),
-            WorkState::Queued(queued) => queued.wait(),
+        let Work { state, finish } = self;
+        let ended = match state {
+            WorkState::Done(operands, result) => Ok((operands, result)),
+            WorkState::Launched(launched) => launched.wait(until).map_err(WorkState::Launched),
+            WorkState::Queued(queued) => queued.wait(until).map_err(WorkState::Queued),
         };
-        (self.finish)(&mut operands);
-        match result {
+        let (mut operands, result) = ended.map_err(|state| Work { state, finish })?;
+        finish(&mut operands);
+        Ok(match result {
             Ok(()) => Ok(operands),
             Err(error) => Err(EnqueueError::new(error, operands)),
-        }
+        })
     }
 }
 
@@ -164,5 +220,61 @@ impl<T> fmt::Display for EnqueueError<T> {
 impl<T> std::error::Error for EnqueueError<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
+    }
+}
+
+/// Why [`Work::wait`] gave no result.
+///
+/// `?` converts it to the [`Error`] alone; work that goes on is dropped then.
+pub enum WorkError<T: Send + 'static> {
+    /// The work has failed.
+    Failed(EnqueueError<T>),
+    /// The [interrupt hook](crate::interrupt) ended the wait. The work goes on, and can be waited
+    /// for again.
+    Interrupted(Box<Work<T>>),
+}
+
+impl<T: Send + 'static> From<EnqueueError<T>> for WorkError<T> {
+    fn from(failed: EnqueueError<T>) -> Self {
+        WorkError::Failed(failed)
+    }
+}
+
+impl<T: Send + 'static> From<WorkError<T>> for Error {
+    fn from(error: WorkError<T>) -> Error {
+        match error {
+            WorkError::Failed(failed) => failed.error,
+            WorkError::Interrupted(_) => error!(Interrupted, "{INTERRUPTED}"),
+        }
+    }
+}
+
+/// The text of [`WorkError::Interrupted`].
+const INTERRUPTED: &str = "interrupted by the program while the work had not ended; the work goes on";
+
+impl<T: Send + 'static> fmt::Debug for WorkError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WorkError::Failed(failed) => fmt::Debug::fmt(failed, f),
+            WorkError::Interrupted(_) => write!(f, "Interrupted: {INTERRUPTED}"),
+        }
+    }
+}
+
+impl<T: Send + 'static> fmt::Display for WorkError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WorkError::Failed(failed) => failed.fmt(f),
+            WorkError::Interrupted(_) => f.write_str(INTERRUPTED),
+        }
+    }
+}
+
+impl<T: Send + 'static> std::error::Error for WorkError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WorkError::Failed(failed) => failed.source(),
+            WorkError::Interrupted(_) => None,
+        }
     }
 }

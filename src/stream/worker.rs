@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::task::{Task, run_in_turn, wait_for_turn};
 use super::work::WorkState;
 use crate::error::{Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, TicketPosition, missed_turn};
 use crate::util::fork::ProcessGuard;
-use crate::util::{lock, panic_message};
+use crate::util::{deadline_after, interrupt, lock, panic_message};
 
 /// A worker stream. Dropping it lets its thread end when the queue is empty.
 pub(super) struct Worker {
@@ -71,8 +71,12 @@ impl Worker {
     }
 
     /// Blocks until everything that was enqueued so far has ended.
-    pub(super) fn wait_for_enqueued(&self) {
-        self.queue.wait_for_enqueued();
+    ///
+    /// # Errors
+    ///
+    /// The interrupt hook ends the wait.
+    pub(super) fn wait_for_enqueued(&self) -> Result<()> {
+        self.queue.wait_for_enqueued()
     }
 
     /// Checks that this thread may wait for everything in the queue.
@@ -145,10 +149,12 @@ impl<T> QueuedWork<T> {
         !self.thread.process.is_current() || matches!(*lock(&self.cell.state), TaskCellState::Done(..))
     }
 
-    pub(super) fn wait(self) -> (T, Result<()>) {
-        let (mut task, result) = self.cell.wait();
+    /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
+    /// or the interrupt hook ends the wait.
+    pub(super) fn wait(self, until: Instant) -> Result<(T, Result<()>), Self> {
+        let Some((mut task, result)) = self.cell.wait(until) else { return Err(self) };
         (self.keep)(&mut task, self.cell);
-        (task, result)
+        Ok((task, result))
     }
 
     /// Checks that this thread may wait for the work.
@@ -181,14 +187,32 @@ impl<T> Default for TaskCell<T> {
 }
 
 impl<T> TaskCell<T> {
-    fn wait(&self) -> (T, Result<()>) {
-        let mut state = lock(&self.state);
+    /// Waits for the task and takes it; `None` as in [`QueuedWork::wait`].
+    fn wait(&self, until: Instant) -> Option<(T, Result<()>)> {
         loop {
-            match std::mem::replace(&mut *state, TaskCellState::Empty) {
-                TaskCellState::Done(task, result) => return (task, result),
-                other => *state = other,
+            if let Some(done) = self.take_done() {
+                return Some(done);
             }
-            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            if now >= until || interrupt::check().is_err() {
+                return None;
+            }
+            let state = lock(&self.state);
+            if !matches!(*state, TaskCellState::Done(..)) {
+                let wait = interrupt::wake_by(until).saturating_duration_since(now);
+                drop(self.done.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
+    fn take_done(&self) -> Option<(T, Result<()>)> {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, TaskCellState::Empty) {
+            TaskCellState::Done(task, result) => Some((task, result)),
+            other => {
+                *state = other;
+                None
+            }
         }
     }
 }
@@ -246,6 +270,7 @@ impl TaskQueue {
     }
 
     fn run(&self) {
+        let _mask = interrupt::mask();
         let mut state = lock(&self.state);
         loop {
             if let Some(task) = state.tasks.pop_front() {
@@ -265,11 +290,19 @@ impl TaskQueue {
         }
     }
 
-    fn wait_for_enqueued(&self) {
+    fn wait_for_enqueued(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let target = state.enqueued;
         while state.done < target {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+            interrupt::check().map_err(|e| interrupt::ended(&e, "while the stream's work had not ended"))?;
+            state = lock(&self.state);
+            if state.done < target {
+                let far = deadline_after(Duration::MAX);
+                let wait = interrupt::wake_by(far).saturating_duration_since(Instant::now());
+                (state, _) = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+            }
         }
+        Ok(())
     }
 }

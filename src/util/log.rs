@@ -5,29 +5,20 @@
 use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock};
 
 use tracing::Level;
 use tracing::dispatcher::get_default;
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::NoSubscriber;
 
-use crate::error::{Result, bail};
-use crate::util::fork::ProcessGuard;
+use crate::error::Result;
+use crate::util::callback::Callback;
 use crate::util::settings::settings;
 
 static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
 
-static HANDLER: RwLock<Option<Handler>> = RwLock::new(None);
-
-/// The process that has the handler. A forked child has a copy of the lock, which a thread that
-/// does not exist there may hold.
-static HANDLER_PROCESS: OnceLock<ProcessGuard> = OnceLock::new();
-
-/// Whether there is a handler, so that an event without one takes no lock.
-static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
+static HANDLER: Callback<Handler> = Callback::new("the handler of the log", &IN_HANDLER);
 
 thread_local! {
     /// Whether this thread is inside the handler.
@@ -99,7 +90,7 @@ pub fn show_warnings() {
 ///
 /// The handler itself calls this; or this process was forked from one that has a handler.
 pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Result<()> {
-    replace_handler(Some(Handler { most_verbose, call: Box::new(handler) }))
+    HANDLER.replace(Some(Handler { most_verbose, call: Box::new(handler) }))
 }
 
 /// Undoes [`set_log_handler`]. When this returns, no thread is inside the handler.
@@ -108,22 +99,7 @@ pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) 
 ///
 /// As [`set_log_handler`].
 pub fn clear_log_handler() -> Result<()> {
-    replace_handler(None)
-}
-
-fn replace_handler(handler: Option<Handler>) -> Result<()> {
-    if IN_HANDLER.get() {
-        bail!(InvalidArgument, "the handler of the log cannot replace itself");
-    }
-    HANDLER_PROCESS.get_or_init(ProcessGuard::current).check("the handler of the log")?;
-    // Each call of the handler holds the lock for reading.
-    let mut place = HANDLER.write().unwrap_or_else(PoisonError::into_inner);
-    HAS_HANDLER.store(handler.is_some(), Ordering::Relaxed);
-    let old = std::mem::replace(&mut *place, handler);
-    drop(place);
-    // What the closure owns may log when it is dropped.
-    drop(old);
-    Ok(())
+    HANDLER.replace(None)
 }
 
 /// Logs an event: `log::event!(WARN, "rank {rank} is late")`.
@@ -138,7 +114,7 @@ pub(crate) use event;
 
 /// Passes an event to the handler. If there is none, and no subscriber either, it is printed.
 pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
-    if !HAS_HANDLER.load(Ordering::Relaxed) || !handle(level.into(), text) {
+    if !HANDLER.is_set() || !handle(level.into(), text) {
         let has_subscriber = get_default(|dispatch| !dispatch.is::<NoSubscriber>());
         if !has_subscriber && is_printed(level) {
             let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
@@ -150,24 +126,13 @@ pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
 
 /// Calls the handler, and says whether there is one.
 fn handle(level: LogLevel, text: fmt::Arguments<'_>) -> bool {
-    if IN_HANDLER.get() {
-        return true;
-    }
-    if !HANDLER_PROCESS.get().is_some_and(ProcessGuard::is_current) {
-        return false;
-    }
-    let handler = HANDLER.read().unwrap_or_else(PoisonError::into_inner);
-    let Some(handler) = handler.as_ref() else { return false };
-    if level <= handler.most_verbose {
-        IN_HANDLER.set(true);
-        // A panic here would end a call of the caller's or a thread of the library's.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (handler.call)(level, &text.to_string()))) {
-            // Its drop may panic too.
-            std::mem::forget(panic);
+    let pass = |handler: &Handler| {
+        if level <= handler.most_verbose {
+            (handler.call)(level, &text.to_string());
         }
-        IN_HANDLER.set(false);
-    }
-    true
+    };
+    // A panic of the handler changes nothing for the library.
+    HANDLER.is_inside() || HANDLER.call(pass).is_some()
 }
 
 /// Whether events of this level are printed on stderr.

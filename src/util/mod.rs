@@ -1,7 +1,9 @@
 //! Functions that every module may use. They know nothing of collectives.
 
+pub(crate) mod callback;
 pub(crate) mod descriptors;
 pub(crate) mod fork;
+pub(crate) mod interrupt;
 pub(crate) mod log;
 pub(crate) mod settings;
 pub(crate) mod slow_warning;

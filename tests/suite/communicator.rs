@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
+use distcollective::stream::WorkError;
 use distcollective::tensor::{TensorView, TensorViewMut};
 use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
@@ -451,7 +452,8 @@ fn an_error_of_asynchronous_work_comes_with_its_buffers() {
         let element = if c.rank() == Rank(0) { DataType::Int8 } else { DataType::Uint8 };
         let operands = Operands::in_place(Buffer::zeroed(element, [3]).expect("a buffer"));
         let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let failed = c.collective_async(sum, operands, &stream).expect("it fits").wait().expect_err("they disagree");
+        let error = c.collective_async(sum, operands, &stream).expect("it fits").wait().expect_err("they disagree");
+        let WorkError::Failed(failed) = error else { panic!("{error}") };
         (failed.error.kind(), failed.operands.output.is_some())
     });
     assert_eq!(failures, [(ErrorKind::Disagreement, true); 2]);

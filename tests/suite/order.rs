@@ -16,7 +16,7 @@ use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 
@@ -370,7 +370,8 @@ fn a_plugin_that_runs_its_own_context_gets_an_error() {
                 let mut context = context.lock().expect("no panic");
                 let bindings = bind(&context, 0);
                 let inner = context.enqueue(bindings, &Stream::inline());
-                let error = inner.and_then(|work| work.wait()).expect_err("it would wait for itself").error;
+                let error = inner.map_err(Error::from).and_then(|work| work.wait().map_err(Error::from));
+                let error = error.expect_err("it would wait for itself");
                 sender.send((error.kind(), error.to_string())).expect("the test listens");
                 Ok(())
             }
@@ -400,7 +401,7 @@ fn a_plugin_gets_an_error_for_work_that_cannot_begin_during_its_run() {
         let (tell, told) = channel();
         let (inner, stream) = (communicator.clone(), other.clone());
         let act = move || {
-            let refused = sum_async(&inner, 5, &stream).wait().expect_err("it would race").error;
+            let refused = sum_async(&inner, 5, &stream).wait().expect_err("it would race");
             let after = given.recv_timeout(DEADLINE).expect("the test issues it");
             let waited = catch_unwind(AssertUnwindSafe(|| drop(after.wait())));
             let panic = waited.expect_err("it would wait for itself");
@@ -472,7 +473,7 @@ fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
         let run = context.enqueue(bind(&context, 1), &worker).unwrap_or_else(|error| panic!("{error}"));
         let barrier = communicator.with_timeout(Duration::from_millis(50)).barrier();
         drop(go_on);
-        (barrier.expect_err("the run does not end"), run.wait().expect_err("the communicator ended").error)
+        (barrier.expect_err("the run does not end"), Error::from(run.wait().expect_err("the communicator ended")))
     });
     for (rank, (barrier, run)) in results.into_iter().enumerate() {
         assert!(matches!(barrier.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Aborted), "{barrier}");

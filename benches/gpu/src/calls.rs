@@ -86,7 +86,7 @@ fn calls(
                 }
                 Ok(())
             },
-            |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop).map_err(|failed| failed.error)?)),
+            |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop)?)),
         )
     });
     let layer = case.layer()?.bind(&caller.communicator, DataType::Float32)?;
@@ -102,7 +102,7 @@ fn calls(
                 }
                 Ok(())
             },
-            |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop).map_err(|failed| failed.error)?)),
+            |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop)?)),
         )
     });
     let mut ours = [eager, by_layer, by_engine("ExecutionContext::enqueue", context, bindings, caller)];
@@ -177,7 +177,7 @@ fn by_engine<'a>(
             },
             |(bindings, works)| {
                 for work in works.drain(..) {
-                    bindings.push(work.wait().map_err(|failed| failed.error)?);
+                    bindings.push(work.wait()?);
                 }
                 Ok(())
             },

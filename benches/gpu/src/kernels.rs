@@ -228,7 +228,7 @@ fn kernel_seconds(
         Ok(())
     });
     for work in works {
-        bindings.push(work.wait().map_err(|failed| failed.error)?);
+        bindings.push(work.wait()?);
     }
     seconds
 }

@@ -116,7 +116,7 @@ fn round(number: u32) -> Result<()> {
     // The first run is direct, the second records a graph, the third replays it.
     for _ in 0..3 {
         let work = context.enqueue(bindings, &stream).map_err(|failed| failed.error)?;
-        bindings = work.wait().map_err(|failed| failed.error)?;
+        bindings = work.wait()?;
     }
     communicator.all_reduce(&mut vec![1f32; 1 << 16], ReduceOperation::Sum)?;
     let group = communicator.split(Some(0), 0)?.ok_or("every rank has a color")?;

@@ -12,7 +12,7 @@ use crate::compiler::{Language, Under, folder, program, started, under_each_tool
 use crate::declared::{self, Function, Parameter};
 
 /// Parameters that are the length of an array or a buffer.
-const LENGTHS: [&str; 10] = [
+const LENGTHS: [&str; 11] = [
     "capacity",
     "byte_len",
     "count",
@@ -23,6 +23,7 @@ const LENGTHS: [&str; 10] = [
     "nb_groups",
     "group_size",
     "world_size",
+    "struct_size",
 ];
 
 /// Pointers to several values, whatever their type.

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use fake_gpu::{Variant, library_dir};
-use test_support::{root, succeed};
+use test_support::{has, root, succeed, timed};
 
-use crate::compiler::{Language, Under, program, started, under_each_tool};
+use crate::compiler::{Language, Under, library, program, started, under_each_tool};
 
 /// Compiles a program and runs it.
 fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
@@ -72,6 +72,7 @@ fn forks_on_gpus_plainly() {
 
 under_each_tool! {
     failures: |under| run_own("failures", under),
+    interrupts: |under| run_own("interrupts", under),
     layers: |under| run_own("layers", under),
     lifetimes: |under| run_own("lifetimes", under),
     logs: |under| run_own("logs", under),
@@ -82,4 +83,15 @@ under_each_tool! {
     threads: |under| run_own("threads", under),
     c_samples: |under| run_samples(Language::C, under),
     cpp_samples: |under| run_samples(Language::Cpp, under),
+}
+
+/// Ctrl-C in a program in Python.
+#[test]
+fn ctrl_c_ends_a_wait_of_python() {
+    if !has("python3") {
+        return;
+    }
+    let script = root().join("capi/tests/c_abi/interrupts.py");
+    let (output, text) = test_support::run(timed("python3").arg(script).arg(library()));
+    assert!(output.status.success() && text == "interrupted\n", "{}: {text}", output.status);
 }

@@ -199,7 +199,7 @@ impl Rank<'_> {
             // below. If a wait fails, the calls after it have failed too and no longer use them.
             under_way.push(unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?);
         }
-        under_way.into_iter().try_for_each(|work| work.wait().map(|_| ()).map_err(|failed| failed.error))
+        under_way.into_iter().try_for_each(|work| work.wait().map(drop).map_err(Into::into))
     }
 
     fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> distcollective::Result<usize> {

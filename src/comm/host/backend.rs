@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::memory::arena::Arena;
 use super::memory::broker::{AllocationKey, MemoryBroker};
-use super::memory::check_allocation_deadline;
+use super::memory::check_allocation;
 use super::memory::free_memory::FreeMemory;
 use super::memory::{SharedMemory, SharedMemorySize};
 use super::process_monitor::ProcessMonitor;
@@ -89,7 +89,7 @@ impl HostBackend {
         // (invariant 21).
         self.check_process()?;
         // A call that is not made would leave the peers waiting, so this ends the communicator.
-        rank_lock::take(&self.progress, deadline).ok_or_else(|| self.end(rank_lock::missed()))
+        rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))
     }
 
     /// The error that ended the communicator, if one did.
@@ -151,7 +151,7 @@ impl HostBackend {
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(lost)))
         };
         if sender == self.segment.member(self.rank) {
-            let keep_going = || check_peers().and_then(|()| check_allocation_deadline(deadline));
+            let keep_going = || check_peers().and_then(|()| check_allocation(deadline));
             self.broker.share(key, users, size, &keep_going)?;
         }
         let (memory, id) = self.broker.receive(key, sender, deadline, check_peers)?;

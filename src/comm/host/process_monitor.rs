@@ -17,6 +17,7 @@ use super::wire;
 use crate::error::{ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::util::descriptors::make_room_for_processes;
+use crate::util::interrupt;
 use crate::util::log::event;
 
 /// How long one message to or from another process may take.
@@ -115,6 +116,7 @@ impl MonitorThread {
     }
 
     fn run(mut self) {
+        let _mask = interrupt::mask();
         let mut is_stopping = false;
         loop {
             // After a failure no rank waits for another process.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::backend::Backend;
 use super::super::host;
@@ -16,7 +16,11 @@ use super::{NcclBackend, STAND_IN_BYTES};
 use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
+use crate::util::interrupt;
 use crate::util::text::count_of;
+
+/// How often the thread that makes all ranks looks whether they are there.
+const JOIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Whether several ranks may share one GPU: from NCCL 2.30 on, if the environment asks for it.
 pub(crate) fn can_share_gpus() -> Result<bool> {
@@ -53,17 +57,34 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<d
     let id = NcclId::new()?;
     // NCCL wants all ranks at once, each on a thread of its own.
     std::thread::scope(|scope| {
-        let connect = |(rank, control): (u32, host::HostBackend)| {
+        let connect = |(rank, control): (u32, Arc<dyn Backend>)| {
             let id = &id;
-            let connect = move || connect(id, Rank(rank), world_size, rank % gpus, Some(Arc::new(control)), deadline);
+            let connect = move || {
+                let _mask = interrupt::mask();
+                connect(id, Rank(rank), world_size, rank % gpus, Some(control), deadline)
+            };
             std::thread::Builder::new().spawn_scoped(scope, connect)
         };
-        let threads: Vec<_> = (0..world_size).zip(host::in_process(world_size)?).map(connect).collect();
+        let controls = host::in_process(world_size)?.into_iter().map(|control| Arc::new(control) as Arc<dyn Backend>);
+        let controls: Vec<_> = controls.collect();
+        let threads: Vec<_> = (0..world_size).zip(controls.iter().cloned()).map(connect).collect();
+        let is_running = || threads.iter().flatten().any(|thread| !thread.is_finished());
+        let mut waited = Ok(());
+        while waited.is_ok() && is_running() {
+            waited = interrupt::sleep(JOIN_INTERVAL).map_err(|interrupted| {
+                let error = interrupt::ended(&interrupted, "while the ranks connected");
+                // The threads see it in their control communicators.
+                controls.iter().for_each(|control| control.abort(error.kind(), &error.to_string()));
+                error
+            });
+        }
         let joined = threads.into_iter().map(|thread| {
             let thread = thread.map_err(|e| error!(System, "no thread for a rank").with_source(e))?;
             thread.join().unwrap_or_else(|_| Err(error!(System, "a rank panicked")))
         });
-        joined.collect::<Vec<Result<_>>>().into_iter().collect()
+        let joined = joined.collect::<Vec<Result<_>>>();
+        waited?;
+        joined.into_iter().collect()
     })
 }
 

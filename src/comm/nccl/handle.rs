@@ -13,7 +13,7 @@ use crate::comm::rank_lock;
 use crate::cuda::helper::{self, Sent};
 use crate::cuda::{Device, Pause};
 use crate::error::{Error, Result, bail};
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 /// How long an abort may take. NCCL's is known to hang (pytorch #119215, nccl #829 and #1013).
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -226,7 +226,7 @@ impl NcclHandle {
             if Instant::now() >= deadline {
                 bail!(DeadlineExceeded, "{what} was still in progress at the deadline");
             }
-            pause.pause();
+            pause.pause()?;
             result = self.state()?;
         }
         Ok(())
@@ -256,6 +256,7 @@ impl NcclHandle {
         if !*lock(&self.is_open) {
             return Ok(());
         }
+        let _mask = interrupt::mask();
         let deadline = Instant::now() + ABORT_TIMEOUT;
         // SAFETY: NCCL takes a window from any thread, and this is its last use.
         let window = unsafe { Sent::new(window) };
@@ -271,6 +272,7 @@ impl NcclHandle {
         if !self.is_own {
             return;
         }
+        let _mask = interrupt::mask();
         let Some(mut is_open) = rank_lock::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
             crate::util::log::event!(WARN, "a call of NCCL does not return; its communicator is left behind");
             return;

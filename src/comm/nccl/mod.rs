@@ -100,7 +100,7 @@ impl NcclBackend {
 
     fn lock(&self, deadline: Instant) -> Result<MutexGuard<'_, RankState>> {
         // This rank leaves a collective out, so its peers must not wait for it.
-        rank_lock::take(&self.state, deadline).ok_or_else(|| self.fail(rank_lock::missed()))
+        rank_lock::enter(&self.state, deadline).map_err(|error| self.fail(error))
     }
 
     /// Runs one collective, with the rank lock held.

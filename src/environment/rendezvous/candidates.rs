@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::error::Error;
+use crate::util::interrupt;
 
 /// Why an attempt did not lead to rank 0.
 pub(super) enum Failure {
@@ -19,7 +20,7 @@ impl From<Error> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Failure::Passing(error.to_string())
+        interrupt::of_io(&error).map_or_else(|| Failure::Passing(error.to_string()), Failure::Final)
     }
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{ended, lost, out_of_turn};
 use crate::error::{Error, Result, bail, error};
 use crate::handshake::{Channel, Frame, Message, wait};
+use crate::util::interrupt;
 use crate::util::text::list_ranks;
 
 /// The longest part that a rank may give, in bytes.
@@ -55,14 +56,18 @@ pub(super) fn on_peer(channel: &mut Channel, world_size: u32, part: &[u8], deadl
         other => Ok(other),
     };
     // If sending fails, reading tells why, since rank 0 sends its end before it stops reading.
-    let _ = channel.send(&[frame(Step::Part(part.to_vec()))?], deadline);
+    let send = |channel: &mut Channel, step| match channel.send(&[frame(step)?], deadline) {
+        Err(e) if interrupt::of_io(&e).is_some() => Err(lost(0, e)),
+        _ => Ok(()),
+    };
+    send(channel, Step::Part(part.to_vec()))?;
     let parts = (0..world_size)
         .map(|_| match receive(channel)? {
             Ok(Message::Step(Step::Part(part))) => Ok(part),
             other => Err(unexpected_of_rank_0(other)),
         })
         .collect::<Result<_>>()?;
-    let _ = channel.send(&[frame(Step::Received)?], deadline);
+    send(channel, Step::Received)?;
     match receive(channel)? {
         Ok(Message::Step(Step::Complete)) => Ok(parts),
         other => Err(unexpected_of_rank_0(other)),
@@ -122,8 +127,12 @@ fn receive_from_all<T>(
         // The ranks whose message has come are watched too, so that rank 0 notices their end at
         // once.
         let mut fds: Vec<PollFd<'_>> = channels.iter().map(|channel| PollFd::new(channel, PollFlags::IN)).collect();
-        wait(&mut fds, deadline)
-            .map_err(|e| error!(System, "rank 0 cannot wait for the others: {e}").with_source(e))?;
+        wait(&mut fds, deadline).map_err(|e| match interrupt::of_io(&e) {
+            Some(interrupted) => {
+                interrupt::ended(&interrupted, format_args!("while it waited for {}", list_ranks(missing)))
+            }
+            None => error!(System, "rank 0 cannot wait for the others: {e}").with_source(e),
+        })?;
     }
 }
 

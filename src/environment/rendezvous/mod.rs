@@ -30,6 +30,7 @@ use crate::error::{Error, Result, bail, error};
 use crate::handshake::{
     Channel, End, Frame, Gathering, Key, Listener, Member, Message, Participant, random_text, send_end,
 };
+use crate::util::interrupt;
 
 /// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of
 /// the others; Linux gives a process no more than 2^20 of them unless the administrator raises
@@ -185,6 +186,9 @@ fn ended(end: End, rank: u32) -> Error {
 
 /// The error of a rank that gets nothing more from rank `rank`.
 fn lost(rank: u32, e: std::io::Error) -> Error {
+    if let Some(interrupted) = interrupt::of_io(&e) {
+        return interrupt::ended(&interrupted, format_args!("while it waited for rank {rank}"));
+    }
     let error = match e.kind() {
         std::io::ErrorKind::InvalidData => error!(
             PeerLost,

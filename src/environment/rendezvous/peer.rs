@@ -8,8 +8,9 @@ use super::candidates::{Candidates, Failure};
 use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
 use super::{file, tcp};
 use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
-use crate::error::{Result, bail, error};
+use crate::error::{ErrorKind, Result, bail, error};
 use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
+use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
 
 /// How long to wait before the second attempt. Each further wait is twice as long as the one
@@ -22,7 +23,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, String)> {
     let Participant { first_rank: rank, world_size, deadline, .. } = *participant;
     let mut slow = SlowWarning::new();
-    let (mut channel, nonce) = find(endpoint, participant, &mut slow)?;
+    let (mut channel, nonce) = find(endpoint, participant, &mut slow).map_err(|error| match error.kind() {
+        ErrorKind::Interrupted => interrupt::ended(&error, format_args!("while rank 0 was not found at {endpoint}")),
+        _ => error,
+    })?;
     let received = channel.receive_with_warning(LONGEST_OF_MEMBER, deadline, &mut slow, &|seconds| {
         format!("rank {rank} has waited for {seconds} s: rank 0 is at {endpoint}, but not all ranks have come there")
     });
@@ -62,7 +66,7 @@ fn find(endpoint: &Endpoint, participant: &Participant<'_>, slow: &mut SlowWarni
                 "rank {rank} has waited for {seconds} s: rank 0 was not found at {endpoint}; at the last attempt: {reason}"
             )
         });
-        std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+        interrupt::sleep(pause.min(deadline.saturating_duration_since(Instant::now())))?;
         pause = LONGEST_PAUSE.min(pause * 2);
         if Instant::now() >= deadline {
             bail!(
@@ -88,8 +92,9 @@ fn attempt(
     for (host, port) in &candidates.hosts {
         let addresses = match resolve(host, *port, participant.deadline) {
             Ok(addresses) => addresses,
-            Err(reason) => {
-                reasons.push(reason);
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error.into()),
+            Err(error) => {
+                reasons.push(error.to_string());
                 continue;
             }
         };

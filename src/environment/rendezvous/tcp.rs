@@ -2,11 +2,16 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::environment::endpoint::{attempt_until, is_loopback, resolve};
 use crate::error::{Result, error};
-use crate::handshake::Channel;
+use crate::handshake::{Channel, wait};
 
 const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
 
@@ -16,12 +21,17 @@ const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr
 ///
 /// # Errors
 ///
-/// The port is in use, or the system allows no listening.
+/// The port is in use, or the system allows no listening; the interrupt hook ends the wait for the
+/// host's addresses.
 pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
-    let found = resolve(host, port, deadline).unwrap_or_else(|reason| {
-        crate::util::log::event!(WARN, "{reason}; rank 0 listens at every address of this machine");
-        Vec::new()
-    });
+    let found = match resolve(host, port, deadline) {
+        Ok(found) => found,
+        Err(error) if error.kind() == crate::error::ErrorKind::Interrupted => return Err(error),
+        Err(error) => {
+            crate::util::log::event!(WARN, "{error}; rank 0 listens at every address of this machine");
+            Vec::new()
+        }
+    };
     let own = found.iter().map(SocketAddr::ip).filter(|ip| !ip.is_loopback() || is_loopback(host));
     let only_v4 = !found.is_empty() && found.iter().all(SocketAddr::is_ipv4);
     let any = ANY.into_iter().filter(|ip| ip.is_ipv4() || !only_v4);
@@ -72,13 +82,34 @@ fn outgoing_address(any: IpAddr, far: &str) -> Option<IpAddr> {
 
 /// Connects to an address of a host.
 pub(super) fn connect(address: SocketAddr, deadline: Instant) -> std::io::Result<Channel> {
-    // A timeout of zero would be an error.
-    let left = attempt_until(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&address, left)?;
+    let stream = connect_until(address, attempt_until(deadline))?;
     // If no process listens on a port that the system may give to outgoing connections, a
     // connection can get that port and reach itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(ErrorKind::ConnectionRefused.into());
     }
     Channel::tcp(stream)
+}
+
+/// [`TcpStream::connect_timeout`], with a wait that the interrupt hook can end.
+fn connect_until(address: SocketAddr, until: Instant) -> std::io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
+    loop {
+        wait(&mut fds, until)?;
+        if !fds[0].revents().is_empty() {
+            break;
+        }
+        if Instant::now() >= until {
+            return Err(std::io::Error::new(ErrorKind::TimedOut, "connection timed out"));
+        }
+    }
+    socket_error(&socket)??;
+    Ok(TcpStream::from(socket))
 }

@@ -270,7 +270,8 @@ fn capture(communicator: &Communicator) -> Result<()> {
             let address = truths.as_mut_ptr();
             assert_eq!(begin(raw, THREAD_LOCAL), 0);
             let failed = bound.enqueue(address, address, &[4], &stream)?.wait().expect_err("nothing is there yet");
-            assert_eq!(failed.error.kind(), ErrorKind::NotReady, "{failed}");
+            let failed = distcollective::Error::from(failed);
+            assert_eq!(failed.kind(), ErrorKind::NotReady, "{failed}");
             assert_eq!(end(raw, &mut graph), 0);
             assert_eq!(destroy(graph), 0);
             bound.enqueue(address, address, &[4], &stream)?.wait()?;

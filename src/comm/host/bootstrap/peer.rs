@@ -15,7 +15,9 @@ use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
     Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, is_malformed, random,
+    send_end,
 };
+use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
 
 /// How often a process tries to connect.
@@ -32,7 +34,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
             // Rank 0 closes the connection of a process that was stopped for a while; the process
             // connects again. If rank 0's process has ended, that fails.
             Err(error) if error.kind() == ErrorKind::PeerLost && Instant::now() < participant.deadline => {
-                std::thread::sleep(CONNECT_INTERVAL);
+                interrupt::sleep(CONNECT_INTERVAL)?;
                 stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
             }
             Err(error) => return Err(error),
@@ -60,7 +62,7 @@ pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant
                         "job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}"
                     )
                 });
-                std::thread::sleep(CONNECT_INTERVAL);
+                interrupt::sleep(CONNECT_INTERVAL).map_err(|e| interrupt::ended(&e, "while rank 0 had not come"))?;
             }
             Err(e) => {
                 let error =
@@ -89,10 +91,18 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
         |e| socket::held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
     let mut channel = Channel::unix(stream).map_err(refused)?;
     let mut slow = SlowWarning::new();
-    introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)?;
-    channel
-        .wait_with_warning(deadline, &mut slow, &not_all_have_come(participant))
-        .map_err(|e| caused_by(lost(), "poll", e))?;
+    let interrupted = |error: &Error| error.kind() == ErrorKind::Interrupted;
+    introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)
+        .and_then(|()| {
+            let waited = channel.wait_with_warning(deadline, &mut slow, &not_all_have_come(participant));
+            waited.map_err(|e| not_received("poll", e))
+        })
+        // Rank 0 tells the others. If it had welcomed this process, it would wait for another one.
+        .inspect_err(|error| {
+            if interrupted(error) {
+                send_end([&mut channel], error)
+            }
+        })?;
     let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
     let received =
         wire::receive::<Message<Start>>(&stream, LONGEST_START, deadline).map_err(|e| not_received("recvmsg", e))?;
@@ -148,6 +158,9 @@ fn lost() -> Error {
 }
 
 fn not_received(call: &str, e: io::Error) -> Error {
+    if let Some(interrupted) = interrupt::of_io(&e) {
+        return interrupt::ended(&interrupted, "while not all ranks had come");
+    }
     match e.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)

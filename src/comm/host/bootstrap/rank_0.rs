@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{Start, peer, socket};
 use crate::comm::host::memory::SharedMemory;
-use crate::comm::host::memory::check_allocation_deadline;
+use crate::comm::host::memory::check_allocation;
 use crate::comm::host::peer_processes::Process;
 use crate::comm::host::system::{caused_by, process_namespace};
 use crate::comm::host::wire;
@@ -76,7 +76,7 @@ fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<World> {
         let memory = SharedMemory::for_threads(size.byte_len)?;
         return World::between_processes(memory, processes, 0, vec![None], true);
     }
-    let keep_going = || check_allocation_deadline(participant.deadline);
+    let keep_going = || check_allocation(participant.deadline);
     let (memory, file) = SharedMemory::for_processes(size, &keep_going).inspect_err(|e| send_end(&others, e))?;
     let process_namespace = process_namespace();
     for (index, (process, stream)) in others.iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::comm::host::peer_processes::{HUB, PeerProcesses};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
 use crate::sync::{AtomicU64, Ordering};
-use crate::util::lock;
+use crate::util::{interrupt, lock};
 
 /// Names the call that allocates some memory: the communicator's id, the number of the collective,
 /// and for a split the color.
@@ -115,18 +115,12 @@ impl MemoryBroker {
         check_alive: impl Fn() -> Result<()>,
     ) -> Result<(Arc<SharedMemory>, u64)> {
         let comes_through_hub = !self.peers.is_hub() && !self.peers.all()[self.peers.own()].has(sender);
-        let mut arrived = lock(&self.arrived);
         loop {
-            if let Some(found) = arrived.get_mut(&key) {
-                let found = found.as_mut().map_err(|error| error.clone())?;
-                let received = (Arc::clone(&found.memory), found.id);
-                found.users_left -= 1;
-                if found.users_left == 0 {
-                    arrived.remove(&key);
-                }
+            if let Some(received) = self.take(key)? {
                 return Ok(received);
             }
             check_alive()?;
+            interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while it waited for rank {sender}")))?;
             if comes_through_hub && !self.peers.is_connected(HUB) {
                 bail!(PeerLost, "the process of rank 0 died or left; it passes memory on");
             }
@@ -134,9 +128,25 @@ impl MemoryBroker {
             if now >= deadline {
                 bail!(DeadlineExceeded, "rank {sender} did not send its memory before the deadline");
             }
-            let wait = CHECK_INTERVAL.min(deadline - now);
-            (arrived, _) = self.arrival.wait_timeout(arrived, wait).unwrap_or_else(PoisonError::into_inner);
+            let arrived = lock(&self.arrived);
+            if !arrived.contains_key(&key) {
+                let wait = CHECK_INTERVAL.min(deadline - now);
+                drop(self.arrival.wait_timeout(arrived, wait).unwrap_or_else(PoisonError::into_inner));
+            }
         }
+    }
+
+    /// The memory of this key, if it has arrived, for one of its users.
+    fn take(&self, key: AllocationKey) -> Result<Option<(Arc<SharedMemory>, u64)>> {
+        let mut arrived = lock(&self.arrived);
+        let Some(found) = arrived.get_mut(&key) else { return Ok(None) };
+        let found = found.as_mut().map_err(|error| error.clone())?;
+        let received = (Arc::clone(&found.memory), found.id);
+        found.users_left -= 1;
+        if found.users_left == 0 {
+            arrived.remove(&key);
+        }
+        Ok(Some(received))
     }
 
     /// Takes a message of another process: memory for users in this process, or on the hub for

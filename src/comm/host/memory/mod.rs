@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::error::{Result, bail};
+use crate::util::interrupt;
 
 pub(super) mod arena;
 pub(super) mod broker;
@@ -30,8 +31,10 @@ impl SharedMemorySize {
     }
 }
 
-/// Checks that the deadline of a call that allocates shared memory is not over.
-pub(super) fn check_allocation_deadline(deadline: Instant) -> Result<()> {
+/// Checks that a call that allocates shared memory goes on: its deadline is not over, and the
+/// interrupt hook does not end it.
+pub(super) fn check_allocation(deadline: Instant) -> Result<()> {
+    interrupt::check().map_err(|e| interrupt::ended(&e, "while shared memory was allocated"))?;
     if Instant::now() < deadline {
         return Ok(());
     }

@@ -111,6 +111,10 @@ impl Report<'_> {
                 };
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
+            WaitError::Interrupted(interrupted) => {
+                let missing = self.list(self.missing(milestone));
+                error!(Interrupted, "{what}: {interrupted} while it waited for {missing}")
+            }
             WaitError::PeerLost => {
                 let gone = || self.missing(milestone).filter(|peer| segment.is_gone(*peer));
                 let how = match gone().any(|peer| segment.has_died(peer)) {
@@ -130,6 +134,11 @@ impl Report<'_> {
             self.call(),
             moved >> 20
         )
+    }
+
+    /// The error of a rank that the interrupt hook stops while it moves elements.
+    pub(crate) fn interrupted(&self, interrupted: &Error) -> Error {
+        error!(Interrupted, "{}: {interrupted} while it moved the elements", self.call())
     }
 
     /// The warning about a wait that has lasted `seconds`.

@@ -15,6 +15,7 @@ use crate::comm::host::transfer::inline;
 use crate::comm::signature::Signature;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
+use crate::util::interrupt;
 
 /// Up to this number of ranks, a collective keeps its lists on the stack.
 pub(crate) const MAX_STACK_RANKS: usize = 64;
@@ -284,8 +285,8 @@ impl<'a> RunningCall<'a> {
         counted + 1 - (sequence..=latest).filter(is_counted).count() as u64
     }
 
-    /// Called before this rank moves `byte_len` bytes. Checks the deadline once for every
-    /// [`CHECK_BYTES`].
+    /// Called before this rank moves `byte_len` bytes. Checks the deadline and the interrupt hook
+    /// once for every [`CHECK_BYTES`].
     pub(crate) fn before_moving(&self, byte_len: usize) -> Result<()> {
         let (moved, since_check) = self.moved.get();
         if since_check < CHECK_BYTES {
@@ -293,12 +294,14 @@ impl<'a> RunningCall<'a> {
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
-        if Instant::now() < self.request.deadline {
-            return Ok(());
-        }
+        let error = match interrupt::check() {
+            Ok(()) if Instant::now() < self.request.deadline => return Ok(()),
+            Ok(()) => self.report().late(moved),
+            Err(interrupted) => self.report().interrupted(&interrupted),
+        };
         // A peer's reason for an abort is the better error.
         self.host.domain().check()?;
-        Err(self.report().late(moved))
+        Err(error)
     }
 
     /// Gives `work` a list with one address for each rank, in rank order.

@@ -6,6 +6,7 @@ use super::abort_domain::AbortDomain;
 use crate::error::Error;
 use crate::rank::Rank;
 use crate::sync::{spin_loop, yield_now};
+use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
 
 /// How many times a rank spins before it yields. A futex wake-up costs tens of microseconds; so
@@ -22,6 +23,8 @@ pub(crate) enum WaitError {
     DeadlineExceeded,
     /// A rank that this one waits for has left or died.
     PeerLost,
+    /// The interrupt hook has ended the wait.
+    Interrupted(Error),
 }
 
 /// The state of one wait. Several conditions in a row may share it.
@@ -41,8 +44,8 @@ impl<'a> Waiter<'a> {
         Waiter { domain, rank, deadline, spins_left, yields_left: YIELDS, slow: None }
     }
 
-    /// Waits until `is_reached`, until `is_peer_lost`, until an abort, or until the deadline
-    /// (invariant 17). `warning` is the text of a warning about a wait of so many seconds.
+    /// Waits until `is_reached`, until `is_peer_lost`, until an abort, until the deadline, or until
+    /// the interrupt hook ends the wait (invariant 17). `warning` is the text of a warning about a wait of so many seconds.
     pub(super) fn wait_until(
         &mut self,
         mut is_reached: impl FnMut() -> bool,
@@ -68,9 +71,11 @@ impl<'a> Waiter<'a> {
                 if now >= self.deadline {
                     return Err(self.unless_aborted(WaitError::DeadlineExceeded));
                 }
+                interrupt::check().map_err(|error| self.unless_aborted(WaitError::Interrupted(error)))?;
                 let slow = self.slow.get_or_insert_with(SlowWarning::new);
                 slow.look(&warning);
-                let timeout = slow.next_look(self.deadline).saturating_duration_since(now);
+                let next_look = interrupt::wake_by(slow.next_look(self.deadline));
+                let timeout = next_look.saturating_duration_since(now);
                 let must_wake = || is_reached() || is_peer_lost() || self.domain.is_aborted();
                 self.domain.sleep(self.rank, timeout, must_wake);
             }

@@ -7,7 +7,7 @@
 //! end, because a rank touches its own buffers and shared memory only.
 
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::memory::check_allocation_deadline;
+use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGING_HALF_BYTES};
 use crate::compute;
@@ -34,7 +34,7 @@ impl RunningCall<'_> {
         let parts = call.input().blocks(n);
         let most = self.piece_bytes(parts);
         if call.reads_input(rank) {
-            let keep_going = || self.host.check().and_then(|()| check_allocation_deadline(self.request.deadline));
+            let keep_going = || self.host.check().and_then(|()| check_allocation(self.request.deadline));
             self.host.segment.allocate_staging(rank, &keep_going)?;
         }
         for start in (0..block).step_by(most) {

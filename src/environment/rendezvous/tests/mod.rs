@@ -4,6 +4,7 @@ mod by_file;
 mod exchanging;
 mod handshaking;
 mod in_the_middle;
+mod interrupts;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
