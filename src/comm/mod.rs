@@ -69,9 +69,9 @@ pub(crate) use signature::{Purpose, Signature};
 /// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue. The
 ///   timeout is 600 s, the environment variable `DCL_TIMEOUT` (in seconds), or
 ///   [`with_timeout`](Self::with_timeout). One that overflows the clock means a year.
-/// - **Interrupts.** The program's [interrupt hook](crate::interrupt) can end a call that waits. That
-///   is an [`ErrorKind::Interrupted`], an error like the others; ranks that wait for this one get an
-///   [`ErrorKind::Aborted`] with the reason.
+/// - **Interrupts.** The program's [interrupt hook](crate::interrupt) can end a call that waits.
+///   That is an [`ErrorKind::Interrupted`], an error like the others; ranks that wait for this one
+///   get an [`ErrorKind::Aborted`] with the reason.
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory
 ///   again, and the communicator is dead: further calls, and calls on everything split from it,
 ///   return its error at once. An error in a rank's own arguments is reported before anything

@@ -79,7 +79,8 @@ static void an_initialization(void) {
 
 static dcl_work_t *sum(dcl_communicator_t *communicator, int32_t *number, dcl_stream_t *stream, int has_handle) {
     dcl_work_t *work = NULL;
-    OK(dcl_all_reduce(communicator, number, number, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, has_handle ? &work : NULL));
+    dcl_work_t **handle = has_handle ? &work : NULL;
+    OK(dcl_all_reduce(communicator, number, number, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, handle));
     return work;
 }
 
@@ -169,7 +170,8 @@ static void calls_of_the_callback(void) {
 static void structures_are_initialized(void) {
     IS_INITIALIZED(dcl_plugin_t, dcl_plugin_init, DCL_PLUGIN_INIT);
     IS_INITIALIZED(dcl_plugin_creator_t, dcl_plugin_creator_init, DCL_PLUGIN_CREATOR_INIT);
-    IS_INITIALIZED(dcl_execution_context_options_t, dcl_execution_context_options_init, DCL_EXECUTION_CONTEXT_OPTIONS_INIT);
+    IS_INITIALIZED(dcl_execution_context_options_t, dcl_execution_context_options_init,
+                   DCL_EXECUTION_CONTEXT_OPTIONS_INIT);
     IS_INITIALIZED(dcl_environment_config_t, dcl_environment_config_init, DCL_ENVIRONMENT_CONFIG_INIT);
     IS_INITIALIZED(dcl_bootstrap_config_t, dcl_bootstrap_config_init, DCL_BOOTSTRAP_CONFIG_INIT);
 }

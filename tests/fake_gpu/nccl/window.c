@@ -90,7 +90,8 @@ static ncclWindow_t window_new(struct communicator *communicator, const struct w
 
 /* The first place in the rank's own free space that is large enough: NCCL 2.30.7 binds a window
  * there (symMemoryObtain in dev_runtime.cc, ncclSpaceAlloc in allocator.cc), and its multicast
- * object too (cuMulticastBindAddr in symBindTeamMemory), which wants the same place on all ranks. */
+ * object too (cuMulticastBindAddr in symBindTeamMemory), which wants the same place on all
+ * ranks. */
 static size_t free_space(const struct communicator *communicator, size_t size) {
     size_t at = 0;
     for (const struct window *window = windows; window != NULL;) {

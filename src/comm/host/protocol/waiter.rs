@@ -45,7 +45,8 @@ impl<'a> Waiter<'a> {
     }
 
     /// Waits until `is_reached`, until `is_peer_lost`, until an abort, until the deadline, or until
-    /// the interrupt hook ends the wait (invariant 17). `warning` is the text of a warning about a wait of so many seconds.
+    /// the interrupt hook ends the wait (invariant 17). `warning` is the text of a warning about a
+    /// wait of so many seconds.
     pub(super) fn wait_until(
         &mut self,
         mut is_reached: impl FnMut() -> bool,
