@@ -1,7 +1,7 @@
 //! What the program prints: the results of its commands, and errors.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use clap::builder::Styles;
@@ -24,11 +24,11 @@ pub fn fail(error: impl Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints a command's result, and gives the exit code. A reader that has closed the output, as
-/// `head` does, has what it wants.
+/// Prints a command's result, and gives the exit code. If the reader has closed the output, as
+/// `head` does, SIGPIPE ends the program.
 pub fn print(result: impl AsRef<[u8]>) -> ExitCode {
     match stdout().write_all(result.as_ref()).and_then(|()| stdout().flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => fail(format!("the output cannot be written: {error}")),
-        _ => ExitCode::SUCCESS,
+        Err(error) => fail(format!("the output cannot be written: {error}")),
+        Ok(()) => ExitCode::SUCCESS,
     }
 }

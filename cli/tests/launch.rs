@@ -42,7 +42,7 @@ fn the_demo_is_one_rank_under_the_launcher() {
     assert!(text.contains("[3] Rank 3 - SCATTER PASSED"), "{text}");
     assert!(text.contains("[0] ranks: 4 processes; type: float32; backend: host"), "{text}");
 
-    let (output, text) = launch(3, &[demo(), "--op", "reduce_scatter"]);
+    let (output, text) = launch(3, &[demo(), "--op", "reduce_scatter", "--columns", "4"]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(text.matches("dimension 0 is 4, which is not a multiple of 3 ranks").count(), 1, "{text}");
 }

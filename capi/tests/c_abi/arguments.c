@@ -524,7 +524,7 @@ static int is_optional(const struct function *function, const struct parameter *
     for (size_t i = 0; i < LENGTH_OF(names); i++) {
         if (named(parameter, names[i]) && (parameter->kind != HANDLE || parameter->detail == dcl_stream) &&
             !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") &&
-            !has(function->name, "dcl_work_") && !has(function->name, "allocate")) {
+            !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init")) {
             return 1;
         }
     }

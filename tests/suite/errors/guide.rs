@@ -1,13 +1,17 @@
 //! The texts that `docs/src/errors.md` quotes. For each one a program here has to say it.
 
+use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
+use distcollective::interrupt::set_interrupt_hook;
+use distcollective::log::{LogLevel, set_log_handler};
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Error, ErrorKind, Network, Rank,
-    ReduceOperation, Result, inputs, outputs,
+    Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error, ErrorKind,
+    Network, Rank, ReduceOperation, Result, inputs, outputs,
 };
 use fake_gpu::{Variant, library_dir};
 use test_support::{product, root};
@@ -20,6 +24,9 @@ const SHORT: Duration = Duration::from_millis(100);
 /// A child's rank, and the job that it takes part in.
 const RANK: &str = "DCL_TEST_GUIDE_RANK";
 const JOB: &str = "DCL_TEST_GUIDE_JOB";
+
+/// What is interrupted in a child.
+const INTERRUPTED: &str = "DCL_TEST_GUIDE_INTERRUPTED";
 
 /// What a program says. A child's kind is not known.
 struct Said {
@@ -227,6 +234,50 @@ fn child() {
     println!("\n{}", communicator.all_reduce(&mut [0f32; 12], ReduceOperation::Sum).expect_err("rank 1 dies"));
 }
 
+/// Not a test by itself: what a child runs whose waits are interrupted. Each has a process of its
+/// own, because a process has one hook.
+#[test]
+fn interrupted_child() {
+    let Ok(role) = std::env::var(INTERRUPTED) else { return };
+    let error = match role.as_str() {
+        "in a call" => interrupted_in_a_call(),
+        "in its start" => {
+            // Rank 0 is interrupted when rank 1 has come.
+            static HAS_COME: AtomicBool = AtomicBool::new(false);
+            let look = |_, text: &str| HAS_COME.store(HAS_COME.load(SeqCst) || text.contains("rank 1 came"), SeqCst);
+            set_log_handler(LogLevel::Debug, look).expect("the first handler");
+            let hook = || if HAS_COME.load(SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            set_interrupt_hook(hook).expect("the first hook");
+            Environment::from_env().map(drop).expect_err("rank 2 does not come")
+        }
+        _ => Environment::from_env().map(drop).expect_err("rank 2 does not come"),
+    };
+    println!("\n{error}");
+}
+
+/// Rank 0's error, whose fourth collective waits for a rank that does not come.
+fn interrupted_in_a_call() -> Error {
+    let ranks = Communicator::in_process(2).expect("ranks");
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(|| (0..3).try_for_each(|_| rank.barrier()).expect("both ranks call it"));
+        }
+    });
+    set_interrupt_hook(|| ControlFlow::Break(())).expect("the first hook");
+    ranks[0].all_reduce(&mut [0f32; 12], ReduceOperation::Sum).expect_err("rank 1 does not come")
+}
+
+fn with_interrupts() -> Vec<Command> {
+    let port = (30_000 + std::process::id() % 10_000).to_string();
+    let of_role = |(rank, role): (&str, &str)| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["errors::guide::interrupted_child", "--exact", "--nocapture"]).env(INTERRUPTED, role);
+        command.envs([("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command
+    };
+    [("0", "in a call"), ("0", "in its start"), ("1", "a peer")].map(of_role).into()
+}
+
 fn between_processes() -> Vec<Command> {
     let job = new_job();
     let of_rank = |rank: u32| {
@@ -280,7 +331,7 @@ fn while_ranks_start() -> Vec<Command> {
 
 #[test]
 fn the_library_says_every_text_that_the_guide_quotes() {
-    let commands = [between_processes(), while_ranks_start()].into_iter().flatten();
+    let commands = [between_processes(), with_interrupts(), while_ranks_start()].into_iter().flatten();
     let children = commands.map(|mut command| {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a child starts")
