@@ -319,6 +319,23 @@ fn large_plans_take_memory_in_proportion() {
     }
 }
 
+/// A name that many layers read is shown in full once.
+#[test]
+fn inspections_are_not_much_larger_than_their_plans() {
+    let plan = plan_of(|network| {
+        let x = network.add_input(&"x".repeat(4000), DataType::Float32, [4])?;
+        for i in 0..1000 {
+            let y = network.add_cast(x, DataType::Int8)?;
+            network.mark_output(y, &format!("y{i}"))?;
+        }
+        Ok(())
+    });
+    let inspection = Engine::deserialize(&plan).expect("an engine").inspect();
+    for text in [inspection.to_string(), inspection.to_json().to_string(), inspection.to_dot()] {
+        assert!(text.len() <= MOST_PER_BYTE * plan.len(), "{} bytes for a plan of {}", text.len(), plan.len());
+    }
+}
+
 /// A number of elements that is not true allocates nothing for them.
 #[test]
 fn a_number_that_is_too_large_allocates_nothing() {

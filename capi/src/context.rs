@@ -83,12 +83,12 @@ pub(super) struct RunWork {
 
 impl RunWork {
     /// Waits for the run, and gives its result; or the run itself if it goes on.
-    pub(super) fn wait(self, timeout: Duration) -> Result<Result<()>, Self> {
+    pub(super) fn wait(self, timeout: Duration) -> Result<Result<()>, Box<Self>> {
         let RunWork { work, version, free } = self;
         let (bindings, result) = match work.wait_timeout(timeout) {
             Ok(Ok(bindings)) => (bindings, Ok(())),
             Ok(Err(EnqueueError { error, operands })) => (*operands, Err(error.into())),
-            Err(work) => return Err(RunWork { work, version, free }),
+            Err(work) => return Err(Box::new(RunWork { work, version, free })),
         };
         lock(&free).push((version, bindings));
         Ok(result)

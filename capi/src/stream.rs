@@ -91,7 +91,7 @@ impl AnyWork {
         }
         let goes_on = ControlFlow::Continue;
         match self {
-            AnyWork::Run(run) => run.wait(timeout).map_or_else(|run| goes_on(AnyWork::Run(run)), of),
+            AnyWork::Run(run) => run.wait(timeout).map_or_else(|run| goes_on(AnyWork::Run(*run)), of),
             AnyWork::Layer(work) => work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Layer(work)), of),
             AnyWork::Collective(work) => {
                 work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)

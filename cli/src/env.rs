@@ -1,6 +1,7 @@
 //! `distcollective env`: the environment that a rank finds.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use distcollective::comm::BackendKind;
 use distcollective::tensor::MemorySpace;
@@ -20,8 +21,8 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// How long to wait for the other ranks, in seconds [default: DCL_TIMEOUT, or 60]
-    #[arg(long)]
-    timeout: Option<u64>,
+    #[arg(long, value_parser = crate::seconds)]
+    timeout: Option<Duration>,
     /// The backend. gloo is another name of the host; auto is NCCL if it can be used
     #[arg(long, default_value = "auto", value_parser = names::backend())]
     backend: BackendKind,

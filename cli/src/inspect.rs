@@ -10,8 +10,9 @@ use crate::output::{fail, print};
 
 /// Shows what a plan consists of: tensors, layers in the order in which they run, memory, warnings.
 ///
-/// The plan is a file that `Engine::save` or `dcl_engine_save` wrote. Reading it checks the network
-/// and plans its memory. A plan with plugins can be shown by the program that has them only.
+/// The plan is a file that `Engine::save` or `dcl_engine_serialize` wrote. Reading it checks the
+/// network and plans its memory. A plan with plugins can be shown by the program that has them
+/// only.
 ///
 /// Example: distcollective inspect model.plan --dot | dot -Tsvg -o model.svg
 #[derive(clap::Args)]

@@ -39,10 +39,17 @@ enum Command {
     Man(manual::Manual),
 }
 
+/// A time in seconds, as an option gives it.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "a number of seconds above 0, such as 60 or 0.5, is needed".to_owned())
+}
+
 /// How long a rank waits for the others: the option, or `DCL_TIMEOUT`, or 60 s.
-fn timeout(seconds: Option<u64>) -> distcollective::Result<Duration> {
-    match seconds {
-        Some(seconds) => Ok(Duration::from_secs(seconds)),
+fn timeout(option: Option<Duration>) -> distcollective::Result<Duration> {
+    match option {
+        Some(timeout) => Ok(timeout),
         None => distcollective::comm::timeout_or(Duration::from_secs(60)),
     }
 }
@@ -55,7 +62,15 @@ fn end_with_reader() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Undoes an ignored SIGCHLD, which a program inherits from the one that starts it. While it is
+/// ignored, the exit codes of children are lost.
+fn notice_children() {
+    // SAFETY: the default action replaces an inherited one; no other thread runs yet.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 fn main() -> ExitCode {
+    notice_children();
     distcollective::log::show_warnings();
     let command = Arguments::parse().command;
     if !matches!(command, Command::Launch(_)) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::ValueHint;
 use distcollective::collective::{GroupRank, Partition};
@@ -54,8 +55,8 @@ pub struct Arguments {
     #[arg(long, default_value = "host", value_parser = names::backend())]
     backend: BackendKind,
     /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]
-    #[arg(long)]
-    timeout: Option<u64>,
+    #[arg(long, value_parser = crate::seconds)]
+    timeout: Option<Duration>,
     /// Print one line of JSON: the layer, and the files that were read and written
     #[arg(long)]
     json: bool,

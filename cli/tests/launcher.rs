@@ -212,6 +212,40 @@ fn ranks_end_when_the_reader_of_the_output_does() {
     }
 }
 
+/// Ctrl-C ends the reader of a pipe together with the ranks.
+#[test]
+fn ranks_can_clean_up_when_the_reader_ends_with_an_interrupt() {
+    let mark = temporary("cleaned-up");
+    let script = format!(
+        "trap 'trap \"\" INT TERM; sleep 0.3; : > {}; exit 0' INT TERM; echo ready; while :; do sleep 60 & wait; done",
+        mark.display()
+    );
+    for interrupt_first in [true, false] {
+        let mut launcher = Running::script(&["-n", "1"], &script);
+        assert_eq!(launcher.line(), "[0] ready");
+        if interrupt_first {
+            launcher.send(Signal::INT);
+        }
+        drop(std::mem::replace(&mut launcher.stdout, BufReader::new(another_stdout())));
+        if !interrupt_first {
+            launcher.send(Signal::INT);
+        }
+        let (_, _, errors) = launcher.end();
+        std::fs::remove_file(&mark).unwrap_or_else(|e| panic!("the rank did not clean up: {e}; {errors}"));
+    }
+}
+
+#[test]
+fn what_the_launcher_inherits_does_not_disturb_it() {
+    let (output, text) = run(timed("env").args(["--ignore-signal=CHLD", DISTCOLLECTIVE, "launch", "-n", "2", "true"]));
+    assert!(output.status.success(), "{text}");
+    // More ranks than so few files are enough for. The ranks keep the limit.
+    let limited = format!("ulimit -Sn 64; exec {DISTCOLLECTIVE} launch -n 40 -- sh -c 'ulimit -Sn'");
+    let (output, text) = run(timed("sh").args(["-c", &limited]));
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with("] 64")).count(), 40, "{text}");
+}
+
 /// The output of a program that writes nothing.
 fn another_stdout() -> ChildStdout {
     let mut child = Command::new("true").stdout(Stdio::piped()).spawn().expect("it starts");

@@ -165,6 +165,20 @@ fn what_is_wrong_is_one_line() {
 }
 
 #[test]
+fn a_timeout_is_above_0_and_need_not_be_whole() {
+    for wrong in ["0", "-1", "soon", "1e30"] {
+        for command in ["run --op all_reduce --input x.npy --output y.npy", "env", "bench"] {
+            let option = format!("--timeout={wrong}");
+            let (output, text) = test_support::run(timed(DISTCOLLECTIVE).args(command.split(' ')).arg(option));
+            assert_eq!(output.status.code(), Some(2), "{command}: {text}");
+            assert!(text.contains("a number of seconds above 0, such as 60 or 0.5, is needed"), "{command}: {text}");
+        }
+    }
+    let (output, text) = test_support::run(timed(DISTCOLLECTIVE).args(["bench", "--timeout=9.5", "--max-bytes=8"]));
+    assert!(output.status.success(), "{text}");
+}
+
+#[test]
 fn a_partition_runs_each_group_by_itself_and_json_tells_what_was_written() {
     let folder = Folder::new("partition");
     if python(&folder.0, "[np.save(f'in{r}.npy', np.full((1, 2), r, '>f4')) for r in range(5)]").is_none() {

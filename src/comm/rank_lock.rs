@@ -4,6 +4,7 @@
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::cuda::check_interrupt;
 use crate::error::{Result, bail};
 use crate::util::interrupt;
 
@@ -20,7 +21,7 @@ pub(super) fn enter<T>(mutex: &Mutex<T>, deadline: Instant) -> Result<MutexGuard
         if let Some(guard) = take(mutex, interrupt::wake_by(deadline)) {
             return Ok(guard);
         }
-        interrupt::check().map_err(|e| interrupt::ended(&e, "while another thread of this rank was in a call"))?;
+        check_interrupt("while another thread of this rank was in a call")?;
         if Instant::now() >= deadline {
             bail!(DeadlineExceeded, "another thread of this rank was in a call until the deadline");
         }

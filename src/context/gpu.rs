@@ -31,7 +31,6 @@ pub(super) unsafe fn run(
     let stream = stream.unwrap_or(default_stream);
     let device = stream.device();
     let is_capturing = stream.is_capturing()?;
-    regions.follow(stream, is_capturing)?;
     locate(binding, regions, io)?;
     // The tensors that the caller bound in host memory and this rank uses.
     let on_host = |mode: IoMode| {

@@ -74,14 +74,21 @@ impl Regions {
     /// Makes work that is enqueued on this stream next wait for the last run, which may have been
     /// on another stream. A capture must not wait for work outside it; there the caller keeps the
     /// order.
-    pub(super) fn follow(&mut self, stream: &CudaStream, is_capturing: bool) -> Result<()> {
-        if is_capturing {
+    ///
+    /// # Errors
+    ///
+    /// `NotReady`: the last run's stream is being captured.
+    pub(super) fn follow(&mut self, stream: &CudaStream) -> Result<()> {
+        if stream.is_capturing()? {
             return Ok(());
         }
-        match self.last.take() {
-            Some((last, end)) if last != stream.id() => stream.wait_for(&end),
-            _ => Ok(()),
+        if let Some((last, end)) = &self.last
+            && *last != stream.id()
+        {
+            stream.wait_for(end)?;
         }
+        self.last = None;
+        Ok(())
     }
 
     /// Says when the last run is done.

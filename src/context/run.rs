@@ -56,8 +56,9 @@ impl RunIo {
 }
 
 /// Runs the engine, or enqueues the run on a CUDA stream. An error ends the communicator, so that
-/// the other ranks do not wait for this one. Two errors do not, because nothing was left out: a
-/// plugin tried to run the context that runs it, or a capture needs what it cannot make.
+/// the other ranks do not wait for this one. Three errors do not, because nothing was left out: a
+/// plugin tried to run the context that runs it, a capture needs what it cannot make, or the stream
+/// of the last run is being captured.
 ///
 /// # Safety
 ///
@@ -72,16 +73,21 @@ pub(super) unsafe fn run(
     stream: Option<&Arc<CudaStream>>,
 ) -> Result<()> {
     let regions = &mut *binding.lock_regions(deadline)?;
+    let gpu =
+        binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+    let followed = gpu.map_or(Ok(()), |(_, default_stream)| regions.follow(stream.unwrap_or(default_stream)));
+    if followed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotReady) {
+        // Nothing has been enqueued.
+        return followed;
+    }
     // SAFETY: the caller's promise.
-    let result = unsafe {
-        let gpu =
-            binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+    let result = followed.and_then(|()| unsafe {
         match gpu {
             None => EngineRun::new(binding, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory))
                 .layers(),
             Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
         }
-    };
+    });
     let Err(error) = result else { return Ok(()) };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {

@@ -5,6 +5,7 @@
 use std::any::Any;
 use std::convert::Infallible;
 use std::ffi::c_void;
+use std::fmt::Display;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,6 +13,7 @@ use std::time::Instant;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::shape::Shape;
+use crate::util::interrupt;
 
 /// The error of everything that needs CUDA or NCCL.
 pub(crate) fn absent<T>() -> Result<T> {
@@ -33,6 +35,11 @@ pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
 /// Without CUDA no code changes the current GPU.
 pub(crate) fn call_out<T>(code: impl FnOnce() -> T) -> Result<T> {
     Ok(code())
+}
+
+/// Runs the interrupt hook if it is due.
+pub(crate) fn check_interrupt(meanwhile: impl Display) -> Result<()> {
+    interrupt::check().map_err(|e| interrupt::ended(&e, meanwhile))
 }
 
 /// Without CUDA no call hangs, so none needs a thread of its own.
@@ -115,7 +122,7 @@ impl CudaStream {
         match self.0 {}
     }
 
-    pub(crate) fn point(&self) -> Point {
+    pub(crate) fn point(&self, _deadline: Instant) -> Point {
         match self.0 {}
     }
 
@@ -184,6 +191,10 @@ impl Visit {
 pub(crate) struct Point(Infallible);
 
 impl Point {
+    pub(crate) fn deadline(&self, _own: Instant) -> Instant {
+        match self.0 {}
+    }
+
     pub(crate) fn is_done(&self) -> Result<bool> {
         match self.0 {}
     }

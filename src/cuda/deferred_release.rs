@@ -1,13 +1,14 @@
 //! Releases what a GPU may still use, on a thread of the device, so that no drop waits for a GPU
 //! that is busy or never answers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Device;
-use crate::error::Result;
-use crate::util::{interrupt, lock};
+use crate::error::{Result, error};
+use crate::util::{interrupt, lock, panic_message};
 
 struct Release {
     what: &'static str,
@@ -81,7 +82,8 @@ fn serve(device: &Arc<Device>, receiver: &Receiver<Release>, pending: &PendingCo
         let finished = entered.as_ref().map_err(Clone::clone).and_then(|_| device.finish_enqueued());
         for Release { what, release } in releases {
             let released = match &finished {
-                Ok(()) => release(),
+                Ok(()) => catch_unwind(AssertUnwindSafe(release))
+                    .unwrap_or_else(|panic| Err(error!(System, "a drop panicked: {}", panic_message(panic.as_ref())))),
                 Err(error) => {
                     std::mem::forget(release);
                     Err(error.clone())

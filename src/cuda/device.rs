@@ -280,6 +280,18 @@ pub(crate) fn call_out<T>(code: impl FnOnce() -> T) -> Result<T> {
     Ok(value)
 }
 
+/// Runs the interrupt hook if it is due. The hook is the program's, and may change the current GPU.
+///
+/// # Errors
+///
+/// The hook ends the wait. `meanwhile` says what had not happened yet.
+pub(crate) fn check_interrupt(meanwhile: impl fmt::Display) -> Result<()> {
+    if !interrupt::is_due() {
+        return Ok(());
+    }
+    call_out(interrupt::check)?.map_err(|e| interrupt::ended(&e, meanwhile))
+}
+
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {} ({})", self.ordinal, self.name)

@@ -7,10 +7,10 @@ use super::capture_mode::Relaxed;
 use super::driver::{check, is_not_ready};
 use super::helper::warning;
 use super::sys::{self, CUevent, CUevent_flags, CUstream};
-use super::{Device, call_out};
+use super::{Device, check_interrupt};
 use crate::error::{Result, bail};
+use crate::util::lock;
 use crate::util::slow_warning::SlowWarning;
-use crate::util::{interrupt, lock};
 
 /// How long a wait spins, then yields, before it sleeps; and how long one sleep is.
 const SPIN_TIME: Duration = Duration::from_micros(50);
@@ -159,11 +159,7 @@ impl<'a> Pause<'a> {
             waited if waited < YIELD_TIME => std::thread::yield_now(),
             _ => {
                 let what = self.what;
-                if interrupt::is_due() {
-                    // The hook is the program's, and may change the current GPU.
-                    let ended = |e| interrupt::ended(&e, format_args!("while {what} had not ended"));
-                    call_out(interrupt::check)?.map_err(ended)?;
-                }
+                check_interrupt(format_args!("while {what} had not ended"))?;
                 self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(what, seconds));
                 std::thread::sleep(SLEEP_TIME);
             }

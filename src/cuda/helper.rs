@@ -4,6 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::check_interrupt;
 use crate::error::{Result, bail, error};
 use crate::util::slow_warning::SlowWarning;
 use crate::util::{interrupt, lock};
@@ -80,7 +81,7 @@ pub(crate) fn bounded<T: Send + 'static>(
         match result.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
             Ok(value) => return Ok(value),
             Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
-                interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while {what} had not returned")))?;
+                check_interrupt(format_args!("while {what} had not returned"))?;
                 slow.look(|seconds| warning(what, seconds));
             }
             Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),

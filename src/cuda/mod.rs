@@ -27,7 +27,7 @@ mod sys;
 mod transfer;
 mod transposition;
 
-pub(crate) use device::{Device, call_out, device_count};
+pub(crate) use device::{Device, call_out, check_interrupt, device_count};
 pub(crate) use driver::driver_version;
 pub(crate) use event::Pause;
 pub(crate) use graph::{Capture, Graph};

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
 
@@ -16,6 +16,9 @@ use crate::util::{interrupt, lock};
 
 /// How many values a stream keeps at least before it looks which of them it can drop.
 const FEWEST_KEPT: usize = 8;
+
+/// How long the GPU has at least to reach an event that was just recorded.
+const REACH_TIME: Duration = Duration::from_secs(1);
 
 /// What is known of a stream's work. The device has it too, since memory is freed after the work of
 /// all streams.
@@ -38,10 +41,19 @@ unsafe impl Sync for StreamState {}
 
 struct Marks {
     /// The latest event, and how many pieces of work come before it at least.
-    last: Option<Event>,
+    last: Option<Mark>,
     count: u64,
+    /// The latest deadline of the work that was enqueued so far.
+    deadline: Option<Instant>,
     /// The driver's stream exists. From then on no thread uses it.
     is_open: bool,
+}
+
+/// An event, and until when the work before it may take.
+#[derive(Clone)]
+struct Mark {
+    event: Event,
+    deadline: Instant,
 }
 
 struct Kept {
@@ -56,7 +68,7 @@ struct Kept {
 pub(crate) struct Point {
     state: Arc<StreamState>,
     number: u64,
-    event: OnceLock<Event>,
+    mark: OnceLock<Mark>,
 }
 
 impl StreamState {
@@ -65,7 +77,7 @@ impl StreamState {
             device: Arc::clone(device),
             raw,
             enqueued: AtomicU64::new(0),
-            marks: Mutex::new(Marks { last: None, count: 0, is_open: true }),
+            marks: Mutex::new(Marks { last: None, count: 0, deadline: None, is_open: true }),
             spare: EventPool::default(),
             kept: Mutex::new(Kept { values: Vec::new(), sweep_at: FEWEST_KEPT }),
         }
@@ -79,10 +91,12 @@ impl StreamState {
         self.raw
     }
 
-    /// The end of the work that the caller has just enqueued.
-    pub(super) fn point(self: &Arc<Self>) -> Point {
+    /// The end of the work that the caller has just enqueued, which may take until `deadline`.
+    pub(super) fn point(self: &Arc<Self>, deadline: Instant) -> Point {
+        let mut marks = lock(&self.marks);
+        marks.deadline = marks.deadline.max(Some(deadline));
         let number = self.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
-        Point { state: Arc::clone(self), number, event: OnceLock::new() }
+        Point { state: Arc::clone(self), number, mark: OnceLock::new() }
     }
 
     /// An event after everything that was enqueued so far. The caller knows that the stream exists.
@@ -121,7 +135,9 @@ impl StreamState {
         if self.is_captured()? {
             return Ok(false);
         }
-        (marks.last, marks.count) = (Some(event), count);
+        let soonest = Instant::now() + REACH_TIME;
+        let deadline = marks.deadline.map_or(soonest, |deadline| deadline.max(soonest));
+        (marks.last, marks.count) = (Some(Mark { event, deadline }), count);
         Ok(true)
     }
 
@@ -130,12 +146,12 @@ impl StreamState {
     pub(super) fn mark_now(&self) -> Result<Option<Event>> {
         let mut marks = lock(&self.marks);
         let is_marked = self.mark(&mut marks)?;
-        Ok(marks.last.clone().filter(|_| is_marked))
+        Ok(marks.last.as_ref().filter(|_| is_marked).map(|mark| mark.event.clone()))
     }
 
-    /// An event after this many pieces of work; `None` as long as it cannot be recorded because the
+    /// A mark after this many pieces of work; `None` as long as it cannot be recorded because the
     /// stream is captured.
-    fn event(&self, number: u64) -> Result<Option<Event>> {
+    fn mark_after(&self, number: u64) -> Result<Option<Mark>> {
         let mut marks = lock(&self.marks);
         if marks.count < number {
             if !marks.is_open {
@@ -162,7 +178,7 @@ impl StreamState {
     /// Whether the stream is closed and its work done.
     pub(super) fn is_over(&self) -> bool {
         let marks = lock(&self.marks);
-        !marks.is_open && marks.last.as_ref().is_none_or(|event| matches!(event.is_done(), Ok(true)))
+        !marks.is_open && marks.last.as_ref().is_none_or(|mark| matches!(mark.event.is_done(), Ok(true)))
     }
 
     /// Waits for everything that was enqueued so far, for a thread that frees memory. While the
@@ -171,7 +187,7 @@ impl StreamState {
         // The memory is freed after this wait, so the wait has to come to its end.
         let _mask = interrupt::mask();
         let mut pause = Pause::begin("a capture of a stream");
-        let event = loop {
+        let last = loop {
             let mut marks = lock(&self.marks);
             let has_all = marks.count == self.enqueued.load(Ordering::Relaxed);
             if !marks.is_open || self.mark(&mut marks)? || has_all {
@@ -180,7 +196,7 @@ impl StreamState {
             drop(marks);
             pause.pause()?;
         };
-        event.map_or(Ok(()), |event| event.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())))
+        last.map_or(Ok(()), |mark| mark.event.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())))
     }
 
     /// Keeps a value that enqueued work uses, until the end of the work.
@@ -235,11 +251,23 @@ impl StreamState {
 impl Point {
     /// The event of its end; `None` as long as it cannot be recorded.
     pub(super) fn event(&self) -> Result<Option<Event>> {
-        if let Some(event) = self.event.get() {
-            return Ok(Some(event.clone()));
+        Ok(self.mark()?.map(|mark| mark.event))
+    }
+
+    fn mark(&self) -> Result<Option<Mark>> {
+        if let Some(mark) = self.mark.get() {
+            return Ok(Some(mark.clone()));
         }
-        let event = self.state.event(self.number)?;
-        Ok(event.map(|event| self.event.get_or_init(|| event).clone()))
+        let mark = self.state.mark_after(self.number)?;
+        Ok(mark.map(|mark| self.mark.get_or_init(|| mark).clone()))
+    }
+
+    /// Until when the work may take whose own deadline this is. The event may have been recorded
+    /// late, and then covers later work, which may take longer.
+    pub(crate) fn deadline(&self, own: Instant) -> Instant {
+        // If the event cannot be had, the next question says so.
+        let mark = self.mark().ok().flatten();
+        mark.map_or(own, |mark| own.max(mark.deadline))
     }
 
     /// Whether the work is done. While the stream is captured, the answer to the first question is

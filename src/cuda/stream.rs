@@ -112,9 +112,9 @@ impl CudaStream {
         }
     }
 
-    /// The end of the work that the caller has just enqueued.
-    pub(crate) fn point(&self) -> Point {
-        self.state.point()
+    /// The end of the work that the caller has just enqueued, which may take until `deadline`.
+    pub(crate) fn point(&self, deadline: Instant) -> Point {
+        self.state.point(deadline)
     }
 
     /// An event after everything that was enqueued so far.

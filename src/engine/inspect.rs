@@ -12,7 +12,10 @@ use super::{EngineInner, IoTensor};
 use crate::collective::Groups;
 use crate::network::{LayerBody, Source, TensorId};
 use crate::shape::Dims;
-use crate::util::text::count_of;
+use crate::util::text::{clipped, count_of};
+
+/// The widest column of names in the text. Longer names stand out of it.
+const WIDEST_NAME: usize = 40;
 
 /// Tensors, layers in the order of the schedule, and memory of an [`Engine`](crate::Engine).
 /// `Display` is for people, [`to_json`](Self::to_json) for programs, [`to_dot`](Self::to_dot) for
@@ -42,6 +45,7 @@ struct LayerInspection {
     name: String,
     kind: String,
     metadata: String,
+    /// Names of tensors; long ones are shortened.
     inputs: Vec<String>,
     outputs: Vec<String>,
     /// The indices of the inputs in [`Inspection::tensors`].
@@ -97,7 +101,9 @@ pub(super) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) 
 
 pub(super) fn inspect(engine: &EngineInner) -> Inspection {
     let EngineInner { network, analysis, memory, .. } = engine;
-    let names = |ids: &[TensorId]| ids.iter().map(|t| network.tensors[t.index()].name.clone()).collect();
+    // Clipped, because a tensor may have many readers. Its entry has the whole name.
+    let name = |t: &TensorId| clipped(&network.tensors[t.index()].name).into_owned();
+    let names = |ids: &[TensorId]| ids.iter().map(name).collect();
     let layers = analysis.schedule.iter().enumerate().map(|(step, id)| {
         let layer = &network.layers[id.index()];
         LayerInspection {
@@ -205,7 +211,7 @@ impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "engine {}", self.fingerprint)?;
         writeln!(f, "\ntensors")?;
-        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0).min(WIDEST_NAME);
         for t in &self.tensors {
             let place = match &t.place {
                 PlaceInspection::Input => "input".to_owned(),

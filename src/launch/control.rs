@@ -1,5 +1,6 @@
 //! Signals for a job that runs, from other threads.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -10,7 +11,7 @@ use crate::error::{Result, bail};
 use crate::util::lock;
 
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct JobControl {
     state: Arc<Mutex<State>>,
 }
@@ -20,17 +21,24 @@ pub struct JobControl {
 pub(super) struct State {
     /// The ranks of the present run. Their numbers stay theirs until the run has ended.
     pub(super) targets: Vec<Target>,
-    /// The signal of the first call of `end`.
+    /// The signal that ends the job, if it is to end.
     pub(super) end: Option<i32>,
-    /// How often `end` was called.
+    /// How often the job was asked to end.
     pub(super) requests_to_end: usize,
+    /// How many of these requests were calls of `end`.
+    pub(super) calls_of_end: usize,
     /// Wakes the run.
     pub(super) news: Option<Arc<OwnedFd>>,
 }
 
 impl JobControl {
+    /// The control of a new job.
+    pub(super) fn new() -> Self {
+        JobControl { state: Arc::default() }
+    }
+
     /// Sends a signal, by its number, to every rank that has been started, and to its process group
-    /// if it has its own. A real-time signal is not sent.
+    /// if it has its own. A real-time signal is not sent, nor a number that is no signal's.
     pub fn signal(&self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.lock().targets.iter().for_each(|target| target.send(signal));
@@ -40,13 +48,24 @@ impl JobControl {
     /// Ends the job: the ranks get this signal, SIGTERM after 2 s, SIGKILL after 4 s. A second
     /// call sends SIGKILL at once. The outcome is [`Ended`](super::Outcome::Ended), also of later
     /// runs of the same job.
+    ///
+    /// The ranks get SIGTERM instead of a signal that [`signal`](Self::signal) does not send.
     pub fn end(&self, signal: i32) {
         let mut state = self.lock();
-        state.requests_to_end += 1;
-        state.end.get_or_insert(signal);
-        if let Some(news) = &state.news {
-            // The counter holds more than 2^63 calls.
-            let _ = rustix::io::write(news, &1u64.to_ne_bytes());
+        if state.calls_of_end == 0 {
+            state.end = Some(signal);
+        }
+        state.calls_of_end += 1;
+        state.request_end();
+    }
+
+    /// Ends the job as [`end`](Self::end) does, unless it is to end already. It never makes SIGKILL
+    /// come sooner: neither this call after one of `end`, nor the first call of `end` after it.
+    pub fn end_once(&self, signal: i32) {
+        let mut state = self.lock();
+        if state.end.is_none() {
+            state.end = Some(signal);
+            state.request_end();
         }
     }
 
@@ -69,5 +88,26 @@ impl JobControl {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+impl State {
+    /// Counts a request to end the job, and wakes the run.
+    fn request_end(&mut self) {
+        self.requests_to_end += 1;
+        if let Some(news) = &self.news {
+            // The counter holds more than 2^63 calls.
+            let _ = rustix::io::write(news, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl fmt::Debug for JobControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("JobControl")
+            .field("is_running", &state.news.is_some())
+            .field("end", &state.end)
+            .finish_non_exhaustive()
     }
 }

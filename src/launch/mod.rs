@@ -31,6 +31,7 @@ mod run;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
@@ -55,8 +56,12 @@ use crate::rank::Rank;
 /// No rank outlives this process, however it ends, and no process that a rank started does: a rank
 /// has a parent death signal, and a second process, the guard, watches this one. The guard kills
 /// the ranks, their process groups if they have their own, and every process that has the job in
-/// its environment (`DCL_LAUNCH_JOBS`). A process escapes if it has left its rank's group and
-/// cleared its environment, or if the guard is killed together with this process.
+/// its environment (`DCL_LAUNCH_JOBS`).
+///
+/// A process that a rank started escapes
+/// - if its environment no longer has the variable, or cannot be read, and it is not in a process
+///   group that is its rank's own (see [`own_groups`](Self::own_groups)), or
+/// - if the guard is killed together with this process.
 pub struct Job {
     world_size: u32,
     own_groups: bool,
@@ -68,9 +73,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job of this many ranks.
+    /// A job of this many ranks. Each needs up to 4 file descriptors of this process.
     pub fn new(world_size: u32) -> Self {
-        let control = JobControl::default();
+        let control = JobControl::new();
         Job { world_size, own_groups: false, stdin: None, outputs: None, cpus: None, control }
     }
 
@@ -124,7 +129,9 @@ impl Job {
     ///
     /// - `InvalidArgument`: there is no rank, [`stdin`](Self::stdin) names a rank that there is
     ///   not, [`cpus`](Self::cpus) has not one set for each rank, or the job runs already.
-    /// - `System`: a rank cannot be started. Those that were are killed.
+    /// - `System`: a rank cannot be started, or the [`output`](Self::output) panicked. The ranks
+    ///   that were started are killed. The same happens if this process ignores SIGCHLD: the kernel
+    ///   then does not tell how a rank ends.
     pub fn run(&self, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
         let Job { world_size, stdin, .. } = *self;
         if world_size == 0 {
@@ -137,5 +144,19 @@ impl Job {
             bail!(InvalidArgument, "there are {} sets of CPUs for {world_size} ranks", sets.len());
         }
         run::run(self, command)
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Job { world_size, own_groups, stdin, outputs, cpus, control } = self;
+        f.debug_struct("Job")
+            .field("world_size", world_size)
+            .field("own_groups", own_groups)
+            .field("stdin", stdin)
+            .field("takes_output", &outputs.is_some())
+            .field("cpus", cpus)
+            .field("control", control)
+            .finish()
     }
 }

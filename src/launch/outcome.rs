@@ -48,7 +48,7 @@ impl Outcome {
             Outcome::Success => 0,
             Outcome::Failed { status, .. } => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             Outcome::Missed { .. } => 1,
-            Outcome::Ended { signal } => 128 + signal,
+            Outcome::Ended { signal } => signal.saturating_add(128),
         };
         u8::try_from(code).unwrap_or(1)
     }

@@ -3,8 +3,9 @@
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -13,9 +14,10 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use crate::rank::Rank;
-use crate::util::lock;
+use crate::util::{lock, panic_message};
 
-/// Takes what ranks write to one stream. A thread of the job calls it.
+/// Takes what ranks write to one stream. A thread of the job calls it. If it panics, the job ends
+/// with an error.
 pub trait RankOutput: Send {
     /// Takes text of a rank, in the order in which the rank wrote it.
     ///
@@ -54,6 +56,8 @@ pub(super) struct Progress {
     paid: AtomicUsize,
     /// How many threads have ended.
     finished: AtomicUsize,
+    /// The text of the first panic of an output. It ended the thread.
+    panic: OnceLock<String>,
     /// The job no longer waits for the threads.
     abandoned: AtomicBool,
     /// Wakes the job.
@@ -74,6 +78,7 @@ impl Forwarding {
             open_pipes: (0..rank_count).map(|_| AtomicUsize::new(0)).collect(),
             paid: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
+            panic: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             news,
         };
@@ -121,6 +126,11 @@ impl Forwarding {
     pub(super) fn is_finished(&self) -> bool {
         self.progress.finished.load(Ordering::Acquire) == self.threads.len()
     }
+
+    /// The text of an output's panic, if one has panicked. The rest of its stream is lost.
+    pub(super) fn panic(&self) -> Option<&str> {
+        self.progress.panic.get().map(String::as_str)
+    }
 }
 
 impl Drop for Forwarding {
@@ -165,9 +175,12 @@ impl Stream {
     }
 
     fn run(mut self) {
-        // An error of the kernel's queue would leave pipes unread: then they are closed, so that no
-        // rank waits for a reader.
-        let _ = self.forward();
+        // After a panic of the output, nothing but the pipes is used, and they are closed. An error
+        // of the kernel's queue would leave pipes unread: then they are closed too, so that no rank
+        // waits for a reader.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.forward())) {
+            self.progress.panic.get_or_init(|| panic_message(&*panic).to_owned());
+        }
         self.pipes.clear();
         self.progress.finished.fetch_add(1, Ordering::Release);
         self.tell();

@@ -1,5 +1,6 @@
 //! The processes of a job, beyond the ranks: what ranks start.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -11,18 +12,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// one during the search.
 const MOST_SEARCHES: usize = 16;
 
-/// Whether a process runs in this process group. True if /proc cannot be read.
-pub(super) fn group_is_alive(group: Pid) -> bool {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-    let mut stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
-    let group = group.to_string();
-    stats.any(|stat| {
+/// The process groups in which a process runs. `None` if /proc cannot be read.
+pub(super) fn living_groups() -> Option<BTreeSet<i32>> {
+    let processes = std::fs::read_dir("/proc").ok()?;
+    let stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
+    let group = |stat: String| {
         // `7 (a name) S 1 7 ...`: after the name, which may contain any characters, come the state,
         // the parent and the group.
-        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace();
-        let (state, group_of) = (fields.next(), fields.nth(1));
-        group_of == Some(group.as_str()) && !matches!(state, Some("Z" | "X"))
-    })
+        let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
+        let (state, group) = (fields.next()?, fields.nth(1)?);
+        if matches!(state, "Z" | "X") { None } else { group.parse().ok() }
+    };
+    Some(stats.filter_map(group).collect())
 }
 
 /// Kills every process that has this text in its environment, as far as this user may.

@@ -1,5 +1,6 @@
 //! The process of one rank.
 
+use std::collections::BTreeSet;
 use std::io::{Error, Result};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
@@ -9,8 +10,6 @@ use rustix::process::{
     set_parent_process_death_signal, waitid,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
-
-use super::processes::group_is_alive;
 
 /// What a signal for a rank goes to.
 #[derive(Clone, Copy)]
@@ -103,8 +102,11 @@ impl RankProcess {
     }
 
     /// Whether a process of the rank's group runs: the rank, or one that it started. Without a
-    /// group only the rank counts.
-    pub(super) fn has_processes(&self) -> bool {
-        if self.own_group { group_is_alive(self.pid()) } else { self.status.is_none() }
+    /// group only the rank counts. `groups` are those in which a process runs, if they are known.
+    pub(super) fn has_processes(&self, groups: Option<&BTreeSet<i32>>) -> bool {
+        match self.own_group {
+            true => groups.is_none_or(|groups| groups.contains(&self.pid().as_raw_pid())),
+            false => self.status.is_none(),
+        }
     }
 }

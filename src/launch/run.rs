@@ -16,7 +16,7 @@ use super::cpus::cpu_set;
 use super::events::{Event, Events};
 use super::guard::Guard;
 use super::output::{Forwarding, SharedOutput};
-use super::processes::kill_marked;
+use super::processes::{kill_marked, living_groups};
 use super::rank_process::RankProcess;
 use super::reports::Reports;
 use super::{Job, Outcome};
@@ -58,8 +58,17 @@ struct Run<'a> {
     ranks: Vec<RankProcess>,
     events: Events,
     forwarding: Forwarding,
+    /// How many of the requests to end the job were noticed.
+    requests: usize,
     /// Whether all ranks have ended, and what they left behind may go on.
     is_over: bool,
+}
+
+/// A request to end the job.
+struct Request {
+    signal: i32,
+    /// Whether [`JobControl::end`] was called a second time: then the ranks get SIGKILL.
+    is_second: bool,
 }
 
 /// What every rank's environment says of this run.
@@ -133,6 +142,7 @@ impl<'a> Run<'a> {
             ranks: Vec::new(),
             events,
             forwarding: Forwarding::new(job.world_size, news),
+            requests: 0,
             is_over: false,
         })
     }
@@ -198,16 +208,16 @@ impl<'a> Run<'a> {
     /// Waits for all ranks. If one fails or the job is ended, ends the others.
     fn watch(&mut self) -> Result<Outcome> {
         let mut outcome = Outcome::Success;
-        let mut requests = 0;
         let mut ending_since = None;
         // The signals still to be sent to the remaining ranks, and when; the last one first.
         let mut steps: Vec<(Instant, Signal)> = Vec::new();
         loop {
             let now = Instant::now();
-            if let Some(signal) = self.new_request_to_end(&mut requests) {
+            self.check_output()?;
+            if let Some(Request { signal, is_second }) = self.new_request_to_end() {
                 outcome = Outcome::Ended { signal };
                 let since = *ending_since.get_or_insert(now);
-                steps = if requests > 1 { vec![(now, Signal::KILL)] } else { ending(signal, since, now) };
+                steps = if is_second { vec![(now, Signal::KILL)] } else { ending(signal, since, now) };
             }
             if outcome.is_success()
                 && let Some((rank, waiting)) = self.missed()
@@ -223,8 +233,7 @@ impl<'a> Run<'a> {
                 return Ok(outcome);
             }
             let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(now));
-            let polls = self.ranks.iter().any(|rank| rank.status.is_some()) && self.reports.has_waiting();
-            let timeout = timeout.or(polls.then_some(POLL_INTERVAL));
+            let timeout = timeout.or(self.may_be_missed().then_some(POLL_INTERVAL));
             if let Some(Event::Ended(number)) = self.next(timeout)?
                 && let Some(status) = self.poll(number)?
                 && !status.success()
@@ -253,25 +262,42 @@ impl Run<'_> {
             .map_err(|e| error!(System, "its end cannot be found out: {e}").with_source(e).on_rank(Rank(number as u32)))
     }
 
-    /// The signal of [`JobControl::end`] if it was called since this count of calls, which then
-    /// becomes the present one.
-    fn new_request_to_end(&self, count: &mut usize) -> Option<i32> {
+    /// What the job was asked since the last call, if it was asked to end.
+    fn new_request_to_end(&mut self) -> Option<Request> {
         let state = self.control.lock();
-        let is_new = state.requests_to_end > *count;
-        *count = state.requests_to_end;
-        state.end.filter(|_| is_new)
+        let is_new = state.requests_to_end > self.requests;
+        self.requests = state.requests_to_end;
+        state.end.filter(|_| is_new).map(|signal| Request { signal, is_second: state.calls_of_end > 1 })
+    }
+
+    /// An error if the job's output has panicked.
+    fn check_output(&self) -> Result<()> {
+        match self.forwarding.panic() {
+            Some(text) => bail!(System, "a RankOutput of the job panicked, so the ranks were killed: {text}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a rank waits for others to initialize, and a rank has ended.
+    fn may_be_missed(&self) -> bool {
+        self.reports.has_waiting() && self.ranks.iter().any(|rank| rank.status.is_some())
     }
 
     /// An ended rank that others still wait for. First reads all reports, since a rank may have
     /// reported before it ended.
     fn missed(&mut self) -> Option<(Rank, BTreeSet<Rank>)> {
-        let Run { reports, events, ranks, forwarding, .. } = self;
+        let Run { reports, events, ranks, .. } = self;
         let is_rank = |pid, rank: usize| ranks.get(rank).is_some_and(|process| process.includes(pid));
         reports.read(|connection| events.add_report(connection), is_rank);
+        if !self.may_be_missed() {
+            return None;
+        }
         // The others may wait for a process that the rank left behind.
+        let groups = living_groups();
+        let Run { reports, ranks, forwarding, .. } = self;
         reports.missed(|number| {
             let rank = ranks.get(number).filter(|rank| rank.status.is_some());
-            rank.is_some_and(|rank| forwarding.has_closed(number) && !rank.has_processes())
+            rank.is_some_and(|rank| forwarding.has_closed(number) && !rank.has_processes(groups.as_ref()))
         })
     }
 
@@ -291,8 +317,7 @@ impl Run<'_> {
 
     /// Waits until the output is passed on. Returns an outcome if the job was asked to end
     /// meanwhile.
-    fn drain(&self) -> Result<Option<Outcome>> {
-        let mut requests = self.control.lock().requests_to_end;
+    fn drain(&mut self) -> Result<Option<Outcome>> {
         self.forwarding.ranks_have_ended();
         let mut limit = None;
         while !self.forwarding.is_finished() {
@@ -300,12 +325,13 @@ impl Run<'_> {
             if self.forwarding.is_paid() && now >= *limit.get_or_insert(now + LEFTOVER_LIMIT) {
                 break;
             }
-            if let Some(signal) = self.new_request_to_end(&mut requests) {
+            if let Some(Request { signal, .. }) = self.new_request_to_end() {
                 self.kill_all();
                 return Ok(Some(Outcome::Ended { signal }));
             }
             self.next(limit.map(|limit| limit.saturating_duration_since(now)))?;
         }
+        self.check_output()?;
         Ok(None)
     }
 }

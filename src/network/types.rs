@@ -68,7 +68,11 @@ impl Network {
                 Source::Input(_) => tensor.data_type,
                 Source::Layer { layer, port } => {
                     let layer = &self.layers[layer.index()];
-                    let inputs = || layer.inputs.iter().map(|input| input.index());
+                    // A layer that the caller has copied in from another network may name tensors
+                    // that do not exist here. The builder refuses it.
+                    let exists = |input: &usize| *input < self.tensors.len();
+                    let inputs = || layer.inputs.iter().map(|input| input.index()).filter(exists);
+                    let is_foreign = inputs().count() < layer.inputs.len();
                     if let Some(next) = inputs().find(|&input| known[input].is_none() && !is_open[input]) {
                         path.push(next);
                         continue;
@@ -77,7 +81,7 @@ impl Network {
                     has_cycle |= known[last].is_none() && inputs().any(|input| known[input].is_none());
                     let inputs: Vec<DataType> =
                         inputs().map(|input| known[input].unwrap_or(self.tensors[input].data_type)).collect();
-                    let types = layer.output_types(&inputs);
+                    let types = if is_foreign { None } else { layer.output_types(&inputs) };
                     types.and_then(|types| types.get(port as usize).copied()).unwrap_or(tensor.data_type)
                 }
             };

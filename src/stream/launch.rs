@@ -13,13 +13,14 @@ use crate::issue_order::IssueTicket;
 /// Enqueues a task on a CUDA stream.
 pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
     let watch = task.watch();
+    // The wait may run the interrupt hook, which may change the current GPU.
+    if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
+        return WorkState::Done(task, Err(error));
+    }
     let visit = match stream.visit() {
         Ok(visit) => visit,
         Err(error) => return WorkState::Done(task, Err(error)),
     };
-    if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
-        return WorkState::Done(task, Err(error));
-    }
     // From here on NCCL keeps the order of enqueued collectives.
     let result = run_in_turn(&mut task, ticket, Some(stream));
     // The work was recorded into the caller's graph. It may run never or many times, and events
@@ -31,7 +32,8 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     // If the task itself failed, it has ended its communicator.
     match result {
         Ok(()) => {
-            let end = stream.point();
+            let deadline = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
+            let end = stream.point(deadline);
             task.launched(&end, stream);
             let (work, stream) = (Some((task, end)), Arc::clone(stream));
             WorkState::Launched(LaunchedWork { work, stream, watch, label: T::label })
@@ -42,6 +44,11 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
             WorkState::Done(task, Err(error))
         }
     }
+}
+
+/// The deadline of work without a communicator.
+fn unwatched() -> Instant {
+    Instant::now() + SYNCHRONIZE_TIMEOUT
 }
 
 /// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
@@ -56,11 +63,12 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
         // If the query fails, or the work cannot end any more, `wait` returns the error at once.
-        self.work.as_ref().is_none_or(|(_, end)| end.is_done().unwrap_or(true))
-            || self
-                .watch
-                .as_ref()
-                .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= *deadline)
+        self.work.as_ref().is_none_or(|(_, end)| {
+            end.is_done().unwrap_or(true)
+                || self.watch.as_ref().is_some_and(|(watch, deadline)| {
+                    watch.check().is_err() || Instant::now() >= end.deadline(*deadline)
+                })
+        })
     }
 
     /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
@@ -79,8 +87,8 @@ impl<T: Send + 'static> LaunchedWork<T> {
 
     /// `None` as in [`wait`](Self::wait).
     fn wait_for(&self, end: &Point, until: Instant) -> Option<Result<()>> {
-        let unwatched = Instant::now() + SYNCHRONIZE_TIMEOUT;
-        let deadline = self.watch.as_ref().map_or(unwatched, |(_, deadline)| *deadline);
+        let own = self.watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
+        let deadline = end.deadline(own);
         let check = || self.watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
         let error = match end.wait(until.min(deadline), check) {
             Ok(()) => return Some(Ok(())),

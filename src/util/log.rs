@@ -118,8 +118,10 @@ pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
         let has_subscriber = get_default(|dispatch| !dispatch.is::<NoSubscriber>());
         if !has_subscriber && is_printed(level) {
             let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
-            // If stderr is closed, the event has no reader.
-            let _ = writeln!(std::io::stderr(), "distcollective: {name}: {text}");
+            // In one piece, so that lines of several processes do not mix. If stderr is closed, the
+            // event has no reader.
+            let line = format!("distcollective: {name}: {text}\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
     }
 }

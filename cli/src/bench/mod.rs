@@ -5,6 +5,7 @@ mod report;
 mod values;
 
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use distcollective::comm::BackendKind;
 use distcollective::launch::{Job, Outcome};
@@ -92,8 +93,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// How long each collective waits for other ranks, in seconds [default: DCL_TIMEOUT, or 60]
-    #[arg(long)]
-    timeout: Option<u64>,
+    #[arg(long, value_parser = crate::seconds)]
+    timeout: Option<Duration>,
     /// Use symmetric buffers, which the communicator allocates, instead of private ones
     #[arg(long)]
     symmetric: bool,

@@ -4,11 +4,13 @@ mod bind;
 mod output;
 mod signals;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use distcollective::Rank;
 use distcollective::launch::{Job, Outcome};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use bind::Binding;
 pub use output::{Output, Prefix};
@@ -96,13 +98,26 @@ fn launch(arguments: &Arguments) -> Result<ExitCode, String> {
     Ok(ExitCode::from(outcome.exit_code()))
 }
 
+/// Raises this process's limit of open files as far as it may, since each rank needs some. Returns
+/// the limit before, which is that of the ranks.
+fn raise_file_limit() -> Rlimit {
+    let before = getrlimit(Resource::Nofile);
+    // An error is impossible: every process may raise its soft limit to its hard one.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before });
+    before
+}
+
 fn run_with_restarts(job: &Job, arguments: &Arguments) -> Result<Outcome, String> {
     let [program, rest @ ..] = arguments.program.as_slice() else { return Err("there is no program".to_owned()) };
+    let files = raise_file_limit();
     let mut restarts = 0;
     loop {
         let command = |_: Rank| {
             let mut command = Command::new(program);
             command.args(rest).env(RESTART_COUNT, restarts.to_string());
+            // SAFETY: between fork and exec the closure makes one system call. It neither allocates
+            // nor takes a lock.
+            unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Nofile, files)?)) };
             command
         };
         let outcome = job.run(command).map_err(|e| e.to_string())?;

@@ -14,7 +14,8 @@ use distcollective::launch::{JobControl, RankOutput};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGPIPE, SIGTERM};
 
-/// The output of a job's ranks. If it cannot be written, the job ends.
+/// The output of a job's ranks. If it cannot be written, the job ends, except on a terminal: one
+/// that is gone sends SIGHUP, which ends the job in its own way.
 #[derive(Clone)]
 pub struct Output {
     control: JobControl,
@@ -70,13 +71,17 @@ impl Output {
     }
 
     /// One stream of the ranks, which goes to a stream of this process, and to files.
-    pub fn stream<W: Write + Send>(&self, to: W, prefix: Prefix, logs: Logs) -> Stream<W> {
-        Stream { output: self.clone(), to, prefix, logs, line: Line::Ended }
+    pub fn stream<W: Write + Send + IsTerminal>(&self, to: W, prefix: Prefix, logs: Logs) -> Stream<W> {
+        // A terminal that is gone no longer says that it is one.
+        Stream { output: self.clone(), is_terminal: to.is_terminal(), to, prefix, logs, line: Line::Ended }
     }
 
     /// Ends the job as soon as the reader of standard output has closed it, even if no rank writes
     /// then.
     pub fn end_when_stdout_closes(&self) -> Result<()> {
+        if std::io::stdout().is_terminal() {
+            return Ok(());
+        }
         let output = self.clone();
         let watch = move || {
             let stdout = std::io::stdout();
@@ -91,12 +96,9 @@ impl Output {
     }
 
     fn fail(&self, failure: Failure) {
-        // A terminal that is gone sends SIGHUP, which ends the job in its own way.
-        if matches!(failure, Failure::Closed) && std::io::stdout().is_terminal() {
-            return;
-        }
         if self.failure.set(failure).is_ok() {
-            self.control.end(SIGTERM);
+            // Ctrl-C often ends the reader together with the ranks. They still have time to end.
+            self.control.end_once(SIGTERM);
         }
     }
 
@@ -126,6 +128,7 @@ pub fn log_files(folder: &Path, ranks: u32) -> std::result::Result<Arc<Vec<File>
 /// One stream of a job's ranks.
 pub struct Stream<W> {
     output: Output,
+    is_terminal: bool,
     to: W,
     prefix: Prefix,
     logs: Logs,
@@ -180,6 +183,7 @@ impl<W: Write + Send> Stream<W> {
         }
         match self.to.write_all(text).and_then(|()| self.to.flush()) {
             Ok(()) => {}
+            Err(_) if self.is_terminal => {}
             Err(e) if e.kind() == ErrorKind::BrokenPipe => self.output.fail(Failure::Closed),
             Err(e) => self.output.fail(Failure::Error(format!("the ranks' output cannot be written: {e}"))),
         }

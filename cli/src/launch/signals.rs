@@ -40,8 +40,8 @@ pub fn pass_on(control: JobControl) -> Result<()> {
                     let now = Instant::now();
                     if ended_at.is_none_or(|at| now.duration_since(at) > SAME) {
                         control.end(signal);
+                        ended_at = Some(now);
                     }
-                    ended_at = Some(now);
                 }
             }
         }

@@ -191,10 +191,15 @@ impl NcclHandle {
         // SAFETY: NCCL takes a communicator from any thread. This one holds the lock until the call
         // returns; if it does not, nothing uses the communicator again.
         let raw = unsafe { Sent::new(self.raw) };
-        let called = helper::bounded(what, deadline, move || {
-            let _current = device.enter_relaxed()?;
-            Ok::<_, Error>(call(raw.into_inner()))
-        });
+        let called = {
+            // On a communicator that does not block the call returns at once. `settle` runs the
+            // hook. An interrupt here would leave the thread inside, and nothing to abort.
+            let _mask = self.is_own.then(interrupt::mask);
+            helper::bounded(what, deadline, move || {
+                let _current = device.enter_relaxed()?;
+                Ok::<_, Error>(call(raw.into_inner()))
+            })
+        };
         match called {
             Ok(result) => {
                 let result = result?;
@@ -370,6 +375,8 @@ impl NewCommunicator {
         call: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send + 'static,
     ) -> Result<ncclResult_t> {
         let device = Arc::clone(device);
+        // The call returns at once. After an interrupt here the communicator would be lost.
+        let _mask = interrupt::mask();
         helper::bounded(what, deadline, move || {
             let _current = device.enter_relaxed()?;
             Ok(call(self.0.as_ptr()))

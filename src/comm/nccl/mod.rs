@@ -43,6 +43,7 @@ use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
+use crate::util::interrupt;
 
 /// The oldest compute capability on which TensorRT's layer runs among several ranks.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -362,6 +363,11 @@ impl Backend for NcclBackend {
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.domain.end(Error::new(kind, reason));
+        let error = Error::new(kind, reason);
+        match interrupt::check_may_wait() {
+            Ok(()) => self.domain.end(error),
+            // The interrupt hook aborts, perhaps in a wait of a thread that is inside NCCL.
+            Err(_) => self.domain.abandon(error),
+        }
     }
 }

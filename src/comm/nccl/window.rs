@@ -17,7 +17,7 @@ use super::library::{Library, function};
 use crate::comm::signature::Purpose;
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
-use crate::error::{Result, bail, error};
+use crate::error::{ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
 use crate::util::lock;
@@ -134,6 +134,11 @@ impl NcclBackend {
             self.stream.synchronize(deadline, || self.check())?;
             Ok(memory)
         });
+        if let Err(error) = &memory
+            && error.kind() == ErrorKind::Interrupted
+        {
+            return Err(self.fail(error.clone()));
+        }
         // All ranks register or none does, because registering waits for every rank.
         let all = self.gather(&[i64::from(memory.is_ok())], Purpose::Allocate, deadline)?;
         let mut memory = memory?;

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::{Inspection, TensorInspection};
 use crate::engine::IoMode;
+use crate::util::text::clipped;
 
 impl Inspection {
     /// The inspection as a graph in [Graphviz](https://graphviz.org)'s language, for `dot -Tsvg`:
@@ -60,7 +61,7 @@ fn line(dot: &mut String, statement: &str) {
 }
 
 fn edge(dot: &mut String, from: &str, to: &str, tensor: &TensorInspection) {
-    let label = quoted(&format!("{}\n{} {}", tensor.name, tensor.data_type, tensor.dims));
+    let label = quoted(&format!("{}\n{} {}", clipped(&tensor.name), tensor.data_type, tensor.dims));
     let style = if tensor.may_be_unwritten { ", style=dashed" } else { "" };
     line(dot, &format!("{from} -> {to} [label={label}{style}]"));
 }

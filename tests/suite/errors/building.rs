@@ -109,6 +109,19 @@ fn ids_of_another_network() {
     network.mark_output(y, "y").expect("an output");
     let error = Builder::new().build(&network).expect_err("a layer of another network");
     assert_eq!(error.to_string(), format!("layer \"cast_0\" (cast): {}", wrong("tensor 0")));
+    // One that names tensors that do not exist here. Types are asked for before anything is built.
+    let (mut small, x) = self::network(&[4]);
+    let cast = small.add_cast(x, DataType::Int8).expect("a layer");
+    let (mut large, mut last) = self::network(&[4]);
+    for _ in 0..9 {
+        last = large.add_cast(last, DataType::Bool).expect("a layer");
+    }
+    let far = large.producer(last).expect("a tensor").expect("a layer");
+    let layer = small.producer(cast).expect("a tensor").expect("a layer");
+    *small.layer_mut(layer).expect("a layer") = large.layer(far).expect("a layer").clone();
+    assert_eq!(small.tensor_data_type(cast).expect("a tensor"), DataType::Int8);
+    small.add_cast(cast, DataType::Int32).expect("a layer");
+    Builder::new().build(&small).expect_err("a layer of another network");
     // A layer of this network in two places.
     let (mut twice, x) = self::network(&[4]);
     let layers = [0, 1].map(|_| {

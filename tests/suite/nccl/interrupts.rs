@@ -1,9 +1,10 @@
 //! The interrupt hook ends waits for GPUs and for NCCL.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use distcollective::collective::Collective;
 use distcollective::comm::{BackendKind, NcclId, Operands};
@@ -11,12 +12,15 @@ use distcollective::interrupt::set_interrupt_hook;
 use distcollective::stream::WorkError;
 use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation, Result, Work};
 
-use super::{Child, TIMEOUT, cuda_stream};
+use super::libraries::nccl_calls;
+use super::{Child, TIMEOUT, cuda_stream, needs_test_libraries};
 use crate::ranks::{DEADLINE, on_communicators};
 
 thread_local! {
     /// After how many calls of the hook a wait of this thread ends; 0 for never.
     static CALLS_LEFT: Cell<u32> = const { Cell::new(0) };
+    /// What the hook aborts where it would end a wait.
+    static TO_ABORT: RefCell<Option<Communicator>> = const { RefCell::new(None) };
 }
 
 /// Ends the next wait of this thread when the hook is run for the second time.
@@ -30,7 +34,14 @@ pub fn play(name: &str, ranks: u32) {
         0 => ControlFlow::Continue(()),
         left => {
             CALLS_LEFT.set(left - 1);
-            if left == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            match TO_ABORT.with_borrow_mut(|to_abort| to_abort.take_if(|_| left == 1)) {
+                Some(communicator) => {
+                    communicator.abort("the user has closed the window").expect("an end");
+                    ControlFlow::Continue(())
+                }
+                None if left == 1 => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            }
         }
     };
     set_interrupt_hook(hook).expect("no hook before");
@@ -43,6 +54,7 @@ pub fn play(name: &str, ranks: u32) {
         }
         "call" => call(ranks),
         "work" => work(ranks),
+        "abort" => abort(ranks),
         _ => panic!("{name} is no role"),
     }
 }
@@ -70,6 +82,26 @@ fn call(ranks: u32) {
     }
 }
 
+/// The hook aborts the communicator while this thread is inside NCCL, whose communicators are
+/// aborted nevertheless.
+fn abort(ranks: u32) {
+    let errors = on_communicators(DEADLINE, in_process(ranks), move |communicator| -> Error {
+        if communicator.rank() == Rank(0) {
+            TO_ABORT.set(Some(communicator.clone()));
+            end_next_wait();
+        }
+        communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("the hook aborts")
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+    }
+    let end = Instant::now() + TIMEOUT;
+    while nccl_calls("ncclCommAbort") < ranks as usize {
+        assert!(Instant::now() < end, "a communicator is not aborted");
+        std::thread::yield_now();
+    }
+}
+
 /// Rank 0's waits are interrupted, and its work goes on. It ends when the others come.
 fn work(ranks: u32) {
     let was_interrupted = Arc::new(AtomicBool::new(false));
@@ -87,7 +119,7 @@ fn work(ranks: u32) {
             assert_eq!(stream.synchronize().expect_err("the others have not come").kind(), ErrorKind::Interrupted);
             end_next_wait();
             let Err(WorkError::Interrupted(work)) = work.wait() else { panic!("the others have not come") };
-            let work = work.wait_timeout(std::time::Duration::ZERO).expect_err("the others have not come");
+            let work = work.wait_timeout(Duration::ZERO).expect_err("the others have not come");
             communicator.check()?;
             was_interrupted.store(true, Ordering::SeqCst);
             work
@@ -118,6 +150,15 @@ fn a_call_is_interrupted_and_its_peers_are_told() {
     assert!(text.contains("Interrupted: rank 0: all_reduce(sum) of 1 float32 (collective"), "{text}");
     assert!(text.contains("Aborted: rank 1: rank 0 ended the communicator: "), "{text}");
     assert_eq!(text.matches("interrupted by the program while work on the GPU had not ended").count(), 2, "{text}");
+}
+
+#[test]
+fn the_hook_may_abort_in_a_call_of_nccl() {
+    if needs_test_libraries() {
+        return;
+    }
+    let script = [("FAKE_NCCL", "in_progress=ncclAllReduce:60000")];
+    Child::new("interrupts abort", 2).with(&script).passes();
 }
 
 #[test]
