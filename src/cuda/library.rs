@@ -1,6 +1,8 @@
 //! C libraries that are loaded at the first use. Each is bound by a table of the functions that
 //! this crate calls, so that no other crate's choice of linking or of CUDA's version matters.
 
+use std::mem::ManuallyDrop;
+
 use libloading::Library;
 
 use crate::error::{Result, bail, error};
@@ -51,7 +53,7 @@ pub(super) use functions;
 /// A library that stays loaded until the process ends.
 pub(super) struct File {
     name: String,
-    library: &'static Library,
+    library: ManuallyDrop<Library>,
 }
 
 /// Opens the first of these files that is there.
@@ -59,7 +61,7 @@ pub(super) fn open(files: &[&str], missing: &str) -> Result<File> {
     for name in files {
         // SAFETY: CUDA's libraries may be loaded at any time and from any thread.
         if let Ok(library) = unsafe { Library::new(*name) } {
-            return Ok(File { name: (*name).to_owned(), library: Box::leak(Box::new(library)) });
+            return Ok(File { name: (*name).to_owned(), library: ManuallyDrop::new(library) });
         }
     }
     bail!(Unsupported, "{missing}")
