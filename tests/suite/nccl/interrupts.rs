@@ -13,7 +13,7 @@ use distcollective::stream::WorkError;
 use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation, Result, Work};
 
 use super::libraries::nccl_calls;
-use super::{Child, TIMEOUT, cuda_stream, needs_test_libraries};
+use super::{Child, TIMEOUT, cuda_stream, needs_more_gpus, needs_test_libraries};
 use crate::ranks::{DEADLINE, on_communicators};
 
 thread_local! {
@@ -146,6 +146,9 @@ fn an_initialization_is_interrupted() {
 
 #[test]
 fn a_call_is_interrupted_and_its_peers_are_told() {
+    if needs_more_gpus(2) {
+        return;
+    }
     let text = Child::new("interrupts call", 2).passes();
     assert!(text.contains("Interrupted: rank 0: all_reduce(sum) of 1 float32 (collective"), "{text}");
     assert!(text.contains("Aborted: rank 1: rank 0 ended the communicator: "), "{text}");
@@ -163,5 +166,8 @@ fn the_hook_may_abort_in_a_call_of_nccl() {
 
 #[test]
 fn work_goes_on_after_an_interrupt() {
+    if needs_more_gpus(2) {
+        return;
+    }
     Child::new("interrupts work", 2).passes();
 }
