@@ -172,9 +172,15 @@ impl NcclBackend {
         let all = self.gather(&[dropped], Purpose::Allocate, deadline)?;
         for window in windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped)) {
             self.handle.deregister(window.raw).map_err(|error| self.fail(error))?;
-            let _current = self.device().enter()?;
-            // SAFETY: no rank uses the memory, and its window is deregistered.
-            unsafe { free(self.handle.library, window.address).map_err(|error| self.fail(error))? };
+            let library = self.handle.library;
+            // SAFETY: an address, which only the closure uses from here on.
+            let address = unsafe { Sent::new(window.address) };
+            // Freeing waits for the whole GPU. A rank that shares it may have gone on, and its next
+            // collective may wait for this rank.
+            self.device().release_later("ncclMemFree", move || {
+                // SAFETY: no rank uses the memory, and its window is deregistered.
+                unsafe { free(library, address.into_inner()) }
+            });
         }
         Ok(())
     }
