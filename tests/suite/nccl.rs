@@ -277,7 +277,7 @@ fn ranks_may_share_a_gpu() {
         return;
     }
     let settings = &[("FAKE_CUDA_DEVICES", "1"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
-    for role in ["eager", "contexts graphs", "contexts capture"] {
+    for role in ["eager", "contexts graphs", "contexts capture", "contexts networks 5"] {
         Child::new(role, 3).with(settings).passes();
     }
 }
