@@ -31,6 +31,8 @@ pub(crate) struct CallProgress {
     counted: u64,
     /// The number of its latest round (invariant 7).
     pub(crate) round: u64,
+    /// This rank may write stages up to this round (invariant 8).
+    pub(crate) stage_room: u64,
     /// The collectives up to this one have been found equal on every rank.
     agreed: u64,
     /// The collectives up to this one have been published as done (invariant 4).
@@ -41,7 +43,7 @@ pub(crate) struct CallProgress {
 
 impl Default for CallProgress {
     fn default() -> Self {
-        CallProgress { sequence: 0, counted: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+        CallProgress { sequence: 0, counted: 0, round: 0, stage_room: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
     }
 }
 
@@ -242,11 +244,6 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Publishes this rank's round (invariant 7).
-    pub(crate) fn publish_round(&self) {
-        self.host.segment.set_round(self.host.rank, self.progress.round);
-    }
-
     pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
         let segment = &*self.host.segment;
         if segment.has_reached(peer, milestone) {
@@ -258,10 +255,6 @@ impl<'a> RunningCall<'a> {
             |seconds| self.report().slow(seconds, milestone),
         );
         waited.map_err(|error| self.report().error(error, milestone))
-    }
-
-    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
-        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
     }
 
     fn waiter(&self) -> Waiter<'a> {
