@@ -174,11 +174,13 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Where peers find this rank's output, if they write it.
+    /// Where peers find this rank's output, if they may write it.
     fn output_location(&self) -> BufferLocation {
         let call = self.request.signature.call;
         match call.collective {
-            Collective::AllReduce { .. } => self.locate(self.request.output.pointer, call.block_bytes(), true),
+            Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.host.rank) => {
+                self.locate(self.request.output.pointer, call.block_bytes(), true)
+            }
             _ => BufferLocation::Unreachable,
         }
     }
@@ -191,7 +193,7 @@ impl<'a> RunningCall<'a> {
 
     /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are
     /// there (invariant 5).
-    fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+    pub(crate) fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
         let sequence = self.progress.sequence;
         for peer in self.host.segment.ranks().filter(|peer| is_needed(self, *peer)) {
             self.wait_for(peer, Milestone::Posted(sequence))?;
