@@ -20,12 +20,13 @@ pub fn play(role: &str, communicator: &Communicator) {
     match role {
         "allocate too much" => allocate_too_much(communicator),
         "take little memory" => take_little_memory(communicator),
+        "random calls" => crate::staging::make_random_calls(communicator),
         "one barrier" => communicator.barrier().expect("a barrier"),
         other => panic!("no role {other}"),
     }
 }
 
-fn children(program: &[&str], name: &str, processes: &[u32]) -> Vec<Child> {
+pub fn children(program: &[&str], name: &str, processes: &[u32]) -> Vec<Child> {
     let job = new_job();
     let world_size = processes.iter().sum();
     let first_ranks = processes.iter().scan(0, |next, ranks| {

@@ -1,5 +1,5 @@
 //! The protocol under a model checker, which tries every interleaving of two or three ranks, up to
-//! a number of preemptions. It reports a missing wake-up as a deadlock, and a half of staging
+//! a number of preemptions. It reports a missing wake-up as a deadlock, and a stage of staging
 //! memory that is written while it is read as an error.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib model`
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use loom::thread;
 
 use super::abort_domain::AbortDomain;
-use super::segment::{Milestone, STAGING_HALF_BYTES, Segment};
+use super::segment::{Milestone, STAGE_BYTES, Segment};
 use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
@@ -131,10 +131,10 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
     });
 }
 
-/// Enough rounds to use each half twice.
+/// Enough rounds to use each stage twice.
 #[test]
-fn a_half_is_not_written_before_it_is_read() {
-    const LEN: usize = 3 * STAGING_HALF_BYTES + 1;
+fn a_stage_is_not_written_before_it_is_read() {
+    const LEN: usize = 3 * STAGE_BYTES + 1;
     const _: () = assert!(LEN > PAYLOAD_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
@@ -148,7 +148,7 @@ fn a_half_is_not_written_before_it_is_read() {
 
 #[test]
 fn staging_memory_is_exchanged() {
-    const LEN: usize = STAGING_HALF_BYTES + 1;
+    const LEN: usize = STAGE_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];

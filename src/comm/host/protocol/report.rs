@@ -90,7 +90,8 @@ impl Report<'_> {
     /// Whether all ranks have arrived, so that some are still moving elements.
     fn are_moving(&self, milestone: Milestone) -> bool {
         let mut ranks = self.host.segment.ranks();
-        matches!(milestone, Milestone::Round(_)) && ranks.all(|peer| self.has_arrived(peer, self.sequence))
+        matches!(milestone, Milestone::Round(_) | Milestone::Taken(_))
+            && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
     /// The error of a wait for `milestone`.

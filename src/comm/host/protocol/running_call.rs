@@ -31,6 +31,8 @@ pub(crate) struct CallProgress {
     counted: u64,
     /// The number of its latest round (invariant 7).
     pub(crate) round: u64,
+    /// This rank may write stages up to this round (invariant 8).
+    pub(crate) stage_room: u64,
     /// The collectives up to this one have been found equal on every rank.
     agreed: u64,
     /// The collectives up to this one have been published as done (invariant 4).
@@ -41,7 +43,7 @@ pub(crate) struct CallProgress {
 
 impl Default for CallProgress {
     fn default() -> Self {
-        CallProgress { sequence: 0, counted: 0, round: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+        CallProgress { sequence: 0, counted: 0, round: 0, stage_room: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
     }
 }
 
@@ -172,11 +174,13 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Where peers find this rank's output, if they write it.
+    /// Where peers find this rank's output, if they may write it.
     fn output_location(&self) -> BufferLocation {
         let call = self.request.signature.call;
         match call.collective {
-            Collective::AllReduce { .. } => self.locate(self.request.output.pointer, call.block_bytes(), true),
+            Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.host.rank) => {
+                self.locate(self.request.output.pointer, call.block_bytes(), true)
+            }
             _ => BufferLocation::Unreachable,
         }
     }
@@ -189,7 +193,7 @@ impl<'a> RunningCall<'a> {
 
     /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are
     /// there (invariant 5).
-    fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
+    pub(crate) fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
         let sequence = self.progress.sequence;
         for peer in self.host.segment.ranks().filter(|peer| is_needed(self, *peer)) {
             self.wait_for(peer, Milestone::Posted(sequence))?;
@@ -242,11 +246,6 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Publishes this rank's round (invariant 7).
-    pub(crate) fn publish_round(&self) {
-        self.host.segment.set_round(self.host.rank, self.progress.round);
-    }
-
     pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
         let segment = &*self.host.segment;
         if segment.has_reached(peer, milestone) {
@@ -258,10 +257,6 @@ impl<'a> RunningCall<'a> {
             |seconds| self.report().slow(seconds, milestone),
         );
         waited.map_err(|error| self.report().error(error, milestone))
-    }
-
-    pub(crate) fn wait_for_all(&self, milestone: Milestone) -> Result<()> {
-        self.host.segment.ranks().try_for_each(|peer| self.wait_for(peer, milestone))
     }
 
     fn waiter(&self) -> Waiter<'a> {

@@ -11,9 +11,16 @@ use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering, Tracked};
 
-/// The bytes of a rank's staging memory that one round uses. There are two halves: peers read one
-/// while the rank writes the other (invariant 8).
-pub(crate) const STAGING_HALF_BYTES: usize = if cfg!(loom) { 64 } else { 256 << 10 };
+/// The bytes of a stage: what one round uses of a rank's staging memory.
+pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 64 << 10 };
+
+/// How many stages each of `members` ranks has: peers may read all but one of them while the rank
+/// writes that one (invariant 8). Together they are larger than the cache of a processor, if the
+/// communicator is not: a line that the reader's cache still has is slower to write than memory.
+pub(crate) fn stage_count(members: usize) -> usize {
+    const MOST_BYTES: usize = 64 << 20;
+    if cfg!(loom) { 2 } else { (MOST_BYTES / STAGE_BYTES / members).clamp(4, 32) }
+}
 
 /// One communicator: its members, their slots, and if it spans processes their staging memory.
 pub(crate) struct Segment {
@@ -27,8 +34,8 @@ pub(crate) struct Segment {
     offset: usize,
     /// Whether members live in several processes, so that they cannot reach each other's buffers.
     pub(crate) spans_processes: bool,
-    /// The halves of staging memory, two for each rank.
-    staging_halves: Box<[Tracked]>,
+    /// The stages of all ranks.
+    stages: Box<[Tracked]>,
     /// For each rank of this process, whether its staging memory is allocated.
     has_staging: Box<[AtomicBool]>,
 }
@@ -51,6 +58,8 @@ pub(crate) enum Milestone {
     Posted(u64),
     /// It has come to this round.
     Round(u64),
+    /// It has taken all that it takes in this round.
+    Taken(u64),
     /// It has finished this collective.
     Done(u64),
 }
@@ -60,12 +69,17 @@ impl Segment {
     /// is allocated later, in [`allocate_staging`](Self::allocate_staging).
     pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
-        let staging = if spans_processes { members * 2 * STAGING_HALF_BYTES } else { 0 };
+        let staging = if spans_processes { members * Self::staging_len(members) } else { 0 };
         SharedMemorySize { byte_len: resident.next_multiple_of(rustix::param::page_size()) + staging, resident }
     }
 
     fn slots_len(members: usize) -> usize {
         size_of::<SegmentHeader>() + members * size_of::<Slot>()
+    }
+
+    /// The bytes of one rank's staging memory.
+    fn staging_len(members: usize) -> usize {
+        stage_count(members) * STAGE_BYTES
     }
 
     /// The segment at an offset of memory that is zeroed there, or that ranks share already.
@@ -77,9 +91,9 @@ impl Segment {
         offset: usize,
         spans_processes: bool,
     ) -> Self {
-        let staging_halves = members.iter().flat_map(|_| [Tracked::default(), Tracked::default()]).collect();
+        let stages = (0..members.len() * stage_count(members.len())).map(|_| Tracked::default()).collect();
         let has_staging = members.iter().map(|_| AtomicBool::new(false)).collect();
-        Segment { domain, id, members, memory, offset, spans_processes, staging_halves, has_staging }
+        Segment { domain, id, members, memory, offset, spans_processes, stages, has_staging }
     }
 
     /// The first segment of a new domain, whose ranks are threads of this process.
@@ -121,18 +135,20 @@ impl Segment {
         &self.slots()[rank.index()]
     }
 
-    fn half(rank: GroupRank, round: u64) -> usize {
-        2 * rank.index() + (round % 2) as usize
+    /// The number of the stage that a rank uses in a round, among those of all ranks.
+    fn stage(&self, rank: GroupRank, round: u64) -> usize {
+        let count = stage_count(self.len());
+        rank.index() * count + (round % count as u64) as usize
     }
 
-    /// Where a half of staging memory begins. The first one begins with a page.
-    fn half_offset(&self, half: usize) -> usize {
+    /// Where a stage begins in memory. The first one begins with a page.
+    fn stage_offset(&self, stage: usize) -> usize {
         let slots_end = self.offset + Self::slots_len(self.members.len());
-        slots_end.next_multiple_of(rustix::param::page_size()) + half * STAGING_HALF_BYTES
+        slots_end.next_multiple_of(rustix::param::page_size()) + stage * STAGE_BYTES
     }
 
-    fn half_address(&self, half: usize) -> *mut u8 {
-        self.memory.bytes(self.half_offset(half), STAGING_HALF_BYTES)
+    fn stage_address(&self, stage: usize) -> *mut u8 {
+        self.memory.bytes(self.stage_offset(stage), STAGE_BYTES)
     }
 
     /// Allocates the staging memory of `rank`, this rank, unless it is allocated already.
@@ -140,24 +156,22 @@ impl Segment {
         // Only this rank's calls come here, one after the other (invariant 2).
         let has_staging = &self.has_staging[rank.index()];
         if !has_staging.load(Ordering::Relaxed) {
-            self.memory.populate(self.half_offset(Self::half(rank, 0)), 2 * STAGING_HALF_BYTES, keep_going)?;
+            self.memory.populate(self.stage_offset(self.stage(rank, 0)), Self::staging_len(self.len()), keep_going)?;
             has_staging.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Gives `write` the half of its own staging memory that `rank` writes in a round (invariant
-    /// 8).
-    pub(crate) fn write_staging(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
-        let half = Self::half(rank, round);
-        self.staging_halves[half].write(|| write(self.half_address(half)));
+    /// Gives `write` the stage that `rank`, this rank, writes in a round (invariant 8).
+    pub(crate) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
+        let stage = self.stage(rank, round);
+        self.stages[stage].write(|| write(self.stage_address(stage)));
     }
 
-    /// Gives `read` the half of the staging memory of `rank` that peers read in a round
-    /// (invariant 7).
-    pub(crate) fn read_staging<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
-        let half = Self::half(rank, round);
-        self.staging_halves[half].read(|| read(self.half_address(half)))
+    /// Gives `read` the stage of `rank` that its peers read in a round (invariant 7).
+    pub(crate) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+        let stage = self.stage(rank, round);
+        self.stages[stage].read(|| read(self.stage_address(stage)))
     }
 
     /// Posts the header of this rank's call, and wakes its peers.
@@ -170,6 +184,24 @@ impl Segment {
     pub(crate) fn set_round(&self, rank: GroupRank, round: u64) {
         self.slot(rank).set_round(round);
         self.wake();
+    }
+
+    /// Publishes up to which round this rank has taken what it takes (invariant 8), and wakes its
+    /// peers.
+    pub(crate) fn set_taken(&self, rank: GroupRank, round: u64) {
+        self.slot(rank).set_taken(round);
+        self.wake();
+    }
+
+    /// Publishes a round in which this rank has given and taken, and wakes its peers.
+    pub(crate) fn finish_round(&self, rank: GroupRank, round: u64) {
+        self.slot(rank).set_taken(round);
+        self.set_round(rank, round);
+    }
+
+    /// Up to which round a rank has taken what it takes.
+    pub(crate) fn taken(&self, rank: GroupRank) -> u64 {
+        self.slot(rank).taken()
     }
 
     /// Publishes how many collectives this rank has finished (invariant 4), and wakes its peers.
@@ -209,6 +241,7 @@ impl Segment {
         match milestone {
             Milestone::Posted(sequence) => self.slot(rank).call_header(sequence).is_some(),
             Milestone::Round(round) => self.slot(rank).round() >= round,
+            Milestone::Taken(round) => self.taken(rank) >= round,
             Milestone::Done(sequence) => self.done(rank) >= sequence,
         }
     }
@@ -274,11 +307,11 @@ mod tests {
     /// `docs/src/settings.md`.
     #[test]
     fn communicators_and_groups_take_what_is_written_down() {
-        for members in [1, 3, 256] {
+        for (members, staging) in [(1, 2 << 20), (3, 2 << 20), (32, 2 << 20), (100, 640 << 10), (256, 256 << 10)] {
             let group = Segment::memory_size(0, members, true);
             assert_eq!(group.resident, 128 + 640 * members);
             let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
-            assert_eq!(stages, members * (512 << 10));
+            assert_eq!(stages, members * staging);
             let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
             assert_eq!(world.resident, 2304 + 768 * members);
         }

@@ -17,6 +17,8 @@ pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 pub(crate) struct Slot {
     /// The rank's round (invariant 7).
     round: AtomicU64,
+    /// Up to which round the rank has taken what it takes (invariant 8).
+    taken: AtomicU64,
     /// How many collectives the rank has finished and found equal on every rank (invariant 4).
     done: AtomicU64,
     /// 1 while the rank touches a peer's buffer (invariant 9).
@@ -145,6 +147,14 @@ impl Slot {
 
     pub(super) fn set_round(&self, round: u64) {
         self.round.store(round, Ordering::Release);
+    }
+
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_taken(&self, round: u64) {
+        self.taken.store(round, Ordering::Release);
     }
 
     pub(super) fn done(&self) -> u64 {

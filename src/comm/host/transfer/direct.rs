@@ -1,7 +1,7 @@
 //! Collectives whose ranks reach each other's buffers, in one process or in symmetric memory. A
 //! rank reads what it takes in place. In all_reduce each rank reduces its share of the elements and
 //! writes the result to every output, so that it reads its share of every input once, and writes
-//! its share of every output once.
+//! its share of every output once. In a long reduce each rank writes its share to the root's output.
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
@@ -16,33 +16,60 @@ use crate::sync::{Ordering, fence};
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
+/// From how many bytes on all ranks share the work of a reduce. Below, the root alone is faster,
+/// because it need not wait for the others.
+const SHARED_REDUCE_BYTES: usize = 32 << 10;
+
 impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
     pub(crate) fn direct(&mut self) -> Result<()> {
         let call = self.request.signature.call;
         let rank = self.host.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
+        let shares_reduce = self.shares_reduce()?;
         match call.collective {
             Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
+            Collective::Reduce { reduce_op, root } if shares_reduce => self.reduce_share(reduce_op, root)?,
             Collective::AllGather => self.fetch_all(0)?,
             Collective::AllToAll => self.fetch_all(own_block)?,
             Collective::Broadcast { root } => self.fetch(root, 0, 0)?,
             Collective::Scatter { root } => self.fetch(root, own_block, 0)?,
             Collective::Gather { root } if root == rank => self.fetch_all(0)?,
-            Collective::Reduce { reduce_op, root } if root == rank => self.reduce(reduce_op, 0, 0, block, &[])?,
+            Collective::Reduce { reduce_op, root } if root == rank => {
+                self.reduce(reduce_op, 0, self.output_at(0), block, &[])?;
+            }
             Collective::Gather { .. } | Collective::Reduce { .. } => {}
-            Collective::ReduceScatter { reduce_op } => self.reduce(reduce_op, own_block, 0, block, &[])?,
+            Collective::ReduceScatter { reduce_op } => {
+                self.reduce(reduce_op, own_block, self.output_at(0), block, &[])?;
+            }
         }
         // A peer that failed may have freed its symmetric memory while this process was stopped in
         // its last access (invariant 11).
         fence(Ordering::Acquire);
         self.host.domain().check()?;
         self.progress.round += 1;
-        self.publish_round();
+        self.host.segment.finish_round(self.host.rank, self.progress.round);
         // No rank returns while a peer may touch its buffers (invariant 10).
         let finished = Milestone::Round(self.progress.round);
-        let touched_by = |peer: &GroupRank| call.moves(rank, *peer);
+        let touched_by = |peer: &GroupRank| shares_reduce || call.moves(rank, *peer);
         self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
+    }
+
+    /// Whether this is a reduce whose work all ranks share. They all find the same (invariant 6).
+    fn shares_reduce(&mut self) -> Result<bool> {
+        let call = self.request.signature.call;
+        let Collective::Reduce { root, .. } = call.collective else { return Ok(false) };
+        if call.block_bytes() < SHARED_REDUCE_BYTES {
+            return Ok(false);
+        }
+        self.wait_for_headers(|_, _| true)?;
+        let header = self.host.segment.slot(root).call_header(self.progress.sequence);
+        Ok(header.is_some_and(|header| header.output() != BufferLocation::Unreachable))
+    }
+
+    /// Bytes of this rank's output.
+    fn output_at(&self, offset: usize) -> *mut u8 {
+        self.request.output.pointer.wrapping_add(offset)
     }
 
     /// The address of bytes in one of a peer's buffers (invariant 12).
@@ -73,7 +100,7 @@ impl RunningCall<'_> {
     /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the
     /// other.
     fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
-        let target = self.request.output.pointer.wrapping_add(target_offset);
+        let target = self.output_at(target_offset);
         if source == target.cast_const() {
             return Ok(());
         }
@@ -107,19 +134,18 @@ impl RunningCall<'_> {
         Ok(())
     }
 
-    /// Reduces a range of bytes of all inputs into this rank's output, in one access after the
-    /// other. Each piece is copied to `copies` while it is in the cache.
+    /// Reduces a range of bytes of all inputs into `target`, in one access after the other. Each
+    /// piece is copied to `copies` while it is in the cache.
     fn reduce(
         &self,
         reduce_op: ReduceOperation,
         source_start: usize,
-        target_start: usize,
+        target: *mut u8,
         byte_len: usize,
         copies: &[*const u8],
     ) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
         let n = self.host.segment.len();
-        let target = self.request.output.pointer.wrapping_add(target_start);
         // An access touches each buffer. Its pieces are whole cache lines, or single elements where
         // there are too many buffers for a line of each.
         let element = data_type.byte_len();
@@ -135,7 +161,7 @@ impl RunningCall<'_> {
                 let _access = self.host.segment.begin_access(self.host.rank)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
                 unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
-                for copy in copies.iter().filter(|copy| **copy != target) {
+                for copy in copies.iter().filter(|copy| **copy != target.cast_const()) {
                     // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it
                     // is this rank's share, which no other rank touches.
                     unsafe { result.copy_to_nonoverlapping(copy.wrapping_add(start).cast_mut(), part) };
@@ -146,15 +172,30 @@ impl RunningCall<'_> {
         })
     }
 
+    /// This rank's share of the elements that all ranks reduce: where it begins, and its length, in
+    /// bytes.
+    fn share(&self) -> (usize, usize) {
+        let call = self.request.signature.call;
+        // Shares of whole cache lines, so that two ranks do not write the same one.
+        let elements = call.block_elements.div_ceil(self.host.segment.len()).next_multiple_of(LINE);
+        let share = elements * call.data_type.byte_len();
+        let start = (self.host.rank.index() * share).min(call.block_bytes());
+        (start, share.min(call.block_bytes() - start))
+    }
+
     /// Reduces this rank's share of the elements, and writes it to every output.
     fn all_reduce(&self, reduce_op: ReduceOperation) -> Result<()> {
-        let call = self.request.signature.call;
-        let n = self.host.segment.len();
-        // Shares of whole cache lines, so that two ranks do not write the same one.
-        let share = call.block_elements.div_ceil(n).next_multiple_of(LINE) * call.data_type.byte_len();
-        let start = (self.host.rank.index() * share).min(call.block_bytes());
-        let byte_len = share.min(call.block_bytes() - start);
+        let (start, byte_len) = self.share();
         let output_of = |peer| self.peer_address(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
-        self.with_addresses(output_of, |outputs| self.reduce(reduce_op, start, start, byte_len, outputs))
+        self.with_addresses(output_of, |outputs| {
+            self.reduce(reduce_op, start, self.output_at(start), byte_len, outputs)
+        })
+    }
+
+    /// Reduces this rank's share of the elements, and writes it to the root's output.
+    fn reduce_share(&self, reduce_op: ReduceOperation, root: GroupRank) -> Result<()> {
+        let (start, byte_len) = self.share();
+        let target = self.peer_address(root, CallHeader::output, start, byte_len)?;
+        self.reduce(reduce_op, start, target, byte_len, &[])
     }
 }

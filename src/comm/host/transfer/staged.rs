@@ -2,22 +2,30 @@
 //! staging memory, which is shared.
 //!
 //! A collective has several rounds. In each round a rank copies a piece of what its peers take into
-//! one half of its staging memory, publishes the round, waits for the peers whose elements it
-//! takes, and reads their staging memory. The next round uses the other half. No rank waits at the
-//! end, because a rank touches its own buffers and shared memory only.
+//! the next stage of its staging memory, publishes the round, waits for the peers whose elements it
+//! takes, and reads their stages. It writes a stage again when all peers have read it, so a rank
+//! that only gives runs ahead by the number of stages. What a rank gives to itself goes through no
+//! stage. No rank waits at the end, because a rank touches its own buffers and shared memory only.
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::running_call::RunningCall;
-use crate::comm::host::protocol::segment::{Milestone, STAGING_HALF_BYTES};
+use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
 use crate::stream::Watch;
 
+/// After how many rounds a rank publishes what it has taken. Less than the number of stages, so
+/// that a rank that waits for a peer's stage withholds nothing that this peer waits for.
+fn taken_batch(members: usize) -> u64 {
+    (stage_count(members) as u64 / 4).max(1)
+}
+
 /// The part of a block that one round moves.
 #[derive(Clone, Copy)]
 struct Piece {
+    round: u64,
     /// Where it begins in the block, in bytes.
     start: usize,
     /// Its length in bytes.
@@ -28,100 +36,160 @@ impl RunningCall<'_> {
     /// Moves the elements through staging memory.
     pub(crate) fn staged(&mut self) -> Result<()> {
         let call = self.request.signature.call;
-        let n = self.host.segment.len();
-        let (rank, block) = (self.host.rank, call.block_bytes());
-        // A half holds one piece for all peers, or one for each.
-        let parts = call.input().blocks(n);
-        let most = self.piece_bytes(parts);
-        if call.reads_input(rank) {
+        let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_bytes());
+        // A stage holds one piece for all peers, or one for each.
+        let parts = call.input().blocks(n - 1);
+        let most = piece_bytes(parts);
+        let gives = self.peers().any(|peer| call.moves(rank, peer));
+        if gives {
             let keep_going = || self.host.check().and_then(|()| check_allocation(self.request.deadline));
             self.host.segment.allocate_staging(rank, &keep_going)?;
         }
-        for start in (0..block).step_by(most) {
-            let piece = Piece { start, len: most.min(block - start) };
-            self.before_moving(parts * piece.len)?;
-            self.progress.round += 1;
-            if call.reads_input(rank) {
-                // Then no peer reads this half any more (invariant 8).
-                self.wait_for_all(Milestone::Round(self.progress.round - 1))?;
-                (0..parts).for_each(|part| self.stage(part, part * block, piece));
+        let before = self.progress.round;
+        let last = before + block.div_ceil(most) as u64;
+        let piece_of = |round: u64| {
+            let start = (round - before - 1) as usize * most;
+            Piece { round, start, len: most.min(block - start) }
+        };
+        let mut staged = if gives { before } else { last };
+        for round in before + 1..=last {
+            self.before_moving(parts * piece_of(round).len)?;
+            while staged < last && (staged < round || self.has_room_for(staged + 1)) {
+                staged += 1;
+                self.wait_for_stage(staged)?;
+                self.fill_stage(piece_of(staged));
+                self.host.segment.set_round(rank, staged);
             }
-            self.publish_round();
-            let round = Milestone::Round(self.progress.round);
-            for peer in self.host.segment.ranks().filter(|peer| self.takes_from(*peer)) {
-                self.wait_for(peer, round)?;
+            for peer in self.peers().filter(|peer| self.takes_from(*peer)) {
+                self.wait_for(peer, Milestone::Round(round))?;
             }
-            self.take_piece(piece)?;
+            self.take_piece(piece_of(round))?;
+            if round == last || (round - before).is_multiple_of(taken_batch(n)) {
+                self.host.segment.set_taken(rank, round);
+            }
         }
+        self.progress.round = last;
         Ok(())
+    }
+
+    /// Whether no peer reads the stage of a round any more, as far as this rank has looked
+    /// (invariant 8).
+    fn has_room_for(&mut self, round: u64) -> bool {
+        if round > self.progress.stage_room {
+            let slowest = self.peers().map(|peer| self.host.segment.taken(peer)).min();
+            self.progress.stage_room =
+                slowest.map_or(u64::MAX, |taken| taken + stage_count(self.host.segment.len()) as u64);
+        }
+        round <= self.progress.stage_room
+    }
+
+    /// Waits until no peer reads the stage of a round any more (invariant 8).
+    fn wait_for_stage(&mut self, round: u64) -> Result<()> {
+        if self.has_room_for(round) {
+            return Ok(());
+        }
+        let needed = Milestone::Taken(round - stage_count(self.host.segment.len()) as u64);
+        self.peers().try_for_each(|peer| self.wait_for(peer, needed))
+    }
+
+    /// The other ranks.
+    fn peers(&self) -> impl Iterator<Item = GroupRank> + use<> {
+        let own = self.host.rank;
+        self.host.segment.ranks().filter(move |peer| *peer != own)
+    }
+
+    /// Writes what peers take in this round into this rank's stage.
+    fn fill_stage(&self, piece: Piece) {
+        let call = self.request.signature.call;
+        if !call.input().is_per_rank {
+            return self.stage(0, 0, piece);
+        }
+        let block = call.block_bytes();
+        self.peers().for_each(|peer| self.stage(part_for(peer, self.host.rank), peer.index() * block, piece));
     }
 
     /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: Piece) -> Result<()> {
         let call = self.request.signature.call;
-        let (rank, block) = (self.host.rank, call.block_bytes());
-        let take_all = |part| {
-            let peers = self.host.segment.ranks();
-            peers.for_each(|peer| self.take(peer, part, peer.index() * block, piece));
-        };
+        let rank = self.host.rank;
+        if !call.writes_output(rank) {
+            return Ok(());
+        }
         match call.collective {
-            Collective::AllReduce { reduce_op } => self.reduce_staging(reduce_op, 0, piece)?,
-            Collective::Reduce { reduce_op, root } if rank == root => self.reduce_staging(reduce_op, 0, piece)?,
-            Collective::ReduceScatter { reduce_op } => self.reduce_staging(reduce_op, rank.index(), piece)?,
-            Collective::AllGather => take_all(0),
-            Collective::Gather { root } if rank == root => take_all(0),
-            Collective::AllToAll => take_all(rank.index()),
-            Collective::Broadcast { root } => self.take(root, 0, 0, piece),
-            Collective::Scatter { root } => self.take(root, rank.index(), 0, piece),
-            Collective::Reduce { .. } | Collective::Gather { .. } => {}
+            Collective::AllReduce { reduce_op }
+            | Collective::Reduce { reduce_op, .. }
+            | Collective::ReduceScatter { reduce_op } => self.reduce_stages(reduce_op, piece)?,
+            Collective::AllGather | Collective::Gather { .. } | Collective::AllToAll => {
+                let block = call.block_bytes();
+                self.host.segment.ranks().for_each(|peer| self.take(peer, peer.index() * block, piece));
+            }
+            Collective::Broadcast { root } | Collective::Scatter { root } => self.take(root, 0, piece),
         }
         Ok(())
     }
 
-    /// The most bytes of a piece: whole cache lines, and whole elements with them.
-    fn piece_bytes(&self, parts: usize) -> usize {
-        const LINE: usize = 64;
-        // At most 1024 ranks, and a half has 4096 lines.
-        assert!(parts * LINE <= STAGING_HALF_BYTES);
-        STAGING_HALF_BYTES / parts / LINE * LINE
-    }
-
     /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of
-    /// its staging memory.
+    /// its stage.
     fn stage(&self, part: usize, offset: usize, piece: Piece) {
         let source = self.request.input.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.write_staging(self.host.rank, self.progress.round, |half| {
-            // SAFETY: the input holds the block by the contract of `Backend::run`. The half holds
+        self.host.segment.write_stage(self.host.rank, piece.round, |stage| {
+            // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
             // and 8).
-            unsafe { compute::copy(source, half.wrapping_add(part * piece.len), piece.len) };
+            unsafe { compute::copy(source, stage.wrapping_add(part * piece.len), piece.len) };
         });
     }
 
-    /// Copies a part of a peer's staging memory into this rank's output, into the block that begins
+    /// Where the piece is that `giver` gives to this rank in this round: in its stage, or in this
+    /// rank's own input.
+    fn piece_from(&self, giver: GroupRank, piece: Piece) -> *const u8 {
+        let (call, rank) = (self.request.signature.call, self.host.rank);
+        let is_per_rank = call.input().is_per_rank;
+        if giver == rank {
+            let block = if is_per_rank { rank.index() * call.block_bytes() } else { 0 };
+            return self.request.input.pointer.wrapping_add(block + piece.start);
+        }
+        let part = if is_per_rank { part_for(rank, giver) } else { 0 };
+        let segment = &self.host.segment;
+        segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(part * piece.len))
+    }
+
+    /// Copies the piece that `giver` gives to this rank into the output, into the block that begins
     /// at `offset`.
-    fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
+    fn take(&self, giver: GroupRank, offset: usize, piece: Piece) {
         let target = self.request.output.pointer.wrapping_add(offset + piece.start);
-        self.host.segment.read_staging(peer, self.progress.round, |half| {
-            // SAFETY: the output holds the block by the contract of `Backend::run`. The peer wrote
-            // the part before it published the round (invariant 7), and writes this half again only
-            // after this rank has published the next one (invariant 8).
-            unsafe { compute::copy(half.wrapping_add(part * piece.len), target, piece.len) };
-        });
+        // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
+        // rules let the rank's own piece be the target. A peer wrote its piece before it published
+        // the round (invariant 7), and writes this stage again only after this rank has published a
+        // later one (invariant 8).
+        unsafe { compute::copy(self.piece_from(giver, piece), target, piece.len) };
     }
 
-    /// Reduces a part of all ranks' staging memory, in rank order, into this rank's output.
-    fn reduce_staging(&self, reduce_op: ReduceOperation, part: usize, piece: Piece) -> Result<()> {
+    /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
+    fn reduce_stages(&self, reduce_op: ReduceOperation, piece: Piece) -> Result<()> {
         let data_type = self.request.signature.call.data_type;
         let target = self.request.output.pointer.wrapping_add(piece.start);
-        let part_of = |peer| {
-            let part = part * piece.len;
-            Ok(self.host.segment.read_staging(peer, self.progress.round, |half| half.wrapping_add(part)))
-        };
-        self.with_addresses(part_of, |sources| {
-            // SAFETY: as in `take`, for every source. Staging memory does not overlap the output.
-            unsafe { compute::reduce(reduce_op, data_type, sources, target, piece.len / data_type.byte_len()) };
-            Ok(())
-        })
+        self.with_addresses(
+            |giver| Ok(self.piece_from(giver, piece)),
+            |sources| {
+                // SAFETY: as in `take`, for every source. Stages do not overlap the output.
+                unsafe { compute::reduce(reduce_op, data_type, sources, target, piece.len / data_type.byte_len()) };
+                Ok(())
+            },
+        )
     }
+}
+
+/// The most bytes of a piece, if a stage holds `parts` of them: whole cache lines, and whole
+/// elements with them.
+fn piece_bytes(parts: usize) -> usize {
+    const LINE: usize = 64;
+    // At most 1024 ranks, and a stage has 1024 lines.
+    assert!(parts * LINE <= STAGE_BYTES);
+    STAGE_BYTES / parts / LINE * LINE
+}
+
+/// The part of the giver's stage that is for `taker`. There is none for the giver itself.
+fn part_for(taker: GroupRank, giver: GroupRank) -> usize {
+    taker.index() - usize::from(taker > giver)
 }

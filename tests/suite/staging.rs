@@ -1,0 +1,112 @@
+//! Processes that move elements through staging memory: many calls of random operations, roots and
+//! lengths, and ranks of different speeds.
+
+use distcollective::{Buffer, Communicator, DataType, Rank, ReduceOperation, Result};
+
+use crate::limits::children;
+use crate::random::Random;
+use crate::ranks::{DEADLINE, wait_all};
+
+/// How many calls each rank makes.
+const CALLS: usize = 300;
+
+/// The longest block, in elements of 4 bytes: longer than all stages of a rank together.
+const MOST: usize = 700_000;
+
+/// What each rank of a child does.
+pub fn make_random_calls(communicator: &Communicator) {
+    // All ranks draw the same calls, and each draws its own delays.
+    let (mut calls, mut delays) = (Random(17), Random(100 + u64::from(communicator.rank().0)));
+    let mut symmetric = communicator.allocate(DataType::Int32, [1000]).expect("symmetric memory");
+    for number in 0..CALLS {
+        // Few calls are long.
+        let block = match calls.below(10) {
+            0 => calls.below(MOST),
+            1..=5 => calls.below(40_000),
+            _ => calls.below(300),
+        };
+        let operation = calls.below(9);
+        let root = Rank(calls.below(communicator.world_size() as usize) as u32);
+        if delays.below(8) == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(delays.below(300) as u64));
+        }
+        let result = match operation {
+            8 => broadcast_directly(communicator, &mut symmetric, root),
+            _ => call(communicator, operation, root, block),
+        };
+        result.unwrap_or_else(|error| panic!("call {number}, operation {operation} of {block}: {error}"));
+    }
+}
+
+/// Broadcasts symmetric memory, which goes through no stage but counts as a round.
+fn broadcast_directly(communicator: &Communicator, buffer: &mut Buffer, root: Rank) -> Result<()> {
+    buffer.as_mut_slice::<i32>()?.fill(communicator.rank().0 as i32);
+    communicator.broadcast(&mut *buffer, root)?;
+    assert!(buffer.as_slice::<i32>()?.iter().all(|x| *x == root.0 as i32), "a direct broadcast");
+    Ok(())
+}
+
+/// Makes a call and checks its result.
+fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize) -> Result<()> {
+    let (n, rank) = (communicator.world_size() as i32, communicator.rank());
+    // The elements of the block that `from` gives to `to`.
+    let given = |from: i32, to: i32| (0..block as i32).map(move |i| i.wrapping_mul(7919) ^ (from << 8) ^ to);
+    let own = rank.0 as i32;
+    let to_each = || (0..n).flat_map(|to| given(own, to)).collect::<Vec<i32>>();
+    let from_each = |to| (0..n).flat_map(|from| given(from, to)).collect::<Vec<i32>>();
+    let sum = |to| -> Vec<i32> {
+        let mut sums: Vec<i32> = given(0, to).collect();
+        (1..n).for_each(|from| sums.iter_mut().zip(given(from, to)).for_each(|(sum, x)| *sum = sum.wrapping_add(x)));
+        sums
+    };
+    let mut x: Vec<i32> = given(own, 0).collect();
+    let mut all = vec![-1; block * n as usize];
+    let is_root = rank == root;
+    match operation {
+        0 => {
+            communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
+            assert!(x == sum(0), "all_reduce");
+        }
+        1 => {
+            communicator.broadcast(&mut x, root)?;
+            assert!(given(root.0 as i32, 0).eq(x), "broadcast");
+        }
+        2 => {
+            communicator.reduce(&mut x, ReduceOperation::Sum, root)?;
+            assert!(if is_root { x == sum(0) } else { given(own, 0).eq(x) }, "reduce");
+        }
+        3 => {
+            communicator.gather(&x, is_root.then_some(&mut all), root)?;
+            assert!(!is_root || all == from_each(0), "gather");
+        }
+        4 => {
+            let input = to_each();
+            communicator.scatter(is_root.then_some(&input), &mut x, root)?;
+            assert!(given(root.0 as i32, own).eq(x), "scatter");
+        }
+        5 => {
+            communicator.all_gather(&x, &mut all)?;
+            assert!(all == from_each(0), "all_gather");
+        }
+        6 => {
+            communicator.all_to_all(&to_each(), &mut all)?;
+            assert!(all == from_each(own), "all_to_all");
+        }
+        _ => {
+            communicator.reduce_scatter(&to_each(), &mut x, ReduceOperation::Sum)?;
+            assert!(x == sum(own), "reduce_scatter");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_of_different_speeds_get_what_their_peers_gave() {
+    for processes in [&[1, 1][..], &[1, 1, 1], &[2, 1, 1]] {
+        for (rank, (success, text)) in
+            wait_all(children(&[], "random calls", processes), DEADLINE).into_iter().enumerate()
+        {
+            assert!(success, "process {rank} of {processes:?}: {text}");
+        }
+    }
+}
