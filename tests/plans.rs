@@ -401,7 +401,9 @@ fn instructions_are_linear_in_the_layers() {
     for (name, _) in KINDS {
         let [none, few, many] = [2, 3_000, 30_000].map(|layers| instructions(&format!("{name} {layers}")));
         println!("{name}: {} instructions for 3000 layers, {} for 30000", few - none, many - none);
-        assert!(many - none < 14 * (few - none), "{name}: {few} instructions for 3000 layers, {many} for 30000");
+        // It is 10.2 times as many, and varies little: some steps search in trees. A look at each
+        // other layer, even if it were one instruction, would make it more than 11.
+        assert!(many - none < 11 * (few - none), "{name}: {few} instructions for 3000 layers, {many} for 30000");
     }
 }
 
@@ -413,8 +415,8 @@ fn instructions(counted: &str) -> u64 {
     valgrind.args(["--exact", "instructions_are_linear_in_the_layers"]).env(COUNTED, counted);
     let (output, text) = run(&mut valgrind);
     assert!(output.status.success(), "{text}");
-    // ==7== I refs:        1,234,567
-    let count = text.lines().find_map(|line| line.split_once("I refs:")).expect("a count").1;
+    // ==7== I   refs:      1,234,567
+    let count = text.lines().find_map(|line| line.split_once(" refs:")).expect("a count").1;
     count.trim().replace(',', "").parse().expect("a number")
 }
 
