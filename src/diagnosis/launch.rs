@@ -19,9 +19,6 @@ const SECRET: &str = "DCL_SECRET";
 /// The variable by which `distcollective launch` counts restarts.
 const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
-/// How the names of variables begin that only the library's tests read.
-const TEST_PREFIXES: [&str; 3] = ["DCL_TEST_", "DCL_REQUIRE_PEERS", "DCL_EXHAUSTIVE"];
-
 /// What the environment variables say about ranks and libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -68,12 +65,10 @@ fn mistakes(has_launcher: bool) -> Vec<String> {
     if std::env::var_os(SECRET).is_some_and(|secret| secret.is_empty()) {
         mistakes.push(format!("{SECRET} is empty; unset it, or give it at least one byte"));
     }
-    // The library's tests have variables of their own.
     let is_known = |name: &str| {
         [SECRET, LAUNCH_SOCKET, JOBS, RESTART_COUNT].contains(&name)
             || settings::SETTINGS_VARIABLES.contains(&name)
             || environment::variable_names().any(|known| known == name)
-            || TEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     };
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = names.filter(|name| name.starts_with("DCL_") && !is_known(name)).collect();

@@ -143,7 +143,7 @@ fn a_job_can_end_while_it_starts_and_by_any_number() {
 /// In a program that ignores SIGCHLD, the kernel does not tell how ranks end.
 #[test]
 fn a_program_that_ignores_the_end_of_children_gets_an_error() {
-    const INSIDE: &str = "DCL_TEST_IGNORES_CHILDREN";
+    const INSIDE: &str = "IGNORES_CHILDREN";
     if std::env::var_os(INSIDE).is_some() {
         let error = Job::new(1).run(shell("exit 3")).expect_err("the exit code is lost");
         assert_eq!(error.kind(), ErrorKind::System);
