@@ -343,10 +343,11 @@ fn one_rank_may_read_the_standard_input() {
 
 /// A terminal of its own: this end, and how to open the other one.
 fn terminal() -> (std::fs::File, impl Fn() -> std::fs::File) {
-    let master = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR).expect("a terminal");
+    // Programs that are started do not have this end open.
+    let master = std::fs::File::options().read(true).write(true).open("/dev/ptmx").expect("a terminal");
     rustix::pty::unlockpt(&master).expect("its own terminal");
     let name = rustix::pty::ptsname(&master, Vec::new()).expect("a name").into_string().expect("UTF-8");
-    (master.into(), move || std::fs::File::options().read(true).write(true).open(&name).expect("the terminal"))
+    (master, move || std::fs::File::options().read(true).write(true).open(&name).expect("the terminal"))
 }
 
 /// What was typed for the run before is lost, but no line that comes after it.
