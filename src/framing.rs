@@ -77,9 +77,12 @@ impl Format {
     /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let noun = self.noun;
+        if bytes.is_empty() {
+            bail!(InvalidPlan, "the {noun} is empty: there are no bytes");
+        }
         let beginning = &bytes[..bytes.len().min(self.magic.len())];
         // Bytes that were cut may have a part of the magic only.
-        if bytes.is_empty() || !self.magic.starts_with(beginning) {
+        if !self.magic.starts_with(beginning) {
             bail!(InvalidPlan, "these bytes are no distcollective {noun}: they begin with {beginning:02x?}");
         }
         let mut rest = bytes;

@@ -1,12 +1,14 @@
 //! What reading a plan and building a network take: memory in proportion to the bytes and to the
-//! layers, whatever the bytes are. The allocator of this program counts, and nothing looks at the
-//! clock except the report of [`mutated_plans_take_little`].
+//! layers, whatever the bytes are, and instructions in proportion to the layers. The allocator of
+//! this program counts bytes, valgrind counts instructions, and nothing looks at the clock except
+//! the report of [`mutated_plans_take_little`].
 
 #[path = "shared/random.rs"]
 mod random;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Partition;
@@ -14,6 +16,7 @@ use distcollective::network::Shuffle;
 use distcollective::{Builder, DataType, DistCollective, Engine, Groups, Network, Rank, ReduceOperation, Result};
 use random::Random;
 use sha2::{Digest, Sha256};
+use test_support::{has, run};
 
 /// The most memory that reading a plan may take, as a multiple of its bytes.
 const MOST_PER_BYTE: usize = 64;
@@ -355,6 +358,8 @@ fn a_number_that_is_too_large_allocates_nothing() {
 /// What a network is called, and how it is described with so many layers.
 type Kind = (&'static str, fn(usize) -> Network);
 
+const KINDS: [Kind; 2] = [("chain", |layers| described(chain(layers))), ("wide", |layers| described(wide(layers)))];
+
 /// Ten times the layers take some ten times the memory, all allocations together, and not a hundred
 /// times: nothing is looked at again for each further layer. (Vectors grow in powers of two.)
 #[test]
@@ -366,13 +371,53 @@ fn describing_building_and_reading_are_linear() {
         let (_, _, read) = counted(|| Engine::deserialize(&plan).expect("an engine"));
         [described, built, read]
     };
-    let kinds: [Kind; 2] = [("chain", |layers| described(chain(layers))), ("wide", |layers| described(wide(layers)))];
-    for (name, describe) in kinds {
+    for (name, describe) in KINDS {
         let (few, many) = (take(2000, describe), take(20_000, describe));
         for (step, (few, many)) in ["describe", "build", "read"].into_iter().zip(few.into_iter().zip(many)) {
             assert!(many < 30 * few, "{name}, {step}: {few} bytes for 2000 layers, {many} for 20000");
         }
     }
+}
+
+/// In the program that valgrind runs: which kind of network, and how many layers.
+const COUNTED: &str = "DCL_TEST_COUNTED";
+
+/// Ten times the layers take some ten times the instructions: a step for each layer that looks at
+/// all others would allocate nothing, but take a hundred times as many.
+#[test]
+fn instructions_are_linear_in_the_layers() {
+    if let Ok(text) = std::env::var(COUNTED) {
+        let (name, layers) = text.split_once(' ').expect("a kind and a number");
+        let (_, describe) = KINDS.into_iter().find(|(kind, _)| *kind == name).expect("a kind");
+        let engine = Builder::new().build(&describe(layers.parse().expect("a number"))).expect("an engine");
+        let plan = engine.serialize().expect("a plan");
+        let read = Engine::deserialize(&plan).expect("an engine");
+        assert_eq!(read.inspect().to_json()["layers"].as_array().map(Vec::len), layers.parse().ok());
+        return;
+    }
+    if !has("valgrind") {
+        return;
+    }
+    for (name, _) in KINDS {
+        let [none, few, many] = [2, 3_000, 30_000].map(|layers| instructions(&format!("{name} {layers}")));
+        println!("{name}: {} instructions for 3000 layers, {} for 30000", few - none, many - none);
+        // It is 10.2 times as many, and varies little: some steps search in trees. A look at each
+        // other layer, even if it were one instruction, would make it more than 11.
+        assert!(many - none < 11 * (few - none), "{name}: {few} instructions for 3000 layers, {many} for 30000");
+    }
+}
+
+/// The number of instructions of this program in the test above.
+fn instructions(counted: &str) -> u64 {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
+    valgrind.arg(std::env::current_exe().expect("this program"));
+    valgrind.args(["--exact", "instructions_are_linear_in_the_layers"]).env(COUNTED, counted);
+    let (output, text) = run(&mut valgrind);
+    assert!(output.status.success(), "{text}");
+    // ==7== I   refs:      1,234,567
+    let count = text.lines().find_map(|line| line.split_once(" refs:")).expect("a count").1;
+    count.trim().replace(',', "").parse().expect("a number")
 }
 
 fn described(describe: impl FnOnce(&mut Network) -> Result<()>) -> Network {

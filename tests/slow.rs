@@ -98,7 +98,7 @@ fn the_variables_are_read() {
     assert!(output("timeout", &[("DCL_TIMEOUT", "2.5")]).0.contains("2.5s"));
     assert!(output("timeout", &[]).0.contains("600s"));
     let (text, _) = output("timeout", &[("DCL_TIMEOUT", "soon")]);
-    let quoted = "DCL_TIMEOUT is \"soon\", which is not a number of seconds";
+    let quoted = "DCL_TIMEOUT is \"soon\", which is not a number of seconds above 0, such as 60 or 0.5";
     assert!(text.contains(quoted), "{text}");
     assert!(include_str!("../docs/src/settings.md").contains(&format!("`{quoted}`")), "the guide quotes it");
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use distcollective::diagnosis::{Diagnosis, Gpu, Host, Launch, Library, Nccl, Probe};
 use serde_json::Value;
 
-use crate::output::fail;
+use crate::output::{fail, print};
 
 /// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
 /// they would use, and warnings.
@@ -25,12 +25,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     let diagnosis = Diagnosis::collect();
     if !arguments.json {
-        print(&diagnosis);
+        print(to_text(&diagnosis));
         return ExitCode::SUCCESS;
     }
     match to_json(&diagnosis) {
         Ok(object) => {
-            println!("{object}");
+            print(format!("{object}\n"));
             ExitCode::SUCCESS
         }
         Err(error) => fail(error),
@@ -51,28 +51,27 @@ fn to_json(diagnosis: &Diagnosis) -> serde_json::Result<Value> {
     Ok(object)
 }
 
-fn print(diagnosis: &Diagnosis) {
-    row("version", diagnosis.version);
-    row("commit", COMMIT);
-    row("target", TARGET);
-    host(&diagnosis.host);
-    launch(&diagnosis.launch);
-    row("driver", &text_of(&diagnosis.driver, library));
-    gpus(&diagnosis.gpus);
-    row("NVRTC", &text_of(&diagnosis.nvrtc, library));
-    row("NCCL", &text_of(&diagnosis.nccl, nccl));
-    row("MPI", &text_of(&diagnosis.mpi, library));
-    println!();
-    for conclusion in &diagnosis.conclusions {
-        println!("{conclusion}");
-    }
-    for warning in &diagnosis.warnings {
-        println!("warning: {warning}");
-    }
+/// A row for each fact, then the conclusions and the warnings.
+fn to_text(diagnosis: &Diagnosis) -> String {
+    let mut rows = vec![row("version", diagnosis.version), row("commit", COMMIT), row("target", TARGET)];
+    rows.extend(host(&diagnosis.host));
+    rows.extend(launch(&diagnosis.launch));
+    rows.push(row("driver", text_of(&diagnosis.driver, library)));
+    rows.extend(gpus(&diagnosis.gpus));
+    rows.push(row("NVRTC", text_of(&diagnosis.nvrtc, library)));
+    rows.push(row("NCCL", text_of(&diagnosis.nccl, nccl)));
+    rows.push(row("MPI", text_of(&diagnosis.mpi, library)));
+    let rows = rows.into_iter().map(|(name, text)| format!("{name:11} {text}\n"));
+    let conclusions = diagnosis.conclusions.iter().map(|conclusion| format!("{conclusion}\n"));
+    let warnings = diagnosis.warnings.iter().map(|warning| format!("warning: {warning}\n"));
+    rows.chain(["\n".to_owned()]).chain(conclusions).chain(warnings).collect()
 }
 
-fn row(name: &str, text: &str) {
-    println!("{name:11} {text}");
+/// The name of a fact, which is empty if the fact goes on, and its text.
+type Row = (String, String);
+
+fn row(name: &str, text: impl Into<String>) -> Row {
+    (name.to_owned(), text.into())
 }
 
 /// A fact as text, or why it is missing.
@@ -83,31 +82,31 @@ fn text_of<T>(fact: &Probe<T>, text: impl FnOnce(&T) -> String) -> String {
     }
 }
 
-fn host(host: &Host) {
-    row("system", &host.system);
-    row("cores", &text_of(&host.cores, usize::to_string));
+fn host(host: &Host) -> Vec<Row> {
     let limit = host.memory_limit_bytes.map_or(String::new(), |limit| format!(", limited to {}", size(limit)));
     let available = |bytes: &u64| format!("{} available", size(*bytes));
-    row("memory", &format!("{}{limit}", text_of(&host.memory_available_bytes, available)));
-    row("/dev/shm", &host.dev_shm_bytes.map_or("none".to_owned(), size));
     let count = |limit: Option<u64>| limit.map_or("without limit".to_owned(), |limit| limit.to_string());
     let files = host.open_files;
-    row("limits", &format!("open files: {} (may be raised to: {})", count(files.soft), count(files.hard)));
-    row("", &format!("threads: {}; mappings of a process: {}", count(host.threads), count(host.mappings)));
-    row("processes", &text_of(&host.processes, |count| format!("about {count} can have a rank each")));
+    vec![
+        row("system", &host.system),
+        row("cores", text_of(&host.cores, usize::to_string)),
+        row("memory", format!("{}{limit}", text_of(&host.memory_available_bytes, available))),
+        row("/dev/shm", host.dev_shm_bytes.map_or("none".to_owned(), size)),
+        row("limits", format!("open files: {} (may be raised to: {})", count(files.soft), count(files.hard))),
+        row("", format!("threads: {}; mappings of a process: {}", count(host.threads), count(host.mappings))),
+        row("processes", text_of(&host.processes, |count| format!("about {count} can have a rank each"))),
+    ]
 }
 
-fn launch(launch: &Launch) {
+fn launch(launch: &Launch) -> Vec<Row> {
     let place = match (launch.rank, launch.world_size) {
         (Some(rank), Some(world_size)) => format!(": rank {rank} of {world_size}"),
         _ => String::new(),
     };
-    row("launcher", &format!("{}{place}", launch.launcher.unwrap_or("none")));
-    let mut name = "variables";
-    for (variable, value) in &launch.variables {
-        row(name, &format!("{variable}={value}"));
-        name = "";
-    }
+    let names = ["variables"].into_iter().chain(std::iter::repeat(""));
+    let variables =
+        names.zip(&launch.variables).map(|(name, (variable, value))| row(name, format!("{variable}={value}")));
+    [row("launcher", format!("{}{place}", launch.launcher.unwrap_or("none")))].into_iter().chain(variables).collect()
 }
 
 fn library(library: &Library) -> String {
@@ -115,14 +114,13 @@ fn library(library: &Library) -> String {
     format!("{}{file}", library.version)
 }
 
-fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) {
-    let gpus = match gpus {
-        Probe::Found(gpus) if gpus.is_empty() => return row("GPUs", "none"),
-        Probe::Found(gpus) => gpus,
-        Probe::Missing { problem } => return row("GPUs", problem),
-    };
-    for (number, found) in gpus.iter().enumerate() {
-        row(&format!("GPU {number}"), &text_of(found, gpu));
+fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) -> Vec<Row> {
+    match gpus {
+        Probe::Found(gpus) if gpus.is_empty() => vec![row("GPUs", "none")],
+        Probe::Found(gpus) => {
+            gpus.iter().enumerate().map(|(number, found)| row(&format!("GPU {number}"), text_of(found, gpu))).collect()
+        }
+        Probe::Missing { problem } => vec![row("GPUs", problem)],
     }
 }
 

@@ -9,7 +9,7 @@ use distcollective::{Environment, Result};
 use serde_json::{Map, Value, json};
 
 use crate::names;
-use crate::output::fail;
+use crate::output::{fail, print};
 
 /// Initializes the environment as any program would, and shows each value and the variable that it
 /// came from.
@@ -32,7 +32,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match print(arguments) {
+    match initialize(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error),
     }
@@ -46,7 +46,8 @@ fn device(environment: &Environment) -> String {
     }
 }
 
-fn print(arguments: &Arguments) -> Result<()> {
+/// Initializes the environment, prints it and finalizes it.
+fn initialize(arguments: &Arguments) -> Result<()> {
     let environment = Environment::builder()
         .timeout(crate::timeout(arguments.timeout)?)
         .seed(arguments.seed)
@@ -67,17 +68,18 @@ fn print(arguments: &Arguments) -> Result<()> {
         "first_own_draw": environment.first_draws().1,
         "sources": sources,
     });
-    if arguments.json {
-        println!("{found}");
-    } else if let Value::Object(found) = found {
-        for (name, value) in found.iter().filter(|(name, _)| *name != "sources") {
-            let from = sources.get(name).and_then(Value::as_str).map_or(String::new(), |from| format!("  ({from})"));
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            println!("{name:18} {value}{from}");
-        }
-        if let Some(rendezvous) = sources.get("rendezvous").and_then(Value::as_str) {
-            println!("{:18} {rendezvous}", "rendezvous from");
-        }
-    }
+    print(if arguments.json { format!("{found}\n") } else { rows(&found, &sources) });
     environment.finalize()
+}
+
+/// A row for each value, with the variable that it came from.
+fn rows(found: &Value, sources: &Map<String, Value>) -> String {
+    let source = |name: &str| sources.get(name).and_then(Value::as_str);
+    let values = found.as_object().into_iter().flatten().filter(|(name, _)| *name != "sources");
+    let rows = values.map(|(name, value)| {
+        let from = source(name).map_or(String::new(), |from| format!("  ({from})"));
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!("{name:18} {value}{from}\n")
+    });
+    rows.chain(source("rendezvous").map(|from| format!("{:18} {from}\n", "rendezvous from"))).collect()
 }

@@ -37,5 +37,6 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Arguments { json: true, .. } => format!("{}\n", inspection.to_json()),
         Arguments { dot: true, .. } => inspection.to_dot(),
         _ => inspection.to_string(),
-    })
+    });
+    ExitCode::SUCCESS
 }

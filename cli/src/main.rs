@@ -54,14 +54,6 @@ fn timeout(option: Option<Duration>) -> distcollective::Result<Duration> {
     }
 }
 
-/// Ends the program, as other programs, when it writes to a pipe whose reader has closed it. Rust's
-/// own default is an error of the write.
-fn end_with_reader() {
-    // SAFETY: the default action replaces the one that Rust has set at the start; no other thread
-    // runs yet.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-}
-
 /// Undoes an ignored SIGCHLD, which a program inherits from the one that starts it. While it is
 /// ignored, the exit codes of children are lost.
 fn notice_children() {
@@ -72,11 +64,7 @@ fn notice_children() {
 fn main() -> ExitCode {
     notice_children();
     distcollective::log::show_warnings();
-    let command = Arguments::parse().command;
-    if !matches!(command, Command::Launch(_)) {
-        end_with_reader();
-    }
-    match command {
+    match output::parse::<Arguments>().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -31,7 +31,8 @@ pub struct Manual {
 pub fn complete(arguments: &Completions, mut program: Command) -> ExitCode {
     let (name, mut script) = (program.get_name().to_owned(), Vec::new());
     clap_complete::generate(arguments.shell, &mut program, name, &mut script);
-    print(script)
+    print(script);
+    ExitCode::SUCCESS
 }
 
 pub fn write_manual(arguments: &Manual, program: Command) -> ExitCode {
@@ -45,7 +46,10 @@ pub fn write_manual(arguments: &Manual, program: Command) -> ExitCode {
     }
     let mut page = Vec::new();
     match clap_mangen::Man::new(program).render(&mut page) {
-        Ok(()) => print(page),
+        Ok(()) => {
+            print(page);
+            ExitCode::SUCCESS
+        }
         Err(error) => fail(format!("the manual cannot be made: {error}")),
     }
 }

@@ -33,7 +33,7 @@ pub struct Arguments {
     #[arg(long, value_parser = names::reduce_operation())]
     reduce_op: Option<ReduceOperation>,
     /// The root, for operations that have one: a rank; with several groups, a number within each
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=65535))]
     root: Option<u32>,
     /// The ranks that take part, in this order: '2,0'. Several groups, which do the operation each
     /// by itself: '0,1;2,3'. All ranks unless given
@@ -82,8 +82,12 @@ fn groups(text: &str) -> Result<Groups, String> {
 
 pub fn run(arguments: &Arguments) -> ExitCode {
     match run_ranks(arguments) {
-        Ok(summary) if arguments.json => print(format!("{summary}\n")),
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(summary) => {
+            if arguments.json {
+                print(format!("{summary}\n"));
+            }
+            ExitCode::SUCCESS
+        }
         Err(text) => fail(text),
     }
 }

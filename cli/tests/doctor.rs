@@ -282,6 +282,7 @@ fn the_launcher_and_its_variables_are_told_but_no_secret() {
             "rank": 1,
             "world_size": 4,
             "problem": null,
+            "mistakes": [],
             "variables": {
                 "RANK": "1",
                 "WORLD_SIZE": "4",
@@ -301,6 +302,34 @@ fn the_launcher_and_its_variables_are_told_but_no_secret() {
     assert_eq!((&found["launch"]["launcher"], &found["launch"]["rank"]), (&json!("SLURM"), &Value::Null));
     let problem = "ranks cannot meet as they were launched: launcher SLURM: SLURM_NTASKS is not set";
     assert!(says(&found["warnings"], problem), "{found}");
+}
+
+#[test]
+fn variables_that_cannot_be_read_are_warned_of() {
+    let wrong = [
+        ("DCL_TIMEOUT", "0"),
+        ("DCL_SLOW_WARNING", "often"),
+        ("DCL_LOG", "loud"),
+        ("DCL_SECRET", ""),
+        ("DCL_RENDEZVOUS_PORT", "http"),
+        ("DCL_TIMOUT", "9"),
+        ("DCL_JOB_ID", "fine"),
+    ];
+    let found = Machine { libraries: None, variables: &wrong }.json();
+    let expected = json!([
+        "DCL_TIMEOUT is \"0\", which is not a number of seconds above 0, such as 60 or 0.5",
+        "DCL_SLOW_WARNING is \"often\", which is not a number of seconds; 0 means never",
+        "DCL_LOG is \"loud\", which is not one of off, error, warn, info, debug and trace",
+        "DCL_RENDEZVOUS_PORT is \"http\", which is not a port",
+        "DCL_SECRET is empty; unset it, or give it at least one byte",
+        "DCL_TIMOUT is none of this library's variables",
+    ]);
+    assert_eq!((&found["launch"]["mistakes"], &found["warnings"]), (&expected, &expected));
+    // Those of a launcher are told once.
+    let launched =
+        [("RANK", "0"), ("DCL_RENDEZVOUS_PORT", "http"), ("DCL_LAUNCH_JOBS", "1;"), ("DCL_RESTART_COUNT", "0")];
+    let found = Machine { libraries: None, variables: &launched }.json();
+    assert_eq!((&found["launch"]["mistakes"], found["warnings"].as_array().map(Vec::len)), (&json!([]), Some(1)));
 }
 
 #[test]

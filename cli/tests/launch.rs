@@ -34,6 +34,31 @@ fn assert_all_passed(text: &str, ranks: u32) {
     }
 }
 
+/// An option that there is not, or whose value is wrong, is a mistake of the command line.
+#[test]
+fn wrong_options_of_the_launcher_are_not_the_program() {
+    for (options, expected) in [
+        (&["--n", "2", "--timout", "5", "--", "true"][..], "unexpected argument '--n' found"),
+        (&["--tiemout", "3", "true"], "unexpected argument '--tiemout' found"),
+        (&["-n", "1", "--verbose", "true"], "unexpected argument '--verbose' found"),
+        (&["-n", "1"], "<PROGRAM>..."),
+        (&["-n", "2", "--stdin", "2", "true"], "standard input is for rank 2, and the job has ranks 0 to 1"),
+        (&["-n", "1", "--bind", "0;1", "true"], "--bind has 2 sets of CPUs for 1 rank; separate sets by ';'"),
+        (&["-n", "1", "--bind", "0,1000", "true"], "rank 0 cannot run on CPU 1000, which this machine does not have"),
+        (&["-n", "1", "--bind", "1000", "true"], "rank 0 cannot run on CPU 1000, which this machine does not have"),
+        (&["-n", "1", "--log-dir", "/proc/none", "true"], "--log-dir /proc/none: "),
+    ] {
+        let (output, text) = run(timed(DISTCOLLECTIVE).arg("launch").args(options));
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {text}");
+        assert!(text.starts_with("error: ") && text.contains(expected), "{options:?}: {text}");
+    }
+    // What follows the program is the program's.
+    for program in [&["echo", "-n", "--tiemout"][..], &["--", "echo", "-n", "--tiemout"]] {
+        let (output, text) = run(timed(DISTCOLLECTIVE).args(["launch", "-n", "1"]).args(program));
+        assert_eq!((output.status.code(), text.as_str()), (Some(0), "[0] --tiemout\n"), "{program:?}");
+    }
+}
+
 #[test]
 fn the_demo_is_one_rank_under_the_launcher() {
     let (output, text) = launch(4, &[demo(), "--op", "all"]);
@@ -41,6 +66,12 @@ fn the_demo_is_one_rank_under_the_launcher() {
     assert_all_passed(&text, 4);
     assert!(text.contains("[3] Rank 3 - SCATTER PASSED"), "{text}");
     assert!(text.contains("[0] ranks: 4 processes; type: float32; backend: host"), "{text}");
+
+    // The launcher says how many ranks there are.
+    let (output, text) = launch(2, &[demo(), "--ranks", "3"]);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--ranks is 3, and the launcher started 2; leave --ranks out"), "{text}");
+    assert!(launch(2, &[demo(), "--ranks", "2"]).0.status.success());
 
     let (output, text) = launch(3, &[demo(), "--op", "reduce_scatter", "--columns", "4"]);
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -79,7 +110,7 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
 
     let (output, text) = launch(2, &["sh", "-c", "if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 60"]);
     assert_eq!(output.status.code(), Some(128 + 9), "{text}");
-    assert!(text.contains("error: rank 0 was ended by signal 9"), "{text}");
+    assert!(text.contains("error: rank 0 was ended by signal 9 (SIGKILL); the other ranks were ended"), "{text}");
 
     // A rank that waits for the failed one prints why it ends.
     let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
@@ -152,7 +183,9 @@ fn send(signal: Signal, child: &Child) {
 
 #[test]
 fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
-    for (signal, number) in [(Signal::HUP, 1), (Signal::INT, 2), (Signal::TERM, 15)] {
+    for (signal, number, name) in
+        [(Signal::HUP, 1, "SIGHUP"), (Signal::INT, 2, "SIGINT"), (Signal::TERM, 15, "SIGTERM")]
+    {
         let mut child = start("", 2, "echo $$; exec sleep 60");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let pids: Vec<String> = lines.by_ref().take(2).map(|line| line.expect("text")[4..].to_owned()).collect();
@@ -160,7 +193,7 @@ fn a_signal_ends_the_ranks_and_is_in_the_exit_code() {
         let output = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(128 + number), "{text}");
-        assert_eq!(text, format!("error: interrupted by signal {number}; the ranks were ended\n"));
+        assert_eq!(text, format!("error: interrupted by signal {number} ({name}); the ranks were ended\n"));
         for pid in pids {
             // Its new parent may not have reaped it yet.
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -187,6 +220,7 @@ fn more_ranks_than_the_system_allows_are_one_line() {
     let (output, text) = run(timed("sh").args(["-c", &limited]));
     assert_eq!(output.status.code(), Some(127), "{text}");
     assert!(text.starts_with("error: rank ") && text.contains("Too many open files"), "{text}");
+    assert!(text.contains("this process may have 64 files open; see `ulimit -Hn`"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 

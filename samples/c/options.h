@@ -14,7 +14,7 @@ enum { PASSED, FAILED, WRONG_USAGE };
 
 /* A program has an option if it gives it a default; an option that it does not have is NULL. */
 struct options {
-    /* The number of ranks. Every program has it. */
+    /* The number of ranks, or 0 to leave it to run_on_ranks. Every program has it. */
     int32_t nb_ranks;
     /* An operation's name, or "all". */
     const char *op;
@@ -53,7 +53,9 @@ static inline void print_usage(FILE *file, const char *program, const struct opt
     fprintf(file, "usage: %s [--ranks N]%s%s%s%s\n", program, options->op ? " [--op NAME|all]" : "",
             options->backend ? " [--backend auto|host|nccl]" : "", options->dtype ? " [--dtype TYPE]" : "",
             options->root ? " [--root K]" : "");
-    fprintf(file, "  --ranks N  the number of ranks, 1 to %d, each a thread; a launcher sets it itself\n", MAX_RANKS);
+    fprintf(file, "  --ranks N  the number of ranks, 1 to %d, each a thread (%d unless given);\n", MAX_RANKS,
+            (int)(options->nb_ranks > 0 ? options->nb_ranks : DEFAULT_RANKS));
+    fprintf(file, "             under a launcher it is the launcher's number\n");
     fprintf(file, "example: %s --ranks 4\n", program);
 }
 

@@ -16,6 +16,9 @@
 /* The most ranks that a sample runs on: the length of its arrays. */
 #define MAX_RANKS 64
 
+/* How many ranks there are as threads, if the command line does not say. */
+#define DEFAULT_RANKS 4
+
 /* Prints the error of this thread's last call. */
 static inline void print_failure(const char *file, int line, const char *call, dcl_status_t status) {
     char message[4096];
@@ -50,7 +53,7 @@ static inline void print_failure(const char *file, int line, const char *call, d
 
 /* The ranks to start. */
 struct job {
-    /* The number of ranks. A launcher has its own. */
+    /* The number of ranks, or 0: DEFAULT_RANKS threads, or as many as the launcher started. */
     int32_t nb_ranks;
     /* "host", "nccl" or "auto". */
     const char *backend;
@@ -99,6 +102,13 @@ static inline int run_launched(const struct job *job, rank_function *function, v
     CHECK(dcl_environment_initialize(&config, &environment));
     dcl_communicator_t *communicator = NULL;
     CHECK(dcl_environment_get_communicator(environment, &communicator));
+    int32_t nb_ranks = 0;
+    CHECK(dcl_communicator_get_world_size(communicator, &nb_ranks));
+    if (job->nb_ranks > 0 && job->nb_ranks != nb_ranks) {
+        fprintf(stderr, "--ranks is %d, and the launcher started %d; leave --ranks out\n", (int)job->nb_ranks,
+                (int)nb_ranks);
+        return 1;
+    }
     int failed = run_rank(communicator, function, argument);
     CHECK(dcl_environment_free(environment));
     return failed;
@@ -122,11 +132,12 @@ static inline void *rank_thread_main(void *pointer) {
 
 /* Starts a thread for each rank, and joins them all. */
 static inline int run_threads(const struct job *job, rank_function *function, void *argument) {
-    REQUIRE(job->nb_ranks >= 1 && job->nb_ranks <= MAX_RANKS);
+    int32_t nb_ranks = job->nb_ranks > 0 ? job->nb_ranks : DEFAULT_RANKS;
+    REQUIRE(nb_ranks <= MAX_RANKS);
     dcl_communicator_t *communicators[MAX_RANKS];
-    CHECK(dcl_communicator_new_in_process(job->backend, job->nb_ranks, SAMPLE_TIMEOUT_MS, communicators));
+    CHECK(dcl_communicator_new_in_process(job->backend, nb_ranks, SAMPLE_TIMEOUT_MS, communicators));
     struct rank_thread threads[MAX_RANKS];
-    for (int32_t r = 0; r < job->nb_ranks; r++) {
+    for (int32_t r = 0; r < nb_ranks; r++) {
         struct rank_thread *self = &threads[r];
         self->communicator = communicators[r];
         self->function = function;
@@ -140,7 +151,7 @@ static inline int run_threads(const struct job *job, rank_function *function, vo
         }
     }
     int failed = 0;
-    for (int32_t r = 0; r < job->nb_ranks; r++) {
+    for (int32_t r = 0; r < nb_ranks; r++) {
         if (threads[r].started) {
             pthread_join(threads[r].thread, NULL);
         }
@@ -149,9 +160,15 @@ static inline int run_threads(const struct job *job, rank_function *function, vo
     return failed;
 }
 
-/* Calls the function once for each rank of this process. Returns 0 if every call returned 0. */
+/* Calls the function once for each rank of this process. Returns 0 if every call returned 0, and
+ * all that was printed is written. */
 static inline int run_on_ranks(const struct job *job, rank_function *function, void *argument) {
-    return is_launched() ? run_launched(job, function, argument) : run_threads(job, function, argument);
+    int failed = is_launched() ? run_launched(job, function, argument) : run_threads(job, function, argument);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "error: the output cannot be written\n");
+        return 1;
+    }
+    return failed;
 }
 
 #endif /* SAMPLES_RANKS_H */

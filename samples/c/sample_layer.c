@@ -252,7 +252,7 @@ static int demonstrate(const struct rank *rank, void *argument) {
 }
 
 int main(int argc, char **argv) {
-    struct options options = {.nb_ranks = 4};
+    struct options options = {0};
     parse_options(argc, argv, &options);
     /* The addresses are in host memory, so the backend is the host's. */
     const struct job job = {.nb_ranks = options.nb_ranks, .backend = "host"};

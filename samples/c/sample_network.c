@@ -1,7 +1,9 @@
 /* The demo, in the manner of TensorRT's sampleDistCollective: a network with one DistCollective
  * layer between two transposes, built, written as a plan, read back, run on every rank and checked.
  *
- *   input [3, 4] -> Shuffle -> [4, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
+ *   input [3, C] -> Shuffle -> [C, 3] -> DistCollective -> "collective" -> Shuffle -> "output"
+ *
+ * C is 4, or for operations that divide the C rows among the ranks the next multiple of the ranks.
  *
  * The network has two outputs. "output" is the model's result. "collective" is the layer's own
  * output, bound to memory that is filled with a pattern: on a rank where the operation does not
@@ -22,7 +24,14 @@
 #include "ranks.h"
 #include "values.h"
 
-enum { ROWS = 3, COLUMNS = 4, ELEMENTS = ROWS * COLUMNS, NB_OPERATIONS = DCL_COLLECTIVE_SCATTER + 1 };
+enum { ROWS = 3, LEAST_COLUMNS = 4, MOST_COLUMNS = MAX_RANKS, NB_OPERATIONS = DCL_COLLECTIVE_SCATTER + 1 };
+
+/* The columns of the network's input, which are the rows of the collective's. */
+static int32_t columns_of(dcl_collective_operation_t operation, int32_t nb_ranks) {
+    bool divides = operation == DCL_COLLECTIVE_REDUCE_SCATTER || operation == DCL_COLLECTIVE_ALL_TO_ALL ||
+                   operation == DCL_COLLECTIVE_SCATTER;
+    return divides ? (LEAST_COLUMNS + nb_ranks - 1) / nb_ranks * nb_ranks : LEAST_COLUMNS;
+}
 
 /* Writes dimensions as "[3, 4]". */
 static const char *dims_text(const dcl_dims_t *dims, char *text, size_t capacity) {
@@ -71,7 +80,7 @@ static int add_transpose(dcl_network_t *network, dcl_tensor_t *input, dcl_tensor
 
 /* Describes the network. It is the same on every rank. */
 static int describe(dcl_network_t *network, dcl_collective_operation_t operation, int32_t nb_ranks, int32_t root) {
-    const dcl_dims_t dims = {2, {ROWS, COLUMNS}};
+    const dcl_dims_t dims = {2, {ROWS, columns_of(operation, nb_ranks)}};
     dcl_tensor_t *input = NULL, *transposed = NULL, *collective = NULL, *output = NULL;
     CHECK(dcl_network_add_input(network, "input", DCL_DATA_TYPE_FLOAT, &dims, &input));
     if (add_transpose(network, input, &transposed)) {
@@ -146,13 +155,15 @@ static int bind_tensor(dcl_engine_t *engine, dcl_execution_context_t *context, i
 
 /* Writes the input. After the first Shuffle its element i is input_value(rank, i). */
 static int write_input(const struct io_tensor *tensor, int32_t rank) {
-    float values[ELEMENTS];
+    float values[ROWS * MOST_COLUMNS];
+    size_t columns = (size_t)tensor->dims.d[1];
+    REQUIRE(columns <= MOST_COLUMNS);
     for (size_t row = 0; row < ROWS; row++) {
-        for (size_t column = 0; column < COLUMNS; column++) {
-            values[row * COLUMNS + column] = input_value(rank, column * ROWS + row);
+        for (size_t column = 0; column < columns; column++) {
+            values[row * columns + column] = input_value(rank, column * ROWS + row);
         }
     }
-    CHECK(dcl_buffer_write(tensor->buffer, 0, values, sizeof values));
+    CHECK(dcl_buffer_write(tensor->buffer, 0, values, tensor->count * sizeof(float)));
     return 0;
 }
 
@@ -170,7 +181,10 @@ static int check_outputs(const struct io_tensor *tensors, dcl_collective_operati
     CHECK(dcl_buffer_read(tensors[OUTPUT].buffer, 0, output, count * sizeof(float)));
     size_t wrong = 0;
     for (size_t i = 0; i < count; i++) {
-        float expected = written ? output_value(operation, rank->number, rank->count, root, ELEMENTS, i) : UNWRITTEN;
+        float expected = UNWRITTEN;
+        if (written) {
+            expected = output_value(operation, rank->number, rank->count, root, tensors[INPUT].count, i);
+        }
         float inside = written ? expected : 0.0f;
         size_t transposed = i % ROWS * rows + i / ROWS;
         wrong += memcmp(&collective[i], &expected, sizeof expected) != 0;
@@ -295,7 +309,7 @@ static int demonstrate_all(const struct rank *rank, void *argument) {
 }
 
 int main(int argc, char **argv) {
-    struct options options = {.op = "all", .backend = "auto", .nb_ranks = 4};
+    struct options options = {.op = "all", .backend = "auto"};
     parse_options(argc, argv, &options);
     bool chosen[NB_OPERATIONS] = {false}, any = false;
     for (int32_t op = 0; op < NB_OPERATIONS; op++) {

@@ -9,9 +9,12 @@
 //! C is 4, or for operations that divide the C rows among the ranks the next multiple of the ranks.
 //!
 //! The network has two outputs. "output" is the model's result. "collective" is the layer's own
-//! output, bound to a buffer that is filled with a pattern: on a rank where the operation does not
-//! write (REDUCE and GATHER, except on the root) the buffer must keep the pattern, and the second
-//! Shuffle must read zeros.
+//! output, bound to a buffer that is filled with a pattern. REDUCE and GATHER write on the root
+//! only: elsewhere the buffer must keep the pattern. Their networks end there, since a Shuffle
+//! would read zeros on the other ranks, of which the library warns.
+
+#[path = "../../cli/src/output.rs"]
+mod output;
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -21,28 +24,29 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use distcollective::comm::BackendKind;
 use distcollective::comm::timeout_or;
-use distcollective::launch::Job;
+use distcollective::launch;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
     Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, Network, Rank,
     ReduceOperation, Result, Stream,
 };
+use output::{CLOSED, fail, print, tell_error};
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.
 ///
 /// Example: sample_dist_collective --op reduce_scatter --ranks 4 --dtype bfloat16
 #[derive(Parser)]
-#[command(name = "sample_dist_collective", version)]
+#[command(name = "sample_dist_collective", version, styles = output::STYLES)]
 struct Arguments {
     /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
     /// gather, scatter, in any case; or all
     #[arg(long, default_value = "all")]
     op: String,
     /// The number of ranks, each a thread of this process. Under a launcher, this process is one of
-    /// its ranks
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    ranks: u32,
+    /// its ranks, and the launcher says how many there are [default: 2]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
     /// The columns of the input. Some operations divide them among the ranks [default: 4; for those
     /// operations the next multiple of the ranks]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -58,7 +62,7 @@ struct Arguments {
     #[arg(long, default_value = "sum")]
     reduce_op: ReduceOperation,
     /// The root, for operations that have one
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=65535))]
     root: u32,
     /// The backend: nccl, which needs a GPU for each rank; host (gloo is another name of it); auto,
     /// which is NCCL if it can be used
@@ -72,18 +76,43 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The rows of the network's input, which are the columns of the collective's.
 const ROWS: usize = 3;
 
-impl Arguments {
+/// What the ranks do.
+struct Job {
+    arguments: Arguments,
+    /// The number of ranks.
+    ranks: u32,
+    operations: Vec<CollectiveOperation>,
+}
+
+impl Job {
     /// The columns of the network's input, which are the rows of the collective's.
     fn columns(&self, operation: CollectiveOperation) -> usize {
         const LEAST: u32 = 4;
-        let default = match operation {
-            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
-                LEAST.next_multiple_of(self.ranks)
-            }
-            _ => LEAST,
-        };
-        self.columns.unwrap_or(default) as usize
+        let default = if divides(operation) { LEAST.next_multiple_of(self.ranks) } else { LEAST };
+        self.arguments.columns.unwrap_or(default) as usize
     }
+
+    /// What to change if the ranks cannot divide the columns.
+    fn hint(&self, operation: CollectiveOperation) -> String {
+        let (columns, ranks) = (self.columns(operation), self.ranks as usize);
+        if !divides(operation) || columns % ranks == 0 {
+            return String::new();
+        }
+        format!("; make --columns a multiple of {ranks}, such as {}", columns.next_multiple_of(ranks))
+    }
+}
+
+/// Whether an operation divides the rows of its input among the ranks.
+fn divides(operation: CollectiveOperation) -> bool {
+    matches!(
+        operation,
+        CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter
+    )
+}
+
+/// Whether an operation writes the output on the root only.
+fn writes_on_root_only(operation: CollectiveOperation) -> bool {
+    matches!(operation, CollectiveOperation::Reduce | CollectiveOperation::Gather)
 }
 
 /// Fills output buffers before the run.
@@ -91,94 +120,76 @@ const PATTERN: u8 = 0xa5;
 
 fn main() -> ExitCode {
     distcollective::log::show_warnings();
-    let mut arguments = Arguments::parse();
+    let arguments: Arguments = output::parse();
     let operations = if arguments.op.eq_ignore_ascii_case("all") {
         CollectiveOperation::ALL.to_vec()
     } else {
         match arguments.op.parse() {
             Ok(operation) => vec![operation],
             Err(error) => {
-                eprintln!("error: {error}; or all");
+                tell_error(format!("{error}; or all"));
                 return ExitCode::from(2);
             }
         }
     };
     let launcher = Environment::detect_launcher();
-    if launcher.is_none()
-        && let Err(error) = Communicator::check_backend(arguments.backend, arguments.ranks)
-    {
-        eprintln!("error: {error}");
-        return ExitCode::FAILURE;
-    }
+    let job = Job { ranks: arguments.ranks.unwrap_or(2), arguments, operations };
     let rows = match launcher {
-        None if arguments.processes => return start_processes(arguments.ranks),
-        None => match in_threads(&arguments, &operations) {
-            Ok(rows) => rows,
-            Err(error) => {
-                eprintln!("error: {error}");
-                return ExitCode::FAILURE;
-            }
-        },
-        Some(launcher) => match as_one_rank(&mut arguments, &operations) {
-            Ok(rows) => rows,
-            Err(error) => {
-                eprintln!("error: under {launcher}: {error}");
-                return ExitCode::FAILURE;
-            }
-        },
+        Some(launcher) => as_one_rank(job).map_err(|e| format!("under {launcher}: {e}")),
+        None if job.arguments.processes => return start_processes(&job).unwrap_or_else(fail),
+        None => in_threads(&job).map_err(|e| e.to_string()),
     };
-    if rows.iter().all(|row: &Row| row.passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match rows {
+        Ok(rows) if rows.iter().all(|row| row.passed) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => fail(error),
+    }
 }
 
 /// Starts this program once for each rank, with the variables of a launcher.
-fn start_processes(ranks: u32) -> ExitCode {
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => {
-            eprintln!("error: the path of this program is not known: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+fn start_processes(job: &Job) -> std::result::Result<ExitCode, Box<dyn std::error::Error>> {
+    Communicator::check_backend(job.arguments.backend, job.ranks)?;
+    let program = std::env::current_exe()?;
     let command = |_: Rank| {
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1));
         command
     };
-    match Job::new(ranks).run(command) {
-        Ok(outcome) if outcome.is_success() => ExitCode::SUCCESS,
-        Ok(outcome) => {
-            eprintln!("error: {outcome}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+    match launch::Job::new(job.ranks).run(command)? {
+        launch::Outcome::Success => Ok(ExitCode::SUCCESS),
+        // The reader of the ranks' output has closed it.
+        launch::Outcome::Failed { status, .. } if status.code() == Some(CLOSED.into()) => Ok(ExitCode::from(CLOSED)),
+        outcome => Err(outcome.to_string().into()),
     }
 }
 
 /// Runs this process as one rank of a launcher's job.
-fn as_one_rank(arguments: &mut Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
-    let builder = Environment::builder().backend(arguments.backend);
+fn as_one_rank(mut job: Job) -> Result<Vec<Row>> {
+    let builder = Environment::builder().backend(job.arguments.backend);
     let environment = builder.timeout(timeout_or(TIMEOUT)?).initialize()?;
-    arguments.ranks = environment.world_size();
+    let ranks = environment.world_size();
+    if let Some(asked) = job.arguments.ranks.filter(|asked| *asked != ranks) {
+        let text = format!("--ranks is {asked}, and the launcher started {ranks}; leave --ranks out");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    job.ranks = ranks;
     let mut rows = Vec::new();
-    for &operation in operations {
+    for &operation in &job.operations {
         let mut row = Row::new(operation);
-        match build(arguments, operation) {
+        match build(&job, operation) {
             Ok(plan) => {
-                let outcome = run_rank(arguments, operation, &plan, environment.communicator());
+                let outcome = run_rank(&job, operation, &plan, environment.communicator());
                 row.passed = true;
                 row.report(environment.rank().index(), outcome);
             }
             // It is the same on every rank.
-            Err(error) => row.cannot_be_built(environment.is_master(), &error),
+            Err(error) => row.cannot_be_built(environment.is_master(), error, job.hint(operation)),
         }
         rows.push(row);
     }
     environment.communicator().barrier()?;
     if environment.is_master() {
-        print_summary(arguments, "processes", environment.backend().name(), &rows);
+        print_summary(&job, "processes", environment.backend().name(), &rows);
     }
     environment.finalize()?;
     Ok(rows)
@@ -199,9 +210,9 @@ impl Row {
         Row { name, shapes: None, slowest: None, passed: false, remark: String::new() }
     }
 
-    fn cannot_be_built(&mut self, print: bool, error: &Error) {
+    fn cannot_be_built(&mut self, print: bool, error: Error, hint: String) {
         if print {
-            eprintln!("error: {} cannot be built: {error}", self.name);
+            tell_error(format!("{} cannot be built: {error}{hint}", self.name));
         }
         self.remark = "cannot be built".to_owned();
     }
@@ -211,8 +222,8 @@ impl Row {
         let name = &self.name;
         match outcome {
             Ok(outcome) => {
-                println!("Rank {rank} - {name} PASSED");
-                println!("Rank {rank} - {name} test completed successfully!");
+                print(format!("Rank {rank} - {name} PASSED\n"));
+                print(format!("Rank {rank} - {name} test completed successfully!\n"));
                 self.shapes = Some((outcome.input, outcome.output));
                 self.slowest = self.slowest.max(Some(outcome.time));
                 if !outcome.written {
@@ -220,7 +231,7 @@ impl Row {
                 }
             }
             Err(error) => {
-                println!("Rank {rank} - {name} FAILED: {error}");
+                print(format!("Rank {rank} - {name} FAILED: {error}\n"));
                 self.passed = false;
             }
         }
@@ -228,33 +239,33 @@ impl Row {
 }
 
 /// Runs every operation on ranks that are threads of this process.
-fn in_threads(arguments: &Arguments, operations: &[CollectiveOperation]) -> Result<Vec<Row>> {
+fn in_threads(job: &Job) -> Result<Vec<Row>> {
     let mut backend = "none";
     let mut rows = Vec::new();
-    for &operation in operations {
-        let builder = Communicator::builder().backend(arguments.backend).timeout(timeout_or(TIMEOUT)?);
-        let communicators = builder.in_process(arguments.ranks)?;
+    for &operation in &job.operations {
+        let builder = Communicator::builder().backend(job.arguments.backend).timeout(timeout_or(TIMEOUT)?);
+        let communicators = builder.in_process(job.ranks)?;
         backend = communicators[0].backend().name();
-        rows.push(demonstrate(arguments, operation, communicators));
+        rows.push(demonstrate(job, operation, communicators));
     }
-    let threads = if arguments.ranks == 1 { "thread" } else { "threads" };
-    print_summary(arguments, threads, backend, &rows);
+    let threads = if job.ranks == 1 { "thread" } else { "threads" };
+    print_summary(job, threads, backend, &rows);
     Ok(rows)
 }
 
 /// Builds one operation's network and runs it, each rank on a thread of its own.
-fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicators: Vec<Communicator>) -> Row {
+fn demonstrate(job: &Job, operation: CollectiveOperation, communicators: Vec<Communicator>) -> Row {
     let mut row = Row::new(operation);
-    let plan = match build(arguments, operation) {
+    let plan = match build(job, operation) {
         Ok(plan) => plan,
         Err(error) => {
-            row.cannot_be_built(true, &error);
+            row.cannot_be_built(true, error, job.hint(operation));
             return row;
         }
     };
     row.passed = true;
     // Ranks return their errors as values, so that every rank's is printed.
-    let run = |communicator: Communicator| Ok(run_rank(arguments, operation, &plan, &communicator));
+    let run = |communicator: Communicator| Ok(run_rank(job, operation, &plan, &communicator));
     match Communicator::spawn_on(communicators, run) {
         Ok(outcomes) => outcomes.into_iter().enumerate().for_each(|(rank, outcome)| row.report(rank, outcome)),
         // A rank panicked, or its thread could not be started.
@@ -264,19 +275,22 @@ fn demonstrate(arguments: &Arguments, operation: CollectiveOperation, communicat
 }
 
 /// Describes the network and builds its plan. It is the same on every rank.
-fn build(arguments: &Arguments, operation: CollectiveOperation) -> Result<Vec<u8>> {
+fn build(job: &Job, operation: CollectiveOperation) -> Result<Vec<u8>> {
+    let Job { arguments, ranks, .. } = job;
     let mut network = Network::new();
-    let input = network.add_input("input", arguments.dtype, [ROWS as i64, arguments.columns(operation) as i64])?;
+    let input = network.add_input("input", arguments.dtype, [ROWS as i64, job.columns(operation) as i64])?;
     let transposed = network.add_shuffle(input, Shuffle::transpose([1, 0]))?;
     let reduce_op = operation.reduces().then_some(arguments.reduce_op);
     let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
     let layer = network.add_dist_collective(transposed, operation, reduce_op, root, &[])?;
-    network.layer_mut(layer)?.set_nb_rank(arguments.ranks)?;
+    network.layer_mut(layer)?.set_nb_rank(*ranks)?;
     network.layer_mut(layer)?.set_name(operation.name());
     let collective = network.output(layer)?;
-    let output = network.add_shuffle(collective, Shuffle::transpose([1, 0]))?;
     network.mark_output(collective, "collective")?;
-    network.mark_output(output, "output")?;
+    if !writes_on_root_only(operation) {
+        let output = network.add_shuffle(collective, Shuffle::transpose([1, 0]))?;
+        network.mark_output(output, "output")?;
+    }
     Builder::new().build(&network)?.serialize()
 }
 
@@ -289,13 +303,8 @@ struct Outcome {
 }
 
 /// The part of one rank: reads the plan, runs it and checks the outputs.
-fn run_rank(
-    arguments: &Arguments,
-    operation: CollectiveOperation,
-    plan: &[u8],
-    communicator: &Communicator,
-) -> Result<Outcome> {
-    let data_type = arguments.dtype;
+fn run_rank(job: &Job, operation: CollectiveOperation, plan: &[u8], communicator: &Communicator) -> Result<Outcome> {
+    let data_type = job.arguments.dtype;
     let rank = communicator.rank();
     let engine = Engine::deserialize(plan)?;
     let mut context = engine.create_execution_context()?;
@@ -305,7 +314,7 @@ fn run_rank(
     for io in engine.io_tensors() {
         let mut buffer = Buffer::zeroed(data_type, context.tensor_shape(&io.name)?)?;
         if io.name == "input" {
-            buffer.write(0, &encode(data_type, &input_values(rank, arguments.columns(operation)))?)?;
+            buffer.write(0, &encode(data_type, &input_values(rank, job.columns(operation)))?)?;
             bindings.bind_input(&io.name, buffer)?;
         } else {
             buffer.as_mut_bytes()?.fill(PATTERN);
@@ -318,21 +327,18 @@ fn run_rank(
     let time = start.elapsed();
 
     let collective = bindings.get("collective")?;
-    let output = bindings.get("output")?;
-    let rows = collective.shape().as_slice()[0];
-    let written = match expected_rows(arguments, operation, rank)? {
-        Some(expected) => {
-            check("collective", collective, &encode(data_type, &expected)?)?;
-            check("output", output, &encode(data_type, &transpose(&expected, rows))?)?;
-            true
-        }
-        None => {
-            check("collective", collective, &vec![PATTERN; collective.byte_len()])?;
-            check("output", output, &vec![0; output.byte_len()])?;
-            false
-        }
-    };
-    Ok(Outcome { input: bindings.get("input")?.shape(), output: output.shape(), written, time })
+    let mut output = collective.shape();
+    let expected = expected_rows(job, operation, rank)?;
+    match &expected {
+        Some(expected) => check("collective", collective, &encode(data_type, expected)?)?,
+        None => check("collective", collective, &vec![PATTERN; collective.byte_len()])?,
+    }
+    if let (Some(expected), false) = (&expected, writes_on_root_only(operation)) {
+        let transposed = bindings.get("output")?;
+        check("output", transposed, &encode(data_type, &transpose(expected, output.as_slice()[0]))?)?;
+        output = transposed.shape();
+    }
+    Ok(Outcome { input: bindings.get("input")?.shape(), output, written: expected.is_some(), time })
 }
 
 /// A rank's input: small whole numbers, which every type can hold.
@@ -342,8 +348,9 @@ fn input_values(rank: Rank, columns: usize) -> Vec<f32> {
 
 /// The rows of the collective's output on a rank, by the README's table of operations; `None` if it
 /// does not write there. The tensors of the collective have [`ROWS`] columns.
-fn expected_rows(arguments: &Arguments, operation: CollectiveOperation, rank: Rank) -> Result<Option<Vec<f32>>> {
-    let (n, columns) = (arguments.ranks, arguments.columns(operation));
+fn expected_rows(job: &Job, operation: CollectiveOperation, rank: Rank) -> Result<Option<Vec<f32>>> {
+    let (Job { arguments, ranks: n, .. }, columns) = (job, job.columns(operation));
+    let n = *n;
     let len = ROWS * columns;
     let block_len = len / n as usize;
     // This rank's block of an input that is divided.
@@ -441,9 +448,9 @@ fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
     ))
 }
 
-fn print_summary(arguments: &Arguments, ranks_are: &str, backend: &str, rows: &[Row]) {
-    println!("\nranks: {} {ranks_are}; type: {}; backend: {backend}", arguments.ranks, arguments.dtype);
-    println!("{:<15} {:<10} {:<10} {:>12}  result", "operation", "input", "output", "enqueue");
+fn print_summary(job: &Job, ranks_are: &str, backend: &str, rows: &[Row]) {
+    print(format!("\nranks: {} {ranks_are}; type: {}; backend: {backend}\n", job.ranks, job.arguments.dtype));
+    print(format!("{:<15} {:<10} {:<10} {:>12}  result\n", "operation", "input", "output", "enqueue"));
     for row in rows {
         let (input, output) =
             row.shapes.map_or(("-".to_owned(), "-".to_owned()), |(i, o)| (i.to_string(), o.to_string()));
@@ -454,6 +461,6 @@ fn print_summary(arguments: &Arguments, ranks_are: &str, backend: &str, rows: &[
             (false, "") => "FAILED".to_owned(),
             (false, remark) => format!("FAILED: {remark}"),
         };
-        println!("{:<15} {input:<10} {output:<10} {time:>12}  {remark}", row.name);
+        print(format!("{:<15} {input:<10} {output:<10} {time:>12}  {remark}\n", row.name));
     }
 }

@@ -9,8 +9,12 @@
 //!
 //! Run it with `cargo run --release --bin tensor_parallel_mlp [RANKS]`.
 
+#[path = "../../cli/src/output.rs"]
+mod output;
+
 use std::process::ExitCode;
 
+use clap::Parser;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
@@ -18,6 +22,18 @@ use distcollective::{
     outputs,
 };
 use ndarray::{Array2, Ix2, s};
+use output::{fail, print};
+
+/// Runs a tensor-parallel MLP, and compares the result with that of the unsplit model.
+///
+/// Example: tensor_parallel_mlp 4
+#[derive(Parser)]
+#[command(name = "tensor_parallel_mlp", version, styles = output::STYLES)]
+struct Arguments {
+    /// The number of ranks, each a thread of this process
+    #[arg(default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=HIDDEN as i64))]
+    ranks: u32,
+}
 
 const MODEL: usize = 64;
 const HIDDEN: usize = 240;
@@ -122,9 +138,8 @@ fn run(n: u32) -> Result<bool> {
             let close = difference < 1e-4;
             passed &= close;
             let result = if close { "PASSED" } else { "FAILED" };
-            println!(
-                "Rank {rank} - batch {batch:2}: differs from the unsharded MLP by at most {difference:.1e} {result}"
-            );
+            let differs = format!("differs from the unsharded MLP by at most {difference:.1e}");
+            print(format!("Rank {rank} - batch {batch:2}: {differs} {result}\n"));
         }
     }
     Ok(passed)
@@ -132,20 +147,9 @@ fn run(n: u32) -> Result<bool> {
 
 fn main() -> ExitCode {
     distcollective::log::show_warnings();
-    let ranks = match std::env::args().nth(1).map(|argument| argument.parse::<u32>()) {
-        None => 2,
-        Some(Ok(ranks)) => ranks,
-        Some(Err(error)) => {
-            eprintln!("error: the number of ranks: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(ranks) {
+    match run(output::parse::<Arguments>().ranks) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(error),
     }
 }

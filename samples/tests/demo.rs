@@ -1,6 +1,6 @@
 //! The demo, run as a user runs it.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use test_support::{run, timed};
 
@@ -31,6 +31,47 @@ fn all_operations_pass_on_every_rank() {
         }
     }
     assert!(!stdout.contains("FAILED"));
+    assert_eq!(stderr, "", "the demo's networks are no reason for a warning");
+}
+
+/// The samples, and how they print much and little.
+const PROGRAMS: [&[&str]; 5] = [
+    &[env!("CARGO_BIN_EXE_sample_dist_collective"), "--processes", "--ranks", "1"],
+    &[env!("CARGO_BIN_EXE_sample_dist_collective")],
+    &[env!("CARGO_BIN_EXE_sample_dist_collective"), "--help"],
+    &[env!("CARGO_BIN_EXE_tensor_parallel_mlp")],
+    &[env!("CARGO_BIN_EXE_tensor_parallel_mlp"), "--help"],
+];
+
+#[test]
+fn a_sample_that_cannot_print_ends_and_does_not_panic() {
+    for program in PROGRAMS {
+        let print_to = |stdout: Stdio| {
+            let output = run(timed(program[0]).args(&program[1..]).stdout(stdout)).0;
+            (output.status.code(), test_support::text(&output.stderr))
+        };
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        assert_eq!(print_to(writer.into()), (Some(128 + 13), String::new()), "{program:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let error = "error: the output cannot be written: No space left on device (os error 28)\n";
+        let (code, errors) = print_to(full.into());
+        assert!(code == Some(1) && errors.starts_with(error), "{program:?}: {code:?} {errors}");
+        // With --processes, one more line says which rank failed.
+        assert_eq!(errors.lines().count(), 1 + usize::from(program.contains(&"--processes")), "{program:?}: {errors}");
+    }
+}
+
+#[test]
+fn the_split_model_has_the_results_of_the_whole_one() {
+    for ranks in ["1", "3"] {
+        let (output, text) = run(timed(env!("CARGO_BIN_EXE_tensor_parallel_mlp")).arg(ranks));
+        assert!(output.status.success() && text.lines().all(|line| line.ends_with(" PASSED")), "{text}");
+    }
+    for (ranks, says) in [("0", "0 is not in 1..=240"), ("two", "invalid value 'two'")] {
+        let (output, text) = run(timed(env!("CARGO_BIN_EXE_tensor_parallel_mlp")).arg(ranks));
+        assert!(output.status.code() == Some(2) && text.contains(says), "{text}");
+    }
 }
 
 #[test]
@@ -101,7 +142,7 @@ fn ranks_that_do_not_divide_the_rows_are_found_at_build_time() {
     assert_eq!(
         stderr,
         "error: REDUCE_SCATTER cannot be built: layer \"reduce_scatter\" (reduce_scatter): dimension 0 is 4, which is not a \
-         multiple of 3 ranks; input is float32 [4, 3]\n"
+         multiple of 3 ranks; input is float32 [4, 3]; make --columns a multiple of 3, such as 6\n"
     );
     assert!(stdout.contains("FAILED: cannot be built"));
 
@@ -123,6 +164,7 @@ fn names_are_read_in_any_case_and_wrong_ones_are_refused() {
         (["--dtype", "fp4"], "data type FP4 has no collective"),
         (["--ranks", "0"], "0 is not in 1..=1024"),
         (["--root", "2"], "root 2 is not one of 2 ranks"),
+        (["--root", "-1"], "-1 is not in 0..=65535"),
     ] {
         let output = demo(&arguments);
         let (_, stderr) = text(&output);

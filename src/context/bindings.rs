@@ -54,8 +54,8 @@ struct PendingRun {
     binding: Arc<CommunicatorBinding>,
     shapes: Arc<Shapes>,
     deadline: Instant,
-    /// Says to the context that there is a run.
-    _run: Arc<()>,
+    /// Says to the context that there is a run. `None` once it has ended on the host.
+    running: Option<Arc<()>>,
 }
 
 /// A buffer to bind as an input: owned, or shared with other runs.
@@ -199,7 +199,7 @@ impl Bindings {
         }
         let deadline = binding.deadline(*timeout);
         let (binding, shapes, run) = (Arc::clone(binding), Arc::clone(shapes), Arc::clone(runs));
-        self.inner.run = Some(PendingRun { binding, shapes, deadline, _run: run });
+        self.inner.run = Some(PendingRun { binding, shapes, deadline, running: Some(run) });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, cell))
     }
@@ -244,10 +244,14 @@ impl Task for Bindings {
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Enqueued work needs `run` until it is done, so it is not taken out here.
-        let Some(PendingRun { binding, shapes, deadline, .. }) = &self.inner.run else { return Ok(()) };
+        let Inner { run: pending, io, .. } = &mut *self.inner;
+        let Some(PendingRun { binding, shapes, deadline, running }) = pending else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of
         // `bind_address`.
-        let result = unsafe { run(binding, shapes, &self.inner.io, *deadline, stream) };
+        let result = unsafe { run(binding, shapes, io, *deadline, stream) };
+        if stream.is_none() {
+            *running = None;
+        }
         result.map_err(|e: Error| binding.on_rank(e))
     }
 

@@ -43,7 +43,8 @@ pub struct ExecutionContext {
     shapes: Arc<Shapes>,
     /// The index of the optimization profile.
     profile: usize,
-    /// Each enqueued run has a reference until its work is waited for or has ended.
+    /// Each enqueued run has a reference until it has ended; on a CUDA stream until its work is
+    /// waited for, or was dropped and has ended.
     runs: Arc<()>,
     timeout: Option<Duration>,
     options: ContextOptions,
@@ -135,8 +136,8 @@ impl ExecutionContext {
     /// # Errors
     ///
     /// - No such profile.
-    /// - [`NotReady`](crate::ErrorKind::NotReady): enqueued work of the context has not been waited
-    ///   for, and has not ended if it was dropped.
+    /// - [`NotReady`](crate::ErrorKind::NotReady): enqueued work of the context runs. On a CUDA
+    ///   stream, work counts until it has been waited for, or if it was dropped until it has ended.
     pub fn set_optimization_profile(&mut self, profile: usize) -> Result<()> {
         self.engine.check_profile(profile)?;
         if Arc::strong_count(&self.runs) > 1 {

@@ -64,6 +64,7 @@ fn warnings_of_host(diagnosis: &Diagnosis) -> Vec<String> {
     if let Some(problem) = &launch.problem {
         warnings.push(format!("ranks cannot meet as they were launched: {problem}"));
     }
+    warnings.extend_from_slice(&launch.mistakes);
     match (&host.processes, host.cores.found()) {
         (Probe::Missing { problem }, _) => warnings.push(format!("ranks cannot be processes: {problem}")),
         (Probe::Found(processes), Some(&cores)) if (*processes as usize) < cores => {
@@ -176,6 +177,7 @@ mod tests {
                 rank: None,
                 world_size: None,
                 problem: None,
+                mistakes: Vec::new(),
                 variables: Default::default(),
             },
             driver: library(),
@@ -277,11 +279,12 @@ mod tests {
         few.host.cores = Probe::Found(1);
         few.host.dev_shm_bytes = Some(64 << 20);
         few.launch.problem = Some("RANK is not set".to_owned());
+        few.launch.mistakes = vec!["DCL_LOG is \"loud\"".to_owned()];
         let few = assessed(few).warnings;
-        assert_eq!(few.len(), 3, "{few:#?}");
-        assert_eq!(few[0], "ranks cannot meet as they were launched: RANK is not set");
-        assert!(few[1].starts_with("GPU 1 cannot be used: it is ill. Ranks that are threads"), "{few:#?}");
-        assert_eq!(few[2], "1 core for 2 GPUs: each rank is driven by a thread of its own");
+        assert_eq!(few.len(), 4, "{few:#?}");
+        assert_eq!(few[..2], ["ranks cannot meet as they were launched: RANK is not set", "DCL_LOG is \"loud\""]);
+        assert!(few[2].starts_with("GPU 1 cannot be used: it is ill. Ranks that are threads"), "{few:#?}");
+        assert_eq!(few[3], "1 core for 2 GPUs: each rank is driven by a thread of its own");
 
         let mut container = machine(vec![good(), good()]);
         container.host.dev_shm_bytes = Some(64 << 20);

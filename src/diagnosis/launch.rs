@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::environment::{self, Environment};
+use crate::environment::{self, Environment, LAUNCH_SOCKET};
+use crate::launch::JOBS;
+use crate::util::settings;
 
 /// Variables beside the launchers' that matter to a job. All variables whose names begin with
 /// `DCL_` or `NCCL_` matter too.
@@ -13,6 +15,9 @@ const FURTHER_VARIABLES: [&str; 4] =
 
 /// The variable whose value is not shown.
 const SECRET: &str = "DCL_SECRET";
+
+/// The variable by which `distcollective launch` counts restarts.
+const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
 /// What the environment variables say about ranks and libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -26,6 +31,8 @@ pub struct Launch {
     pub world_size: Option<u32>,
     /// What is missing or contradictory in the launcher's variables.
     pub problem: Option<String>,
+    /// The library's own variables with values that they cannot have, or with unknown names.
+    pub mistakes: Vec<String>,
     /// The variables that matter and are set. The value of `DCL_SECRET` is not shown.
     pub variables: BTreeMap<String, String>,
 }
@@ -42,10 +49,32 @@ impl Launch {
             launcher: launcher.map(|launcher| launcher.name()),
             rank: place.map(|(rank, _)| rank.0),
             world_size: place.map(|(_, world_size)| world_size),
+            mistakes: mistakes(launcher.is_some()),
             problem,
             variables: variables(),
         }
     }
+}
+
+/// What is wrong with the library's own variables, apart from what a launcher's problem says.
+fn mistakes(has_launcher: bool) -> Vec<String> {
+    let mut mistakes = settings::mistakes();
+    if !has_launcher {
+        mistakes.extend(environment::mistakes_without_launcher());
+    }
+    if std::env::var_os(SECRET).is_some_and(|secret| secret.is_empty()) {
+        mistakes.push(format!("{SECRET} is empty; unset it, or give it at least one byte"));
+    }
+    let is_known = |name: &str| {
+        [SECRET, LAUNCH_SOCKET, JOBS, RESTART_COUNT].contains(&name)
+            || settings::SETTINGS_VARIABLES.contains(&name)
+            || environment::variable_names().any(|known| known == name)
+    };
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut unknown: Vec<String> = names.filter(|name| name.starts_with("DCL_") && !is_known(name)).collect();
+    unknown.sort();
+    mistakes.extend(unknown.into_iter().map(|name| format!("{name} is none of this library's variables")));
+    mistakes
 }
 
 fn variables() -> BTreeMap<String, String> {

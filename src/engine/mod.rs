@@ -8,9 +8,10 @@ mod placement;
 mod plan;
 mod warnings;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
@@ -25,6 +26,7 @@ use crate::dist_collective::PlannedCall;
 use crate::error::{Result, bail, error};
 use crate::network::{LayerId, Network, PluginRegistry, Source, TensorId};
 use crate::shape::{Dims, Shape};
+use crate::util::lock;
 use crate::util::text::count_of;
 
 /// A network that is ready to run: TensorRT's `ICudaEngine`. It never changes, and clones are the
@@ -59,7 +61,12 @@ pub(crate) struct EngineInner {
     /// The collective calls, as ranks compare them.
     pub(crate) planned_calls: Vec<PlannedCall>,
     pub(crate) fingerprint: String,
+    /// The shapes of inputs and outputs at the points of the profiles that were asked for.
+    profile_shapes: Mutex<BTreeMap<usize, Arc<IoShapes>>>,
 }
+
+/// The shape of each input and output at min, opt and max of a profile.
+type IoShapes = [Vec<Shape>; 3];
 
 /// Whether a tensor is an input or an output. There is no third kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,7 +121,8 @@ impl Engine {
         let io = inputs.chain(outputs).collect();
         let planned_calls = planned_calls(&network, &analysis);
         let fingerprint = plan::fingerprint(&network);
-        let inner = EngineInner { network, analysis, memory, io, planned_calls, fingerprint };
+        let profile_shapes = Mutex::default();
+        let inner = EngineInner { network, analysis, memory, io, planned_calls, fingerprint, profile_shapes };
         Ok(Engine { inner: Arc::new(inner) })
     }
 
@@ -219,9 +227,9 @@ impl Engine {
     ///
     /// No such tensor or profile.
     pub fn profile_shapes(&self, name: &str, profile: usize) -> Result<[Shape; 3]> {
-        let io = self.io_tensor(name)?;
+        let index = self.io_index(name)?;
         self.inner.check_profile(profile)?;
-        Ok([0, 1, 2].map(|point| self.inner.shapes_at(profile, point)[io.tensor.index()]))
+        Ok(self.inner.io_shapes(profile).each_ref().map(|shapes| shapes[index]))
     }
 
     /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
@@ -293,6 +301,17 @@ impl EngineInner {
             }
         };
         points.ok_or_else(|| error!(InvalidArgument, "optimization profile {profile} has no shapes for it"))
+    }
+
+    /// The shapes of inputs and outputs at the points of a profile. They are inferred once.
+    fn io_shapes(&self, profile: usize) -> Arc<IoShapes> {
+        if let Some(known) = lock(&self.profile_shapes).get(&profile) {
+            return Arc::clone(known);
+        }
+        // A plugin may ask for other shapes, so nothing is locked here.
+        let of_io = |shapes: Vec<Shape>| self.io.iter().map(|io| shapes[io.tensor.index()]).collect();
+        let shapes = Arc::new([0, 1, 2].map(|point| of_io(self.shapes_at(profile, point))));
+        Arc::clone(lock(&self.profile_shapes).entry(profile).or_insert(shapes))
     }
 
     /// The shape of every tensor at a point of a profile. Building has found that each has one.

@@ -295,6 +295,12 @@ impl fmt::Debug for Environment {
     }
 }
 
+/// What is wrong with the environment's variables if there is no launcher, which would say so
+/// itself.
+pub(crate) fn mistakes_without_launcher() -> Vec<String> {
+    discovery::mistakes_without_launcher(&ThisSystem)
+}
+
 /// This process's rank and the number of ranks, by the launcher's variables alone.
 pub(crate) fn rank_and_world_size() -> Result<(Rank, u32)> {
     let discovery = discovery::discover(&CallerValues::default(), &ThisSystem)?;

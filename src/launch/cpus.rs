@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
+use crate::util::text::count_of;
 
 /// Divides the CPUs that this process may use into this many shares of nearly equal size, one for
 /// each rank. CPUs of one core are in one share where they fit, and cores of one socket are side by
@@ -15,12 +17,11 @@ use crate::error::{Result, bail, error};
 /// - `InvalidArgument`: there are fewer CPUs than shares, or no share is asked for.
 /// - `System`: the system does not tell which CPUs this process may use.
 pub fn cpu_shares(count: u32) -> Result<Vec<BTreeSet<usize>>> {
-    let allowed = sched_getaffinity(None)
-        .map_err(|e| error!(System, "the CPUs of this process are not known: {e}").with_source(e))?;
-    let mut cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let mut cpus: Vec<usize> = numbers(&own_cpus()?).collect();
     let count = count as usize;
     if count == 0 || cpus.len() < count {
-        bail!(InvalidArgument, "{} CPUs cannot be divided among {count} ranks; run without binding", cpus.len());
+        let (cpus, ranks) = (count_of(cpus.len(), "CPU"), count_of(count, "rank"));
+        bail!(InvalidArgument, "{cpus} cannot be divided among {ranks}; run without binding");
     }
     cpus.sort_by_cached_key(|cpu| (place(*cpu, "physical_package_id"), place(*cpu, "core_id"), *cpu));
     let share = |number: usize| cpus[number * cpus.len() / count..(number + 1) * cpus.len() / count].iter().copied();
@@ -33,19 +34,81 @@ fn place(cpu: usize, what: &str) -> i64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The kernel's form of a set of CPUs.
-pub(super) fn cpu_set(cpus: &BTreeSet<usize>) -> Result<CpuSet> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        if cpu >= CpuSet::MAX_CPU {
-            bail!(InvalidArgument, "there is no CPU {cpu}; numbers are below {}", CpuSet::MAX_CPU);
+/// The kernel's form of sets of CPUs, one for each rank.
+///
+/// # Errors
+///
+/// - `InvalidArgument`: a set is empty, or has a CPU that processes of this one cannot have. The
+///   kernel itself would leave that CPU out of the set.
+/// - `System`: the system does not tell.
+pub(super) fn cpu_sets(sets: &[BTreeSet<usize>]) -> Result<Vec<CpuSet>> {
+    let all = sets.iter().flatten().copied().filter(|cpu| *cpu < CpuSet::MAX_CPU).collect();
+    let usable = usable(&all)?;
+    let set = |(rank, cpus): (u32, &BTreeSet<usize>)| {
+        if cpus.is_empty() {
+            bail!(InvalidArgument, "rank {rank} cannot run on an empty set of CPUs");
         }
-        set.set(cpu);
+        if let Some(missing) = cpus.iter().find(|cpu| !usable.contains(cpu)) {
+            bail!(
+                InvalidArgument,
+                "rank {rank} cannot run on CPU {missing}, which this machine does not have or this process may not use; it \
+                 has {}",
+                ranges(numbers(&own_cpus()?))
+            );
+        }
+        Ok(kernel_set(cpus))
+    };
+    (0..).zip(sets).map(set).collect()
+}
+
+/// Which of these CPUs a process of this one can have: those that exist, are on, and that its
+/// control group has. They may be more than the process itself has now.
+fn usable(cpus: &BTreeSet<usize>) -> Result<BTreeSet<usize>> {
+    // A set is a thread's own, so a thread tries it.
+    let tried = std::thread::scope(|scope| {
+        let try_set = || sched_setaffinity(None, &kernel_set(cpus)).and_then(|()| sched_getaffinity(None));
+        std::thread::Builder::new().spawn_scoped(scope, try_set).map(|thread| thread.join())
+    });
+    match tried.map_err(|e| error!(System, "no thread for CPUs: {e}").with_source(e))? {
+        Ok(Ok(set)) => Ok(numbers(&set).collect()),
+        // The kernel refuses a set that has no usable CPU at all.
+        Ok(Err(Errno::INVAL)) => Ok(BTreeSet::new()),
+        Ok(Err(e)) => Err(unknown_cpus(e)),
+        Err(panic) => std::panic::resume_unwind(panic),
     }
-    if cpus.is_empty() {
-        bail!(InvalidArgument, "a rank cannot run on an empty set of CPUs");
+}
+
+/// The CPUs on which this thread may run.
+fn own_cpus() -> Result<CpuSet> {
+    sched_getaffinity(None).map_err(unknown_cpus)
+}
+
+fn unknown_cpus(e: Errno) -> Error {
+    error!(System, "the CPUs of this process are not known: {e}").with_source(e)
+}
+
+fn kernel_set(cpus: &BTreeSet<usize>) -> CpuSet {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    set
+}
+
+fn numbers(set: &CpuSet) -> impl Iterator<Item = usize> {
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu))
+}
+
+/// Ascending numbers in the manner of `taskset`: `0-3,8`.
+fn ranges(cpus: impl Iterator<Item = usize>) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
     }
-    Ok(set)
+    let text =
+        |(first, last): (usize, usize)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    ranges.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -64,5 +127,30 @@ mod tests {
         }
         let error = cpu_shares(all.len() as u32 + 1).expect_err("too few CPUs");
         assert!(error.to_string().contains("cannot be divided among"), "{error}");
+    }
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges([0, 1, 2, 4, 6, 7].into_iter()), "0-2,4,6-7");
+    }
+
+    /// The kernel takes a set with one usable CPU, and leaves out the others.
+    #[test]
+    fn a_cpu_that_there_is_not_is_named() {
+        let own = cpu_shares(1).expect("a machine has a CPU").remove(0);
+        let first = *own.first().expect("a CPU");
+        assert!(cpu_sets(&[own.clone(), BTreeSet::from([first])]).is_ok());
+        // No machine has as many.
+        for missing in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU, 99_999] {
+            for set in [BTreeSet::from([first, missing]), BTreeSet::from([missing])] {
+                let error = cpu_sets(&[own.clone(), set]).expect_err("there is no such CPU");
+                let expected = format!(
+                    "rank 1 cannot run on CPU {missing}, which this machine does not have or this process may not use; it \
+                     has {}",
+                    ranges(own.iter().copied())
+                );
+                assert_eq!(error.to_string(), expected);
+            }
+        }
     }
 }

@@ -11,9 +11,10 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use rustix::param::clock_ticks_per_second;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::processes::kill_marked;
+use super::processes::{kill_job, now_in_ticks};
 use super::rank_process::Target;
 
 /// What the guard reads instead of a target when the job has ended.
@@ -31,13 +32,14 @@ impl Guard {
     pub(super) fn start(mark: &[u8], rank_count: usize) -> Result<Self> {
         let (theirs, socket) = UnixStream::pair()?;
         let targets = Vec::with_capacity(rank_count);
+        let ticks_per_second = clock_ticks_per_second();
         // A handler of this program would run in the guard too.
         let mask = block_all_signals()?;
         // SAFETY: the child runs `watch` only. That makes system calls and writes to memory of its
         // own; it allocates nothing, takes no lock and never returns.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            watch(theirs.as_raw_fd(), targets, mark);
+            watch(theirs.as_raw_fd(), targets, mark, ticks_per_second);
         }
         let error = Error::last_os_error();
         set_signal_mask(&mask)?;
@@ -67,7 +69,7 @@ impl Drop for Guard {
 }
 
 /// What the guard does. `targets` has room for all ranks.
-fn watch(socket: RawFd, mut targets: Vec<i32>, mark: &[u8]) -> ! {
+fn watch(socket: RawFd, mut targets: Vec<i32>, mark: &[u8], ticks_per_second: u64) -> ! {
     leave(socket);
     // SAFETY: `leave` made the socket descriptor 0, which stays open.
     let socket = unsafe { BorrowedFd::borrow_raw(0) };
@@ -82,10 +84,7 @@ fn watch(socket: RawFd, mut targets: Vec<i32>, mark: &[u8]) -> ! {
             _ => break,
         }
     }
-    for target in targets.iter().filter_map(|target| Target::from_raw(*target)) {
-        target.send(Signal::KILL);
-    }
-    kill_marked(mark);
+    kill_job(mark, &targets, now_in_ticks(ticks_per_second));
     exit();
 }
 

@@ -21,6 +21,7 @@ mod control;
 mod cpus;
 mod events;
 mod guard;
+mod input;
 mod outcome;
 mod output;
 mod processes;
@@ -36,10 +37,12 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 pub use control::JobControl;
+use cpus::cpu_sets;
 pub use cpus::cpu_shares;
 pub use outcome::Outcome;
 pub use output::RankOutput;
 use output::SharedOutput;
+pub(crate) use run::JOBS;
 
 use crate::error::{Result, bail};
 use crate::rank::Rank;
@@ -73,7 +76,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job of this many ranks. Each needs up to 4 file descriptors of this process.
+    /// A job of this many ranks. Each needs up to 4 file descriptors of this process. If there are
+    /// too few, [`run`](Self::run) raises the soft limit of open files; the ranks keep the old one.
     pub fn new(world_size: u32) -> Self {
         let control = JobControl::new();
         Job { world_size, own_groups: false, stdin: None, outputs: None, cpus: None, control }
@@ -88,7 +92,8 @@ impl Job {
         self
     }
 
-    /// Gives this process's standard input to one rank. A terminal's input is copied to a pipe.
+    /// Gives this process's standard input to one rank. A terminal's input is copied to a pipe
+    /// while the job runs.
     #[must_use]
     pub fn stdin(mut self, rank: impl Into<Rank>) -> Self {
         self.stdin = Some(rank.into());
@@ -128,10 +133,11 @@ impl Job {
     /// # Errors
     ///
     /// - `InvalidArgument`: there is no rank, [`stdin`](Self::stdin) names a rank that there is
-    ///   not, [`cpus`](Self::cpus) has not one set for each rank, or the job runs already.
-    /// - `System`: a rank cannot be started, or the [`output`](Self::output) panicked. The ranks
-    ///   that were started are killed. The same happens if this process ignores SIGCHLD: the kernel
-    ///   then does not tell how a rank ends.
+    ///   not, [`cpus`](Self::cpus) has not one set for each rank or names a CPU that processes of
+    ///   this one cannot have, or the job runs already.
+    /// - `System`: a rank cannot be started. The ranks that were started are killed. The same
+    ///   happens if this process ignores SIGCHLD: the kernel then does not tell how a rank ends.
+    /// - `System`: the [`output`](Self::output) failed or panicked. The ranks were ended.
     pub fn run(&self, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
         let Job { world_size, stdin, .. } = *self;
         if world_size == 0 {
@@ -143,7 +149,8 @@ impl Job {
         if let Some(sets) = self.cpus.as_ref().filter(|sets| sets.len() != world_size as usize) {
             bail!(InvalidArgument, "there are {} sets of CPUs for {world_size} ranks", sets.len());
         }
-        run::run(self, command)
+        let cpus = self.cpus.as_deref().map(cpu_sets).transpose()?;
+        run::run(self, cpus.as_deref(), command)
     }
 }
 

@@ -60,7 +60,7 @@ impl fmt::Display for Outcome {
             Outcome::Success => f.write_str("all ranks exited with code 0"),
             Outcome::Failed { rank, status } => match (status.code(), status.signal()) {
                 (Some(code), _) => write!(f, "rank {rank} exited with code {code}"),
-                (None, signal) => write!(f, "rank {rank} was ended by signal {}", signal.unwrap_or(0)),
+                (None, signal) => write!(f, "rank {rank} was ended by signal {}", Named(signal.unwrap_or(0))),
             },
             Outcome::Missed { rank, waiting } => {
                 let verb = if waiting.len() == 1 { "waits" } else { "wait" };
@@ -71,7 +71,21 @@ impl fmt::Display for Outcome {
                     list_ranks(waiting.iter().map(|rank| rank.0))
                 )
             }
-            Outcome::Ended { signal } => write!(f, "interrupted by signal {signal}"),
+            Outcome::Ended { signal } => write!(f, "interrupted by signal {}", Named(*signal)),
+        }
+    }
+}
+
+/// The number of a signal, shown with its name if it has one: `11 (SIGSEGV)`.
+struct Named(i32);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The standard library has the names: `signal: 11 (SIGSEGV)`.
+        let status = (1..=64).contains(&self.0).then(|| ExitStatus::from_raw(self.0).to_string());
+        match status.as_ref().and_then(|text| text.strip_prefix("signal: ")) {
+            Some(named) => f.write_str(named),
+            None => write!(f, "{}", self.0),
         }
     }
 }

@@ -13,22 +13,35 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
+use crate::error::{Error as JobError, error};
 use crate::rank::Rank;
 use crate::util::{lock, panic_message};
 
-/// Takes what ranks write to one stream. A thread of the job calls it. If it panics, the job ends
-/// with an error.
+/// Takes what ranks write to one stream. A thread of the job calls it.
+///
+/// If it returns an error or panics, the job gives no more text to its outputs and ends the ranks:
+/// they get SIGTERM, and SIGKILL after 4 s. [`Job::run`](super::Job::run) then returns an error,
+/// whose source is the output's.
 pub trait RankOutput: Send {
     /// Takes text of a rank, in the order in which the rank wrote it.
     ///
     /// The text is one or more whole lines, each with its `\n` or `\r`. Text without a line's end
     /// is an unfinished line: the rank paused for 50 ms, or the line is longer than 64 KiB. The
     /// rest of that line follows.
-    fn write(&mut self, rank: Rank, text: &[u8]);
+    ///
+    /// # Errors
+    ///
+    /// The text cannot be passed on, for instance because a disk is full.
+    fn write(&mut self, rank: Rank, text: &[u8]) -> Result<()>;
 
     /// The rank and its children have closed the stream. It may end in an unfinished line.
-    fn closed(&mut self, rank: Rank) {
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    fn closed(&mut self, rank: Rank) -> Result<()> {
         let _ = rank;
+        Ok(())
     }
 }
 
@@ -56,8 +69,8 @@ pub(super) struct Progress {
     paid: AtomicUsize,
     /// How many threads have ended.
     finished: AtomicUsize,
-    /// The text of the first panic of an output. It ended the thread.
-    panic: OnceLock<String>,
+    /// The first error of an output. After it no output gets anything.
+    failure: OnceLock<JobError>,
     /// The job no longer waits for the threads.
     abandoned: AtomicBool,
     /// Wakes the job.
@@ -78,7 +91,7 @@ impl Forwarding {
             open_pipes: (0..rank_count).map(|_| AtomicUsize::new(0)).collect(),
             paid: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
-            panic: OnceLock::new(),
+            failure: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             news,
         };
@@ -95,8 +108,7 @@ impl Forwarding {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             pipes: pipes.into_iter().map(|(rank, fd)| Pipe::new(rank, fd)).collect(),
             open: 0,
-            progress: Arc::clone(&self.progress),
-            output,
+            sink: Sink { output, progress: Arc::clone(&self.progress) },
         };
         stream.watch(ended.as_fd())?;
         std::thread::Builder::new().name("dcl-output".to_owned()).spawn(move || stream.run())?;
@@ -127,9 +139,9 @@ impl Forwarding {
         self.progress.finished.load(Ordering::Acquire) == self.threads.len()
     }
 
-    /// The text of an output's panic, if one has panicked. The rest of its stream is lost.
-    pub(super) fn panic(&self) -> Option<&str> {
-        self.progress.panic.get().map(String::as_str)
+    /// The error of an output, if one has failed. What ranks write after it is lost.
+    pub(super) fn failure(&self) -> Option<&JobError> {
+        self.progress.failure.get()
     }
 }
 
@@ -158,8 +170,40 @@ struct Stream {
     epoll: OwnedFd,
     pipes: Vec<Pipe>,
     open: usize,
-    progress: Arc<Progress>,
+    sink: Sink,
+}
+
+/// Where the text of one stream goes.
+struct Sink {
     output: SharedOutput,
+    progress: Arc<Progress>,
+}
+
+impl Sink {
+    /// Gives the output text, or tells it of a closed stream, unless an output has failed.
+    fn give(&self, give: impl FnOnce(&mut dyn RankOutput) -> Result<()>) {
+        if self.progress.failure.get().is_some() {
+            return;
+        }
+        // After a panic, this run does not use the output again. A later one may, as it was left.
+        let failure = match catch_unwind(AssertUnwindSafe(|| give(&mut *lock(&self.output)))) {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => {
+                error!(System, "the ranks were ended because what they write cannot be passed on: {e}").with_source(e)
+            }
+            Err(panic) => {
+                error!(System, "the ranks were ended because a RankOutput panicked: {}", panic_message(&*panic))
+            }
+        };
+        self.progress.failure.get_or_init(|| failure);
+        self.tell();
+    }
+
+    /// Wakes the job.
+    fn tell(&self) {
+        // The counter holds more than 2^63 calls.
+        let _ = rustix::io::write(&self.progress.news, &1u64.to_ne_bytes());
+    }
 }
 
 impl Stream {
@@ -175,26 +219,18 @@ impl Stream {
     }
 
     fn run(mut self) {
-        // After a panic of the output, nothing but the pipes is used, and they are closed. An error
-        // of the kernel's queue would leave pipes unread: then they are closed too, so that no rank
-        // waits for a reader.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.forward())) {
-            self.progress.panic.get_or_init(|| panic_message(&*panic).to_owned());
-        }
+        // An error of the kernel's queue would leave pipes unread: then they are closed, so that no
+        // rank waits for a reader.
+        let _ = self.forward();
         self.pipes.clear();
-        self.progress.finished.fetch_add(1, Ordering::Release);
-        self.tell();
-    }
-
-    fn tell(&self) {
-        // The counter holds more than 2^63 calls.
-        let _ = rustix::io::write(&self.progress.news, &1u64.to_ne_bytes());
+        self.sink.progress.finished.fetch_add(1, Ordering::Release);
+        self.sink.tell();
     }
 
     fn forward(&mut self) -> Result<()> {
         let (mut ranks_ended, mut is_paid) = (false, false);
         let mut events = Vec::with_capacity(64);
-        while !(self.progress.abandoned.load(Ordering::Acquire) || (self.open == 0 && is_paid)) {
+        while !(self.sink.progress.abandoned.load(Ordering::Acquire) || (self.open == 0 && is_paid)) {
             let timeout =
                 if self.pipes.iter().any(|pipe| pipe.since.is_some()) { Some(PAUSE) } else { is_paid.then_some(QUIET) };
             self.wait(&mut events, timeout)?;
@@ -213,14 +249,14 @@ impl Stream {
             let now = Instant::now();
             for pipe in &mut self.pipes {
                 if pipe.since.is_some_and(|since| now.duration_since(since) >= PAUSE) {
-                    pipe.pass_on(&self.output);
+                    pipe.pass_on(&self.sink);
                 }
             }
             if ranks_ended && !is_paid && self.pipes.iter().all(|pipe| pipe.owed == 0) {
                 is_paid = true;
-                self.pipes.iter_mut().for_each(|pipe| pipe.pass_on(&self.output));
-                self.progress.paid.fetch_add(1, Ordering::Release);
-                self.tell();
+                self.pipes.iter_mut().for_each(|pipe| pipe.pass_on(&self.sink));
+                self.sink.progress.paid.fetch_add(1, Ordering::Release);
+                self.sink.tell();
             }
         }
         Ok(())
@@ -245,12 +281,12 @@ impl Stream {
         if read.is_empty() {
             pipe.fd = None;
             pipe.owed = 0;
-            pipe.pass_on(&self.output);
-            lock(&self.output).closed(pipe.rank);
+            pipe.pass_on(&self.sink);
+            self.sink.give(|output| output.closed(pipe.rank));
             self.open -= 1;
-            self.progress.open_pipes[pipe.rank.index()].fetch_sub(1, Ordering::Release);
+            self.sink.progress.open_pipes[pipe.rank.index()].fetch_sub(1, Ordering::Release);
             // A rank that waits for this one may now wait in vain.
-            self.tell();
+            self.sink.tell();
             return;
         }
         pipe.owed = pipe.owed.saturating_sub(read.len() as u64);
@@ -258,11 +294,11 @@ impl Stream {
         let (whole, rest) = read.split_at(end);
         if !whole.is_empty() {
             pipe.text.extend_from_slice(whole);
-            pipe.pass_on(&self.output);
+            pipe.pass_on(&self.sink);
         }
         pipe.text.extend_from_slice(rest);
         if pipe.text.len() >= LONGEST_LINE {
-            pipe.pass_on(&self.output);
+            pipe.pass_on(&self.sink);
         } else if !pipe.text.is_empty() {
             pipe.since = Some(Instant::now());
         }
@@ -275,10 +311,10 @@ impl Pipe {
     }
 
     /// Passes on what is held back.
-    fn pass_on(&mut self, output: &Mutex<dyn RankOutput>) {
+    fn pass_on(&mut self, sink: &Sink) {
         self.since = None;
         if !self.text.is_empty() {
-            lock(output).write(self.rank, &self.text);
+            sink.give(|output| output.write(self.rank, &self.text));
             self.text.clear();
         }
     }

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::{ClockId, clock_gettime};
 
 /// How often the search for processes is repeated while it finds some: a process may start another
 /// one during the search.
@@ -15,15 +16,37 @@ const MOST_SEARCHES: usize = 16;
 /// The process groups in which a process runs. `None` if /proc cannot be read.
 pub(super) fn living_groups() -> Option<BTreeSet<i32>> {
     let processes = std::fs::read_dir("/proc").ok()?;
-    let stats = processes.flatten().filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok());
-    let group = |stat: String| {
+    let stats = processes.flatten().filter_map(|process| std::fs::read(process.path().join("stat")).ok());
+    Some(stats.filter_map(|stat| Some(Stat::of_living(&stat)?.group)).collect())
+}
+
+/// What `/proc/<pid>/stat` says of a process.
+struct Stat {
+    group: i32,
+    /// In clock ticks since the machine was started.
+    start_time: u64,
+}
+
+impl Stat {
+    /// Parses the text of a process that has not ended.
+    fn of_living(text: &[u8]) -> Option<Self> {
         // `7 (a name) S 1 7 ...`: after the name, which may contain any characters, come the state,
-        // the parent and the group.
-        let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
-        let (state, group) = (fields.next()?, fields.nth(1)?);
-        if matches!(state, "Z" | "X") { None } else { group.parse().ok() }
-    };
-    Some(stats.filter_map(group).collect())
+        // the parent, the group and, as the 22nd of all fields, the time.
+        let name_end = text.iter().rposition(|byte| *byte == b')')?;
+        let mut fields = std::str::from_utf8(&text[name_end + 1..]).ok()?.split_ascii_whitespace();
+        if matches!(fields.next()?, "Z" | "X") {
+            return None;
+        }
+        Some(Stat { group: fields.nth(1)?.parse().ok()?, start_time: fields.nth(16)?.parse().ok()? })
+    }
+}
+
+/// The time since the machine was started, in the clock ticks of [`Stat`].
+///
+/// It only makes a system call. `ticks_per_second` is what the system says; see `sysconf`.
+pub(super) fn now_in_ticks(ticks_per_second: u64) -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * ticks_per_second + now.tv_nsec as u64 * ticks_per_second / 1_000_000_000
 }
 
 /// Kills every process that has this text in its environment, as far as this user may.
@@ -31,15 +54,28 @@ pub(super) fn living_groups() -> Option<BTreeSet<i32>> {
 /// It only makes system calls: it allocates nothing and takes no lock, so that a process may call
 /// it after a fork.
 pub(super) fn kill_marked(mark: &[u8]) {
+    kill(|process| process.environment_has(mark));
+}
+
+/// Kills the processes of [`kill_marked`] and those of the targets, which are numbers of processes
+/// that were started, and of groups, by a process that has ended at the time `end`, in clock ticks.
+/// As the targets have been reaped since, other processes may have their numbers: those started
+/// later.
+pub(super) fn kill_job(mark: &[u8], targets: &[i32], end: u64) {
+    kill(|process| process.environment_has(mark) || process.is_one_of(targets, end));
+}
+
+/// Kills every process that belongs to a job.
+fn kill(belongs: impl Fn(&Process<'_>) -> bool) {
     for _ in 0..MOST_SEARCHES {
-        if !search(mark) {
+        if !search(&belongs) {
             return;
         }
     }
 }
 
 /// Kills the processes that one pass over /proc finds. Returns whether there were any.
-fn search(mark: &[u8]) -> bool {
+fn search(belongs: impl Fn(&Process<'_>) -> bool) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(proc) = openat(CWD, c"/proc", flags, Mode::empty()) else { return false };
     let mut space = [MaybeUninit::uninit(); 4096];
@@ -47,13 +83,13 @@ fn search(mark: &[u8]) -> bool {
     let mut found = false;
     while let Some(Ok(entry)) = entries.next() {
         let number = entry.file_name();
-        // The process is opened before its environment is read: a later process with the same
-        // number gets no signal.
-        let opened = pid_of(number).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        if let Some(process) = opened
-            && environment_has(&proc, number, mark)
+        let Some(pid) = pid_of(number) else { continue };
+        // The process is opened before its files are read: a later process with the same number
+        // gets no signal.
+        if let Ok(opened) = pidfd_open(pid, PidfdFlags::empty())
+            && belongs(&Process { proc: &proc, number, pid })
         {
-            found |= pidfd_send_signal(&process, Signal::KILL).is_ok();
+            found |= pidfd_send_signal(&opened, Signal::KILL).is_ok();
         }
     }
     found
@@ -63,25 +99,93 @@ fn pid_of(name: &CStr) -> Option<Pid> {
     Pid::from_raw(name.to_str().ok()?.parse().ok()?)
 }
 
-/// Whether the environment of a process has this text, which is at most 256 bytes long.
-fn environment_has(proc: &OwnedFd, number: &CStr, mark: &[u8]) -> bool {
-    const FILE: &[u8] = b"/environ\0";
-    let mut path = [0; 32];
-    let number = number.to_bytes();
-    path[..number.len()].copy_from_slice(number);
-    path[number.len()..][..FILE.len()].copy_from_slice(FILE);
-    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return false };
-    let Ok(file) = openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
-    let mut text = [0; 4096];
-    // The bytes at the beginning that were read before: they may hold the beginning of the mark.
-    let mut kept = 0;
-    while let Ok(count @ 1..) = rustix::io::read(&file, &mut text[kept..]) {
-        let len = kept + count;
-        if text[..len].windows(mark.len()).any(|window| window == mark) {
-            return true;
-        }
-        kept = len.min(mark.len() - 1);
-        text.copy_within(len - kept..len, 0);
+/// A process that a pass over /proc has found. Its methods allocate nothing.
+struct Process<'a> {
+    proc: &'a OwnedFd,
+    number: &'a CStr,
+    pid: Pid,
+}
+
+impl Process<'_> {
+    /// Opens a file of the process, such as `/stat`.
+    fn open(&self, name: &[u8]) -> Option<OwnedFd> {
+        let mut path = [0; 32];
+        let number = self.number.to_bytes();
+        path[..number.len()].copy_from_slice(number);
+        path[number.len()..][..name.len()].copy_from_slice(name);
+        let path = CStr::from_bytes_until_nul(&path).ok()?;
+        openat(self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
     }
-    false
+
+    /// Whether the environment has this text, which is at most 256 bytes long.
+    fn environment_has(&self, mark: &[u8]) -> bool {
+        let Some(file) = self.open(b"/environ") else { return false };
+        let mut text = [0; 4096];
+        // The bytes at the beginning that were read before: they may hold the beginning of the
+        // mark.
+        let mut kept = 0;
+        while let Ok(count @ 1..) = rustix::io::read(&file, &mut text[kept..]) {
+            let len = kept + count;
+            if text[..len].windows(mark.len()).any(|window| window == mark) {
+                return true;
+            }
+            kept = len.min(mark.len() - 1);
+            text.copy_within(len - kept..len, 0);
+        }
+        false
+    }
+
+    /// Whether it is a target or in the group of one, and was started before this time.
+    fn is_one_of(&self, targets: &[i32], end: u64) -> bool {
+        // Longer than the file: a name and some 50 numbers.
+        let mut text = [0; 2048];
+        let read = self.open(b"/stat").and_then(|file| rustix::io::read(&file, &mut text).ok());
+        let Some(stat) = read.and_then(|len| Stat::of_living(&text[..len])) else { return false };
+        stat.start_time <= end && (targets.contains(&self.pid.as_raw_pid()) || targets.contains(&-stat.group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn ticks() -> u64 {
+        now_in_ticks(rustix::param::clock_ticks_per_second())
+    }
+
+    fn start(own_group: bool) -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("60").env_clear().env("PATH", "/usr/bin:/bin");
+        if own_group {
+            command.process_group(0);
+        }
+        command.spawn().expect("it starts")
+    }
+
+    /// A number may be that of another process since the job's own was reaped.
+    #[test]
+    fn processes_that_were_started_after_the_end_of_a_job_are_not_its_own() {
+        for own_group in [false, true] {
+            let before = ticks();
+            // A tick is at most 10 ms long.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let mut child = start(own_group);
+            let target = child.id() as i32 * if own_group { -1 } else { 1 };
+            kill_job(b"a mark that no process has", &[target], before);
+            assert_eq!(child.try_wait().expect("an own child"), None, "a later process was killed");
+            kill_job(b"a mark that no process has", &[target], ticks());
+            assert_eq!(child.wait().expect("an own child").signal(), Some(9));
+        }
+    }
+
+    #[test]
+    fn a_process_has_a_group_and_a_start_time() {
+        let text = format!("7 (a) (b)) S 5 6 {} 99 0", "0 ".repeat(16));
+        let stat = Stat::of_living(text.as_bytes()).expect("it lives");
+        assert_eq!((stat.group, stat.start_time), (6, 99));
+        assert!(Stat::of_living(text.replace(" S ", " Z ").as_bytes()).is_none() && Stat::of_living(b"7 (a").is_none());
+    }
 }

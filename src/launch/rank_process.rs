@@ -6,8 +6,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpgid, getpid, getppid, kill_process, kill_process_group,
-    set_parent_process_death_signal, waitid,
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getpgid, getpid, getppid, kill_process, kill_process_group,
+    set_parent_process_death_signal, setrlimit, waitid,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -34,11 +34,6 @@ impl Target {
             Target::Group(pid) => -pid.as_raw_pid(),
         }
     }
-
-    pub(super) fn from_raw(raw: i32) -> Option<Self> {
-        let pid = Pid::from_raw(raw.checked_abs()?)?;
-        Some(if raw < 0 { Target::Group(pid) } else { Target::Process(pid) })
-    }
 }
 
 /// A rank's process. It is not reaped before the job has ended, so that no other process gets its
@@ -51,9 +46,9 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the process: it ends with this one, has these CPUs if they are given, and may have a
-    /// process group of its own.
-    pub(super) fn start(mut command: Command, own_group: bool, cpus: Option<CpuSet>) -> Result<Self> {
+    /// Starts the process: it ends with this one, has these CPUs if they are given, and this limit
+    /// of open files, and may have a process group of its own.
+    pub(super) fn start(mut command: Command, own_group: bool, cpus: Option<CpuSet>, files: Rlimit) -> Result<Self> {
         let parent = getpid();
         if own_group {
             command.process_group(0);
@@ -67,7 +62,7 @@ impl RankProcess {
             if let Some(cpus) = &cpus {
                 sched_setaffinity(None, cpus)?;
             }
-            Ok(())
+            Ok(setrlimit(Resource::Nofile, files)?)
         };
         // SAFETY: between fork and exec the child makes system calls only. They neither allocate
         // nor take a lock.

@@ -9,24 +9,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::{PidfdFlags, Signal, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open};
+use rustix::thread::CpuSet;
 
 use super::control::JobControl;
-use super::cpus::cpu_set;
 use super::events::{Event, Events};
 use super::guard::Guard;
+use super::input::Input;
 use super::output::{Forwarding, SharedOutput};
 use super::processes::{kill_marked, living_groups};
 use super::rank_process::RankProcess;
 use super::reports::Reports;
 use super::{Job, Outcome};
 use crate::environment::{LAUNCH_SOCKET, TORCH_ELASTIC};
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, error};
 use crate::rank::Rank;
+use crate::util::descriptors;
 
 /// The variable that names the jobs in which a process runs, the outermost first. Children of ranks
 /// inherit it.
-const JOBS: &str = "DCL_LAUNCH_JOBS";
+pub(crate) const JOBS: &str = "DCL_LAUNCH_JOBS";
 
 /// The time that ranks have to end by themselves before they get SIGTERM, and then SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
@@ -38,9 +40,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// After all ranks have ended, how long the output of processes that they left behind is taken.
 const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
 
-pub(super) fn run(job: &Job, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
+/// How many files the job has open for each rank.
+const FILES_PER_RANK: u64 = 4;
+
+/// Runs a job. `cpus` has a set for each rank.
+pub(super) fn run(job: &Job, cpus: Option<&[CpuSet]>, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
     let mut run = Run::new(job)?;
-    let outcome = run.start(job, command).and_then(|()| run.watch())?;
+    let outcome = run.start(job, cpus, command).and_then(|()| run.watch())?;
     if !outcome.is_success() {
         run.kill_all();
     }
@@ -58,6 +64,10 @@ struct Run<'a> {
     ranks: Vec<RankProcess>,
     events: Events,
     forwarding: Forwarding,
+    /// The copy of a terminal's input to a rank.
+    input: Option<Input>,
+    /// The limit of open files that the ranks get: this process's before the job raised it.
+    files: Rlimit,
     /// How many of the requests to end the job were noticed.
     requests: usize,
     /// Whether all ranks have ended, and what they left behind may go on.
@@ -115,10 +125,8 @@ impl Variables {
 
 impl<'a> Run<'a> {
     fn new(job: &'a Job) -> Result<Self> {
-        let failed = |what: &str| {
-            let what = what.to_owned();
-            move |e: std::io::Error| error!(System, "{what}: {e}").with_source(e)
-        };
+        let files = getrlimit(Resource::Nofile);
+        descriptors::make_room(FILES_PER_RANK * u64::from(job.world_size));
         let variables = Variables::new()?;
         // The name that the environment gives to the job of these variables.
         let name = format!("loopback:{}/{}", variables.port, variables.job);
@@ -142,13 +150,15 @@ impl<'a> Run<'a> {
             ranks: Vec::new(),
             events,
             forwarding: Forwarding::new(job.world_size, news),
+            input: None,
+            files,
             requests: 0,
             is_over: false,
         })
     }
 
     /// Starts all ranks, or those up to the call of [`JobControl::end`].
-    fn start(&mut self, job: &Job, mut command: impl FnMut(Rank) -> Command) -> Result<()> {
+    fn start(&mut self, job: &Job, cpus: Option<&[CpuSet]>, mut command: impl FnMut(Rank) -> Command) -> Result<()> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         for rank in (0..job.world_size).map(Rank) {
             let mut command = command(rank);
@@ -163,25 +173,23 @@ impl<'a> Run<'a> {
             if job.outputs.is_some() {
                 command.stdout(Stdio::piped()).stderr(Stdio::piped());
             }
-            let cpus = job.cpus.as_ref().map(|sets| cpu_set(&sets[rank.index()])).transpose()?;
+            let cpus = cpus.map(|sets| sets[rank.index()]);
             // While the lock is held, no signal can miss a rank that has just been started.
             let mut state = self.control.lock();
             if state.end.is_some() {
                 break;
             }
             let program = command.get_program().to_owned();
-            let process = RankProcess::start(command, job.own_groups, cpus)
-                .map_err(|e| error!(System, "{program:?} cannot be started: {e}").with_source(e).on_rank(rank))?;
+            let process = RankProcess::start(command, job.own_groups, cpus, self.files)
+                .map_err(|e| failed(format_args!("{program:?} cannot be started"))(e).on_rank(rank))?;
             state.targets.push(process.target());
             drop(state);
             self.ranks.push(process);
-            let child = self
-                .watch_rank(rank)
-                .map_err(|e| error!(System, "its process cannot be watched: {e}").with_source(e).on_rank(rank))?;
+            let child = self.watch_rank(rank).map_err(|e| failed("its process cannot be watched")(e).on_rank(rank))?;
             stdout.extend(child.stdout.take().map(|pipe| (rank, OwnedFd::from(pipe))));
             stderr.extend(child.stderr.take().map(|pipe| (rank, OwnedFd::from(pipe))));
-            if copies_stdin {
-                copy_stdin(child)?;
+            if let Some(pipe) = child.stdin.take() {
+                self.input = Some(Input::copy_to(pipe).map_err(failed("standard input cannot be copied"))?);
             }
         }
         if let Some([to_stdout, to_stderr]) = &job.outputs {
@@ -202,7 +210,7 @@ impl<'a> Run<'a> {
 
     fn forward(&mut self, pipes: Vec<(Rank, OwnedFd)>, output: &SharedOutput) -> Result<()> {
         let started = self.forwarding.start(pipes, Arc::clone(output));
-        started.map_err(|e| error!(System, "the ranks' output cannot be forwarded: {e}").with_source(e))
+        started.map_err(failed("the ranks' output cannot be forwarded"))
     }
 
     /// Waits for all ranks. If one fails or the job is ended, ends the others.
@@ -213,13 +221,16 @@ impl<'a> Run<'a> {
         let mut steps: Vec<(Instant, Signal)> = Vec::new();
         loop {
             let now = Instant::now();
-            self.check_output()?;
+            if ending_since.is_none() && self.forwarding.failure().is_some() {
+                ending_since = Some(now);
+                steps = ending(Signal::TERM.as_raw(), now, now);
+            }
             if let Some(Request { signal, is_second }) = self.new_request_to_end() {
                 outcome = Outcome::Ended { signal };
                 let since = *ending_since.get_or_insert(now);
                 steps = if is_second { vec![(now, Signal::KILL)] } else { ending(signal, since, now) };
             }
-            if outcome.is_success()
+            if ending_since.is_none()
                 && let Some((rank, waiting)) = self.missed()
             {
                 outcome = Outcome::Missed { rank, waiting };
@@ -237,7 +248,7 @@ impl<'a> Run<'a> {
             if let Some(Event::Ended(number)) = self.next(timeout)?
                 && let Some(status) = self.poll(number)?
                 && !status.success()
-                && outcome.is_success()
+                && ending_since.is_none()
             {
                 outcome = Outcome::Failed { rank: Rank(number as u32), status };
                 // Ranks that wait for the failed one return an error and end by themselves. The
@@ -253,13 +264,12 @@ impl<'a> Run<'a> {
 impl Run<'_> {
     /// Waits for the next event, or for the timeout.
     fn next(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
-        self.events.next(timeout).map_err(|e| error!(System, "events cannot be waited for: {e}").with_source(e))
+        self.events.next(timeout).map_err(failed("events cannot be waited for"))
     }
 
     fn poll(&mut self, number: usize) -> Result<Option<ExitStatus>> {
         let status = self.ranks[number].poll();
-        status
-            .map_err(|e| error!(System, "its end cannot be found out: {e}").with_source(e).on_rank(Rank(number as u32)))
+        status.map_err(|e| failed("its end cannot be found out")(e).on_rank(Rank(number as u32)))
     }
 
     /// What the job was asked since the last call, if it was asked to end.
@@ -268,14 +278,6 @@ impl Run<'_> {
         let is_new = state.requests_to_end > self.requests;
         self.requests = state.requests_to_end;
         state.end.filter(|_| is_new).map(|signal| Request { signal, is_second: state.calls_of_end > 1 })
-    }
-
-    /// An error if the job's output has panicked.
-    fn check_output(&self) -> Result<()> {
-        match self.forwarding.panic() {
-            Some(text) => bail!(System, "a RankOutput of the job panicked, so the ranks were killed: {text}"),
-            None => Ok(()),
-        }
     }
 
     /// Whether a rank waits for others to initialize, and a rank has ended.
@@ -317,10 +319,14 @@ impl Run<'_> {
 
     /// Waits until the output is passed on. Returns an outcome if the job was asked to end
     /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// An output has failed.
     fn drain(&mut self) -> Result<Option<Outcome>> {
         self.forwarding.ranks_have_ended();
         let mut limit = None;
-        while !self.forwarding.is_finished() {
+        while self.forwarding.failure().is_none() && !self.forwarding.is_finished() {
             let now = Instant::now();
             if self.forwarding.is_paid() && now >= *limit.get_or_insert(now + LEFTOVER_LIMIT) {
                 break;
@@ -331,13 +337,13 @@ impl Run<'_> {
             }
             self.next(limit.map(|limit| limit.saturating_duration_since(now)))?;
         }
-        self.check_output()?;
-        Ok(None)
+        self.forwarding.failure().map_or(Ok(None), |failure| Err(failure.clone()))
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
+        self.input = None;
         // After an error, ranks may still run.
         if !self.is_over {
             self.kill_all();
@@ -355,13 +361,7 @@ fn ending(signal: i32, since: Instant, now: Instant) -> Vec<(Instant, Signal)> {
     vec![(since + 2 * GRACE, Signal::KILL), (since + GRACE, Signal::TERM), (now, first)]
 }
 
-/// Copies this process's standard input to a rank, on a thread that ends with the input.
-fn copy_stdin(child: &mut Child) -> Result<()> {
-    let Some(mut pipe) = child.stdin.take() else { return Ok(()) };
-    // An error means that the rank no longer reads.
-    let copy = move || drop(std::io::copy(&mut std::io::stdin(), &mut pipe));
-    match std::thread::Builder::new().name("dcl-input".to_owned()).spawn(copy) {
-        Ok(_) => Ok(()),
-        Err(e) => bail!(System, "no thread for standard input: {e}"),
-    }
+/// An error of the system, and what to do about it.
+fn failed(what: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Error {
+    move |e| error!(System, "{what}: {e}{}", descriptors::hint(&e)).with_source(e)
 }

@@ -29,12 +29,12 @@ pub(crate) struct Settings {
 
 impl Settings {
     fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let seconds = |name: &str, is_allowed: fn(&Duration) -> bool| {
+        let seconds = |name: &str, wanted: &str, is_allowed: fn(&Duration) -> bool| {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
             let number = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
             match number.and_then(|number| Duration::try_from_secs_f64(number).ok()).filter(is_allowed) {
                 Some(duration) => Ok(Some(duration)),
-                None => bail!(InvalidArgument, "{name} is {text:?}, which is not a number of seconds"),
+                None => bail!(InvalidArgument, "{name} is {text:?}, which is not a number of seconds{wanted}"),
             }
         };
         let log = match variable("DCL_LOG").filter(|text| !text.is_empty()) {
@@ -48,8 +48,8 @@ impl Settings {
             },
         };
         Ok(Settings {
-            timeout: seconds("DCL_TIMEOUT", |timeout| !timeout.is_zero())?,
-            slow_warning: Some(seconds("DCL_SLOW_WARNING", |_| true)?.unwrap_or(SLOW_WARNING))
+            timeout: seconds("DCL_TIMEOUT", " above 0, such as 60 or 0.5", |timeout| !timeout.is_zero())?,
+            slow_warning: Some(seconds("DCL_SLOW_WARNING", "; 0 means never", |_| true)?.unwrap_or(SLOW_WARNING))
                 .filter(|wait| !wait.is_zero()),
             log,
         })
@@ -66,6 +66,15 @@ static SETTINGS: OnceLock<Result<Settings>> = OnceLock::new();
 pub(crate) fn settings() -> Result<&'static Settings> {
     let settings = SETTINGS.get_or_init(|| Settings::read(|name| std::env::var_os(name)));
     settings.as_ref().map_err(Clone::clone)
+}
+
+/// The variables of [`Settings`].
+pub(crate) const SETTINGS_VARIABLES: [&str; 3] = ["DCL_TIMEOUT", "DCL_SLOW_WARNING", "DCL_LOG"];
+
+/// What is wrong with each of the variables.
+pub(crate) fn mistakes() -> Vec<String> {
+    let read_one = |one| Settings::read(|name| std::env::var_os(name).filter(|_| name == one));
+    SETTINGS_VARIABLES.iter().filter_map(|name| Some(read_one(*name).err()?.to_string())).collect()
 }
 
 /// The timeout that `DCL_TIMEOUT` sets, in seconds; `default` where it is not set.
@@ -102,14 +111,14 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_an_error_that_names_the_variable() {
-        let seconds = "which is not a number of seconds";
+        let seconds = "which is not a number of seconds above 0, such as 60 or 0.5";
         for (name, value, reason) in [
             ("DCL_TIMEOUT", "soon", seconds),
             ("DCL_TIMEOUT", "0", seconds),
             ("DCL_TIMEOUT", "1e-300", seconds),
             ("DCL_TIMEOUT", "-1", seconds),
             ("DCL_TIMEOUT", "inf", seconds),
-            ("DCL_SLOW_WARNING", "NaN", seconds),
+            ("DCL_SLOW_WARNING", "NaN", "which is not a number of seconds; 0 means never"),
             ("DCL_LOG", "loud", "which is not one of off, error, warn, info, debug and trace"),
         ] {
             let error = read(&[(name, value)]).expect_err(value);

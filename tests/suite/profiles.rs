@@ -1,5 +1,7 @@
 //! Optimization profiles: what building and contexts say of them, and running with several.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use distcollective::network::{MAX_PROFILES, Plugin, PluginCall, Shuffle};
@@ -296,8 +298,16 @@ fn a_profile_is_not_chosen_while_work_runs() {
     expect(context.set_optimization_profile(0), ErrorKind::NotReady, refused);
     assert_eq!(context.tensor_shape("y").expect("the shapes are as they were").as_slice(), [1]);
     sender.send(()).expect("the plugin listens");
-    let bindings = work.wait().expect("a run");
+    // It need not be waited for.
+    stream.synchronize().expect("the work");
     context.set_optimization_profile(0).expect("nothing runs");
+    let bindings = work.wait().expect("a run");
+    // Nothing runs after a run that fails, nor on the inline stream.
+    context.set_input_shape("x", [1]).expect("a shape");
+    sender.send(()).expect("the plugin listens");
+    let work = context.enqueue(bindings, &Stream::inline()).expect("work");
+    context.set_optimization_profile(0).expect("nothing runs");
+    let bindings = work.wait().expect("a run");
     // Work that was dropped counts until it has ended.
     context.set_input_shape("x", [1]).expect("a shape");
     drop(context.enqueue(bindings, &stream).expect("work"));
@@ -305,4 +315,45 @@ fn a_profile_is_not_chosen_while_work_runs() {
     sender.send(()).expect("the plugin listens");
     stream.synchronize().expect("the work");
     context.set_optimization_profile(0).expect("nothing runs");
+}
+
+/// Counts how often it is asked for shapes.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Plugin for Counted {
+    fn type_name(&self) -> &str {
+        "counted"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(inputs.to_vec())
+    }
+
+    fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A program that asks for the shapes of each of many outputs takes no quadratic time.
+#[test]
+fn the_shapes_of_a_profile_are_inferred_once() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int8, [-1]).expect("an input");
+    network.set_optimization_profile(x, [1], [2], [3]).expect("a profile");
+    let y = network.add_plugin("counted", Counted(Arc::clone(&count)), &[x]).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let built = count.load(Ordering::Relaxed);
+    for name in ["x", "y", "x", "y"] {
+        let shapes = engine.profile_shapes(name, 0).expect("a profile");
+        assert_eq!(shapes.map(|shape| shape.as_slice()[0]), [1, 2, 3]);
+    }
+    assert_eq!(count.load(Ordering::Relaxed), built + 3);
 }

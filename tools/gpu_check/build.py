@@ -6,12 +6,30 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from . import slim
 
 PROGRAMS = ["suite", "gpu_bench", "distcollective", "sample_dist_collective"]
 MOST_BYTES = 64 << 20
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def tree_of(root):
+    """Git's name of the sources as they are, with files that are changed or new."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": os.path.join(folder, "index")}
+        git(root, "add", "--all", environment=index)
+        return git(root, "write-tree", environment=index)
+
+
+def git(root, *words, environment={}):
+    """What a git command prints."""
+    command = ["git", *words]
+    result = subprocess.run(
+        command, cwd=root, env=os.environ | environment, stdout=subprocess.PIPE, check=True, text=True
+    )
+    return result.stdout.strip()
 
 
 def build(arguments):
@@ -49,12 +67,10 @@ def build(arguments):
             what = f"a libnccl.so.2 with device code for sm_{arguments.arch}, nor a wheel with one"
             sys.exit(f"error: {arguments.nccl} is not {what}: {error}")
         print(f"libnccl: {kept >> 20} MiB of device code kept, {zeroed >> 20} MiB for other architectures zeroed")
-    git = lambda *words: subprocess.run(
-        ["git", *words], cwd=root, stdout=subprocess.PIPE, check=True, text=True
-    ).stdout.strip()
     about = {
-        "commit": git("rev-parse", "HEAD"),
-        "modified": git("status", "--porcelain") != "",
+        "commit": git(root, "rev-parse", "HEAD"),
+        "modified": git(root, "status", "--porcelain") != "",
+        "tree": tree_of(root),
         "test_libraries": test_libraries,
     }
     (target / "build.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -15,7 +15,7 @@ from .steps import Machine, steps
 LIMIT = 540
 
 # The fields of a report that must be equal for results to go into one report.
-SAME = ["commit", "with_test_libraries", "quick", "cuda", "nccl", "ranks"]
+SAME = ["commit", "tree", "with_test_libraries", "quick", "cuda", "nccl", "ranks"]
 
 
 def begin(folder, about, found, here, arguments):
@@ -24,6 +24,7 @@ def begin(folder, about, found, here, arguments):
         "date": now(),
         "commit": about["commit"],
         "modified": about["modified"],
+        "tree": about["tree"],
         "with_test_libraries": arguments.fakes,
         "quick": arguments.quick,
         "system": {"kernel": platform.release(), "libc": " ".join(platform.libc_ver()), "processors": os.cpu_count()},
@@ -39,8 +40,9 @@ def begin(folder, about, found, here, arguments):
         return new
     old = json.loads(path.read_text())
     for field in SAME:
-        if old[field] != new[field]:
-            difference = f"its {field} is {old[field]}, and now it is {new[field]}"
+        # A report of an older gpu-check lacks fields.
+        if old.get(field) != new[field]:
+            difference = f"its {field} is {old.get(field)}, and now it is {new[field]}"
             sys.exit(f"error: {path} is the report of another run: {difference}; give another folder with --out")
     return new | {"steps": old["steps"]}
 

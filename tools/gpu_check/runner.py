@@ -134,14 +134,15 @@ class Runner:
         end = begin + min(step.seconds, seconds)
         for command in step.commands:
             status, output = self.command(command, step.settings, end - time.monotonic())
-            result["figures"] += map(json.loads, FIGURE.findall(output))
+            figures = list(map(json.loads, FIGURE.findall(output)))
+            result["figures"] += figures
             tests = sum(map(int, re.findall(r"^test result: \w+\. (\d+) passed", output, re.M)))
             result["tests"] += tests
             result["skipped"] += re.findall(r"^skipped: (.*)", output, re.M)
-            # A filter that matches no test also exits with 0, so a test must have run.
-            if status != 0 or (any(word.endswith("/suite") for word in command) and tests == 0):
+            lacks = missing(command, tests, figures)
+            if status != 0 or lacks:
                 result["status"] = "timed out" if status is None else "failed"
-                result["ended"] = describe(status)
+                result["ended"] = describe(status) if status != 0 else f"{describe(status)}, without {lacks}"
                 result["command"] = " ".join(os.path.basename(word) if "/" in word else word for word in command)
                 result["output"] = output[-TAIL:]
                 break
@@ -165,6 +166,15 @@ class Runner:
             print(f"{result['status']} after {result['seconds']} s{summary(result['figures'])}", flush=True)
             keep(kept, result)
             report.write(self.folder, kept)
+
+
+def missing(command, tests, figures):
+    """What a command that succeeds must have printed and has not. A filter that matches no test or
+    benchmark also exits with 0."""
+    for program, what, printed in (("suite", "a test", tests), ("gpu_bench", "figures", figures)):
+        if not printed and any(word.endswith(f"/{program}") for word in command):
+            return what
+    return None
 
 
 def judge(figures):

@@ -26,15 +26,15 @@ fn run_own_in(language: Language, name: &str, under: Under) {
     run(&source, language, under, &[]);
 }
 
-/// Runs the samples of a language.
-fn run_samples(language: Language, under: Under) {
+/// Runs the samples of a language on so many ranks.
+fn run_samples(language: Language, under: Under, ranks: &str) {
     let folder = root().join("samples").join(language.extension());
     let files = fs::read_dir(&folder).expect("the samples").map(|entry| entry.expect("a file").path());
     let samples: Vec<_> =
         files.filter(|file| file.extension().is_some_and(|extension| extension == language.extension())).collect();
     assert!(!samples.is_empty(), "no samples in {}", folder.display());
     for sample in samples {
-        run(&sample, language, under, &["--ranks", "4"]);
+        run(&sample, language, under, &["--ranks", ranks]);
     }
 }
 
@@ -70,6 +70,14 @@ fn forks_on_gpus_plainly() {
     run_on_gpus(Under::Nothing, &["fork"]);
 }
 
+/// Numbers of ranks that do not divide the samples' least tensors.
+#[test]
+fn samples_run_on_any_number_of_ranks() {
+    for ranks in ["1", "3", "7"] {
+        run_samples(Language::C, Under::Nothing, ranks);
+    }
+}
+
 under_each_tool! {
     failures: |under| run_own("failures", under),
     interrupts: |under| run_own("interrupts", under),
@@ -81,8 +89,8 @@ under_each_tool! {
     plugins: |under| run_own("plugins", under),
     text: |under| run_own("text", under),
     threads: |under| run_own("threads", under),
-    c_samples: |under| run_samples(Language::C, under),
-    cpp_samples: |under| run_samples(Language::Cpp, under),
+    c_samples: |under| run_samples(Language::C, under, "4"),
+    cpp_samples: |under| run_samples(Language::Cpp, under, "4"),
 }
 
 /// Ctrl-C in a program in Python.

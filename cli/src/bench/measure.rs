@@ -7,10 +7,9 @@ use distcollective::collective::InPlace;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
-    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Root, Stream,
+    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
 };
 
-use super::Result;
 use super::report::{Format, Measured, Report, Row, Settings};
 use super::values::Values;
 
@@ -33,7 +32,7 @@ impl Bench {
     /// Runs the part of one rank, and returns the number of wrong elements on all ranks. Rank 0
     /// prints. Collective.
     pub fn run(&self, communicator: &Communicator) -> Result<u64> {
-        let report = if communicator.rank().0 == 0 { Some(Report::begin(self.format, &self.settings)?) } else { None };
+        let report = if communicator.rank().0 == 0 { Some(Report::begin(self.format, &self.settings)) } else { None };
         self.layers.iter().try_fold(0, |wrong, layer| Ok(wrong + self.run_layer(layer, communicator, report.as_ref())?))
     }
 
@@ -72,7 +71,7 @@ impl Bench {
         let largest = counts.last().map_or(0, |count| count * blocks);
         let mut buffers = [self.buffer(communicator, largest)?, self.buffer(communicator, largest)?];
         if let Some(report) = report {
-            report.operation(operation)?;
+            report.operation(operation);
         }
         let mut wrong = 0;
         for count in counts {
@@ -91,7 +90,7 @@ impl Bench {
             };
             wrong += row.wrong();
             if let Some(report) = report {
-                report.row(&row)?;
+                report.row(&row);
             }
         }
         Ok(wrong)
@@ -99,12 +98,11 @@ impl Bench {
 
     fn buffer(&self, communicator: &Communicator, elements: usize) -> Result<Buffer> {
         let dims = [elements as i64];
-        let buffer = if self.symmetric {
+        if self.symmetric {
             communicator.allocate(self.data_type, dims)
         } else {
             Buffer::zeroed_in(communicator.space(), self.data_type, dims)
-        };
-        Ok(buffer?)
+        }
     }
 }
 
@@ -180,7 +178,7 @@ impl Rank<'_> {
         Ok(Measured { nanoseconds: nanoseconds[0] as f64 / f64::from(self.bench.iterations), wrong })
     }
 
-    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
+    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) -> Result<()> {
         buffers[1].write(places.output.start, &vec![UNWRITTEN; places.output.len()])?;
         let mut input = vec![0; places.input.len()];
         self.values.fill(&mut input);
@@ -188,7 +186,7 @@ impl Rank<'_> {
     }
 
     /// Enqueues `count` calls and waits for them.
-    fn calls(&self, count: u32, buffers: &mut [Buffer; 2], places: &Places) -> distcollective::Result<()> {
+    fn calls(&self, count: u32, buffers: &mut [Buffer; 2], places: &Places) -> Result<()> {
         let input = buffers[places.input_buffer].as_mut_ptr().wrapping_add(places.input.start);
         let output = buffers[1].as_mut_ptr().wrapping_add(places.output.start);
         // On the host each call has finished when it returns.
@@ -202,7 +200,7 @@ impl Rank<'_> {
         under_way.into_iter().try_for_each(|work| work.wait().map(drop).map_err(Into::into))
     }
 
-    fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> distcollective::Result<usize> {
+    fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> Result<usize> {
         if !self.bound.writes_output() {
             return Ok(0);
         }

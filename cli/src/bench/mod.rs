@@ -11,18 +11,17 @@ use distcollective::comm::BackendKind;
 use distcollective::launch::{Job, Outcome};
 use distcollective::tensor::Dims;
 use distcollective::{
-    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Error, ErrorKind, Rank,
-    ReduceOperation,
+    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Rank, ReduceOperation,
 };
 use serde_json::Value;
 
 use crate::launch::{Output, Prefix};
 use crate::names;
-use crate::output::fail;
+use crate::output::{CLOSED, fail};
 use measure::Bench;
 use report::Format;
 
-/// Errors of the library, the output and the options. The user sees their text.
+/// Errors of the library and the options. The user sees their text.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Measures collectives over a range of sizes, out of place and in place, and checks every result.
@@ -54,7 +53,7 @@ pub struct Arguments {
     #[arg(long, default_value = "sum", value_parser = names::reduce_operation())]
     reduce_op: ReduceOperation,
     /// The root, for operations that have one
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=65535))]
     root: u32,
     /// The element type
     #[arg(long, default_value = "float32", value_parser = names::data_type())]
@@ -65,10 +64,10 @@ pub struct Arguments {
     /// Makes the ranks processes instead of threads
     #[arg(long)]
     processes: bool,
-    /// The first size, in bytes or with K, M or G (powers of 1024)
+    /// The first size, in bytes or with a unit: K, M, G or KiB, MiB, GiB (powers of 1024)
     #[arg(long, default_value = "8", value_parser = bytes)]
     min_bytes: usize,
-    /// The largest size, in bytes or with K, M or G
+    /// The largest size, in bytes or with such a unit
     #[arg(long, default_value = "1M", value_parser = bytes)]
     max_bytes: usize,
     /// Each size is the one before times this factor
@@ -103,17 +102,21 @@ pub struct Arguments {
 /// The operations that `--op` names. Clap would take a field of type `Vec` for a repeated option.
 type Operations = Vec<CollectiveOperation>;
 
-/// Reads a number of bytes: `8`, `64K`, `1M`.
+/// Reads a number of bytes: `8`, `64K`, `1MiB`.
 fn bytes(text: &str) -> std::result::Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: usize = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        other => return Err(format!("{other} is not a unit; they are K, M and G, powers of 1024")),
+        "" | "B" => 1,
+        "K" | "KIB" => 1 << 10,
+        "M" | "MIB" => 1 << 20,
+        "G" | "GIB" => 1 << 30,
+        _ => {
+            let unit = &text[digits.len()..];
+            return Err(format!("{unit} is not a unit; they are K, M and G, or KiB, MiB and GiB, powers of 1024"));
+        }
     };
-    let number: usize = digits.parse().map_err(|_| "it is not a number of bytes".to_owned())?;
+    let number: usize =
+        digits.trim_end().parse().map_err(|_| "a number of bytes is needed, such as 8, 64K or 1MiB".to_owned())?;
     number
         .checked_mul(unit)
         .filter(|bytes| *bytes > 0)
@@ -156,7 +159,7 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let communicators = Communicator::builder().backend(arguments.backend).timeout(timeout).in_process(n)?;
     let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
     // Every rank returns the same number.
-    let run = |communicator: Communicator| bench.run(&communicator).map_err(into_error);
+    let run = |communicator: Communicator| bench.run(&communicator);
     Ok(exit_code(Communicator::spawn_on(communicators, run)?[0]))
 }
 
@@ -224,8 +227,8 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
     output.end_when_stdout_closes()?;
     let stdout = output.stream(std::io::stdout(), Prefix::None, None);
     let outcome = job.output(stdout, output.stream(std::io::stderr(), Prefix::None, None)).run(command)?;
-    if let Some(code) = output.exit_code() {
-        return Ok(code);
+    if output.is_closed() {
+        return Ok(ExitCode::from(CLOSED));
     }
     match outcome {
         Outcome::Success => Ok(ExitCode::SUCCESS),
@@ -233,11 +236,6 @@ fn start_processes(ranks: u32) -> Result<ExitCode> {
         Outcome::Failed { status, .. } if status.code().is_some() => Ok(ExitCode::FAILURE),
         other => Err(other.to_string().into()),
     }
-}
-
-/// An error of the library as it is, and one of the output as an error of the system.
-fn into_error(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    error.downcast().map_or_else(|other| Error::new(ErrorKind::System, other.to_string()), |error| *error)
 }
 
 fn exit_code(wrong: u64) -> ExitCode {

@@ -1,9 +1,9 @@
 //! The output of `bench`: a table with the columns of nccl-tests, CSV or JSON.
 
-use std::io::{Result, Write, stdout};
-
 use distcollective::{CollectiveOperation, DataType, ReduceOperation};
 use serde_json::{Map, Value};
+
+use crate::output::print;
 
 #[derive(Clone, Copy)]
 pub enum Format {
@@ -112,57 +112,53 @@ pub struct Report<'a> {
 
 impl<'a> Report<'a> {
     /// Prints the settings and the header of CSV.
-    pub fn begin(format: Format, settings: &'a Settings) -> Result<Self> {
+    pub fn begin(format: Format, settings: &'a Settings) -> Self {
         match format {
             Format::Table => {
                 for (name, value) in settings {
-                    writeln!(stdout(), "# {name}: {}", text(value))?;
+                    print(format!("# {name}: {}\n", text(value)));
                 }
-                writeln!(
-                    stdout(),
-                    "# time: each rank's mean of the iterations after a barrier; the largest, by all_reduce"
-                )?;
-                writeln!(stdout(), "# size: the whole tensor; count: a rank's block of it")?;
+                print("# time: each rank's mean of the iterations after a barrier; the largest, by all_reduce\n");
+                print("# size: the whole tensor; count: a rank's block of it\n");
             }
             Format::Csv => {
                 let names: Vec<&str> = settings.iter().map(|(name, _)| *name).chain(COLUMNS).collect();
-                writeln!(stdout(), "{}", names.join(","))?;
+                print(format!("{}\n", names.join(",")));
             }
             Format::Json => {}
         }
-        Ok(Report { format, settings })
+        Report { format, settings }
     }
 
     /// Prints the header of an operation's rows in the table.
-    pub fn operation(&self, operation: CollectiveOperation) -> Result<()> {
-        if !matches!(self.format, Format::Table) {
-            return Ok(());
+    pub fn operation(&self, operation: CollectiveOperation) {
+        if matches!(self.format, Format::Table) {
+            print(format!("#\n# {operation}\n"));
+            HEADER.iter().for_each(|cells| print(format!("#{}\n", line(cells).trim_end())));
         }
-        writeln!(stdout(), "#\n# {operation}")?;
-        HEADER.iter().try_for_each(|cells| writeln!(stdout(), "#{}", line(cells).trim_end()))
     }
 
-    pub fn row(&self, row: &Row) -> Result<()> {
+    pub fn row(&self, row: &Row) {
         let values = row.values();
         let settings = self.settings.iter().cloned();
-        match self.format {
+        print(match self.format {
             Format::Table => {
                 let cells = values.iter().skip(1).map(|value| match value.as_f64().filter(|_| value.is_f64()) {
                     Some(number) => format!("{number:.3}"),
                     None => text(value),
                 });
-                writeln!(stdout(), " {}", line(&cells.collect::<Vec<_>>()))
+                format!(" {}\n", line(&cells.collect::<Vec<_>>()))
             }
             Format::Csv => {
                 let cells: Vec<String> = settings.map(|(_, value)| value).chain(values).map(|v| text(&v)).collect();
-                writeln!(stdout(), "{}", cells.join(","))
+                format!("{}\n", cells.join(","))
             }
             Format::Json => {
                 let fields = settings.chain(COLUMNS.into_iter().zip(values));
                 let object: Map<String, Value> = fields.map(|(name, value)| (name.to_owned(), value)).collect();
-                writeln!(stdout(), "{}", Value::from(object))
+                format!("{}\n", Value::from(object))
             }
-        }
+        });
     }
 }
 

@@ -3,11 +3,15 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
+use distcollective::Environment;
 use distcollective::launch::cpu_shares;
 
 /// How ranks are bound to CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
+    /// As [`Share`](Self::Share) if there is a CPU for each rank and the ranks are the whole job;
+    /// otherwise as [`None`](Self::None).
+    Auto,
     None,
     Core,
     Share,
@@ -20,6 +24,7 @@ impl FromStr for Binding {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
+            "auto" => Ok(Binding::Auto),
             "none" => Ok(Binding::None),
             "core" => Ok(Binding::Core),
             "share" => Ok(Binding::Share),
@@ -36,7 +41,10 @@ fn set(text: &str) -> Result<BTreeSet<usize>, String> {
         let number = |text: &str| text.trim().parse::<u16>().map(usize::from);
         match (number(first), number(last)) {
             (Ok(first), Ok(last)) if first <= last => cpus.extend(first..=last),
-            _ => return Err(format!("{range:?} is no CPU and no range of CPUs; write none, core, share or '0-3;4-7'")),
+            _ => {
+                let wanted = "auto, none, core, share or sets such as '0-3;4-7'";
+                return Err(format!("{range:?} is no CPU and no range of CPUs; write {wanted}"));
+            }
         }
     }
     Ok(cpus)
@@ -47,6 +55,10 @@ impl Binding {
     pub fn sets(&self, ranks: u32) -> Result<Option<Vec<BTreeSet<usize>>>, String> {
         let shares = || cpu_shares(ranks).map_err(|e| format!("{e} (--bind none)"));
         match self {
+            // Another launcher may have started this one beside others, on the same CPUs.
+            Binding::Auto if Environment::detect_launcher().is_some() => Ok(None),
+            // An error says that there are too few CPUs.
+            Binding::Auto => Ok(cpu_shares(ranks).ok()),
             Binding::None => Ok(None),
             Binding::Share => shares().map(Some),
             Binding::Core => {
@@ -54,7 +66,11 @@ impl Binding {
                 Ok(Some(shares()?.into_iter().map(first).collect()))
             }
             Binding::Sets(sets) if sets.len() == ranks as usize => Ok(Some(sets.clone())),
-            Binding::Sets(sets) => Err(format!("--bind has {} sets of CPUs for {ranks} ranks", sets.len())),
+            Binding::Sets(sets) => {
+                let plural = |count: usize| if count == 1 { "" } else { "s" };
+                let (count, of, ranks_end) = (sets.len(), plural(sets.len()), plural(ranks as usize));
+                Err(format!("--bind has {count} set{of} of CPUs for {ranks} rank{ranks_end}; separate sets by ';'"))
+            }
         }
     }
 }

@@ -1,33 +1,28 @@
 //! Shows what ranks write.
 
 use std::fs::File;
-use std::io::{ErrorKind, IsTerminal, Result, Write};
+use std::io::{Error, ErrorKind, IsTerminal, Result, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::{AutoStream, ColorChoice, stream::RawStream};
 use anstyle::{AnsiColor, Style};
 use distcollective::Rank;
 use distcollective::launch::{JobControl, RankOutput};
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGPIPE, SIGTERM};
+use signal_hook::consts::SIGTERM;
 
 /// The output of a job's ranks. If it cannot be written, the job ends, except on a terminal: one
 /// that is gone sends SIGHUP, which ends the job in its own way.
 #[derive(Clone)]
 pub struct Output {
     control: JobControl,
-    failure: Arc<OnceLock<Failure>>,
-}
-
-/// Why output is no longer written.
-enum Failure {
-    /// Its reader has closed it.
-    Closed,
-    /// An error, as a sentence.
-    Error(String),
+    /// Whether a reader of the output has closed it.
+    is_closed: Arc<AtomicBool>,
+    /// Whether it cannot be written, with an error that the job returns.
+    has_failed: Arc<AtomicBool>,
 }
 
 /// Whether lines begin with the number of their rank.
@@ -67,7 +62,7 @@ impl Prefix {
 impl Output {
     /// The output of a job that this control ends.
     pub fn new(control: JobControl) -> Self {
-        Output { control, failure: Arc::default() }
+        Output { control, is_closed: Arc::default(), has_failed: Arc::default() }
     }
 
     /// One stream of the ranks, which goes to a stream of this process, and to files.
@@ -89,40 +84,39 @@ impl Output {
             // Without a flag to wait for, only an error or the end of the reader is an event.
             let waited = rustix::io::retry_on_intr(|| poll(&mut stream, None));
             if waited.is_ok() && stream[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
-                output.fail(Failure::Closed);
+                output.close();
             }
         };
         std::thread::Builder::new().name("stdout".to_owned()).spawn(watch).map(drop)
     }
 
-    fn fail(&self, failure: Failure) {
-        if self.failure.set(failure).is_ok() {
-            // Ctrl-C often ends the reader together with the ranks. They still have time to end.
-            self.control.end_once(SIGTERM);
-        }
+    /// A reader has closed the output: nothing more is shown, and the job ends.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        // Ctrl-C often ends the reader together with the ranks. They still have time to end.
+        self.control.end_once(SIGTERM);
     }
 
-    /// What the program exits with if output could not be written: like one that SIGPIPE ends, or
-    /// with an error.
-    pub fn exit_code(&self) -> Option<ExitCode> {
-        Some(match self.failure.get()? {
-            Failure::Closed => ExitCode::from(128 + SIGPIPE as u8),
-            Failure::Error(text) => {
-                eprintln!("error: {text}; the ranks were ended");
-                ExitCode::FAILURE
-            }
-        })
+    /// Whether a reader of the output has closed it, so that the job was ended.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Whether the job's error is that the output cannot be written.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 }
 
 /// A file for each rank in a folder, which is made if there is none.
 pub fn log_files(folder: &Path, ranks: u32) -> std::result::Result<Arc<Vec<File>>, String> {
-    let made = std::fs::create_dir_all(folder).map_err(|e| format!("--log-dir {}: {e}", folder.display()));
+    let failed = |path: &Path, e: Error| format!("--log-dir {}: {e}", path.display());
+    std::fs::create_dir_all(folder).map_err(|e| failed(folder, e))?;
     let create = |rank: u32| {
         let path = folder.join(format!("rank{rank}.log"));
-        File::create(&path).map_err(|e| format!("--log-dir {}: {e}", path.display()))
+        File::create(&path).map_err(|e| failed(&path, e))
     };
-    made.and_then(|()| (0..ranks).map(create).collect::<std::result::Result<_, _>>()).map(Arc::new)
+    (0..ranks).map(create).collect::<std::result::Result<_, _>>().map(Arc::new)
 }
 
 /// One stream of a job's ranks.
@@ -177,36 +171,43 @@ impl Line {
 }
 
 impl<W: Write + Send> Stream<W> {
-    fn show(&mut self, text: &[u8]) {
-        if self.output.failure.get().is_some() {
-            return;
+    /// Writes text to the log of a rank, and then to the stream.
+    fn pass_on(&mut self, rank: Rank, text: &[u8]) -> Result<()> {
+        if let Some(logs) = &self.logs {
+            let written = (&logs[rank.index()]).write_all(text);
+            written.map_err(|e| Error::new(e.kind(), format!("the log of rank {rank}: {e}")))?;
+        }
+        let mut out = Vec::with_capacity(text.len() + text.len() / 8);
+        self.line.add(&mut out, rank, &self.prefix.text(rank), text);
+        self.show(&out)
+    }
+
+    fn show(&mut self, text: &[u8]) -> Result<()> {
+        if self.output.is_closed() {
+            return Ok(());
         }
         match self.to.write_all(text).and_then(|()| self.to.flush()) {
-            Ok(()) => {}
-            Err(_) if self.is_terminal => {}
-            Err(e) if e.kind() == ErrorKind::BrokenPipe => self.output.fail(Failure::Closed),
-            Err(e) => self.output.fail(Failure::Error(format!("the ranks' output cannot be written: {e}"))),
+            Err(_) if self.is_terminal => Ok(()),
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+                self.output.close();
+                Ok(())
+            }
+            result => result,
         }
     }
 }
 
 impl<W: Write + Send> RankOutput for Stream<W> {
-    fn write(&mut self, rank: Rank, text: &[u8]) {
-        if let Some(logs) = &self.logs
-            && let Err(e) = (&logs[rank.index()]).write_all(text)
-        {
-            self.output.fail(Failure::Error(format!("the log of rank {rank} cannot be written: {e}")));
-        }
-        let mut out = Vec::with_capacity(text.len() + text.len() / 8);
-        self.line.add(&mut out, rank, &self.prefix.text(rank), text);
-        self.show(&out);
+    fn write(&mut self, rank: Rank, text: &[u8]) -> Result<()> {
+        self.pass_on(rank, text).inspect_err(|_| self.output.has_failed.store(true, Ordering::Release))
     }
 
-    fn closed(&mut self, rank: Rank) {
-        if self.line.rank() == Some(rank) {
-            self.line = Line::Ended;
-            self.show(b"\n");
+    fn closed(&mut self, rank: Rank) -> Result<()> {
+        if self.line.rank() != Some(rank) {
+            return Ok(());
         }
+        self.line = Line::Ended;
+        self.show(b"\n").inspect_err(|_| self.output.has_failed.store(true, Ordering::Release))
     }
 }
 

@@ -73,6 +73,13 @@ pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
     of_launchers.chain(slurm::variable_names()).chain(rendezvous_point::variable_names())
 }
 
+/// What is wrong with variables that matter under every launcher, also if there is none.
+pub(super) fn mistakes_without_launcher(system: &dyn System) -> Vec<String> {
+    let mut search = Search::new(system);
+    search.rendezvous_port(None);
+    search.mistakes
+}
+
 /// The launcher that counts.
 pub(super) fn launcher_of(system: &dyn System) -> Option<Launcher> {
     let mut search = Search::new(system);
@@ -120,7 +127,18 @@ pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Disc
                  `distcollective launch -n 2 -- PROGRAM`"
             ),
             Launcher::Explicit => format!("without a launcher: {mistakes}"),
-            launcher => format!("launcher {launcher}: {mistakes}"),
+            launcher => {
+                let lone = variables.and_then(|v| match [v.rank, v.world_size].map(|name| search.is_set(name)) {
+                    [true, false] => Some(v.rank),
+                    [false, true] => Some(v.world_size),
+                    _ => None,
+                });
+                // A variable may be left over, or be set for another purpose.
+                let hint = lone.map_or(String::new(), |name| {
+                    format!("; set what is missing, or unset {name} if no launcher started this process")
+                });
+                format!("launcher {launcher}: {mistakes}{hint}")
+            }
         };
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }

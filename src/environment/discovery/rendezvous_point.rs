@@ -39,7 +39,7 @@ impl Search<'_> {
         let file = variables.and_then(|v| v.rendezvous_file);
         let name = self.job_name(variables, several_machines.is_some());
         let port = self.port(given.port, PORT);
-        let rendezvous_port = self.port(given.rendezvous_port, RENDEZVOUS_PORT);
+        let rendezvous_port = self.rendezvous_port(given.rendezvous_port);
         if let (Some(host), Some(port)) = (&host, port) {
             let source = if given.host.is_some() { GIVEN } else { "MASTER_ADDR, MASTER_PORT" };
             self.sources.insert("rendezvous", source.to_owned());
@@ -105,6 +105,11 @@ impl Search<'_> {
         let proxy = self.system.ancestors().into_iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
         let name = format!("{HYDRA_PROXY}={},{}", proxy.pid, proxy.start_time);
         Some((name, format!("the process {HYDRA_PROXY} that started the ranks")))
+    }
+
+    /// The port of rank 0 at MASTER_ADDR: the caller's or that of the variable.
+    pub(super) fn rendezvous_port(&mut self, given: Option<u16>) -> Option<u16> {
+        self.port(given, RENDEZVOUS_PORT)
     }
 
     /// A port of the caller's or of a variable. One that is wrong is a mistake, but not missing.

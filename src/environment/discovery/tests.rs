@@ -178,7 +178,12 @@ fn everything_missing_or_contradictory_is_told_at_once() {
     assert_eq!(
         message(&none, &[("RANK", "one"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "70000")]),
         "launcher torchrun: RANK is \"one\", which is not a number; WORLD_SIZE is not set; MASTER_PORT is \"70000\", which \
-         is not a port"
+         is not a port; set what is missing, or unset RANK if no launcher started this process"
+    );
+    assert_eq!(
+        message(&none, &[&MASTER[..], &[("TRT_WORLD_SIZE", "2")]].concat()),
+        "launcher TensorRT's sample: TRT_MY_RANK is not set; set what is missing, or unset TRT_WORLD_SIZE if no launcher \
+         started this process"
     );
     assert_eq!(
         message(&none, &[("TRT_MY_RANK", "2"), ("TRT_WORLD_SIZE", "2")]),

@@ -119,7 +119,20 @@ class Running(unittest.TestCase):
     def test_a_suite_without_a_test_has_failed(self):
         suite = self.out / "suite"
         suite.symlink_to("/bin/true")
-        self.assertEqual(self.run_steps(Step("suite", [[str(suite)]], 5))["suite"]["status"], "failed")
+        result = self.run_steps(Step("suite", [[str(suite)]], 5))["suite"]
+        self.assertEqual((result["status"], result["ended"]), ("failed", "exit status 0, without a test"))
+
+    def test_a_benchmark_without_figures_has_failed(self):
+        figure = {"benchmark": "leaks", "rounds": 1, "lost_bytes": 0, "allowed_bytes": 1, "ok": True}
+        bench = self.out / "gpu_bench"
+        bench.write_text(f"#!/bin/sh\n[ \"$1\" != leaks ] || echo '{json.dumps(figure)}'\n")
+        bench.chmod(0o755)
+        leaks, nothing = [str(bench), "leaks"], ["sh", "-c", '"$0"', str(bench)]
+        # Figures of one command are none of another's.
+        results = self.run_steps(Step("leaks", [leaks], 5), Step("nothing", [leaks, nothing], 5))
+        self.assertEqual(results["leaks"]["status"], "passed")
+        result = results["nothing"]
+        self.assertEqual((result["status"], result["ended"]), ("failed", "exit status 0, without figures"))
 
     def test_figures_are_read_also_behind_a_launchers_prefix(self):
         figure = {"benchmark": "leaks", "rounds": 1, "lost_bytes": 0, "allowed_bytes": 1, "ok": True}
