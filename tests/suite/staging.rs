@@ -18,6 +18,10 @@ pub fn make_random_calls(communicator: &Communicator) {
     // All ranks draw the same calls, and each draws its own delays.
     let (mut calls, mut delays) = (Random(17), Random(100 + u64::from(communicator.rank().0)));
     let mut symmetric = communicator.allocate(DataType::Int32, [1000]).expect("symmetric memory");
+    // More rounds than a rank has stages, of which none uses a stage.
+    for _ in 0..40 {
+        broadcast_directly(communicator, &mut symmetric, Rank(0)).unwrap_or_else(|error| panic!("{error}"));
+    }
     for number in 0..CALLS {
         // Few calls are long.
         let block = match calls.below(10) {
