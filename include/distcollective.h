@@ -258,6 +258,17 @@ enum {
     DCL_REDUCE_NONE = 5
 };
 
+/* How far the bits of a reduction are determined. The host backend gives the same bits in each
+ * case. All ranks of a reduction use the same. */
+typedef int32_t dcl_determinism_t;
+enum {
+    /* On GPUs NCCL reduces, in an order of its own. */
+    DCL_DETERMINISM_BACKEND = 0,
+    /* On GPUs the result has the host's bits: NCCL moves the elements, and this library's kernels
+     * reduce them in rank order. This needs more time and memory. */
+    DCL_DETERMINISM_EXACT = 1
+};
+
 /* Whether a tensor is an input or an output of the engine: TensorRT's TensorIOMode. */
 typedef int32_t dcl_tensor_io_mode_t;
 enum {
@@ -635,6 +646,16 @@ dcl_status_t dcl_dist_collective_get_reduce_op(dcl_layer_t *layer,
 /* Sets the reduce operation. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_reduce_op(dcl_layer_t *layer,
                                                dcl_reduce_operation_t reduce_op);
+
+/* Returns how far the bits of the layer's reduction are determined. [local, shared] */
+dcl_status_t dcl_dist_collective_get_determinism(dcl_layer_t *layer,
+                                                 dcl_determinism_t *determinism);
+
+/* Sets how far the bits of the reduction are determined. The stricter one of the layer's and the
+ * communicator's determinism counts. It has no effect if the operation does not reduce.
+ * [local, exclusive] */
+dcl_status_t dcl_dist_collective_set_determinism(dcl_layer_t *layer,
+                                                 dcl_determinism_t determinism);
 
 /* Returns the root, or -1 if there is none. [local, shared] */
 dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
@@ -1352,6 +1373,17 @@ dcl_status_t dcl_communicator_get_timeout(dcl_communicator_t *communicator, int6
  * with dcl_communicator_free. [local, shared] */
 dcl_status_t dcl_communicator_with_timeout(dcl_communicator_t *communicator, int64_t timeout_ms,
                                            dcl_communicator_t **other);
+
+/* Returns how far the bits of reductions with this handle are determined. [local, shared] */
+dcl_status_t dcl_communicator_get_determinism(dcl_communicator_t *communicator,
+                                              dcl_determinism_t *determinism);
+
+/* Returns another handle of the same rank with another determinism, for one call or for many, and
+ * for contexts and groups that are created with it. All ranks of a call use the same; NCCL does not
+ * compare it in calls on buffers. Free the handle with dcl_communicator_free. [local, shared] */
+dcl_status_t dcl_communicator_with_determinism(dcl_communicator_t *communicator,
+                                               dcl_determinism_t determinism,
+                                               dcl_communicator_t **other);
 
 /* Checks whether the communicator still works.
  *

@@ -114,6 +114,8 @@ enum class ReduceOperation : dcl_reduce_operation_t {
     kNONE = DCL_REDUCE_NONE
 };
 
+enum class Determinism : dcl_determinism_t { kBACKEND = DCL_DETERMINISM_BACKEND, kEXACT = DCL_DETERMINISM_EXACT };
+
 enum class TensorIOMode : dcl_tensor_io_mode_t {
     kNONE = DCL_TENSOR_IO_MODE_NONE,
     kINPUT = DCL_TENSOR_IO_MODE_INPUT,
@@ -543,6 +545,14 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(),
                                                                   timeout.count());
     }
+    Result<Determinism> get_determinism() const {
+        return detail::output<dcl_determinism_t, Determinism>(dcl_communicator_get_determinism, get());
+    }
+    // Another handle on the same rank.
+    Result<Communicator> with_determinism(Determinism determinism) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_determinism, get(),
+                                                                  detail::number(determinism));
+    }
 
     Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
     Result<void> abort(const std::string &reason) const {
@@ -723,6 +733,12 @@ class DistCollectiveLayer : public Layer {
     }
     Result<void> set_reduce_op(ReduceOperation reduce_op) {
         return detail::check(dcl_dist_collective_set_reduce_op(get(), detail::number(reduce_op)));
+    }
+    Result<Determinism> get_determinism() const {
+        return detail::output<dcl_determinism_t, Determinism>(dcl_dist_collective_get_determinism, get());
+    }
+    Result<void> set_determinism(Determinism determinism) {
+        return detail::check(dcl_dist_collective_set_determinism(get(), detail::number(determinism)));
     }
     Result<std::int64_t> get_root() const { return detail::output<std::int64_t>(dcl_dist_collective_get_root, get()); }
     Result<void> set_root(std::int64_t root) { return detail::check(dcl_dist_collective_set_root(get(), root)); }

@@ -76,7 +76,8 @@
 //! the smallest subnormal), products without intermediate over- or underflow by 2 n · eps ·
 //! |result|; MAX and MIN in which NaN or which zero they give. Beyond those bounds nothing is
 //! promised: float8 need not saturate, and an overflow may come earlier. Integers, bool and
-//! movement have the host's bits. Some calls take a detour:
+//! movement have the host's bits. In exact mode everything has them ([`Determinism::Exact`]). Some
+//! calls take a detour:
 //!
 //! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the
 //!   element type first;
@@ -161,7 +162,7 @@ pub mod interrupt {
 
 pub use builder::Builder;
 #[doc(inline)]
-pub use collective::{CollectiveOperation, Groups, ReduceOperation, Root};
+pub use collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, Root};
 #[doc(inline)]
 pub use comm::Communicator;
 #[doc(inline)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use dcl::comm::{DEFAULT_TIMEOUT, timeout_or};
 use dcl::tensor::{Dims, MAX_DIMS, Shape};
-use dcl::{CollectiveOperation, DataType, ReduceOperation};
+use dcl::{CollectiveOperation, DataType, Determinism, ReduceOperation};
 
 use super::status::{CallError, Result};
 
@@ -339,6 +339,11 @@ pub(super) fn operation(number: i32) -> Result<CollectiveOperation> {
 /// `dcl_reduce_operation_t`.
 pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
     Ok(ReduceOperation::from_number(number)?)
+}
+
+/// `dcl_determinism_t`.
+pub(super) fn determinism(number: i32) -> Result<Determinism> {
+    Ok(Determinism::from_number(number)?)
 }
 
 /// Parses the number of a rank or a GPU.

@@ -5,7 +5,7 @@ use dcl::tensor::MemorySpace;
 use dcl::{Communicator, Rank};
 
 use super::arguments::{
-    CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, positive, timeout,
+    CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, determinism, positive, timeout,
     timeout_or_default, unsigned, zero,
 };
 use super::copy_out::{TextBuffer, TextDestination};
@@ -238,6 +238,32 @@ extern "C" fn dcl_communicator_with_timeout(
         let communicator = &communicator.communicator;
         let timeout = timeout(timeout_ms)?.unwrap_or(communicator.timeout());
         other.set(CCommunicator::handle(communicator.with_timeout(timeout)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_determinism(
+    communicator: Handle<CCommunicator>,
+    determinism: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let (communicator, determinism) = (communicator.get()?, determinism.check("determinism")?);
+        determinism.set(communicator.communicator.determinism().number());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_with_determinism(
+    communicator: Handle<CCommunicator>,
+    determinism: i32,
+    other: OutPointer<Handle<CCommunicator>>,
+) -> Status {
+    call(|| {
+        let (communicator, determinism) = (communicator.get()?, self::determinism(determinism)?);
+        let other = other.check("other")?;
+        other.set(CCommunicator::handle(communicator.communicator.with_determinism(determinism)));
         Ok(())
     })
 }

@@ -5,7 +5,7 @@ use dcl::collective::{GroupRank, InPlace};
 use dcl::{DistCollectiveLayer, Groups, Rank, ReduceOperation, Root};
 
 use super::arguments::{
-    CDims, CheckedOut, ConstVoidPointer, InPointer, OutPointer, data_type, operation, reduce_op, unsigned,
+    CDims, CheckedOut, ConstVoidPointer, InPointer, OutPointer, data_type, determinism, operation, reduce_op, unsigned,
 };
 use super::copy_out::{ByteBuffer, ByteDestination};
 use super::handle::Handle;
@@ -156,6 +156,26 @@ extern "C" fn dcl_dist_collective_get_reduce_op(layer: Handle<CLayer>, reduce_op
         let found = layer.read_collective(|layer| Ok(layer.reduce_op()))?;
         reduce_op.set(found.map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number));
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_get_determinism(layer: Handle<CLayer>, determinism: OutPointer<i32>) -> Status {
+    call(|| {
+        let (layer, determinism) = (layer.get()?, determinism.check("determinism")?);
+        determinism.set(layer.read_collective(|layer| Ok(layer.determinism().number()))?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_set_determinism(layer: Handle<CLayer>, determinism: i32) -> Status {
+    call(|| {
+        let (layer, determinism) = (layer.get()?, self::determinism(determinism)?);
+        layer.change_collective(|layer| {
+            layer.set_determinism(determinism);
+            Ok(())
+        })
     })
 }
 

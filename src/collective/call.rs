@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::Collective;
 use super::geometry::Side;
 use super::rules::InPlace;
+use super::{Collective, Determinism};
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
 
@@ -18,9 +18,16 @@ pub(crate) struct Call {
     pub(crate) data_type: DataType,
     /// The number of elements of a [block](super::geometry).
     pub(crate) block_elements: usize,
+    /// Whether a reduction has the host's bits. `Backend` if nothing is reduced.
+    pub(crate) determinism: Determinism,
 }
 
 impl Call {
+    /// The call on blocks of this length, in the backend's own mode.
+    pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
+        Call { collective, data_type, block_elements, determinism: Determinism::Backend }
+    }
+
     /// The call on an input of `input_elements` elements among `rank_count` ranks.
     pub(crate) fn new(
         collective: Collective<GroupRank>,
@@ -29,7 +36,15 @@ impl Call {
         rank_count: usize,
     ) -> Self {
         let block_elements = input_elements / collective.operation().input_blocks(rank_count);
-        Call { collective, data_type, block_elements }
+        Call::of_blocks(collective, data_type, block_elements)
+    }
+
+    /// The call in a mode that is at least as strict as this one.
+    pub(crate) fn at_least(self, determinism: Determinism) -> Self {
+        match self.collective.reduce_op() {
+            Some(_) => Call { determinism: self.determinism.max(determinism), ..self },
+            None => self,
+        }
     }
 
     /// The call among one rank, where every operation is the identity and may be in place.
@@ -98,7 +113,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// `all_reduce(sum) of 12 float32`, `scatter from 1 of 4 int8`.
+    /// `all_reduce(sum) of 12 float32 in exact mode`, `scatter from 1 of 4 int8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.collective.operation())?;
         if let Some(reduce_op) = self.collective.reduce_op() {
@@ -109,6 +124,10 @@ impl fmt::Display for Call {
             Collective::Reduce { root, .. } | Collective::Gather { root } => write!(f, " to group rank {root}")?,
             _ => {}
         }
-        write!(f, " of {} {}", self.block_elements, self.data_type)
+        write!(f, " of {} {}", self.block_elements, self.data_type)?;
+        match self.determinism {
+            Determinism::Backend => Ok(()),
+            Determinism::Exact => f.write_str(" in exact mode"),
+        }
     }
 }

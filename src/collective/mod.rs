@@ -2,12 +2,14 @@
 //! types, shapes and buffers. Nothing here needs a communicator.
 
 mod call;
+mod determinism;
 mod geometry;
 mod groups;
 mod operation;
 mod rules;
 
 pub(crate) use call::Call;
+pub use determinism::Determinism;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::backend_kind::BackendKind;
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Call, Collective, Determinism, ReduceOperation};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
@@ -163,7 +163,7 @@ impl Request<'_> {
     /// A collective without elements: only the agreement of the ranks is left of it.
     pub(crate) fn barrier(purpose: Purpose, deadline: Instant) -> Self {
         let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let call = Call { collective, data_type: DataType::Uint8, block_elements: 0 };
+        let call = Call::of_blocks(collective, DataType::Uint8, 0);
         Request {
             signature: Signature { purpose, call },
             label: None,
@@ -174,9 +174,13 @@ impl Request<'_> {
         }
     }
 
-    /// The same with null for each side that the rank does not use.
-    pub(super) fn with_used_sides(mut self, rank: GroupRank) -> Self {
-        let call = &self.signature.call;
+    /// The same as a communicator's backend gets it: with null for each side that the rank does not
+    /// use, and in a mode that is at least as strict as the communicator's.
+    pub(super) fn of_communicator(mut self, rank: GroupRank, determinism: Determinism) -> Self {
+        let Signature { purpose, call } = &mut self.signature;
+        if *purpose == Purpose::Collective {
+            *call = call.at_least(determinism);
+        }
         let has_elements = call.block_elements > 0;
         if !(has_elements && call.reads_input(rank)) {
             self.input.pointer = std::ptr::null_mut();

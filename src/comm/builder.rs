@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::host::{self, MAX_RANKS};
-use super::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
+use super::{Backend, BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
+use crate::collective::Determinism;
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
@@ -54,6 +55,7 @@ pub struct CommunicatorBuilder {
     device: Option<u32>,
     control: Option<Communicator>,
     timeout: Option<Duration>,
+    determinism: Determinism,
 }
 
 impl CommunicatorBuilder {
@@ -116,6 +118,13 @@ impl CommunicatorBuilder {
         self
     }
 
+    /// Sets how far the bits of reductions are determined, [`Determinism::Backend`] unless set; see
+    /// [`Communicator::with_determinism`]. Every rank sets the same.
+    pub fn determinism(mut self, determinism: Determinism) -> Self {
+        self.determinism = determinism;
+        self
+    }
+
     /// Sets the control communicator: the same ranks on the host. From it a rank on a GPU learns at
     /// once that a peer failed.
     pub(crate) fn control(mut self, control: Option<Communicator>) -> Self {
@@ -156,13 +165,13 @@ impl CommunicatorBuilder {
         };
         if is_nccl {
             let backends = nccl::in_process(world_size, deadline_after(timeout))?;
-            return Ok(backends.into_iter().map(|backend| Communicator::new(backend, timeout)).collect());
+            return Ok(backends.into_iter().map(|backend| self.communicator(backend, timeout)).collect());
         }
         if world_size > MAX_RANKS {
             bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {MAX_RANKS}");
         }
         let backends = host::in_process(world_size)?;
-        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
+        Ok(backends.into_iter().map(|backend| self.communicator(Arc::new(backend), timeout)).collect())
     }
 
     /// Connects this rank to the others. Collective.
@@ -226,15 +235,21 @@ impl CommunicatorBuilder {
             deadline: deadline_after(timeout),
         };
         let backends = host::between_processes(&participant)?;
-        Ok(backends.into_iter().map(|backend| Communicator::new(Arc::new(backend), timeout)).collect())
+        Ok(backends.into_iter().map(|backend| self.communicator(Arc::new(backend), timeout)).collect())
     }
 
     fn connect_nccl(self, id: &NcclId) -> Result<Communicator> {
         let (rank, timeout) = (self.own_rank(), self.own_timeout()?);
         let (world_size, ordinal) = (self.world_size.unwrap_or(1), self.device.unwrap_or(0));
-        let control = self.control.map(|control| control.backend);
+        let control = self.control.as_ref().map(|control| Arc::clone(&control.backend));
         let backend = nccl::connect(id, rank, world_size, ordinal, control, deadline_after(timeout));
-        Ok(Communicator::new(backend.map_err(|e| e.on_rank(rank))?, timeout))
+        let communicator = self.communicator(backend.map_err(|e| e.on_rank(rank))?, timeout);
+        communicator.agree_on_determinism().map_err(|e| e.on_rank(rank))?;
+        Ok(communicator)
+    }
+
+    fn communicator(&self, backend: Arc<dyn Backend>, timeout: Duration) -> Communicator {
+        Communicator::new(backend, timeout).with_determinism(self.determinism)
     }
 
     /// Checks that the values which choose the backend of [`connect`](Self::connect) agree.

@@ -79,7 +79,7 @@ impl Communicator {
         // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run(&request.with_used_sides(self.group_rank())) }
+        unsafe { self.backend.run(&request.of_communicator(self.group_rank(), self.determinism)) }
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
@@ -94,7 +94,7 @@ impl Communicator {
         self.check_process()
             .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
             .map_err(|e| request.label(e))?;
-        group.push(&*self.backend, request.with_used_sides(self.group_rank()))
+        group.push(&*self.backend, request.of_communicator(self.group_rank(), self.determinism))
     }
 
     /// Runs a group of calls, of this communicator and others with the same origin.
@@ -110,7 +110,7 @@ impl Communicator {
     /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of
     /// calls.
     pub(crate) fn can_group(&self, call: &Call, rank_count: usize) -> bool {
-        self.backend.can_group(call, rank_count)
+        self.backend.can_group(&call.at_least(self.determinism), rank_count)
     }
 
     fn group_rank(&self) -> GroupRank {
@@ -167,7 +167,7 @@ impl Communicator {
 
     /// Makes what calls up to the size of this one need, on this stream or on the default stream.
     pub(crate) fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
-        self.backend.reserve(call, stream, deadline)
+        self.backend.reserve(&call.at_least(self.determinism), stream, deadline)
     }
 
     /// Has a recorded run destroyed before the communicator ends.
@@ -244,7 +244,7 @@ impl Communicator {
         deadline: Instant,
     ) -> Result<()> {
         let collective = crate::collective::Collective::AllGather;
-        let call = Call { collective, data_type: T::DATA_TYPE, block_elements: input.len() };
+        let call = Call::of_blocks(collective, T::DATA_TYPE, input.len());
         if output.len() != input.len() * self.world_size() as usize {
             return Err(error!(System, "an exchange with a wrong length"));
         }

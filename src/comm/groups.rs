@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::split::{SplitGroup, color_and_key};
+use super::split::{ColorAndKey, SplitGroup, color_and_key};
 use super::{Backend, Communicator, Purpose};
 use crate::collective::Groups;
 use crate::error::{Result, bail, error};
@@ -29,8 +29,12 @@ impl Communicator {
 
     /// Finds the ranks with the same color, and makes their backend.
     fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
-        let all = self.gather_words(Purpose::Split, color_and_key(color, key), deadline)?;
-        let group = SplitGroup::of(self.rank(), &all);
+        let [color, key] = color_and_key(color, key);
+        let own = [color, key, self.determinism().number().into()];
+        let all = self.gather_words(Purpose::Split, own, deadline)?;
+        self.check_determinism(all.iter().map(|&[.., determinism]| determinism), "split")?;
+        let colors: Vec<ColorAndKey> = all.into_iter().map(|[color, key, _]| [color, key]).collect();
+        let group = SplitGroup::of(self.rank(), &colors);
         let backend = self.backend.split(group.as_ref(), deadline)?;
         Ok(group.zip(backend))
     }

@@ -26,6 +26,7 @@ pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
 pub use eager::{Operands, RawCollective};
 
+use crate::collective::Determinism;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
@@ -85,7 +86,9 @@ pub(crate) use signature::{Purpose, Signature};
 ///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. A
 ///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
 ///   the deadline.
-/// - **Determinism.** On the host, results have the same bits on every rank and in every run.
+/// - **Determinism.** On the host, results have the same bits on every rank and in every run. On
+///   GPUs they have the host's bits in [exact mode](Determinism::Exact), which all ranks choose or
+///   none: [`with_determinism`](Self::with_determinism).
 /// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and
 ///   peers that wait for it return an error at once. A drop waits for nothing. Between processes,
 ///   `split`, `new_group` and `allocate`, of groups too, need the process of the first
@@ -99,6 +102,7 @@ pub struct Communicator {
     backend: Arc<dyn Backend>,
     order: Arc<IssueOrder>,
     timeout: Duration,
+    determinism: Determinism,
     process: ProcessGuard,
 }
 
@@ -110,7 +114,8 @@ impl Communicator {
 
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
-        Communicator { backend, order: IssueOrder::new(), timeout, process: ProcessGuard::current() }
+        let (order, process) = (IssueOrder::new(), ProcessGuard::current());
+        Communicator { backend, order, timeout, determinism: Determinism::Backend, process }
     }
 
     /// A communicator that was split from this one.
@@ -148,6 +153,54 @@ impl Communicator {
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Communicator { timeout, ..self.clone() }
+    }
+
+    /// How far the bits of reductions through this handle are determined.
+    pub fn determinism(&self) -> Determinism {
+        self.determinism
+    }
+
+    /// The same rank with another determinism: for all calls from now on, or for one. Layers on
+    /// this handle, and communicators that are split from it, have it too.
+    ///
+    /// ```
+    /// use distcollective::{Communicator, Determinism, ReduceOperation};
+    ///
+    /// let communicator = Communicator::in_process(1)?.remove(0);
+    /// let mut x = [1.0f32];
+    /// communicator.with_determinism(Determinism::Exact).all_reduce(&mut x, ReduceOperation::Sum)?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// Every rank of a call has the same. On the host, in [`split`](Self::split) and in
+    /// [`set_communicator`](crate::ExecutionContext::set_communicator), a difference is an
+    /// [`ErrorKind::Disagreement`] on every rank. NCCL does not compare eager calls.
+    #[must_use = "it is another handle; this one keeps its determinism"]
+    pub fn with_determinism(&self, determinism: Determinism) -> Self {
+        Communicator { determinism, ..self.clone() }
+    }
+
+    /// Compares the ranks' determinism, for a backend that does not compare calls. Collective.
+    fn agree_on_determinism(&self) -> Result<()> {
+        let (deadline, number) = (self.deadline(), i64::from(self.determinism.number()));
+        let gather = || self.gather_words(Purpose::Initialize, [number], deadline);
+        let all = self.in_turn(Extent::Communicator, &"connect", deadline, gather)?;
+        self.check_determinism(all.into_iter().map(|[number]| number), "connect")
+    }
+
+    /// Compares what every rank gives as the number of its determinism. Every rank sees the same
+    /// list. If two differ, every rank returns an error.
+    fn check_determinism(&self, numbers: impl IntoIterator<Item = i64>, what: &str) -> Result<()> {
+        let own = i64::from(self.determinism.number());
+        let Some((other, number)) = (0..).zip(numbers).find(|(_, number)| *number != own) else { return Ok(()) };
+        let name = |number: i64| i32::try_from(number).ok().and_then(|number| Determinism::from_number(number).ok());
+        bail!(
+            Disagreement,
+            "{what} wants the same determinism on every rank: this rank has {}, rank {} has {}",
+            self.determinism,
+            self.origin(Rank(other)),
+            name(number).map_or_else(|| number.to_string(), |determinism| determinism.to_string())
+        );
     }
 
     pub(crate) fn deadline(&self) -> Instant {

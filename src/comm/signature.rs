@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::collective::{Call, Collective, CollectiveOperation, ReduceOperation};
+use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation};
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
 
@@ -64,27 +64,31 @@ pub(crate) struct Signature {
     pub(crate) call: Call,
 }
 
+/// The purpose and the determinism share a byte: this many bits are the purpose's.
+const PURPOSE_BITS: u32 = 4;
+
 impl Signature {
     /// As two words, for memory that ranks share.
     pub(crate) fn to_words(self) -> [u64; 2] {
-        let Call { collective, data_type, block_elements } = self.call;
+        let Call { collective, data_type, block_elements, determinism } = self.call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
         let root = collective.root().map_or(0, |root| root.0);
-        let bytes =
-            [self.purpose as u8, collective.operation().number() as u8, reduce_op as u8, data_type.number() as u8];
+        let purpose = self.purpose as u8 | (determinism.number() as u8) << PURPOSE_BITS;
+        let bytes = [purpose, collective.operation().number() as u8, reduce_op as u8, data_type.number() as u8];
         [u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32, block_elements as u64]
     }
 
     /// The signature from its words; `None` for words that no rank of this version wrote.
     pub(crate) fn from_words(words: [u64; 2]) -> Option<Self> {
         let [purpose, operation, reduce_op, data_type] = (words[0] as u32).to_le_bytes();
-        let purpose = Purpose::ALL.into_iter().find(|p| *p as u8 == purpose)?;
+        let determinism = Determinism::from_number((purpose >> PURPOSE_BITS).into()).ok()?;
+        let purpose = Purpose::ALL.into_iter().find(|p| *p as u8 == purpose & ((1 << PURPOSE_BITS) - 1))?;
         let operation = CollectiveOperation::from_number(operation.into()).ok()?;
         let reduce_op = ReduceOperation::from_number(reduce_op.into()).ok()?;
         let data_type = DataType::from_number(data_type.into()).ok()?;
         let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((words[0] >> 32) as u32)))?;
         let block_elements = usize::try_from(words[1]).ok()?;
-        Some(Signature { purpose, call: Call { collective, data_type, block_elements } })
+        Some(Signature { purpose, call: Call { collective, data_type, block_elements, determinism } })
     }
 }
 
@@ -114,8 +118,10 @@ mod tests {
                 let collective =
                     Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))
                         .expect("complete");
-                let call = Call { collective, data_type, block_elements: usize::MAX >> 8 };
-                for purpose in Purpose::ALL {
+                for (purpose, determinism) in
+                    Purpose::ALL.into_iter().flat_map(|purpose| Determinism::ALL.map(|mode| (purpose, mode)))
+                {
+                    let call = Call { collective, data_type, block_elements: usize::MAX >> 8, determinism };
                     let signature = Signature { purpose, call };
                     assert_eq!(Signature::from_words(signature.to_words()), Some(signature));
                 }

@@ -132,7 +132,7 @@ impl CommunicatorBinding {
             let Role::Member(communicator) = self.role(id) else { continue };
             let input = network.layers[id.index()].inputs[0].index();
             let elements = analysis.extents[input].element_count;
-            let call = Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize);
+            let call = resolved.call(analysis.types[input], elements, resolved.nb_rank as usize);
             communicator.reserve(&call, stream, deadline)?;
         }
         Ok(())

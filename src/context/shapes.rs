@@ -54,7 +54,7 @@ impl Shapes {
                 let resolved = resolved.as_ref()?;
                 let input = layer.inputs[0].index();
                 let elements = shapes.all[input].element_count();
-                Some(Call::new(resolved.collective, analysis.types[input], elements, resolved.nb_rank as usize))
+                Some(resolved.call(analysis.types[input], elements, resolved.nb_rank as usize))
             })
             .collect();
         let steps = |layer: &Layer| match &layer.body {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::ResolvedLayer;
+use crate::collective::Determinism;
 use crate::comm::{Communicator, Purpose};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
@@ -20,6 +21,8 @@ pub(crate) struct PlannedCall {
     subject: String,
     /// `all_reduce(sum) of float32 [64, 4096] among 4 ranks`.
     call: String,
+    /// The mode of a reduction.
+    determinism: Option<Determinism>,
 }
 
 impl PlannedCall {
@@ -41,7 +44,16 @@ impl PlannedCall {
         if layer.groups.group_len().is_some() {
             call += &format!(" of {}", layer.groups);
         }
-        PlannedCall { subject: layer.subject.clone(), call }
+        let determinism = collective.reduce_op().map(|_| layer.determinism);
+        PlannedCall { subject: layer.subject.clone(), call, determinism }
+    }
+
+    /// The call on a communicator, whose mode may be stricter than the layer's.
+    fn on(&self, communicator: &Communicator) -> String {
+        match self.determinism.map(|determinism| determinism.max(communicator.determinism())) {
+            Some(Determinism::Exact) => format!("{} in exact mode", self.call),
+            _ => self.call.clone(),
+        }
     }
 }
 
@@ -66,8 +78,9 @@ pub(crate) fn agree(
     let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
     let mut hash = Sha256::new();
     for call in calls {
-        hash.update((call.call.len() as u64).to_le_bytes());
-        hash.update(&call.call);
+        let call = call.on(communicator);
+        hash.update((call.len() as u64).to_le_bytes());
+        hash.update(call);
     }
     let summary =
         Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), region_bytes: region_bytes as u64 };
@@ -82,7 +95,7 @@ pub(crate) fn agree(
         return Err(error!(InvalidCommunicator, "the communicator is set on no rank: {}", refusals.join("; ")));
     }
     if all.iter().any(|s| s.calls != summary.calls) {
-        let mine: Vec<(&str, &str)> = calls.iter().map(|c| (c.subject.as_str(), c.call.as_str())).collect();
+        let mine: Vec<(&str, String)> = calls.iter().map(|c| (c.subject.as_str(), c.on(communicator))).collect();
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }

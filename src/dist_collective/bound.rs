@@ -244,7 +244,7 @@ impl BoundLayer {
     }
 
     fn call(&self, input: &Shape) -> Call {
-        Call::new(self.layer.collective, self.data_type, input.element_count(), self.role.group_len())
+        self.layer.call(self.data_type, input.element_count(), self.role.group_len())
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.

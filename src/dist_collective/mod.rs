@@ -13,8 +13,8 @@ pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};
 
 use crate::collective::{
-    Call, Collective, CollectiveOperation, Groups, InPlace, ReduceOperation, Root, check_type, output_dims,
-    output_shape,
+    Call, Collective, CollectiveOperation, Determinism, Groups, InPlace, ReduceOperation, Root, check_type,
+    output_dims, output_shape,
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
@@ -24,7 +24,7 @@ use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
 /// The attributes as bytes.
-const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 1, noun: "layer" };
+const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 2, noun: "layer" };
 
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`.
 ///
@@ -58,6 +58,7 @@ pub struct DistCollectiveLayer {
     root: Option<Root>,
     nb_rank: Option<u32>,
     groups: Groups,
+    determinism: Determinism,
 }
 
 impl DistCollectiveLayer {
@@ -117,6 +118,7 @@ impl DistCollectiveLayer {
             root,
             nb_rank: None,
             groups,
+            determinism: Determinism::default(),
         }
     }
 
@@ -185,6 +187,18 @@ impl DistCollectiveLayer {
         check_nb_rank(nb_rank).map_err(|e| self.label(e))?;
         self.nb_rank = Some(nb_rank);
         Ok(())
+    }
+
+    /// How far the bits of the layer's reduction are determined.
+    pub fn determinism(&self) -> Determinism {
+        self.determinism
+    }
+
+    /// Sets how far the bits of the reduction are determined. On a communicator with a stricter
+    /// [determinism](crate::Communicator::determinism), the communicator's counts. It has no effect
+    /// on an operation that does not reduce.
+    pub fn set_determinism(&mut self, determinism: Determinism) {
+        self.determinism = determinism;
     }
 
     /// The ranks that take part.
@@ -275,6 +289,7 @@ impl DistCollectiveLayer {
                 nb_rank,
                 nb_rank_is_set: self.nb_rank.is_some(),
                 groups: self.groups.clone(),
+                determinism: self.determinism,
                 subject: self.subject(),
             }),
             _ => Err(mistakes),
@@ -391,6 +406,7 @@ pub(crate) struct ResolvedLayer {
     pub(crate) nb_rank: u32,
     pub(crate) nb_rank_is_set: bool,
     pub(crate) groups: Groups,
+    pub(crate) determinism: Determinism,
     /// `layer "grad_sync" (all_reduce)`.
     pub(crate) subject: String,
 }
@@ -400,6 +416,11 @@ impl ResolvedLayer {
     /// rank may be no member.)
     pub(crate) fn is_identity(&self) -> bool {
         self.nb_rank == 1 && self.groups == Groups::All
+    }
+
+    /// The call on an input of `input_elements` elements among `rank_count` ranks.
+    pub(crate) fn call(&self, data_type: DataType, input_elements: usize, rank_count: usize) -> Call {
+        Call::new(self.collective, data_type, input_elements, rank_count).at_least(self.determinism)
     }
 
     /// Whether some rank may not write the output.

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::DistCollectiveLayer;
-use crate::collective::{CollectiveOperation, Groups, Partition, ReduceOperation, Root};
+use crate::collective::{CollectiveOperation, Determinism, Groups, Partition, ReduceOperation, Root};
 use crate::rank::{GroupRank, Rank};
 
 /// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
@@ -60,6 +60,13 @@ impl<R> DistCollective<R> {
     /// layer is an error.
     pub fn nb_rank(mut self, nb_rank: u32) -> Self {
         self.layer.nb_rank = Some(nb_rank);
+        self
+    }
+
+    /// Sets how far the bits of the reduction are determined; see
+    /// [`DistCollectiveLayer::set_determinism`].
+    pub fn determinism(mut self, determinism: Determinism) -> Self {
+        self.layer.determinism = determinism;
         self
     }
 

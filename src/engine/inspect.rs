@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::memory::{Location, Region};
 use super::{EngineInner, IoTensor};
-use crate::collective::Groups;
+use crate::collective::{Determinism, Groups};
 use crate::network::{LayerBody, Source, TensorId};
 use crate::shape::Dims;
 use crate::util::text::{clipped, count_of};
@@ -64,6 +64,8 @@ struct CollectiveInspection {
     root_group_rank: Option<u32>,
     nb_rank: u32,
     groups: Option<Vec<Vec<u32>>>,
+    /// Of a reduction.
+    determinism: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -126,6 +128,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                         Some(partition.groups().iter().map(|g| g.iter().map(|r| r.0).collect()).collect())
                     }
                 },
+                determinism: c.collective.reduce_op().map(|_| c.determinism.name()),
             }),
         }
     });
@@ -202,6 +205,9 @@ impl fmt::Display for CollectiveInspection {
         }
         if let Some(root) = self.root_group_rank {
             write!(f, ", root {root}")?;
+        }
+        if self.determinism == Some(Determinism::Exact.name()) {
+            f.write_str(", exact")?;
         }
         Ok(())
     }

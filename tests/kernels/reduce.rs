@@ -1,15 +1,13 @@
-//! Reductions of float8.
+//! Reductions of every type.
 
 use std::ffi::c_void;
 
 use distcollective::DataType;
 
 use crate::memory::{Buffer, Random, launch};
-use crate::reference::{Value, element_of_float, value};
+use crate::reference::{Value, decode, element, encode, value};
 
-pub const OPERATIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
-
-const TYPES: [DataType; 2] = [DataType::Float8E4M3, DataType::Float8E5M2];
+const OPERATIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
 
 #[repr(C)]
 struct ReduceArguments {
@@ -20,53 +18,98 @@ struct ReduceArguments {
     ranks: u64,
 }
 
+/// Every type with every reduction that it has.
+fn reductions() -> impl Iterator<Item = (DataType, &'static str)> {
+    let pairs = DataType::ALL.into_iter().flat_map(|data_type| OPERATIONS.map(|operation| (data_type, operation)));
+    pairs.filter(|pair| *pair != (DataType::Bool, "avg"))
+}
+
 /// The reduction of the ranks' elements, as the README's table defines it.
-fn reduced(data_type: DataType, operation: &str, elements: &[u8]) -> u8 {
+fn reduced(data_type: DataType, operation: &str, elements: &[u64]) -> u64 {
     if let [element] = elements {
         return *element;
     }
-    let floats = elements.iter().map(|&bits| match value(data_type, u64::from(bits)) {
-        Value::Float(x) => x,
-        Value::Integer(_) => unreachable!("the type is a float"),
-    });
-    let numbers = floats.clone().filter(|x| !x.is_nan());
+    let (mut floats, mut integers) = (Vec::new(), Vec::new());
+    for &bits in elements {
+        match value(data_type, bits) {
+            Value::Float(x) => floats.push(x),
+            Value::Integer(x) => integers.push(x),
+        }
+    }
+    let result = match data_type {
+        _ if integers.is_empty() => Value::Float(reduced_floats(operation, &floats)),
+        DataType::Bool => Value::Integer(reduced_bools(operation, &integers)),
+        _ => Value::Integer(reduced_integers(data_type, operation, &integers)),
+    };
+    element(data_type, result)
+}
+
+fn reduced_floats(operation: &str, floats: &[f32]) -> f32 {
+    let sum = || floats.iter().copied().reduce(|a, b| a + b);
+    let numbers = floats.iter().copied().filter(|x| !x.is_nan());
     let result = match operation {
-        "sum" => floats.reduce(|a, b| a + b),
-        "prod" => floats.reduce(|a, b| a * b),
-        "avg" => floats.reduce(|a, b| a + b).map(|sum| sum / elements.len() as f32),
+        "sum" => sum(),
+        "prod" => floats.iter().copied().reduce(|a, b| a * b),
+        "avg" => sum().map(|sum| sum / floats.len() as f32),
         "max" => numbers.max_by(f32::total_cmp),
         "min" => numbers.min_by(f32::total_cmp),
         _ => unreachable!("one of the five"),
     };
-    element_of_float(data_type, result.unwrap_or(f32::NAN)) as u8
+    result.unwrap_or(f32::NAN)
+}
+
+/// Sums and products wrap in the width of the type, one rank after the other.
+fn reduced_integers(data_type: DataType, operation: &str, integers: &[i64]) -> i64 {
+    let wrapped = |x: i64| match value(data_type, element(data_type, Value::Integer(x))) {
+        Value::Integer(x) => x,
+        Value::Float(_) => unreachable!("the type is an integer"),
+    };
+    let fold = |combine: fn(i64, i64) -> i64| integers.iter().copied().reduce(|a, b| wrapped(combine(a, b)));
+    let result = match operation {
+        "sum" => fold(i64::wrapping_add),
+        "prod" => fold(i64::wrapping_mul),
+        "avg" => fold(i64::wrapping_add).map(|sum| sum / integers.len() as i64),
+        "max" => fold(i64::max),
+        "min" => fold(i64::min),
+        _ => unreachable!("one of the five"),
+    };
+    result.expect("there is a rank")
+}
+
+fn reduced_bools(operation: &str, bools: &[i64]) -> i64 {
+    i64::from(match operation {
+        "sum" | "max" => bools.contains(&1),
+        _ => !bools.contains(&0),
+    })
 }
 
 /// Reduces elements at a stride, and compares. In place the output is the first rank's elements.
+/// Offsets are in elements.
 fn check(
-    data_type: DataType,
-    operation: &str,
+    (data_type, operation): (DataType, &str),
     bytes: &[u8],
     (count, stride, ranks): (usize, usize, usize),
     (input_offset, output_offset): (usize, Option<usize>),
     grid: u32,
 ) {
-    let mut input = Buffer::of(bytes, input_offset);
-    let mut output = Buffer::new(count, output_offset.unwrap_or(0));
+    let size = data_type.byte_len();
+    let mut input = Buffer::of(bytes, input_offset * size);
+    let mut output = Buffer::new(count * size, output_offset.unwrap_or(0) * size);
     let target = if output_offset.is_some() { output.address() } else { input.address() };
-    let (count64, stride64) = (count as u64, stride as u64);
     let arguments = ReduceArguments {
         input: input.address(),
         output: target,
-        count: count64,
-        stride: stride64,
+        count: count as u64,
+        stride: stride as u64,
         ranks: ranks as u64,
     };
     // SAFETY: the input has the elements of all ranks at this stride, and the output those of one
     // rank.
     unsafe { launch(&format!("dcl_reduce_{data_type}_{operation}"), &arguments, grid) };
     let got = if output_offset.is_some() { output.bytes() } else { input.bytes() };
-    for (i, &got) in got.iter().take(count).enumerate() {
-        let elements: Vec<u8> = (0..ranks).map(|rank| bytes[rank * stride + i]).collect();
+    let given = decode(data_type, bytes);
+    for (i, got) in decode(data_type, &got).into_iter().take(count).enumerate() {
+        let elements: Vec<u64> = (0..ranks).map(|rank| given[rank * stride + i]).collect();
         let expected = reduced(data_type, operation, &elements);
         assert!(
             got == expected,
@@ -74,54 +117,71 @@ fn check(
         );
     }
     if output_offset.is_none() {
-        assert!(got[count..] == bytes[count..], "other ranks' elements were written");
+        assert!(got[count * size..] == bytes[count * size..], "other ranks' elements were written");
     }
 }
 
 #[test]
-fn every_pair_of_elements() {
+fn every_pair_of_elements_of_one_byte() {
     let bytes: Vec<u8> = (0..1 << 16).map(|i| (i >> 8) as u8).chain((0..1 << 16).map(|i| i as u8)).collect();
-    for data_type in TYPES {
-        for operation in OPERATIONS {
-            check(data_type, operation, &bytes, (1 << 16, 1 << 16, 2), (0, Some(0)), 5);
-        }
+    for reduction in reductions().filter(|(data_type, _)| data_type.byte_len() == 1) {
+        check(reduction, &bytes, (1 << 16, 1 << 16, 2), (0, Some(0)), 5);
     }
 }
 
 #[test]
 fn any_number_of_ranks_at_any_address() {
     let mut random = Random(6);
-    for data_type in TYPES {
-        for operation in OPERATIONS {
-            for ranks in (1..=9).chain([17, 32]) {
-                for case in 0..12 {
-                    let count: usize = [0, 1, 15, 16, 17, 100, 3000][random.below(7)];
-                    let stride = if case % 2 == 0 { count.next_multiple_of(16) } else { count + random.below(9) };
-                    let offset = random.below(16);
-                    let output_offset = [None, Some(offset), Some(random.below(16))][case % 3];
-                    let bytes = random.bytes((ranks - 1) * stride + count);
-                    let grid = 1 + random.below(4) as u32;
-                    check(data_type, operation, &bytes, (count, stride, ranks), (offset, output_offset), grid);
-                }
+    for reduction in reductions() {
+        let size = reduction.0.byte_len();
+        for ranks in (1..=9).chain([17, 32]) {
+            for case in 0..12 {
+                let count: usize = [0, 1, 15, 16, 17, 100, 1500][random.below(7)];
+                let stride = if case % 2 == 0 { count.next_multiple_of(16) } else { count + random.below(9) };
+                let offset = random.below(16);
+                let output_offset = [None, Some(offset), Some(random.below(16))][case % 3];
+                let bytes = random.bytes(((ranks - 1) * stride + count) * size);
+                let grid = 1 + random.below(4) as u32;
+                check(reduction, &bytes, (count, stride, ranks), (offset, output_offset), grid);
             }
         }
     }
 }
 
-/// Of random bits, hardly any product is neither zero nor infinite, and hardly any sum is a tie.
-/// These values have such results.
+/// Of random bits, hardly any product is neither zero nor infinite, hardly any sum is a tie, and
+/// few elements are equal. These values have such results: those of floats are from 1/4 to 4, or so
+/// small that sums are subnormal.
 #[test]
 fn values_of_middling_size() {
     let mut random = Random(7);
-    for data_type in TYPES {
-        for operation in OPERATIONS {
-            for ranks in 2..=8 {
-                let (count, stride) = (20_000, 20_000);
-                let one = if data_type == DataType::Float8E4M3 { 0x38 } else { 0x3c };
-                let element = |bits: u64| (one - 8 + (bits & 15) as u8) | (bits >> 8 & 0x80) as u8;
-                let bytes: Vec<u8> = (0..ranks * stride).map(|_| element(random.next())).collect();
-                check(data_type, operation, &bytes, (count, stride, ranks), (0, Some(0)), 3);
-            }
+    for reduction in reductions() {
+        let one = element(reduction.0, Value::Float(1.0));
+        let sign = 1 << (8 * reduction.0.byte_len() - 1);
+        for ranks in 2..=8 {
+            let (count, stride) = (2000, 2000);
+            let bits = |random: &mut Random| {
+                let bits = random.next();
+                let magnitude = if bits & 0x700 == 0 { bits & 15 } else { one.wrapping_sub(8).wrapping_add(bits & 15) };
+                (magnitude & (sign - 1)) | if bits & 0x800 == 0 { 0 } else { sign }
+            };
+            let elements: Vec<u64> = (0..ranks * stride).map(|_| bits(&mut random)).collect();
+            check(reduction, &encode(reduction.0, &elements), (count, stride, ranks), (0, Some(0)), 3);
         }
+    }
+}
+
+/// Zeros of both signs, infinities, NaN of both signs, and the smallest number.
+#[test]
+fn special_floats_in_every_order() {
+    for reduction in reductions().filter(|(data_type, _)| data_type.is_float()) {
+        let of = |x: f32| element(reduction.0, Value::Float(x));
+        let sign = 1 << (8 * reduction.0.byte_len() - 1);
+        let nan = of(f32::NAN);
+        let special = [of(0.0), sign, of(1.0), of(f32::INFINITY), of(f32::INFINITY) | sign, nan, nan | sign, 1];
+        let n = special.len();
+        let count = n * n * n;
+        let rank = |step: usize| (0..count).map(move |i| special[i / step % n]);
+        let elements: Vec<u64> = rank(1).chain(rank(n)).chain(rank(n * n)).collect();
+        check(reduction, &encode(reduction.0, &elements), (count, count, 3), (0, Some(0)), 2);
     }
 }

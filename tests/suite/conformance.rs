@@ -7,7 +7,7 @@ use std::time::Duration;
 use distcollective::collective::InPlace;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::tensor::MemorySpace;
-use distcollective::{Buffer, Communicator, DataType, DistCollectiveLayer, Result, Stream};
+use distcollective::{Buffer, Communicator, DataType, Determinism, DistCollectiveLayer, Result, Stream};
 
 use crate::cases::{Case, exhaustive, pairwise};
 use crate::ranks::{DEADLINE, on_ranks_within};
@@ -28,11 +28,13 @@ pub enum Place {
     Symmetric,
 }
 
-/// A rank that runs cases: its communicator, its memory of `ROOM` bytes, and its stream.
+/// A rank that runs cases: its communicator, its memory of `ROOM` bytes, its stream, and how far
+/// the bits of its layers are determined.
 pub struct Runner<'a> {
     communicator: &'a Communicator,
     memory: Buffer,
     stream: Stream,
+    of_layers: Determinism,
 }
 
 impl<'a> Runner<'a> {
@@ -43,7 +45,18 @@ impl<'a> Runner<'a> {
             Place::Own => Buffer::zeroed_in(communicator.space(), data_type, dims)?,
             Place::Symmetric => communicator.allocate(data_type, dims)?,
         };
-        Ok(Runner { communicator, memory, stream })
+        Ok(Runner { communicator, memory, stream, of_layers: Determinism::Backend })
+    }
+
+    /// With layers of this determinism.
+    pub fn with_layers(self, of_layers: Determinism) -> Self {
+        Runner { of_layers, ..self }
+    }
+
+    /// Whether the bits are the host's.
+    fn is_exact(&self) -> bool {
+        self.communicator.space() == MemorySpace::Host
+            || self.of_layers.max(self.communicator.determinism()) == Determinism::Exact
     }
 
     /// Runs one case on this rank, and compares.
@@ -59,6 +72,7 @@ impl<'a> Runner<'a> {
         layer.set_groups(case.groups())?;
         layer.set_root(case.layer_root());
         layer.set_nb_rank(case.group_len() as u32)?;
+        layer.set_determinism(self.of_layers);
         let bound = layer.bind(self.communicator, case.data_type)?;
 
         let dims = case.dims();
@@ -89,7 +103,7 @@ impl<'a> Runner<'a> {
         if let Some(expected) = &expected {
             assert_eq!(expected.shape(), out_dims.as_slice(), "rank {rank}: {case:?}");
             let mut written = to_bytes(case.data_type, expected.iter().copied());
-            if self.communicator.space() != MemorySpace::Host {
+            if !self.is_exact() {
                 // Differences within the tolerance count as equal.
                 tolerance::accept(case, &case.inputs(rank), rank, &mut written, &got[output_at..output_at + out_len]);
             }
@@ -150,8 +164,12 @@ fn is_exhaustive() -> bool {
 /// Runs a quarter of the cases on one rank. A quarter is far from its deadline on a busy machine
 /// too.
 pub fn run_quarter(communicator: &Communicator, quarter: usize, place: Place, stream: Stream) {
-    let mut runner = Runner::new(communicator, place, stream).unwrap_or_else(|error| panic!("{error}"));
-    let n = communicator.world_size();
+    run_quarter_with(Runner::new(communicator, place, stream).unwrap_or_else(|error| panic!("{error}")), quarter);
+}
+
+/// [`run_quarter`] with a runner that is there.
+pub fn run_quarter_with(mut runner: Runner<'_>, quarter: usize) {
+    let n = runner.communicator.world_size();
     let cases = if is_exhaustive() { exhaustive(n) } else { pairwise(n) };
     let mut count = 0;
     for case in cases.iter().skip(quarter).step_by(4) {

@@ -11,6 +11,7 @@ mod communicator;
 mod conformance;
 mod contexts;
 mod deaths;
+mod determinism;
 mod errors;
 mod limits;
 #[cfg(feature = "nccl")]

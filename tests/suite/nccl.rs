@@ -7,6 +7,7 @@
 
 mod captures;
 mod contexts;
+mod exact;
 mod faults;
 mod interrupts;
 mod libraries;
@@ -16,10 +17,10 @@ use std::time::Duration;
 
 use distcollective::comm::BackendKind;
 use distcollective::tensor::MemorySpace;
-use distcollective::{Communicator, DataType, DistCollective, Rank, ReduceOperation, Result, Stream};
+use distcollective::{Communicator, DataType, Determinism, DistCollective, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
 
-use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
 use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
@@ -107,8 +108,9 @@ fn child() {
     let ranks: u32 = std::env::var(RANKS).expect("ranks").parse().expect("a number");
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
-        ["conformance", place, quarter] => conformance(ranks, place, quarter.parse().expect("a number")),
+        ["conformance", place, mode, quarter] => conformance(ranks, place, mode, quarter.parse().expect("a number")),
         ["captures", ref name @ ..] => captures::play(&name.join(" "), ranks),
+        ["exact", ref name @ ..] => exact::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
@@ -142,32 +144,41 @@ fn cuda_stream(communicator: &Communicator) -> Result<Stream> {
     }
 }
 
-fn conformance(ranks: u32, place: &str, quarter: usize) {
+/// `mode` says which layers reduce exactly: none (`backend`), those on an exact communicator
+/// (`communicator`), or all (`layers`).
+fn conformance(ranks: u32, place: &str, mode: &str, quarter: usize) {
     let place = match place {
         "host" => Place::Host,
         "own" => Place::Own,
         "symmetric" => Place::Symmetric,
         _ => panic!("{place} is no place"),
     };
+    let [of_communicator, of_layers] = match mode {
+        "backend" => [Determinism::Backend; 2],
+        "communicator" => [Determinism::Exact, Determinism::Backend],
+        "layers" => [Determinism::Backend, Determinism::Exact],
+        _ => panic!("{mode} is no mode"),
+    };
     on_gpus(ranks, move |communicator| {
+        let communicator = communicator.with_determinism(of_communicator);
         // A call on a CUDA stream takes no host memory, so only tensors in symmetric memory are
         // enqueued.
         let stream = match place {
             Place::Symmetric => cuda_stream(&communicator)?,
             _ => Stream::inline(),
         };
-        run_quarter(&communicator, quarter, place, stream);
+        run_quarter_with(Runner::new(&communicator, place, stream)?.with_layers(of_layers), quarter);
         Ok(())
     });
 }
 
-/// A quarter of the cases on GPUs of a compute capability, with tensors at a place.
-fn conforms((ranks, place, variant, capability): (u32, &str, Variant, &str), quarter: usize) {
+/// A quarter of the cases in a mode on GPUs of a compute capability, with tensors at a place.
+fn conforms((ranks, place, mode, variant, capability): (u32, &str, &str, Variant, &str), quarter: usize) {
     if is_on_gpu() && (ranks > available_ranks() || variant != Variant::Current || capability != "90") {
         println!("skipped: this needs the test libraries, or more GPUs");
         return;
     }
-    let role = format!("conformance {place} {quarter}");
+    let role = format!("conformance {place} {mode} {quarter}");
     Child::new(&role, ranks).on(variant).with(&[("FAKE_CUDA_SM", capability)]).passes_within(deadline());
 }
 
@@ -178,12 +189,20 @@ fn available_ranks() -> u32 {
 
 quarters! {
     crate::nccl::conforms;
-    one_rank: (1, "own", fake_gpu::Variant::Current, "90"),
-    two_ranks: (2, "own", fake_gpu::Variant::Current, "90"),
-    two_ranks_on_host_tensors: (2, "host", fake_gpu::Variant::Current, "90"),
-    two_ranks_enqueued_in_windows: (2, "symmetric", fake_gpu::Variant::Current, "90"),
-    three_ranks_before_hopper: (3, "own", fake_gpu::Variant::Current, "80"),
-    four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", fake_gpu::Variant::Old, "86"),
+    one_rank: (1, "own", "backend", fake_gpu::Variant::Current, "90"),
+    two_ranks: (2, "own", "backend", fake_gpu::Variant::Current, "90"),
+    two_ranks_on_host_tensors: (2, "host", "backend", fake_gpu::Variant::Current, "90"),
+    two_ranks_enqueued_in_windows: (2, "symmetric", "backend", fake_gpu::Variant::Current, "90"),
+    three_ranks_before_hopper: (3, "own", "backend", fake_gpu::Variant::Current, "80"),
+    four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", "backend", fake_gpu::Variant::Old, "86"),
+    one_exact_rank: (1, "symmetric", "layers", fake_gpu::Variant::Current, "90"),
+    two_exact_ranks: (2, "own", "communicator", fake_gpu::Variant::Current, "90"),
+    three_exact_ranks_before_hopper: (3, "symmetric", "layers", fake_gpu::Variant::Current, "80"),
+    four_exact_ranks_with_an_old_nccl: (4, "symmetric", "communicator", fake_gpu::Variant::Old, "86"),
+    five_exact_ranks: (5, "host", "layers", fake_gpu::Variant::Current, "90"),
+    six_exact_ranks: (6, "symmetric", "communicator", fake_gpu::Variant::Current, "90"),
+    seven_exact_ranks_with_an_old_nccl: (7, "own", "layers", fake_gpu::Variant::Old, "80"),
+    eight_exact_ranks: (8, "symmetric", "communicator", fake_gpu::Variant::Current, "90"),
 }
 
 /// Eager calls on slices, and asynchronous ones on buffers in the GPU's memory.

@@ -4,13 +4,14 @@ import json
 import pathlib
 
 # What no step measures, and why.
-NOT_MEASURED = ["exact mode, beside the host's results: the library does not have it yet"]
+NOT_MEASURED = ["the kernels of exact mode by themselves, beside a copy"]
 
 # The ways of making a call, as columns of a table: a title, the way, what it is compared with. The
 # time of a bare call is in the figures of the ways that are compared with it.
 COLUMNS = [
     ("bare", None, "Communicator::enqueue"),
     ("eager", "Communicator::enqueue", None),
+    ("exact", "Communicator::enqueue, exact", None),
     ("layer", "BoundLayer::enqueue", None),
     ("engine", "ExecutionContext::enqueue", None),
     ("bare graph", None, "ExecutionContext::enqueue, graph"),
@@ -31,6 +32,8 @@ def as_text(figure):
     if "way" in figure:
         text += "{way} {ns} ns, {against} {bare_ns} ns; {difference_ns:+} ns".format(**figure)
         text += ", {allowed_ns} allowed, {noise_ns} noise".format(**figure)
+    elif "host_hash" in figure:
+        text += "{exact_hash}, on the host {host_hash}, NCCL's own {nccl_hash}".format(**figure)
     elif "ratio" in figure:
         text += "{gb_per_s} GB/s, a copy {copy_gb_per_s} GB/s; ratio {ratio}".format(**figure)
     else:
@@ -119,6 +122,10 @@ def text(report):
         ("The host's nanoseconds for a call", calls_table(report, "")),
         ("Nanoseconds of a call until the GPU has finished it", calls_table(report, "done_")),
         ("Kernels, beside a copy on the device", kernels_table(report)),
+        (
+            "Hashes of results in exact mode",
+            [as_text(figure) for figure in figures(report) if figure["benchmark"] == "exact"],
+        ),
         ("Leaks", [as_text(figure) for figure in figures(report) if figure["benchmark"] == "leaks"]),
         (
             "Missed and wrong",

@@ -74,6 +74,9 @@ def steps(folder, machine, arguments):
         more = ["eager", "contexts graphs", "contexts capture", "contexts groups"]
         on_ranks = on_gpus(n, **sharing)
         yield Step(f"suite, {n} ranks", [suite("nccl::two_ranks", "nccl::contexts")], 150, on_ranks)
+        filters = ["nccl::two_exact_ranks", "nccl::exact"]
+        commands = [suite(*filters), bench("exact", "--ranks", n)]
+        yield Step(f"exact mode, {n} ranks", commands, 100, on_ranks)
         yield Step(f"eager calls and graphs, {n} ranks", [role(name, n) for name in more], 60, on_ranks)
         yield Step(f"calls, {n} ranks as threads", [bench("calls", "--ranks", n, "--seconds", "40")], 75, sharing)
         one_process = "the test libraries have all ranks in one process" if arguments.fakes else None
@@ -85,7 +88,7 @@ def steps(folder, machine, arguments):
     else:
         reason = f"there is one GPU, and NCCL {machine.nccl} has one rank a GPU; from 2.30 on ranks can share one"
         yield Step("everything on 2 ranks", [], 0, skipped=reason)
-    windows = [f"conformance symmetric {quarter}" for quarter in range(4)]
+    windows = [f"conformance symmetric backend {quarter}" for quarter in range(4)]
     yield Step("suite, 1 rank", [suite("nccl::")], 150, on_gpus(1))
     yield Step("enqueued in windows, 1 rank", [role(name, 1) for name in windows], 60, on_gpus(1))
     yield Step("command line, 1 rank", [demo(1), swept(1)], 40, shows=True)
@@ -98,7 +101,7 @@ def steps(folder, machine, arguments):
         patient = on_gpus(1) | {"DCL_TEST_PATIENCE": "60"}
         tool = lambda name: [arguments.sanitizer, "--tool", name, *options]
         roles = ["eager", "contexts graphs", "contexts capture", "contexts groups", "contexts networks 1"]
-        roles += [f"conformance {place} {quarter}" for place in ("own", "symmetric") for quarter in range(4)]
+        roles += [f"conformance {place} backend {quarter}" for place in ("own", "symmetric") for quarter in range(4)]
         for name in roles:
             yield Step(f"memcheck: {name}", [role(name, 1, *tool("memcheck"))], 300, patient)
         for name in ("memcheck", "racecheck"):

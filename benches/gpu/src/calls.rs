@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use distcollective::collective::Collective;
 use distcollective::context::{Bindings, ContextOptions};
-use distcollective::{DataType, ExecutionContext, Rank, ReduceOperation};
+use distcollective::{Communicator, DataType, Determinism, ExecutionContext, Rank, ReduceOperation};
 use serde_json::{Value, json};
 
 use crate::cuda::Graph;
@@ -70,25 +70,31 @@ fn calls(
     let (context, bindings) = case.context(ContextOptions::default(), batch_len(options))?;
     let (input, output) = (case.input(), case.output());
     let (collective, block) = (case.collective, case.block);
-    let mut works = Vec::new();
-    let eager = Way::ours("Communicator::enqueue", move |len| {
-        let Caller { communicator, stream, .. } = caller;
-        Times::of(
-            &mut works,
-            |works| {
-                for _ in 0..len {
-                    // SAFETY: the case's buffers are as long as the collective needs, and outlive
-                    // the work, which is waited for below. All runs write the same values, one
-                    // after the other in the stream.
-                    let work =
-                        unsafe { communicator.enqueue(collective, DataType::Float32, block, input, output, stream)? };
-                    works.push(work);
-                }
-                Ok(())
-            },
-            |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop)?)),
-        )
-    });
+    let by_call = |communicator: Communicator| {
+        let mut works = Vec::new();
+        move |len| {
+            Times::of(
+                &mut works,
+                |works| {
+                    for _ in 0..len {
+                        let (data_type, stream) = (DataType::Float32, &caller.stream);
+                        // SAFETY: the case's buffers are as long as the collective needs, and
+                        // outlive the work, which is waited for below. All runs write the same
+                        // values, one after the other in the stream.
+                        let work =
+                            unsafe { communicator.enqueue(collective, data_type, block, input, output, stream)? };
+                        works.push(work);
+                    }
+                    Ok(())
+                },
+                |works| works.drain(..).try_for_each(|work| Ok(work.wait().map(drop)?)),
+            )
+        }
+    };
+    let eager = Way::ours("Communicator::enqueue", by_call(caller.communicator.clone()));
+    // It is shown beside the others, and does more than they do.
+    let exact = caller.communicator.with_determinism(Determinism::Exact);
+    let mut exact = Way::bare("Communicator::enqueue, exact", by_call(exact));
     let layer = case.layer()?.bind(&caller.communicator, DataType::Float32)?;
     let elements = case.input_elements();
     let mut works = Vec::new();
@@ -109,6 +115,7 @@ fn calls(
     for way in &mut ours {
         case.check(way)?;
     }
+    case.check(&mut exact)?;
     let case: &Case<'_> = case;
     let is_alone = caller.communicator.world_size() == 1;
     let name = if is_alone { "cuMemcpyDtoDAsync" } else { "NCCL" };
@@ -122,6 +129,9 @@ fn calls(
     };
     let mut ways = vec![bare(), bare()];
     ways.extend(ours);
+    if case.collective.reduce_op().is_some() && !is_alone {
+        ways.push(exact);
+    }
     if is_alone {
         // With one rank the library does not call NCCL. Measure what that call would cost.
         // SAFETY: the call is waited for before the case ends.

@@ -5,6 +5,7 @@
 
 mod calls;
 mod cuda;
+mod exact;
 mod kernels;
 mod leaks;
 mod measure;
@@ -30,11 +31,12 @@ usage: gpu_bench BENCHMARK [--ranks N | --launched] [--rounds N] [--seconds N] [
 
 benchmarks:
   calls     every collective: NCCL's own call, eager, in an engine, in a graph
+  exact     the hashes of results in exact mode, beside those of the host
   kernels   the bandwidth of kernels, compared with a copy on the device
   leaks     memory after creating and dropping everything again and again
 
-  --ranks N     the ranks of calls, which are threads (1)
-  --launched    this process is a rank of calls, and a launcher has started it
+  --ranks N     the ranks of calls and exact, which are threads (1)
+  --launched    this process is a rank of calls or exact, and a launcher has started it
   --rounds N    the rounds of leaks (200)
   --seconds N   about how long calls takes, and after which time leaks starts no further round (60)
   --quick       few repetitions and small tensors: tests that it works, not how fast
@@ -86,6 +88,7 @@ fn run(arguments: &[String]) -> Result<()> {
     }
     match name.as_str() {
         "calls" => calls::run(&options),
+        "exact" => exact::run(&options),
         "kernels" => kernels::run(&options),
         "leaks" => leaks::run(&options),
         _ => Err(USAGE.into()),

@@ -56,6 +56,22 @@ fn every_operation_and_size_is_measured_on_every_rank() {
     for rank in 0..2 {
         assert!(figures.iter().any(|figure| figure["place"]["rank"] == rank), "{figures:?}");
     }
+    // Exact mode is shown for the three operations that reduce, and not judged.
+    let exact: Vec<_> = figures.iter().filter(|figure| figure["way"] == "Communicator::enqueue, exact").collect();
+    assert_eq!(exact.len(), 3 * 2 * 2, "{figures:?}");
+    assert!(exact.iter().all(|figure| figure["ns"].is_f64() && figure["ok"].is_null()), "{exact:?}");
+}
+
+#[test]
+fn exact_mode_has_the_hosts_hashes() {
+    let figures = figures(&["exact", "--ranks", "3"]);
+    assert_eq!(figures.len(), 3 * 2 * 3 * 3, "{figures:?}");
+    assert!(figures.iter().all(|figure| figure["ok"] == true), "{figures:?}");
+    let hashes = |field: &str| figures.iter().map(|figure| figure[field].to_string()).collect::<Vec<_>>();
+    let of_exact = hashes("exact_hash");
+    assert_eq!(of_exact, hashes("host_hash"));
+    // The order and the rounding of NCCL's own reduction show in the bits.
+    assert_ne!(of_exact, hashes("nccl_hash"));
 }
 
 #[test]

@@ -1,6 +1,27 @@
 /* What ranks learn of each other's failures, and what stays untouched. */
 #include "check.h"
 
+/* A communicator's determinism: of one handle, and of the groups that are created with it. */
+static void a_handle_is_exact(void) {
+    dcl_communicator_t *communicator, *exact, *group, *none = NULL;
+    int32_t given = 1, taken = -7;
+    dcl_determinism_t determinism = -7;
+    OK(dcl_communicator_new_in_process("host", 1, TIMEOUT_MS, &communicator));
+    OK(dcl_communicator_with_determinism(communicator, DCL_DETERMINISM_EXACT, &exact));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_determinism(communicator, 2, &none));
+    CHECK(none == NULL);
+    OK(dcl_communicator_get_determinism(communicator, &determinism));
+    CHECK(determinism == DCL_DETERMINISM_BACKEND);
+    OK(dcl_communicator_split(exact, 0, 0, &group));
+    OK(dcl_communicator_get_determinism(group, &determinism));
+    CHECK(determinism == DCL_DETERMINISM_EXACT);
+    OK(dcl_all_reduce(exact, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+    CHECK(taken == 1);
+    OK(dcl_communicator_free(group));
+    OK(dcl_communicator_free(exact));
+    OK(dcl_communicator_free(communicator));
+}
+
 /* A rank that does not make the call. */
 static void a_rank_is_late(void) {
     dcl_communicator_t *communicators[2], *short_one;
@@ -200,6 +221,7 @@ static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *
 }
 
 int main(void) {
+    a_handle_is_exact();
     a_rank_is_late();
     a_rank_leaves();
     on_ranks(2, abort_or_wait, NULL);

@@ -60,6 +60,11 @@ static void attributes_of_a_collective(void) {
     OK(dcl_layer_set_name(layer, "mean"));
     OK(dcl_layer_set_metadata(layer, "of all"));
     OK(dcl_layer_set_nb_rank(layer, 4));
+    OK(dcl_dist_collective_get_determinism(layer, &number));
+    CHECK(number == DCL_DETERMINISM_BACKEND);
+    OK(dcl_dist_collective_set_determinism(layer, DCL_DETERMINISM_EXACT));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_determinism(layer, 2));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_determinism(layer, -1));
     unsigned char bytes[512];
     size_t length;
     OK(dcl_dist_collective_serialize(layer, bytes, sizeof bytes, &length));
@@ -68,6 +73,8 @@ static void attributes_of_a_collective(void) {
     CHECK(number == DCL_REDUCE_AVG);
     OK(dcl_layer_get_nb_rank(copy, &number));
     CHECK(number == 4);
+    OK(dcl_dist_collective_get_determinism(copy, &number));
+    CHECK(number == DCL_DETERMINISM_EXACT);
     char name[16];
     OK(dcl_layer_get_name(copy, name, sizeof name, NULL));
     CHECK(strcmp(name, "mean") == 0);

@@ -52,7 +52,7 @@ impl Communicator {
             Some((_, elements, side)) => elements / side.blocks(n),
             None => 0,
         };
-        let call = Call { collective, data_type, block_elements };
+        let call = Call::of_blocks(collective, data_type, block_elements);
         let rank = GroupRank(self.rank().0);
         let uses = [call.reads_input(rank), call.writes_output(rank)];
         for ((name, given, side), is_used) in sides.into_iter().zip(uses) {

@@ -217,7 +217,7 @@ impl HostBackend {
         deadline: Instant,
     ) -> Result<Vec<i64>> {
         let mut all = vec![0i64; self.segment.len()];
-        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 1 };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1);
         let request = Request {
             signature: Signature { purpose, call },
             label: None,

@@ -21,7 +21,7 @@ use crate::rank::{GroupRank, Rank};
 
 /// A call in place on the bytes of `x`.
 fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
-    let call = Call { collective, data_type: DataType::Uint8, block_elements: x.len() };
+    let call = Call::of_blocks(collective, DataType::Uint8, x.len());
     let buffer = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
     let signature = Signature { purpose: Purpose::Collective, call };
     let request = Request { signature, label: None, input: buffer, output: buffer, deadline, stream: None };
@@ -76,10 +76,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let ranks = in_process(2).expect("ranks");
     let (mut x, mut y) = (vec![1u8; 4096], vec![1u8; 4096]);
-    let signature = Signature {
-        purpose: Purpose::Collective,
-        call: Call { collective: SUM, data_type: DataType::Uint8, block_elements: x.len() },
-    };
+    let signature = Signature { purpose: Purpose::Collective, call: Call::of_blocks(SUM, DataType::Uint8, x.len()) };
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
     ranks[0].segment.post_header(
         GroupRank(0),
@@ -104,7 +101,7 @@ fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
     let ranks = in_process(3).expect("ranks");
     let gather = Collective::Gather { root: GroupRank(0) };
     let request = |rank: &HostBackend, x: &mut [u8], deadline| {
-        let call = Call { collective: gather, data_type: DataType::Uint8, block_elements: LEN };
+        let call = Call::of_blocks(gather, DataType::Uint8, LEN);
         let signature = Signature { purpose: Purpose::Collective, call };
         let input = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
         let output = Address { pointer: x.as_mut_ptr().wrapping_add(LEN), space: MemorySpace::Host };
@@ -175,10 +172,8 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
     for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
         let [own, peer] = ranks_of_processes();
         let secret = [3u8; LEN];
-        let signature = Signature {
-            purpose: Purpose::Collective,
-            call: Call { collective, data_type: DataType::Uint8, block_elements: LEN },
-        };
+        let signature =
+            Signature { purpose: Purpose::Collective, call: Call::of_blocks(collective, DataType::Uint8, LEN) };
         let place = BufferLocation::Address(secret.as_ptr().expose_provenance());
         let body = CallBody::Locations { input: place, output: place };
         peer.segment.post_header(peer.rank, 1, signature.to_words(), body);

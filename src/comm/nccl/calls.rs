@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::NcclBackend;
 use super::bindings::*;
 use super::library::function;
-use super::route::{Route, exchange};
+use super::route::{Route, Shares, contributions, results};
 use super::scratch::Scratch;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::CudaStream;
@@ -152,16 +152,75 @@ impl NcclBackend {
                     let collective = with_reduction(&call.collective, reduce_op);
                     self.call(&collective, Elements::of(call), [scratch, output], stream, deadline)
                 }
-                Route::Exchange => {
-                    let Some(reduce_op) = call.collective.reduce_op() else { return Ok(()) };
-                    let bytes = Elements::bytes(call.block_bytes());
-                    self.call(&exchange(call), bytes, [input, scratch], stream, deadline)?;
-                    if writes {
-                        stream.reduce((call.data_type, reduce_op), scratch, output, call.block_elements, n)?;
-                    }
-                    Ok(())
-                }
+                Route::Exchange => self.exchange(call, [input, output], scratch, stream, deadline),
+                Route::Shares => self.share(call, [input, output], scratch, stream, deadline),
             }
+        }
+    }
+
+    /// Reduces by a kernel: brings all contributions to each rank that writes, and reduces them.
+    ///
+    /// # Safety
+    ///
+    /// As [`issue`](Self::issue); the scratch memory has room for a block of each rank.
+    unsafe fn exchange(
+        &self,
+        call: &Call,
+        [input, output]: [*mut u8; 2],
+        scratch: *mut u8,
+        stream: &Arc<CudaStream>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let bytes = Elements::bytes(call.block_bytes());
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.call(&contributions(&call.collective), bytes, [input, scratch], stream, deadline)?;
+            match call.collective.reduce_op() {
+                Some(reduce_op) if call.writes_output(self.rank) => {
+                    let (count, n) = (call.block_elements, self.origins.len());
+                    stream.reduce((call.data_type, reduce_op), scratch, output, count, n)
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+
+    /// Reduces by a kernel: brings the contributions to a share to the rank whose share it is,
+    /// reduces them there, and brings the shares of the result to each rank that writes.
+    ///
+    /// # Safety
+    ///
+    /// As [`issue`](Self::issue); the scratch memory is as long as [`Route::Shares`] asks for.
+    unsafe fn share(
+        &self,
+        call: &Call,
+        [input, output]: [*mut u8; 2],
+        scratch: *mut u8,
+        stream: &Arc<CudaStream>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let Some(reduce_op) = call.collective.reduce_op() else { return Ok(()) };
+        let n = self.origins.len();
+        let Shares { share, rest } = Shares::of(call, n);
+        let share_bytes = share * call.data_type.byte_len();
+        let bytes = Elements::bytes(share_bytes);
+        // In the output, so that the exchange of results is in place. A rank without an output
+        // reduces in place in the scratch memory.
+        let own = match call.writes_output(self.rank) {
+            true => output.wrapping_add(self.rank.index() * share_bytes),
+            false => scratch,
+        };
+        // SAFETY: the caller's promise; the shares and the rest are within the buffers. The stream
+        // does one after the other, so the scratch memory of the shares is free for the rest.
+        unsafe {
+            self.call(&Collective::AllToAll, bytes, [input, scratch], stream, deadline)?;
+            stream.reduce((call.data_type, reduce_op), scratch, own, share, n)?;
+            self.call(&results(&call.collective), bytes, [own, output], stream, deadline)?;
+            if rest == 0 {
+                return Ok(());
+            }
+            let sides = [input, output].map(|side| side.wrapping_add(n * share_bytes));
+            self.exchange(&Call { block_elements: rest, ..*call }, sides, scratch, stream, deadline)
         }
     }
 

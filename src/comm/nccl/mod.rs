@@ -205,7 +205,7 @@ impl NcclBackend {
     /// Gathers the same number of words from every rank.
     fn gather<const N: usize>(&self, words: &[i64; N], purpose: Purpose, deadline: Instant) -> Result<Vec<[i64; N]>> {
         let mut all = vec![[0i64; N]; self.origins.len()];
-        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: N };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, N);
         let request = Request {
             signature: Signature { purpose, call },
             label: None,
@@ -237,7 +237,7 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
     match request.signature {
         Signature { purpose, call } if purpose != Purpose::Collective && call.block_elements == 0 => {
             let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-            (Call { collective, data_type: DataType::Uint8, block_elements: 1 }, [std::ptr::null_mut(); 2])
+            (Call::of_blocks(collective, DataType::Uint8, 1), [std::ptr::null_mut(); 2])
         }
         Signature { call, .. } => (call, sides),
     }

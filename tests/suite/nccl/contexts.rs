@@ -7,8 +7,8 @@ use distcollective::context::ContextOptions;
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, Network, Rank, ReduceOperation, Result,
-    Stream, inputs, outputs,
+    Buffer, Builder, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, Network, Rank,
+    ReduceOperation, Result, Stream, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -24,6 +24,12 @@ pub fn play(name: &str, ranks: u32) {
         seed if seed.starts_with("networks ") => {
             let seed = seed["networks ".len()..].parse().expect("a number");
             run_exact_networks(30, seed, &(1..=ranks).map(communicators).collect::<Vec<_>>());
+        }
+        seed if seed.starts_with("exact networks ") => {
+            let seed = seed["exact networks ".len()..].parse().expect("a number");
+            let exact = |communicator: Communicator| communicator.with_determinism(Determinism::Exact);
+            let exact = |n| communicators(n).into_iter().map(exact).collect();
+            run_exact_networks(30, seed, &(1..=ranks).map(exact).collect::<Vec<_>>());
         }
         "casts" => on_gpus(ranks, |communicator| casts(&communicator)),
         "options" => on_gpus(ranks, |communicator| options(&communicator)),
@@ -368,22 +374,25 @@ fn old_device(communicator: &Communicator) -> Result<()> {
     communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)
 }
 
-fn networks_give_what_the_reference_gives(seed: u8) {
+fn networks_give_what_the_reference_gives(kind: &str, seed: u8) {
     let ranks = if is_on_gpu() { available_ranks().min(4) } else { 4 };
-    Child::new(&format!("contexts networks {seed}"), ranks).passes();
+    Child::new(&format!("contexts {kind} {seed}"), ranks).passes();
 }
 
 /// Makes a test of each seed.
 macro_rules! networks {
-    ($($name:ident: $seed:literal),*) => { $(
+    ($kind:literal; $($name:ident: $seed:literal),*) => { $(
         #[test]
         fn $name() {
-            networks_give_what_the_reference_gives($seed);
+            networks_give_what_the_reference_gives($kind, $seed);
         }
     )* };
 }
 
-networks!(first_networks: 1, second_networks: 2, third_networks: 3, fourth_networks: 4, fifth_networks: 5, sixth_networks: 6);
+networks!("networks"; first_networks: 1, second_networks: 2, third_networks: 3, fourth_networks: 4, fifth_networks: 5,
+    sixth_networks: 6);
+// Here reductions of floats are among them.
+networks!("exact networks"; first_exact_networks: 7, second_exact_networks: 8, third_exact_networks: 9);
 
 #[test]
 fn independent_collectives_go_together() {

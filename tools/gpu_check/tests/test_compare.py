@@ -47,6 +47,15 @@ KERNEL = {
     "ok": True,
 }
 
+HASHES = {
+    "benchmark": "exact",
+    "place": {"operation": "reduce", "type": "float16"},
+    "exact_hash": "0a",
+    "host_hash": "0b",
+    "nccl_hash": "0c",
+    "ok": False,
+}
+
 
 def a_report():
     library = {"version": "13.0"}
@@ -69,9 +78,11 @@ def a_report():
                 [
                     call("Communicator::enqueue", 1100.0, 1000.0),
                     call("Communicator::enqueue", 1150.0, 1020.0, rank=1),
+                    call("Communicator::enqueue, exact", 9000.0, 1000.0) | {"ok": None},
                     call("ExecutionContext::enqueue, graph", 400.0, 390.0),
                 ],
             ),
+            step("exact", [HASHES]),
             step("kernels", [KERNEL]),
             step("suite", status="timed out", skipped=["no second GPU"]),
         ],
@@ -99,11 +110,11 @@ class Differences(unittest.TestCase):
         )
 
     def test_statuses_and_counts_of_steps(self):
-        self.after["steps"][2] |= {"status": "passed", "tests": 40, "skipped": []}
+        self.after["steps"][3] |= {"status": "passed", "tests": 40, "skipped": []}
         self.assertEqual(self.lines(), ["suite: timed out -> passed; tests: 1 -> 40; skipped: 1 -> 0"])
 
     def test_what_only_one_report_has(self):
-        self.after["steps"][1]["figures"] = []
+        self.after["steps"][2]["figures"] = []
         self.after["steps"].append(step("leaks"))
         self.assertEqual(
             self.lines(),
@@ -140,13 +151,18 @@ class Differences(unittest.TestCase):
 class Tables(unittest.TestCase):
     def test_a_row_has_the_slowest_ranks_time_of_each_way(self):
         lines = report.calls_table(a_report(), "")
-        self.assertEqual(lines[0].split(), ["call", "bare", "eager", "layer", "engine", "bare", "graph", "graph"])
-        self.assertEqual(lines[1].split()[-6:], ["1020.0", "1150.0", "-", "-", "390.0", "400.0"])
+        self.assertEqual(lines[0].split(), ["call", "bare", "eager", "exact", "layer", "engine", "bare", "graph", "graph"])
+        self.assertEqual(lines[1].split()[-7:], ["1020.0", "1150.0", "9000.0", "-", "-", "390.0", "400.0"])
         self.assertEqual(
-            report.calls_table(a_report(), "done_")[1].split()[-6:], ["2040.0", "2300.0", "-", "-", "780.0", "800.0"]
+            report.calls_table(a_report(), "done_")[1].split()[-7:],
+            ["2040.0", "2300.0", "18000.0", "-", "-", "780.0", "800.0"],
         )
+
+    def test_hashes_that_differ_are_shown_as_missed(self):
+        line = "exact, operation reduce, type float16: 0a, on the host 0b, NCCL's own 0c; MISSED"
+        self.assertEqual(report.as_text(HASHES), line)
 
     def test_the_text_has_every_part(self):
         text = report.text(a_report())
-        for part in ("commit abc", "NCCL 2.30.7", "which share the GPU", "suite: no second GPU", "exact mode", "0.9\n"):
+        for part in ("commit abc", "NCCL 2.30.7", "which share the GPU", "suite: no second GPU", "exact mode", "0.9\n", "0b"):
             self.assertIn(part, text)

@@ -65,7 +65,7 @@ fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBacken
 
 fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
     let block = input.len() / if matches!(collective, Collective::Scatter { .. }) { rank.segment.len() } else { 1 };
-    let call = Call { collective, data_type: DataType::Uint8, block_elements: block };
+    let call = Call::of_blocks(collective, DataType::Uint8, block);
     let request = Request {
         signature: Signature { purpose: Purpose::Collective, call },
         label: None,

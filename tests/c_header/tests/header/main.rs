@@ -99,7 +99,8 @@ fn code() -> Source {
     let mut files: Vec<PathBuf> =
         fs::read_dir(root().join("capi/src")).expect("capi/src").map(|entry| entry.expect("a file").path()).collect();
     files.extend(
-        ["data_type.rs", "shape.rs", "collective/operation.rs", "comm/nccl/id.rs"].map(|f| root().join("src").join(f)),
+        ["data_type.rs", "shape.rs", "collective/determinism.rs", "collective/operation.rs", "comm/nccl/id.rs"]
+            .map(|f| root().join("src").join(f)),
     );
     let mut code = Source::parse(files.iter().map(|file| fs::read_to_string(file).expect("text")));
     for (c, rust) in STRUCTURES {
@@ -162,6 +163,8 @@ fn numbers_are_the_same() {
             code.constant("ReduceOperation", "NONE_NUMBER")
         } else if let Some(reduce_op) = of("DCL_REDUCE_") {
             code.constant("ReduceOperation", &camel(reduce_op))
+        } else if let Some(determinism) = of("DCL_DETERMINISM_") {
+            code.constant("Determinism", &camel(determinism))
         } else {
             match name {
                 "DCL_VERSION_MAJOR" => version[0],
@@ -183,6 +186,7 @@ fn numbers_are_the_same() {
         ("DataType", "DCL_DATA_TYPE_"),
         ("CollectiveOperation", "DCL_COLLECTIVE_"),
         ("ReduceOperation", "DCL_REDUCE_"),
+        ("Determinism", "DCL_DETERMINISM_"),
     ] {
         let declared: BTreeSet<i64> =
             header.constants().filter(|(name, _)| name.starts_with(prefix)).map(|(_, number)| number).collect();

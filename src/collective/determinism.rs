@@ -1,0 +1,87 @@
+//! How far the bits of a reduction are determined.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, error};
+
+/// How far the bits of a reduction are determined: of a communicator
+/// ([`Communicator::with_determinism`](crate::Communicator::with_determinism)) or of a layer
+/// ([`DistCollectiveLayer::set_determinism`](crate::DistCollectiveLayer::set_determinism)). If one
+/// of the two says `Exact`, the reduction is exact. Movement changes no byte in either mode.
+///
+/// All ranks of a call have the same mode.
+///
+/// On the host both modes are the same. On GPUs `Exact` costs time and memory:
+///
+/// | bytes that a rank receives | `Backend` (NCCL on a ring) | `Exact`, up to 512 KiB | `Exact`, above |
+/// |---|---|---|---|
+/// | all_reduce of `b` bytes | `2 (n - 1) b / n` | `(n - 1) b` | `2 (n - 1) b / n` |
+/// | reduce of `b` bytes, at the root | `b` | `(n - 1) b` | `2 (n - 1) b / n` |
+/// | reduce_scatter to `b` bytes | `(n - 1) b` | `(n - 1) b` | `(n - 1) b` |
+///
+/// The 512 KiB are `n b`, what all ranks contribute. The guide "On GPUs" has the calls, the kernels
+/// and the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(i32)]
+#[non_exhaustive]
+pub enum Determinism {
+    /// The backend reduces in the way that it finds fastest. On GPUs that is NCCL's own reduction:
+    /// the bits of a sum of floats depend on the algorithm, and so on the length, the number of
+    /// channels, registration and NCCL's version.
+    #[default]
+    Backend = 0,
+    /// Every backend gives the host's bits: the elements of the ranks are reduced in rank order. On
+    /// GPUs NCCL moves the elements, and this library's kernels reduce them.
+    Exact = 1,
+}
+
+impl Determinism {
+    /// Every mode, in the order of the numbers.
+    pub const ALL: [Determinism; 2] = [Determinism::Backend, Determinism::Exact];
+
+    /// The name in text: `exact`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Determinism::Backend => "backend",
+            Determinism::Exact => "exact",
+        }
+    }
+
+    /// The number in C and in plans.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The mode with this number.
+    ///
+    /// # Errors
+    ///
+    /// A number that is not 0 or 1.
+    pub fn from_number(number: i32) -> Result<Self> {
+        Self::ALL.into_iter().find(|mode| mode.number() == number).ok_or_else(|| {
+            error!(InvalidArgument, "{number} is not the number of a determinism; they are 0 (backend) and 1 (exact)")
+        })
+    }
+}
+
+impl fmt::Display for Determinism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Determinism {
+    type Err = Error;
+
+    /// Reads a name in upper or lower case.
+    fn from_str(text: &str) -> Result<Self> {
+        let name = text.to_ascii_lowercase();
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.name() == name)
+            .ok_or_else(|| error!(InvalidArgument, "{text:?} is not a determinism; they are backend, exact"))
+    }
+}
