@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::backend_kind::BackendKind;
+use super::control::Control;
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
 use crate::collective::{Call, Collective, ReduceOperation};
@@ -140,6 +141,16 @@ pub(crate) trait Backend: Watch + Any {
     #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend asks its control communicator"))]
     fn check_peers(&self) -> Result<()> {
         self.check()
+    }
+
+    /// The call that a peer has made and this rank has not; `None` if this rank is in a call.
+    fn awaited(&self) -> Option<Signature> {
+        None
+    }
+
+    /// What ranks agree on over the host, for a backend whose own calls do not compare it.
+    fn control(&self) -> Option<&Control> {
+        None
     }
 
     /// Makes every rank's calls, now and later, return an error with this reason. Not collective.

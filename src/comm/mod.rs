@@ -4,6 +4,7 @@ mod backend;
 mod backend_kind;
 mod builder;
 mod calls;
+mod control;
 mod create;
 mod eager;
 mod groups;
@@ -36,8 +37,9 @@ use crate::util::deadline_after;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use control::{Control, Votes};
 pub use nccl::NcclId;
-pub(crate) use signature::{Purpose, Signature};
+pub(crate) use signature::{GraphNumber, Purpose, Signature};
 
 /// One rank of a set of ranks that make collective calls together.
 ///

@@ -67,14 +67,27 @@ pub(super) enum Route {
     /// NCCL's collective.
     Direct,
     /// The average of floats: the sum in float32, then one division and one rounding. NCCL's own
-    /// rounds 1/n to the element type first, gives other numbers for registered buffers (nccl
-    /// #1950), and overflows in float16.
+    /// rounds 1/n to the element type first, and gives other numbers for registered buffers (nccl
+    /// #1950). Among a power of two of ranks 1/n is exact, and so is x/n unless it is subnormal:
+    /// there the average is [`Direct`](Self::Direct), a sum of multiples by 1/n. Few values of
+    /// float8 are that far from subnormal ones.
     Average,
     /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
     Bool,
     /// A reduction of float8 that NCCL does not offer: ranks exchange all contributions, and a
     /// kernel reduces them as the host does.
     Exchange,
+}
+
+/// Whether 1/n, and with it each n-th of an element that is not subnormal, is exact in the type.
+/// Between the largest and the smallest normal float16 are 30 powers of two.
+fn averages_exactly(data_type: DataType, rank_count: usize) -> bool {
+    let most = match data_type {
+        DataType::Float32 | DataType::Bfloat16 => 1 << 30,
+        DataType::Float16 => 1 << 14,
+        _ => 0,
+    };
+    rank_count.is_power_of_two() && rank_count <= most
 }
 
 impl Route {
@@ -85,7 +98,11 @@ impl Route {
             None => Route::Direct,
             Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::Exchange,
-            Some(ReduceOperation::Avg) if call.data_type.is_float() => Route::Average,
+            Some(ReduceOperation::Avg)
+                if call.data_type.is_float() && !averages_exactly(call.data_type, rank_count) =>
+            {
+                Route::Average
+            }
             Some(_) => Route::Direct,
         }
     }
