@@ -1,11 +1,11 @@
 //! What a backend does for a communicator.
 
 use std::any::Any;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::backend_kind::BackendKind;
-use super::control::Control;
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
 use crate::collective::{Call, Collective, ReduceOperation};
@@ -155,6 +155,13 @@ pub(crate) trait Backend: Watch + Any {
 
     /// Makes every rank's calls, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
+}
+
+/// One rank's handle on a control communicator; `control.rs` has what it does.
+pub(crate) struct Control {
+    pub(super) host: Arc<dyn Backend>,
+    /// How many runs of contexts this rank has begun.
+    pub(super) runs: AtomicU64,
 }
 
 /// One rank's part in one collective.

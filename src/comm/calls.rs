@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backend::{CallGroup, Request, SharedGraph};
-use super::control::Control;
+use super::backend::{CallGroup, Control, Request, SharedGraph};
 use super::{Communicator, Purpose, Signature};
 use crate::collective::{Call, check_buffers};
 use crate::cuda::CudaStream;
@@ -171,8 +170,8 @@ impl Communicator {
         self.backend.reserve(call, stream, deadline)
     }
 
-    /// Where ranks agree on what their backend does not compare; `None` if the backend compares all,
-    /// or if the ranks have no host communicator beside it.
+    /// Where ranks agree on what their backend does not compare; `None` if the backend compares
+    /// all, or if the ranks have no host communicator beside it.
     pub(crate) fn control(&self) -> Option<&Control> {
         self.backend.control()
     }

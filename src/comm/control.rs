@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::backend::{Backend, Request};
+use super::backend::{Backend, Control, Request};
 use super::signature::{GraphNumber, Purpose, Signature};
 use super::split::SplitGroup;
 use crate::collective::{Call, Collective, ReduceOperation};
@@ -16,13 +16,6 @@ use crate::memory::Address;
 use crate::rank::Rank;
 use crate::util::deadline_after;
 use crate::util::settings::DEFAULT_TIMEOUT;
-
-/// One rank's handle on a control communicator.
-pub(crate) struct Control {
-    host: Arc<dyn Backend>,
-    /// How many runs of contexts this rank has begun.
-    runs: AtomicU64,
-}
 
 /// What ranks say to [`Control::choose_graph`]: one bit for each graph that they could replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,8 +36,8 @@ use crate::shape::Dims;
 use crate::util::deadline_after;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
-pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
-pub(crate) use control::{Control, Votes};
+pub(crate) use backend::{CallGroup, Control, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use control::Votes;
 pub use nccl::NcclId;
 pub(crate) use signature::{GraphNumber, Purpose, Signature};
 

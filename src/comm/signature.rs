@@ -49,7 +49,7 @@ impl Purpose {
     }
 
     /// Whether ranks only compare the signature. Its `block_elements` is then any number, no
-    /// elements move, and a rank does not wait for the others, except in a [`Capture`](Self::Capture).
+    /// elements move, and a rank waits for no other, except in a [`Capture`](Self::Capture).
     pub(crate) fn is_announcement(self) -> bool {
         matches!(self, Purpose::Replay | Purpose::Capture | Purpose::PlainRun)
     }

@@ -4,8 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::backend::Backend;
-use super::super::control::Control;
+use super::super::backend::{Backend, Control};
 use super::super::host;
 use super::super::signature::Purpose;
 use super::domain::NcclDomain;

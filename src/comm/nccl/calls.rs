@@ -280,9 +280,10 @@ impl NcclBackend {
     }
 
     /// The average of the floats of [`AVERAGED`]: the sum of elements that NCCL multiplies by 1/n,
-    /// which is exact in the type. It is made for the first call. Not `ncclAvg`: for buffers in windows NCCL takes that
-    /// for an average of its symmetric kernels (`symkRedOp` in `scheduler/symmetric_sched.cc`),
-    /// which would change the numbers, and of which there is none for all_reduce.
+    /// which is exact in the type. It is made for the first call. Not `ncclAvg`: for buffers in
+    /// windows NCCL takes that for an average of its symmetric kernels (`symkRedOp` in
+    /// `scheduler/symmetric_sched.cc`), which would change the numbers, and of which there is none
+    /// for all_reduce.
     fn average(&self, number: usize, raw: ncclComm_t) -> Result<ncclRedOp_t> {
         if let Some(op) = self.averages[number].get() {
             return Ok(*op);

@@ -33,8 +33,7 @@ use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
 
-use super::backend::{Backend, CallGroup, Request, SharedGraph};
-use super::control::Control;
+use super::backend::{Backend, CallGroup, Control, Request, SharedGraph};
 use super::signature::{Purpose, Signature, place_of};
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
