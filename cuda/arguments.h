@@ -45,7 +45,8 @@ struct dcl_transpose_arguments {
     unsigned long long strides[DCL_MAX_DIMS];
 };
 
-/* [batch, rows, columns] to [batch, columns, rows], both without gaps. */
+/* [batch, rows, columns] to [batch, columns, rows], both without gaps. Where bytes are moved as
+ * words, rows, columns and addresses are multiples of four. */
 struct dcl_transpose_tiled_arguments {
     const void *input;
     void *output;

@@ -192,16 +192,32 @@ DCL_INLINE unsigned dcl_bfloat16_of_float(float x)
     return dcl_choose(dcl_is_nan(x), 0x7fc0, (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* float8 with its sign, of a float that is no NaN. From compute capability 8.9 on there is an
+ * instruction for it, which rounds to nearest even and saturates, infinity too. It converts two
+ * floats; the second one gives the lower byte. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+#define DCL_NARROW_TO_FLOAT8(FORMAT, x, ...) dcl_convert_to_##FORMAT(x)
+#define DCL_CONVERT_TO(FORMAT) \
+    DCL_INLINE unsigned dcl_convert_to_##FORMAT(float x) \
+    { \
+        unsigned short both; \
+        asm("cvt.rn.satfinite." #FORMAT "x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(x)); \
+        return both; \
+    }
+DCL_CONVERT_TO(e4m3)
+DCL_CONVERT_TO(e5m2)
+#else
+#define DCL_NARROW_TO_FLOAT8(FORMAT, x, ...) (dcl_narrow(x, __VA_ARGS__, 0x7f) | (dcl_bits_of(x) >> 24 & 0x80))
+#endif
+
 DCL_INLINE unsigned dcl_float8_e4m3_of_float(float x)
 {
-    unsigned magnitude = dcl_narrow(x, 3, 0x3c800000, 0x43e00000, 0x7f);
-    return dcl_choose(dcl_is_nan(x), 0x7f, magnitude | (dcl_bits_of(x) >> 24 & 0x80));
+    return dcl_choose(dcl_is_nan(x), 0x7f, DCL_NARROW_TO_FLOAT8(e4m3, x, 3, 0x3c800000, 0x43e00000));
 }
 
 DCL_INLINE unsigned dcl_float8_e5m2_of_float(float x)
 {
-    unsigned magnitude = dcl_narrow(x, 2, 0x38800000, 0x47600000, 0x7f);
-    return dcl_choose(dcl_is_nan(x), 0x7e, magnitude | (dcl_bits_of(x) >> 24 & 0x80));
+    return dcl_choose(dcl_is_nan(x), 0x7e, DCL_NARROW_TO_FLOAT8(e5m2, x, 2, 0x38800000, 0x47600000));
 }
 
 /* The float is truncated and saturates; NaN gives 0. The conversions of C only get values for which

@@ -125,4 +125,70 @@ DCL_INLINE unsigned dcl_within(unsigned long long all, unsigned long long first,
         } \
     }
 
+/* Four rows of four bytes, each a word, as four columns. The first byte is the lowest of a word. */
+DCL_INLINE void dcl_transpose_block(const unsigned *rows, unsigned *columns)
+{
+    /* The even and the odd columns of two rows each. */
+    const unsigned even[2] = {(rows[0] & 0xff00ff) | (rows[1] & 0xff00ff) << 8,
+                              (rows[2] & 0xff00ff) | (rows[3] & 0xff00ff) << 8};
+    const unsigned odd[2] = {(rows[0] >> 8 & 0xff00ff) | (rows[1] & 0xff00ff00),
+                             (rows[2] >> 8 & 0xff00ff) | (rows[3] & 0xff00ff00)};
+    columns[0] = (even[0] & 0xffff) | even[1] << 16;
+    columns[1] = (odd[0] & 0xffff) | odd[1] << 16;
+    columns[2] = even[0] >> 16 | (even[1] & 0xffff0000);
+    columns[3] = odd[0] >> 16 | (odd[1] & 0xffff0000);
+}
+
+/* Matrices of bytes that are moved as words: rows and columns are multiples of four, and so are
+ * the addresses. A tile is read along the rows of the input and written along the rows of the
+ * output, as above. Between the two each thread transposes one block of four by four bytes. Rows of
+ * a tile are padded by a word, so that at most two of the blocks of a warp meet in a bank. */
+#define DCL_TRANSPOSE_WORDS(NAME) \
+    DCL_KERNEL(NAME, dcl_transpose_tiled_arguments) \
+    { \
+        enum { SIDE = DCL_TILE_1, WORDS = SIDE / 4, STEP = DCL_BLOCK / WORDS, STEPS = SIDE / STEP }; \
+        DCL_SHARED(unsigned, tile, [SIDE][WORDS + 1]); \
+        const unsigned long long tile_rows = (arguments.rows + SIDE - 1) / SIDE; \
+        const unsigned long long tile_columns = (arguments.columns + SIDE - 1) / SIDE; \
+        const unsigned long long tiles = arguments.batch * tile_rows * tile_columns; \
+        for (unsigned long long i = DCL_BLOCK_INDEX; i < tiles; i += DCL_GRID) { \
+            const unsigned long long tile_row = i / tile_columns, matrix = tile_row / tile_rows; \
+            const unsigned long long first_row = (tile_row - matrix * tile_rows) * SIDE; \
+            const unsigned long long first_column = (i - tile_row * tile_columns) * SIDE; \
+            const unsigned rows = dcl_within(arguments.rows, first_row, SIDE); \
+            const unsigned columns = dcl_within(arguments.columns, first_column, SIDE); \
+            const unsigned long long start = matrix * arguments.rows * arguments.columns; \
+            DCL_PHASE(thread) \
+            { \
+                const unsigned row = thread / WORDS, word = thread % WORDS; \
+                const char *from = (const char *)arguments.input + start + \
+                                   (first_row + row) * arguments.columns + first_column + 4 * word; \
+                unsigned words[STEPS]; \
+                DCL_UNROLL for (unsigned step = 0; step < STEPS; step++) { \
+                    const int is_inside = row + step * STEP < rows && 4 * word < columns; \
+                    words[step] = is_inside ? dcl_load(from, 4).words[0] : 0; \
+                    from += STEP * arguments.columns; \
+                } \
+                DCL_UNROLL for (unsigned step = 0; step < STEPS; step++) \
+                    tile[row + step * STEP][word] = words[step]; \
+            } \
+            DCL_PHASE(thread) \
+            { \
+                const unsigned column = thread / WORDS * 4, row = thread % WORDS * 4; \
+                char *to = (char *)arguments.output + start + \
+                           (first_column + column) * arguments.rows + first_row + row; \
+                unsigned block[4], turned[4]; \
+                DCL_UNROLL for (unsigned next = 0; next < 4; next++) \
+                    block[next] = tile[row + next][column / 4]; \
+                dcl_transpose_block(block, turned); \
+                DCL_UNROLL for (unsigned next = 0; next < 4; next++) { \
+                    const struct dcl_packet packet = {{turned[next], 0, 0, 0}}; \
+                    if (column < columns && row < rows) \
+                        dcl_store(to, packet, 4); \
+                    to += arguments.rows; \
+                } \
+            } \
+        } \
+    }
+
 #endif

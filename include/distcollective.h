@@ -939,9 +939,13 @@ dcl_status_t dcl_engine_get_profile_shape(dcl_engine_t *engine, const char *name
 /* How a context runs. */
 typedef struct dcl_execution_context_options {
     size_t struct_size;
-    /* Not 0: on GPUs, the second run with the same shapes and addresses is recorded as a CUDA
-     * graph, and later runs replay the graph. All ranks must set the same value. On the host it has
-     * no effect. */
+    /* 1: on GPUs, the second run with the same shapes and addresses is recorded as a CUDA graph,
+     * and later runs replay the graph. A context keeps several graphs, so that addresses may
+     * alternate. Ranks agree on each run: if one has bound new addresses for a run that another
+     * replays, every rank gets DCL_STATUS_DISAGREEMENT. Ranks that have no host communicator (of
+     * several machines, or with an ncclComm_t of yours) cannot agree, and record nothing.
+     * 2: the same, and such ranks record too; those that differ then wait for each other.
+     * 0: no run is recorded. All ranks must set the same value. On the host it has no effect. */
     int32_t cuda_graph;
     /* 0. */
     int32_t reserved;

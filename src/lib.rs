@@ -80,7 +80,8 @@
 //! calls take a detour:
 //!
 //! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the
-//!   element type first;
+//!   element type first; but for n a power of two, where 1/n is exact, NCCL averages float32,
+//!   float16 and bfloat16;
 //! - bool is made 0 or 1 and reduced as bytes, by maximum or minimum;
 //! - float8 is reduced by NCCL from compute capability 9.0 on; before, ranks gather all
 //!   contributions and a kernel reduces them, with the host's bits;

@@ -67,6 +67,11 @@ impl Nvrtc {
 
     /// Compiles a text to the code of an architecture.
     fn compile(&self, text: &str, architecture: i32) -> Vec<u8> {
+        self.compile_to("CUBIN", text, architecture)
+    }
+
+    /// Compiles a text for an architecture to what NVRTC calls `CUBIN` or `PTX`.
+    fn compile_to(&self, form: &str, text: &str, architecture: i32) -> Vec<u8> {
         let create: Symbol<CreateProgram> = self.function("nvrtcCreateProgram");
         let compile: Symbol<CompileProgram> = self.function("nvrtcCompileProgram");
         let destroy: Symbol<DestroyProgram> = self.function("nvrtcDestroyProgram");
@@ -84,7 +89,7 @@ impl Nvrtc {
             let status = compile(program, options.len() as c_int, pointers(&options).as_ptr());
             let log = self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
             assert_eq!(status, 0, "sm_{architecture}: {}", String::from_utf8_lossy(&log));
-            let code = self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN");
+            let code = self.bytes(program, &format!("nvrtcGet{form}Size"), &format!("nvrtcGet{form}"));
             assert_eq!(destroy(&mut program), 0);
             code
         }
@@ -161,4 +166,31 @@ fn one_kernel_by_itself() {
     let code = nvrtc.compile(&source_of(is_wanted), 90);
     assert_eq!(kernels_in(&code).len(), 2);
     assert_eq!(kernels_in(&code), names_of(is_wanted));
+}
+
+/// Devices that have an instruction for the conversion of float32 to float8 use it, and no other
+/// does.
+#[test]
+fn float8_is_converted_by_an_instruction_where_there_is_one() {
+    let Some(nvrtc) = Nvrtc::load() else { return };
+    let architectures = nvrtc.architectures();
+    assert!(architectures.iter().any(|&architecture| architecture < 89) && architectures.contains(&89));
+    for (data_type, format) in [("float8_e4m3", "e4m3"), ("float8_e5m2", "e5m2")] {
+        let instruction = format!("cvt.rn.satfinite.{format}x2.f32");
+        let kernels = ["cast float32", "divide", "reduce", "cast int32"].map(|kernel| match kernel {
+            "reduce" => format!("reduce {data_type} sum"),
+            _ => format!("{kernel} {data_type}"),
+        });
+        let is_wanted = |entry: &str| kernels.iter().any(|kernel| kernel == entry);
+        assert_eq!(names_of(is_wanted).len(), kernels.len());
+        for &architecture in architectures.iter().filter(|&&architecture| architecture >= 80) {
+            let code = nvrtc.compile_to("PTX", &source_of(is_wanted), architecture);
+            let text = String::from_utf8_lossy(&code);
+            for name in names_of(is_wanted) {
+                let (_, body) = text.split_once(&format!(".entry {name}(")).expect("the kernel is in the code");
+                let body = body.split(".entry ").next().expect("a body");
+                assert_eq!(body.contains(&instruction), architecture >= 89, "{name} for sm_{architecture}");
+            }
+        }
+    }
 }

@@ -131,7 +131,11 @@ extern "C" fn dcl_engine_create_execution_context(
         let (engine, context) = (engine.get()?, context.check("context")?);
         let options = options.or_initial("options")?;
         zero("reserved of options", options.reserved)?;
-        let options = ContextOptions::default().cuda_graph(options.cuda_graph != 0);
+        let options = match options.cuda_graph {
+            0 => ContextOptions::default(),
+            2 => ContextOptions::default().cuda_graph(true).graphs_without_agreement(true),
+            _ => ContextOptions::default().cuda_graph(true),
+        };
         let made = engine.engine.create_execution_context_with(options)?;
         let addresses = vec![Address::default(); made.io_tensors().len()];
         let state = State { context: made, addresses, version: UNBOUND + 1, free: Arc::default() };

@@ -1,6 +1,7 @@
 //! What a backend does for a communicator.
 
 use std::any::Any;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -142,8 +143,25 @@ pub(crate) trait Backend: Watch + Any {
         self.check()
     }
 
+    /// The call that a peer has made and this rank has not; `None` if this rank is in a call.
+    fn awaited(&self) -> Option<Signature> {
+        None
+    }
+
+    /// What ranks agree on over the host, for a backend whose own calls do not compare it.
+    fn control(&self) -> Option<&Control> {
+        None
+    }
+
     /// Makes every rank's calls, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
+}
+
+/// One rank's handle on a control communicator; `control.rs` has what it does.
+pub(crate) struct Control {
+    pub(super) host: Arc<dyn Backend>,
+    /// How many runs of contexts this rank has begun.
+    pub(super) runs: AtomicU64,
 }
 
 /// One rank's part in one collective.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backend::{CallGroup, Request, SharedGraph};
+use super::backend::{CallGroup, Control, Request, SharedGraph};
 use super::{Communicator, Purpose, Signature};
 use crate::collective::{Call, check_buffers};
 use crate::cuda::CudaStream;
@@ -168,6 +168,12 @@ impl Communicator {
     /// Makes what calls up to the size of this one need, on this stream or on the default stream.
     pub(crate) fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
         self.backend.reserve(&call.at_least(self.determinism), stream, deadline)
+    }
+
+    /// Where ranks agree on what their backend does not compare; `None` if the backend compares
+    /// all, or if the ranks have no host communicator beside it.
+    pub(crate) fn control(&self) -> Option<&Control> {
+        self.backend.control()
     }
 
     /// Has a recorded run destroyed before the communicator ends.

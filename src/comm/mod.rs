@@ -4,6 +4,7 @@ mod backend;
 mod backend_kind;
 mod builder;
 mod calls;
+mod control;
 mod create;
 mod eager;
 mod groups;
@@ -36,9 +37,10 @@ use crate::shape::Dims;
 use crate::util::deadline_after;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
-pub(crate) use backend::{CallGroup, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use backend::{CallGroup, Control, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use control::Votes;
 pub use nccl::NcclId;
-pub(crate) use signature::{Purpose, Signature};
+pub(crate) use signature::{GraphNumber, Purpose, Signature};
 
 /// One rank of a set of ranks that make collective calls together.
 ///

@@ -26,6 +26,14 @@ pub(crate) enum Purpose {
     Initialize = 6,
     /// The comparison of lists in `new_group`.
     NewGroup = 7,
+    /// The ranks' question which CUDA graph a run replays, if any.
+    ChooseGraph = 8,
+    /// A run that replays a CUDA graph; see [`is_announcement`](Self::is_announcement).
+    Replay = 9,
+    /// A run in a capture of the caller's; an announcement that waits for the others.
+    Capture = 10,
+    /// A run that is neither recorded nor replayed; an announcement.
+    PlainRun = 11,
 }
 
 impl Purpose {
@@ -35,7 +43,18 @@ impl Purpose {
         matches!(self, Purpose::Collective | Purpose::Barrier)
     }
 
-    const ALL: [Purpose; 8] = [
+    /// Whether it is about a run of a context as a whole.
+    pub(crate) fn is_run(self) -> bool {
+        self.is_announcement() || self == Purpose::ChooseGraph
+    }
+
+    /// Whether ranks only compare the signature. Its `block_elements` is then any number, no
+    /// elements move, and a rank waits for no other, except in a [`Capture`](Self::Capture).
+    pub(crate) fn is_announcement(self) -> bool {
+        matches!(self, Purpose::Replay | Purpose::Capture | Purpose::PlainRun)
+    }
+
+    const ALL: [Purpose; 12] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -44,6 +63,10 @@ impl Purpose {
         Purpose::Finalize,
         Purpose::Initialize,
         Purpose::NewGroup,
+        Purpose::ChooseGraph,
+        Purpose::Replay,
+        Purpose::Capture,
+        Purpose::PlainRun,
     ];
 }
 
@@ -54,6 +77,29 @@ pub(crate) fn place_of(is_counted: bool, number: u64) -> String {
         _ if is_counted => format!("collective {number}"),
         1 => "before the first collective".to_owned(),
         _ => format!("after collective {}", number - 1),
+    }
+}
+
+/// Which CUDA graph a run replays: the context's number, and the graph's in the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GraphNumber {
+    pub(crate) context: u32,
+    pub(crate) graph: u8,
+}
+
+impl GraphNumber {
+    pub(super) fn to_word(self) -> usize {
+        (self.context as usize) << 8 | usize::from(self.graph)
+    }
+
+    pub(super) fn from_word(word: usize) -> Self {
+        GraphNumber { context: (word >> 8) as u32, graph: word as u8 }
+    }
+}
+
+impl fmt::Display for GraphNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA graph {} of context {}", self.graph, self.context)
     }
 }
 
@@ -103,6 +149,12 @@ impl fmt::Display for Signature {
             Purpose::Finalize => f.write_str("finalize"),
             Purpose::Initialize => f.write_str("initialize"),
             Purpose::NewGroup => f.write_str("new_group"),
+            Purpose::ChooseGraph => f.write_str("a run with the buffers of no CUDA graph, or of several"),
+            Purpose::Replay => write!(f, "a run that replays {}", GraphNumber::from_word(self.call.block_elements)),
+            Purpose::Capture => {
+                write!(f, "run {}, in a capture of the caller's", self.call.block_elements)
+            }
+            Purpose::PlainRun => write!(f, "run {}, in no capture", self.call.block_elements),
         }
     }
 }

@@ -6,9 +6,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::ContextOptions;
+use super::graphs::Graphs;
 use super::regions::Regions;
 use crate::collective::Call;
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, Purpose, rank_lock};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
 use crate::cuda::{CudaStream, Device, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
@@ -28,7 +29,8 @@ pub(super) struct CommunicatorBinding {
     runner: Mutex<Option<ThreadId>>,
     pub(super) engine: Arc<EngineInner>,
     pub(super) communicator: Option<Communicator>,
-    pub(super) options: ContextOptions,
+    /// Whether runs are recorded into CUDA graphs.
+    pub(super) graphs: Graphs,
     /// This rank's role in each DistCollective layer; empty without a communicator.
     roles: Vec<Option<Role>>,
     /// Whether each input is read and each output written on this rank.
@@ -37,14 +39,14 @@ pub(super) struct CommunicatorBinding {
 
 impl CommunicatorBinding {
     /// Without a communicator: enough for a network all of whose layers are the identity.
-    pub(super) fn without_communicator(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
+    pub(super) fn without_communicator(engine: Arc<EngineInner>) -> Result<Self> {
         let is_usable = engine.first_collective().is_none();
         let regions = if is_usable { Regions::new(&engine, MemorySpace::Host)? } else { Regions::none(&engine) };
         let used = vec![true; engine.io.len()];
         Ok(CommunicatorBinding {
             engine,
             communicator: None,
-            options,
+            graphs: Graphs::default(),
             roles: Vec::new(),
             used,
             regions: Mutex::new(regions),
@@ -70,13 +72,10 @@ impl CommunicatorBinding {
         let own_bytes = engine.memory.communicator_bytes;
         let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
         let mut regions = regions?;
-        if communicator.default_stream().is_some() {
-            // A recorded run waits for its peers' launches, so all ranks record or none does.
-            let all = communicator.exchange(Purpose::SetCommunicator, &[u8::from(options.cuda_graph)], deadline)?;
-            if all.iter().any(|other| *other != all[0]) {
-                bail!(Disagreement, "contexts of some ranks record CUDA graphs (`cuda_graph`), and of others do not");
-            }
-        }
+        let graphs = match communicator.default_stream() {
+            Some(_) => Graphs::agree(&engine, communicator, options, deadline)?,
+            None => Graphs::default(),
+        };
         let mut roles_of = Roles::new(communicator, deadline);
         let mut roles = vec![None; collectives.len()];
         for id in &engine.analysis.schedule {
@@ -92,7 +91,7 @@ impl CommunicatorBinding {
             used: Vec::new(),
             engine: Arc::clone(&engine),
             communicator: Some(communicator.clone()),
-            options,
+            graphs,
             roles,
             regions: Mutex::new(regions),
             runner: Mutex::default(),

@@ -47,18 +47,30 @@ pub(super) unsafe fn run(
         // SAFETY: the caller's promise; the mirror is as long.
         unsafe { regions.transfer(device)?.upload(raw.address, to, raw.byte_len, stream, deadline, alive)? };
     }
-    let Regions { recording, memory, located, .. } = regions;
+    let Regions { replays, memory, located, .. } = regions;
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
         unsafe { EngineRun::new(binding, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
     };
-    if binding.options.cuda_graph && !is_capturing {
-        let prepare = |stream: &Arc<CudaStream>| binding.reserve(Some(stream), deadline);
-        // SAFETY: the caller's promise.
-        unsafe { recording.run(communicator, (shapes, located), stream, prepare, layers)? };
-    } else {
-        layers(stream)?;
+    // Where ranks tell each other what becomes of the run.
+    let control = communicator.control().filter(|_| binding.graphs.is_collective);
+    match (binding.graphs.deciders(control), control) {
+        (Some(deciders), _) if !is_capturing => {
+            let prepare = |stream: &Arc<CudaStream>| binding.reserve(Some(stream), deadline);
+            let decided = (communicator, deciders, &binding.graphs.counts);
+            // SAFETY: the caller's promise.
+            unsafe { replays.run(decided, (shapes, located), (stream, deadline), prepare, layers)? };
+        }
+        (_, Some(control)) => {
+            if is_capturing {
+                control.capture(deadline)?
+            } else {
+                control.plain_run()?
+            }
+            layers(stream)?;
+        }
+        _ => layers(stream)?,
     }
     for (index, raw) in on_host(IoMode::Output) {
         let from = mirror(&regions.located, index);

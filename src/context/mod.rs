@@ -4,6 +4,8 @@ mod bindings;
 mod checks;
 mod communicator_binding;
 mod gpu;
+mod graphs;
+mod recordings;
 mod regions;
 mod replay;
 mod run;
@@ -15,6 +17,7 @@ use std::time::Duration;
 
 pub use bindings::{Bindings, InputBuffer};
 use communicator_binding::CommunicatorBinding;
+pub use replay::CudaGraphs;
 use run::{RunIo, run};
 use shapes::Shapes;
 
@@ -58,10 +61,22 @@ pub struct ExecutionContext {
 #[non_exhaustive]
 pub struct ContextOptions {
     /// On GPUs, the second run with the same shapes and memory is recorded into a CUDA graph, and
-    /// later ones replay it. All ranks have to do the same: bind the same buffers again on every
-    /// rank, or other ones on every rank. Plugins have to enqueue the same work every time. On the
-    /// host it changes nothing.
+    /// later ones replay it. A context keeps several graphs, so that buffers may alternate; see
+    /// [`cuda_graphs`](ExecutionContext::cuda_graphs). Plugins have to enqueue the same work every
+    /// time. On the host it changes nothing.
+    ///
+    /// Every rank of the communicator runs the context, and ranks agree over the host on what
+    /// becomes of a run. A run of buffers that are new, or that several graphs have, waits for all
+    /// ranks before it is enqueued. A rank that knows the graph by its own buffers replays it
+    /// without waiting; if another rank has bound new buffers for that run, every rank gets a
+    /// [`Disagreement`](crate::ErrorKind::Disagreement). So bind the same buffers again in the same
+    /// runs on every rank.
     pub cuda_graph: bool,
+    /// Records runs also where ranks cannot agree on it, because they have no host communicator
+    /// beside NCCL's: ranks of several machines, and a borrowed communicator. Ranks that do not
+    /// bind the same buffers again in the same runs then wait for each other until the deadline, or
+    /// compute wrong results. Without this option such a context records nothing.
+    pub graphs_without_agreement: bool,
 }
 
 impl ContextOptions {
@@ -70,11 +85,17 @@ impl ContextOptions {
         self.cuda_graph = cuda_graph;
         self
     }
+
+    /// Sets [`graphs_without_agreement`](Self::graphs_without_agreement).
+    pub fn graphs_without_agreement(mut self, graphs_without_agreement: bool) -> Self {
+        self.graphs_without_agreement = graphs_without_agreement;
+        self
+    }
 }
 
 impl ExecutionContext {
     pub(crate) fn new(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
-        let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine), options)?);
+        let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine))?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
         let scratch = RunIo::for_engine(&engine);
         let (profile, runs) = (0, Arc::new(()));
@@ -120,6 +141,13 @@ impl ExecutionContext {
     /// The communicator that is set.
     pub fn communicator(&self) -> Option<&Communicator> {
         self.binding.communicator.as_ref()
+    }
+
+    /// How many runs on the communicator that is set were recorded into CUDA graphs or replayed
+    /// them, and how many graphs are kept. A run that keeps being plain shows buffers that do not
+    /// come again.
+    pub fn cuda_graphs(&self) -> CudaGraphs {
+        self.binding.graphs.counts.report()
     }
 
     /// Sets the time that a run may take, from the moment of issue. Without one it is the

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::replay::Recording;
+use super::replay::Replays;
 use super::run::RunIo;
 use crate::cuda::{CudaStream, Device, Point, Transfer};
 use crate::data_type::DataType;
@@ -13,8 +13,8 @@ use crate::network::LayerBody;
 
 /// What runs of a context use one after the other.
 pub(super) struct Regions {
-    /// The recorded run, if there is one.
-    pub(super) recording: Recording,
+    /// The recorded runs.
+    pub(super) replays: Replays,
     pub(super) memory: Memory,
     /// Memory on the GPU for each input and output that the caller binds in host memory, made when
     /// it is first needed.
@@ -42,7 +42,7 @@ impl Regions {
     /// Of a context that cannot run yet.
     pub(super) fn none(engine: &EngineInner) -> Self {
         Regions {
-            recording: Recording::default(),
+            replays: Replays::default(),
             memory: Memory::default(),
             mirrors: engine.io.iter().map(|_| None).collect(),
             located: RunIo::for_engine(engine),

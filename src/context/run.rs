@@ -94,8 +94,8 @@ pub(super) unsafe fn run(
         // The run needs something that a capture cannot make. Nothing has been recorded.
         return Err(error);
     }
-    // A graph has to be destroyed before its communicator.
-    regions.recording.clear();
+    // Graphs have to be destroyed before its communicator.
+    regions.replays.clear();
     if let Some(communicator) = &binding.communicator {
         communicator.abort_with(&error);
         if !is_capturing {

@@ -40,6 +40,8 @@ pub(crate) enum Kernel {
     /// By the bytes of an element.
     Transpose(usize),
     TransposeTiled(usize),
+    /// Of bytes, as words.
+    TransposeWords,
 }
 
 impl Kernel {
@@ -69,6 +71,7 @@ impl fmt::Display for Kernel {
             Kernel::NormalizeBool => f.write_str("normalize_bool"),
             Kernel::Transpose(bytes) => write!(f, "transpose {bytes}"),
             Kernel::TransposeTiled(bytes) => write!(f, "transpose_tiled {bytes}"),
+            Kernel::TransposeWords => f.write_str("transpose_words"),
         }
     }
 }
@@ -284,7 +287,11 @@ impl CudaStream {
             match transposition.tiles {
                 Some([batch, rows, columns]) => {
                     let arguments = arguments::TransposeTiled { input, output, batch, rows, columns };
-                    self.launch(Kernel::TransposeTiled(element_bytes), &arguments, count as usize * element_bytes)
+                    let kernel = match transposition.moves_words {
+                        true => Kernel::TransposeWords,
+                        false => Kernel::TransposeTiled(element_bytes),
+                    };
+                    self.launch(kernel, &arguments, count as usize * element_bytes)
                 }
                 None => {
                     let dim_count = dim_count as u64;

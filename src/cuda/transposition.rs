@@ -6,6 +6,9 @@ use crate::shape::{MAX_DIMS, Shape};
 /// The longest element that is transposed in tiles. A longer one fills a memory transaction alone.
 const MAX_TILED_BYTES: usize = 8;
 
+/// The bytes of a word, in which bytes are moved where shape and addresses allow it.
+const WORD: u64 = 4;
+
 /// The plan of a transposition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transposition {
@@ -16,6 +19,8 @@ pub(crate) struct Transposition {
     pub(super) strides: [u64; MAX_DIMS],
     /// Batch, rows and columns of the input, if it is a batch of matrices.
     pub(super) tiles: Option<[u64; 3]>,
+    /// Whether elements of the matrices, which are bytes, are moved as words.
+    pub(super) moves_words: bool,
 }
 
 impl Transposition {
@@ -24,8 +29,14 @@ impl Transposition {
     pub(crate) fn new(shape: &Shape, permutation: &[u8], element_bytes: usize, alignment: usize) -> Self {
         let dims = shape.as_slice();
         let stride_of = |dim: usize| dims[dim + 1..].iter().product::<usize>() as u64;
-        let mut plan =
-            Transposition { element_bytes, dim_count: 0, dims: [1; MAX_DIMS], strides: [0; MAX_DIMS], tiles: None };
+        let mut plan = Transposition {
+            element_bytes,
+            dim_count: 0,
+            dims: [1; MAX_DIMS],
+            strides: [0; MAX_DIMS],
+            tiles: None,
+            moves_words: false,
+        };
         for dim in permutation.iter().map(|&dim| usize::from(dim)) {
             let (len, stride) = (dims[dim] as u64, stride_of(dim));
             match plan.dim_count.checked_sub(1) {
@@ -44,6 +55,9 @@ impl Transposition {
         }
         plan.widen(alignment);
         plan.tiles = plan.find_tiles();
+        let has_words = |[_, rows, columns]: [u64; 3]| rows.is_multiple_of(WORD) && columns.is_multiple_of(WORD);
+        plan.moves_words =
+            plan.element_bytes == 1 && (alignment as u64).is_multiple_of(WORD) && plan.tiles.is_some_and(has_words);
         plan
     }
 
@@ -82,9 +96,38 @@ impl Transposition {
     /// The kernels that transpositions of elements of `element_bytes` may need, for all shapes.
     pub(crate) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
         let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
-        widths.flat_map(|width| {
+        let all = widths.flat_map(|width| {
             let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
             std::iter::once(Kernel::Transpose(width)).chain(tiled)
-        })
+        });
+        all.chain((element_bytes == 1).then_some(Kernel::TransposeWords))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernels need rows, columns and addresses that are multiples of a word.
+    #[test]
+    fn bytes_are_moved_as_words_where_shape_and_addresses_allow_it() {
+        let moves_words = |dims: &[usize], permutation: &[u8], bytes, alignment| {
+            let shape = Shape::new(dims).expect("a shape");
+            Transposition::new(&shape, permutation, bytes, alignment).moves_words
+        };
+        for alignment in [4, 8, 16] {
+            assert!(moves_words(&[8, 12], &[1, 0], 1, alignment));
+            assert!(moves_words(&[3, 8, 12], &[0, 2, 1], 1, alignment));
+        }
+        for alignment in [1, 2] {
+            assert!(!moves_words(&[8, 12], &[1, 0], 1, alignment));
+        }
+        for dims in [[8, 13], [7, 12], [6, 12]] {
+            assert!(!moves_words(&dims, &[1, 0], 1, 16), "{dims:?}");
+        }
+        // These elements are longer, or are joined to longer ones, or there is no matrix.
+        assert!(!moves_words(&[8, 12], &[1, 0], 2, 16));
+        assert!(!moves_words(&[8, 12, 4], &[1, 0, 2], 1, 16));
+        assert!(!moves_words(&[4, 8, 12], &[2, 1, 0], 1, 16));
     }
 }

@@ -100,16 +100,18 @@ fn a_transpose_of_nothing_and_of_one() {
     }
 }
 
-/// Transposes matrices, and compares.
-fn check_tiled(bytes: usize, [batch, rows, columns]: [usize; 3], offset: usize, grid: u32, random: &mut Random) {
+/// Transposes matrices with a kernel, and compares. The buffers begin `offset` bytes after a
+/// multiple of 16.
+fn check_tiled(kernel: &str, bytes: usize, dims: [usize; 3], offset: usize, grid: u32, random: &mut Random) {
+    let [batch, rows, columns] = dims;
     let source = random.bytes(batch * rows * columns * bytes);
-    let mut input = Buffer::of(&source, offset * bytes);
-    let mut output = Buffer::new(source.len(), offset * bytes);
+    let mut input = Buffer::of(&source, offset);
+    let mut output = Buffer::new(source.len(), offset);
     let [batch64, rows64, columns64] = [batch, rows, columns].map(|n| n as u64);
     let (from, to) = (input.address(), output.address());
     let arguments = TiledArguments { input: from, output: to, batch: batch64, rows: rows64, columns: columns64 };
     // SAFETY: the buffers have as many elements as the matrices.
-    unsafe { launch(&format!("dcl_transpose_tiled_{bytes}"), &arguments, grid) };
+    unsafe { launch(kernel, &arguments, grid) };
     let got = output.bytes();
     for matrix in 0..batch {
         for row in 0..rows {
@@ -132,9 +134,24 @@ fn matrices_of_any_size() {
         for rows in [0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 129] {
             for columns in [0, 1, 5, 32, 33, 64, 66, 127, 128] {
                 let batch = random.below(4);
-                for offset in [0, 1] {
-                    check_tiled(bytes, [batch, rows, columns], offset, 1 + random.below(9) as u32, &mut random);
+                for offset in [0, bytes] {
+                    let (kernel, grid) = (format!("dcl_transpose_tiled_{bytes}"), 1 + random.below(9) as u32);
+                    check_tiled(&kernel, bytes, [batch, rows, columns], offset, grid, &mut random);
                 }
+            }
+        }
+    }
+}
+
+/// The buffers' addresses are multiples of four, and not of more.
+#[test]
+fn bytes_that_are_moved_as_words() {
+    let mut random = Random(11);
+    for rows in [0, 4, 8, 60, 64, 68, 100, 128, 132] {
+        for columns in [0, 4, 16, 60, 64, 68, 124, 128, 200] {
+            let (batch, grid) = (random.below(4), 1 + random.below(9) as u32);
+            for offset in [0, 4] {
+                check_tiled("dcl_transpose_words", 1, [batch, rows, columns], offset, grid, &mut random);
             }
         }
     }

@@ -9,6 +9,7 @@ mod captures;
 mod contexts;
 mod exact;
 mod faults;
+mod graphs;
 mod interrupts;
 mod libraries;
 
@@ -113,13 +114,15 @@ fn child() {
         ["exact", ref name @ ..] => exact::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
+        ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        libraries::assert_nothing_is_left(["faults", "interrupts"].contains(&words[0]));
+        let is_fault = ["faults", "interrupts"].contains(&words[0]) || role.starts_with("graphs differing_");
+        libraries::assert_nothing_is_left(is_fault);
     }
 }
 

@@ -32,18 +32,22 @@ enum Work {
     Transpose(DataType, &'static [usize], &'static [u8]),
 }
 
-use DataType::{Bfloat16, Bool, Float8E4M3, Float16, Float32, Int8, Int32, Int64};
+use DataType::{Bfloat16, Bool, Float8E4M3, Float8E5M2, Float16, Float32, Int8, Int32, Int64};
 
-const WORKS: [Work; 15] = [
+const WORKS: [Work; 19] = [
     Work::Cast(Float32, Float16),
     Work::Cast(Float16, Float32),
     Work::Cast(Float32, Float8E4M3),
     Work::Cast(Float8E4M3, Float32),
+    Work::Cast(Float32, Float8E5M2),
+    Work::Cast(Float8E4M3, Float8E5M2),
+    Work::Cast(Float8E5M2, Float8E4M3),
     Work::Cast(Bfloat16, Float32),
     Work::Cast(Int64, Int32),
     // The first step of a reduction of bool: every nonzero byte becomes 1.
     Work::Cast(Bool, Bool),
     Work::Transpose(Int8, &[4096], &[1, 0]),
+    Work::Transpose(Int8, &[1024, 512], &[0, 2, 1]),
     Work::Transpose(Float16, &[4096], &[1, 0]),
     Work::Transpose(Float32, &[4096], &[1, 0]),
     Work::Transpose(Int64, &[4096], &[1, 0]),
@@ -258,6 +262,7 @@ fn pattern(data_type: DataType) -> Vec<u8> {
             Bfloat16 => bytes.extend(distcollective::tensor::bf16::from_f32(number).to_le_bytes()),
             // Without the largest exponent, so that no element is NaN.
             Float8E4M3 => bytes.push((state >> 32) as u8 & 0xf7),
+            Float8E5M2 => bytes.push((state >> 32) as u8 & 0xbf),
             Int64 => bytes.extend((i64::from(state as u32) - (1 << 31)).to_le_bytes()),
             _ => bytes.push((state >> 32) as u8),
         }

@@ -268,3 +268,59 @@ fn comments_cite_the_invariants_of_the_list() {
     }
     assert!(cited.iter().copied().eq(numbers), "cited are {cited:?}");
 }
+
+/// An announcement of this number.
+fn announce(rank: &HostBackend, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
+    let call = Call { collective: SUM, data_type: DataType::Uint8, block_elements: number };
+    let nowhere = Address::host(std::ptr::null());
+    let signature = Signature { purpose, call };
+    let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };
+    // SAFETY: an announcement uses no buffer.
+    unsafe { rank.run(&request) }
+}
+
+/// A rank is ahead by the headers that a slot keeps, and then waits.
+#[test]
+fn an_announcement_waits_for_no_rank() -> Result<()> {
+    let ranks = in_process(2)?;
+    let soon = || Instant::now() + Duration::from_millis(20);
+    for number in 1..=4 {
+        announce(&ranks[0], Purpose::Replay, number, soon())?;
+    }
+    assert_eq!(ranks[1].awaited().map(|awaited| awaited.call.block_elements), Some(1));
+    for number in 1..=4 {
+        announce(&ranks[1], Purpose::Replay, number, soon())?;
+    }
+    assert_eq!(ranks[1].awaited(), None);
+    announce(&ranks[0], Purpose::Replay, 5, soon())?;
+    announce(&ranks[0], Purpose::Replay, 6, soon())?;
+    announce(&ranks[0], Purpose::Replay, 7, soon())?;
+    let error = announce(&ranks[0], Purpose::Replay, 8, soon()).expect_err("rank 1 is too far behind");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    Ok(())
+}
+
+/// Another number is another call, which each rank learns of from its own call or its next one.
+#[test]
+fn announcements_are_compared() -> Result<()> {
+    let ranks = in_process(2)?;
+    let far = Instant::now() + Duration::from_secs(10);
+    announce(&ranks[0], Purpose::Replay, 256, far)?;
+    for (rank, number) in [(1, 257), (0, 256)] {
+        let error = announce(&ranks[rank], Purpose::Replay, number, far).expect_err("the numbers differ");
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        let text = "ranks disagree on a run of a context: rank 0 makes a run that replays CUDA graph 0 of context 1; \
+                    rank 1 makes a run that replays CUDA graph 1 of context 1";
+        assert_eq!(error.to_string(), text);
+    }
+    Ok(())
+}
+
+/// A capture waits for the other rank.
+#[test]
+fn a_capture_waits_for_all_ranks() -> Result<()> {
+    let ranks = in_process(2)?;
+    let error = announce(&ranks[0], Purpose::Capture, 1, Instant::now()).expect_err("rank 1 does not come");
+    assert_eq!(error.to_string(), "run 1, in a capture of the caller's: rank 1 did not arrive before the deadline");
+    Ok(())
+}

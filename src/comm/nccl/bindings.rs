@@ -148,6 +148,9 @@ pub const ncclFloat8e4m3: ncclDataType_t = 10;
 pub const ncclFloat8e5m2: ncclDataType_t = 11;
 pub const ncclNumTypes: ncclDataType_t = 12;
 pub type ncclDataType_t = ::std::os::raw::c_uint;
+pub const ncclScalarDevice: ncclScalarResidence_t = 0;
+pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
+pub type ncclScalarResidence_t = ::std::os::raw::c_uint;
 pub struct Nccl {
     __library: ::libloading::Library,
     pub ncclMemAlloc: Result<
@@ -218,6 +221,16 @@ pub struct Nccl {
     >,
     pub ncclCommWindowDeregister:
         Result<unsafe extern "C" fn(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t, ::libloading::Error>,
+    pub ncclRedOpCreatePreMulSum: Result<
+        unsafe extern "C" fn(
+            op: *mut ncclRedOp_t,
+            scalar: *mut ::std::os::raw::c_void,
+            datatype: ncclDataType_t,
+            residence: ncclScalarResidence_t,
+            comm: ncclComm_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
     pub ncclReduce: Result<
         unsafe extern "C" fn(
             sendbuff: *const ::std::os::raw::c_void,
@@ -370,6 +383,7 @@ impl Nccl {
         let ncclCommUserRank = unsafe { __library.get(b"ncclCommUserRank\0") }.map(|sym| *sym);
         let ncclCommWindowRegister = unsafe { __library.get(b"ncclCommWindowRegister\0") }.map(|sym| *sym);
         let ncclCommWindowDeregister = unsafe { __library.get(b"ncclCommWindowDeregister\0") }.map(|sym| *sym);
+        let ncclRedOpCreatePreMulSum = unsafe { __library.get(b"ncclRedOpCreatePreMulSum\0") }.map(|sym| *sym);
         let ncclReduce = unsafe { __library.get(b"ncclReduce\0") }.map(|sym| *sym);
         let ncclBroadcast = unsafe { __library.get(b"ncclBroadcast\0") }.map(|sym| *sym);
         let ncclAllReduce = unsafe { __library.get(b"ncclAllReduce\0") }.map(|sym| *sym);
@@ -402,6 +416,7 @@ impl Nccl {
             ncclCommUserRank,
             ncclCommWindowRegister,
             ncclCommWindowDeregister,
+            ncclRedOpCreatePreMulSum,
             ncclReduce,
             ncclBroadcast,
             ncclAllReduce,
@@ -500,6 +515,20 @@ impl Nccl {
     }
     pub unsafe fn ncclCommWindowDeregister(&self, comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t {
         unsafe { (self.ncclCommWindowDeregister.as_ref().expect("Expected function, got error."))(comm, win) }
+    }
+    pub unsafe fn ncclRedOpCreatePreMulSum(
+        &self,
+        op: *mut ncclRedOp_t,
+        scalar: *mut ::std::os::raw::c_void,
+        datatype: ncclDataType_t,
+        residence: ncclScalarResidence_t,
+        comm: ncclComm_t,
+    ) -> ncclResult_t {
+        unsafe {
+            (self.ncclRedOpCreatePreMulSum.as_ref().expect("Expected function, got error."))(
+                op, scalar, datatype, residence, comm,
+            )
+        }
     }
     pub unsafe fn ncclReduce(
         &self,

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::backend::Backend;
+use super::super::backend::{Backend, Control};
 use super::super::host;
 use super::super::signature::Purpose;
 use super::domain::NcclDomain;
@@ -130,7 +130,8 @@ impl NcclBackend {
         let (features, is_own) = (Features::of(&handle), handle.is_own);
         let [_, world_size] = handle.rank_and_size()?;
         let origins = (0..world_size).map(Rank).collect();
-        let mut backend = Self::with(handle, origins, features, Arc::new(NcclDomain::new(control, is_own)))?;
+        let domain = Arc::new(NcclDomain::new(control.clone(), is_own));
+        let mut backend = Self::with(handle, origins, features, domain, control.map(Control::new))?;
         let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
         backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
         Ok(backend)
@@ -142,6 +143,7 @@ impl NcclBackend {
         origins: Box<[Rank]>,
         features: Features,
         domain: Arc<NcclDomain>,
+        control: Option<Control>,
     ) -> Result<Self> {
         let [rank, world_size] = handle.rank_and_size()?;
         if world_size as usize != origins.len() {
@@ -157,10 +159,12 @@ impl NcclBackend {
         Ok(NcclBackend {
             stream: Arc::new(CudaStream::new(&handle.device)?),
             stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,
+            averages: Default::default(),
             rank: GroupRank(rank),
             origins,
             features,
             domain,
+            control,
             handle,
             state: Mutex::default(),
         })

@@ -11,6 +11,7 @@ use super::scratch::Scratch;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
+use crate::element::{bf16, f16};
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 
@@ -62,6 +63,9 @@ fn nccl_op(reduce_op: ReduceOperation) -> ncclRedOp_t {
         ReduceOperation::Avg => ncclAvg,
     }
 }
+
+/// The types of which [`Route`] lets NCCL make averages.
+const AVERAGED: [ncclDataType_t; 3] = [ncclFloat32, ncclFloat16, ncclBfloat16];
 
 /// NCCL's name of a collective.
 fn name_of(collective: &Collective) -> &'static str {
@@ -297,7 +301,11 @@ impl NcclBackend {
         let Elements { data_type, block, .. } = elements;
         let (input, output, stream) = (input.cast_const().cast(), output.cast(), stream.as_ptr().cast());
         let root = collective.root().map_or(0, |root| root.0 as i32);
-        let op = collective.reduce_op().map_or(ncclSum, nccl_op);
+        let averaged = AVERAGED.iter().position(|&averaged| averaged == data_type);
+        let op = match (collective.reduce_op(), averaged) {
+            (Some(ReduceOperation::Avg), Some(number)) => self.average(number, raw)?,
+            (reduce_op, _) => reduce_op.map_or(ncclSum, nccl_op),
+        };
         // SAFETY: the caller's promise.
         Ok(unsafe {
             match collective {
@@ -328,6 +336,30 @@ impl NcclBackend {
                 }
             }
         })
+    }
+
+    /// The average of the floats of [`AVERAGED`]: the sum of elements that NCCL multiplies by 1/n,
+    /// which is exact in the type. It is made for the first call. Not `ncclAvg`: for buffers in
+    /// windows NCCL takes that for an average of its symmetric kernels (`symkRedOp` in
+    /// `scheduler/symmetric_sched.cc`), which would change the numbers, and of which there is none
+    /// for all_reduce.
+    fn average(&self, number: usize, raw: ncclComm_t) -> Result<ncclRedOp_t> {
+        if let Some(op) = self.averages[number].get() {
+            return Ok(*op);
+        }
+        let scale = 1.0 / self.origins.len() as f32;
+        // An element is at the beginning of its bits, whose first byte is the lowest.
+        let mut bits =
+            [scale.to_bits(), f16::from_f32(scale).to_bits().into(), bf16::from_f32(scale).to_bits().into()][number];
+        let (library, scalar, mut op) = (self.handle.library, (&raw mut bits).cast(), ncclSum);
+        // SAFETY: NCCL reads the element before the call returns, and writes one number. The
+        // reduction is freed with the communicator.
+        let result = unsafe {
+            let create = function!(library, ncclRedOpCreatePreMulSum)?;
+            create(&mut op, scalar, AVERAGED[number], ncclScalarHostImmediate, raw)
+        };
+        library.check("ncclRedOpCreatePreMulSum", result)?;
+        Ok(*self.averages[number].get_or_init(|| op))
     }
 
     /// all_to_all, gather and scatter before NCCL 2.28: sends and receives in one group.

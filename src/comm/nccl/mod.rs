@@ -19,9 +19,10 @@ mod scratch;
 mod staging;
 mod window;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
+use bindings::ncclRedOp_t;
 pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
 use domain::NcclDomain;
 use handle::NcclHandle;
@@ -32,7 +33,7 @@ use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
 
-use super::backend::{Backend, CallGroup, Request, SharedGraph};
+use super::backend::{Backend, CallGroup, Control, Request, SharedGraph};
 use super::signature::{Purpose, Signature, place_of};
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
@@ -65,9 +66,13 @@ pub(crate) struct NcclBackend {
     origins: Box<[Rank]>,
     features: Features,
     domain: Arc<NcclDomain>,
+    /// The control communicator of these ranks, if they are on one machine.
+    control: Option<Control>,
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
     stand_in: DeviceMemory,
+    /// NCCL's reductions for averages of float32, float16 and bfloat16, once they are made.
+    averages: [OnceLock<ncclRedOp_t>; 3],
     /// The rank lock: held during a call.
     state: Mutex<RankState>,
 }
@@ -246,6 +251,7 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
         self.domain.check()?;
+        self.control.as_ref().map_or(Ok(()), Control::check)?;
         self.domain.asynchronous_error()
     }
 
@@ -325,6 +331,10 @@ impl Backend for NcclBackend {
         self.domain.track_graph(graph);
     }
 
+    fn control(&self) -> Option<&Control> {
+        self.control.as_ref()
+    }
+
     fn drain(&self, stream: Option<&Arc<CudaStream>>) {
         stream.unwrap_or(&self.stream).drain();
     }
@@ -334,6 +344,8 @@ impl Backend for NcclBackend {
         // them.
         let (color, key) = (group.map(SplitGroup::id), group.map_or(0, |group| group.rank.0));
         let alive = || self.domain.check();
+        let control = self.control.as_ref().map(|control| control.split(group, deadline)).transpose();
+        let control = control.map_err(|error| self.fail(error))?.flatten();
         let handle = {
             let _lock = self.lock(deadline)?;
             let handle = self.handle.split(color, key, deadline, &alive);
@@ -344,7 +356,7 @@ impl Backend for NcclBackend {
             return Err(self.fail(error!(System, "ncclCommSplit gave no communicator")));
         };
         let origins = group.members.iter().map(|&rank| self.origin(rank)).collect();
-        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.domain));
+        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.domain), control);
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.fail(error))
     }
 

@@ -67,8 +67,10 @@ pub(super) enum Route {
     /// NCCL's collective.
     Direct,
     /// The average of floats: the sum in float32, then one division and one rounding. NCCL's own
-    /// rounds 1/n to the element type first, gives other numbers for registered buffers (nccl
-    /// #1950), and overflows in float16.
+    /// rounds 1/n to the element type first, and gives other numbers for registered buffers (nccl
+    /// #1950). Among a power of two of ranks 1/n is exact, and so is x/n unless it is subnormal:
+    /// there the average is [`Direct`](Self::Direct), a sum of multiples by 1/n. Few values of
+    /// float8 are that far from subnormal ones.
     Average,
     /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
     Bool,
@@ -104,6 +106,17 @@ impl Shares {
     }
 }
 
+/// Whether 1/n, and with it each n-th of an element that is not subnormal, is exact in the type.
+/// Between the largest and the smallest normal float16 are 30 powers of two.
+fn averages_exactly(data_type: DataType, rank_count: usize) -> bool {
+    let most = match data_type {
+        DataType::Float32 | DataType::Bfloat16 => 1 << 30,
+        DataType::Float16 => 1 << 14,
+        _ => 0,
+    };
+    rank_count.is_power_of_two() && rank_count <= most
+}
+
 impl Route {
     pub(super) fn of(call: &Call, rank_count: usize, features: &Features) -> Self {
         let is_float8 = matches!(call.data_type, DataType::Float8E4M3 | DataType::Float8E5M2);
@@ -113,7 +126,11 @@ impl Route {
             Some(_) if call.determinism == Determinism::Exact => Route::of_kernel(call, rank_count),
             Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::of_kernel(call, rank_count),
-            Some(ReduceOperation::Avg) if call.data_type.is_float() => Route::Average,
+            Some(ReduceOperation::Avg)
+                if call.data_type.is_float() && !averages_exactly(call.data_type, rank_count) =>
+            {
+                Route::Average
+            }
             Some(_) => Route::Direct,
         }
     }

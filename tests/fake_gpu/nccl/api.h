@@ -135,6 +135,8 @@ typedef enum {
     ncclNumTypes,
 } ncclDataType_t;
 
+typedef enum { ncclScalarDevice, ncclScalarHostImmediate } ncclScalarResidence_t;
+
 /* How many there are now of: "communicator", "memory", "window". */
 EXPORT size_t fake_nccl_live(const char *kind);
 

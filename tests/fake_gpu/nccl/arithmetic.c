@@ -28,7 +28,7 @@ size_t type_size(ncclDataType_t type) {
     return sizes[type];
 }
 
-static bool is_float(ncclDataType_t type) {
+bool is_float(ncclDataType_t type) {
     return type >= ncclFloat16;
 }
 
@@ -75,7 +75,7 @@ static unsigned encode(double value, const struct format *format) {
     return signbit(value) ? bits | sign_bit : bits;
 }
 
-static double load_float(ncclDataType_t type, const void *from, size_t i) {
+double load_float(ncclDataType_t type, const void *from, size_t i) {
     switch (type) {
     case ncclFloat32:
         return ((const float *)from)[i];
@@ -155,13 +155,14 @@ static uint64_t combine_integers(ncclDataType_t type, ncclRedOp_t reduction, uin
     }
 }
 
-static void reduce_floats(
-    void *to, const void *const *from, int ranks, size_t i, ncclDataType_t type, ncclRedOp_t reduction) {
-    double scale = reduction == ncclAvg ? round_to(type, 1.0 / ranks) : 1;
+static void reduce_floats(void *to, const void *const *from, int ranks, size_t i, const struct call *call) {
+    ncclDataType_t type = call->type;
+    ncclRedOp_t reduction = call->reduction;
+    double scale = reduction == ncclAvg ? round_to(type, 1.0 / ranks) : call->scale;
     double sum = 0;
     for (int k = 0; k < ranks; k++) {
         double value = load_float(type, from[(i / CHUNK + (size_t)k) % (size_t)ranks], i);
-        if (reduction == ncclAvg)
+        if (scale != 0)
             value = round_to(type, value * scale);
         sum = k == 0 ? value : round_to(type, combine_floats(reduction, sum, value));
     }
@@ -181,15 +182,16 @@ static void reduce_integers(
     store_integer(type, to, i, sum);
 }
 
-void reduce(void *to, const void *const *from, int ranks, size_t count, ncclDataType_t type, ncclRedOp_t reduction) {
-    if (ranks == 1) {
+void reduce(void *to, const void *const *from, int ranks, size_t count, const struct call *call) {
+    ncclDataType_t type = call->type;
+    if (ranks == 1 && call->scale == 0) {
         memcpy(to, from[0], count * type_size(type));
         return;
     }
     for (size_t i = 0; i < count; i++) {
         if (is_float(type))
-            reduce_floats(to, from, ranks, i, type, reduction);
+            reduce_floats(to, from, ranks, i, call);
         else
-            reduce_integers(to, from, ranks, i, type, reduction);
+            reduce_integers(to, from, ranks, i, type, call->reduction);
     }
 }

@@ -33,7 +33,7 @@ static bool agree(const struct meeting *meeting, int size) {
     for (int rank = 1; rank < size; rank++) {
         const struct call *call = meeting->calls[rank];
         if (call->operation != first->operation || call->count != first->count || call->type != first->type
-            || call->reduction != first->reduction || call->root != first->root)
+            || call->reduction != first->reduction || call->scale != first->scale || call->root != first->root)
             return false;
     }
     return true;

@@ -84,6 +84,11 @@ static const char *objection(const struct communicator *communicator, const stru
 
 static ncclResult_t submit(
     const char *function, struct communicator *communicator, struct call *call, cudaStream_t stream) {
+    unsigned made = (unsigned)call->reduction - ncclNumOps;
+    if (reduces(call->operation) && made < communicator->made_count && communicator->made[made].type == call->type) {
+        call->reduction = ncclSum;
+        call->scale = communicator->made[made].scale;
+    }
     const char *why = objection(communicator, call);
     if (why != NULL)
         return failure(ncclInvalidArgument, "%s: %s", function, why);
@@ -120,64 +125,82 @@ static ncclResult_t collective(const char *function, struct call call, ncclComm_
     return result;
 }
 
+/* The reduction is the communicator's own: its number means nothing to another one. */
+EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *reduction, void *scalar, ncclDataType_t type,
+    ncclScalarResidence_t residence, ncclComm_t handle) {
+    struct communicator *communicator;
+    ncclResult_t result = enter(__func__, handle, IN_GROUP, &communicator, "type %d", (int)type);
+    if (result != ncclSuccess)
+        return result;
+    unsigned made = communicator->made_count;
+    if (made == sizeof communicator->made / sizeof communicator->made[0] || residence != ncclScalarHostImmediate
+        || !is_float(type))
+        return leave(communicator, failure(ncclInvalidArgument, "%s: not made here", __func__));
+    communicator->made[made].type = type;
+    communicator->made[made].scale = load_float(type, scalar, 0);
+    communicator->made_count++;
+    *reduction = (ncclRedOp_t)(ncclNumOps + made);
+    return leave(communicator, ncclSuccess);
+}
+
 EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
     ncclRedOp_t reduction, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {ALL_REDUCE, send, receive, count, type, reduction, 0, ncclSuccess};
+    struct call call = {ALL_REDUCE, send, receive, count, type, reduction, 0, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclAllGather(
     const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {ALL_GATHER, send, receive, count, type, ncclSum, 0, ncclSuccess};
+    struct call call = {ALL_GATHER, send, receive, count, type, ncclSum, 0, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
     ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {BROADCAST, send, receive, count, type, ncclSum, root, ncclSuccess};
+    struct call call = {BROADCAST, send, receive, count, type, ncclSum, root, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
     ncclRedOp_t reduction, int root, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {REDUCE, send, receive, count, type, reduction, root, ncclSuccess};
+    struct call call = {REDUCE, send, receive, count, type, reduction, root, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
     ncclRedOp_t reduction, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {REDUCE_SCATTER, send, receive, count, type, reduction, 0, ncclSuccess};
+    struct call call = {REDUCE_SCATTER, send, receive, count, type, reduction, 0, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 #if FAKE_NCCL_VERSION >= 22803
 EXPORT ncclResult_t ncclAlltoAll(
     const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {ALL_TO_ALL, send, receive, count, type, ncclSum, 0, ncclSuccess};
+    struct call call = {ALL_TO_ALL, send, receive, count, type, ncclSum, 0, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclGather(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
     ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {GATHER, send, receive, count, type, ncclSum, root, ncclSuccess};
+    struct call call = {GATHER, send, receive, count, type, ncclSum, root, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclScatter(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
     ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {SCATTER, send, receive, count, type, ncclSum, root, ncclSuccess};
+    struct call call = {SCATTER, send, receive, count, type, ncclSum, root, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 #endif
 
 EXPORT ncclResult_t ncclSend(
     const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {SEND, send, NULL, count, type, ncclSum, peer, ncclSuccess};
+    struct call call = {SEND, send, NULL, count, type, ncclSum, peer, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }
 
 EXPORT ncclResult_t ncclRecv(
     void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-    struct call call = {RECEIVE, NULL, receive, count, type, ncclSum, peer, ncclSuccess};
+    struct call call = {RECEIVE, NULL, receive, count, type, ncclSum, peer, ncclSuccess, 0};
     return collective(__func__, call, communicator, stream);
 }

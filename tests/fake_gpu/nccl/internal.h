@@ -84,6 +84,8 @@ struct call {
     int root;
     /* What the script wants to become of it. */
     ncclResult_t async_error;
+    /* What a reduction multiplies each element by, or 0 for nothing. */
+    double scale;
 };
 size_t type_size(ncclDataType_t type);
 /* Whether this rank's call reads its send buffer and writes its receive buffer, and how many
@@ -94,7 +96,10 @@ size_t call_send_blocks(const struct call *call, int size);
 size_t call_receive_blocks(const struct call *call, int size);
 
 /* Reduces `count` elements of every rank's buffer. */
-void reduce(void *to, const void *const *from, int ranks, size_t count, ncclDataType_t type, ncclRedOp_t reduction);
+void reduce(void *to, const void *const *from, int ranks, size_t count, const struct call *call);
+/* The value of an element of a floating-point type. */
+bool is_float(ncclDataType_t type);
+double load_float(ncclDataType_t type, const void *from, size_t i);
 /* Moves the elements of a collective, all ranks' calls at hand. */
 void move(struct call *const *calls, int ranks);
 
@@ -143,6 +148,12 @@ struct communicator {
     bool busy;
     /* How many collectives and assemblies it has come to. */
     uint64_t met, assembled;
+    /* The reductions that were made for it: sums of elements that are multiplied first. */
+    struct {
+        ncclDataType_t type;
+        double scale;
+    } made[16];
+    unsigned made_count;
 };
 
 struct communicator *communicator_new(struct clique *clique, int rank, struct fate *fate, bool blocking);

@@ -29,7 +29,7 @@ static void *reduction(struct call *const *calls, int ranks, size_t count) {
     for (int rank = 0; rank < ranks; rank++)
         from[rank] = calls[rank]->send;
     void *result = allocate(count * type_size(call->type));
-    reduce(result, from, ranks, count, call->type, call->reduction);
+    reduce(result, from, ranks, count, call);
     free(from);
     return result;
 }

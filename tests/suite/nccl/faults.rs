@@ -268,7 +268,7 @@ type Destroy = unsafe extern "C" fn(*mut c_void) -> i32;
 
 /// The functions that a program calls to make communicators of its own.
 #[derive(Clone, Copy)]
-struct Makers {
+pub(super) struct Makers {
     retain: Retain,
     set_current: SetDevice,
     make: Make,
@@ -276,7 +276,7 @@ struct Makers {
 }
 
 impl Makers {
-    fn find() -> Self {
+    pub(super) fn find() -> Self {
         // SAFETY: the libraries are loaded already. Each function has its documented type.
         unsafe {
             let cuda = libloading::Library::new("libcuda.so.1").expect("a driver");
@@ -293,7 +293,7 @@ impl Makers {
     }
 
     /// Makes a communicator on the GPU with the number of the rank.
-    fn make(&self, id: &NcclId, ranks: u32, rank: u32) -> *mut c_void {
+    pub(super) fn make(&self, id: &NcclId, ranks: u32, rank: u32) -> *mut c_void {
         let (mut context, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
         let id: [u8; 128] = id.as_bytes().try_into().expect("128 bytes");
         // SAFETY: each call writes one pointer; the context lives as long as the process.
@@ -305,7 +305,7 @@ impl Makers {
         raw
     }
 
-    fn destroy(&self, raw: *mut c_void) {
+    pub(super) fn destroy(&self, raw: *mut c_void) {
         // SAFETY: made by `make`, and destroyed once.
         assert_eq!(unsafe { (self.destroy)(raw) }, 0);
     }

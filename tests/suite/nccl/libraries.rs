@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::time::{Duration, Instant};
 
 use distcollective::comm::{BackendKind, NcclId};
+use distcollective::tensor::{bf16, f16};
 use distcollective::{Communicator, ReduceOperation};
 use fake_gpu::Variant;
 use libloading::{Library, Symbol};
@@ -30,6 +31,7 @@ pub fn play(name: &str, ranks: u32) {
             println!("{error}");
             Ok(())
         }),
+        "averages" => averages(ranks),
         "auto" => {
             let communicators =
                 Communicator::builder().backend(BackendKind::Auto).timeout(TIMEOUT).in_process(2).expect("two ranks");
@@ -82,6 +84,27 @@ pub fn nccl_live(kind: &str) -> usize {
 /// How often the program has called a function of NCCL.
 pub fn nccl_calls(function: &str) -> usize {
     Fake::open("libnccl.so.2").live("fake_nccl_calls", function)
+}
+
+/// Averages of floats, twice. Among a power of two of ranks NCCL makes them without a kernel: its
+/// reduction is made once for each type.
+fn averages(ranks: u32) {
+    on_gpus(ranks, |communicator| {
+        let n = communicator.world_size() as f32;
+        let rank = communicator.rank().0 as f32;
+        let average = (n - 1.0) / 2.0;
+        for _ in 0..2 {
+            let (mut x, mut y, mut z) = ([rank; 3], [f16::from_f32(rank); 3], [bf16::from_f32(rank); 3]);
+            communicator.all_reduce(&mut x, ReduceOperation::Avg)?;
+            communicator.all_reduce(&mut y, ReduceOperation::Avg)?;
+            communicator.all_reduce(&mut z, ReduceOperation::Avg)?;
+            assert_eq!((x, y.map(f16::to_f32), z.map(bf16::to_f32)), ([average; 3], [average; 3], [average; 3]));
+        }
+        Ok(())
+    });
+    let is_nccls = ranks.is_power_of_two();
+    assert_eq!(nccl_calls("ncclRedOpCreatePreMulSum"), if is_nccls { 3 * ranks as usize } else { 0 });
+    assert_eq!(cuda_calls("cuLaunchKernel") == 0, is_nccls);
 }
 
 /// Checks that the program has broken no rule of NCCL's, and that everything it made is freed.
@@ -137,13 +160,23 @@ fn the_error_names_what_is_missing() {
     assert!(text.contains("2 ranks on 1 GPU: NCCL has one rank a GPU; from 2.30 on several share it"), "{text}");
     // Calls that need no kernel work without NVRTC.
     Child::new("libraries integers", 2).on(Variant::NoNvrtc).passes();
-    let text = Child::new("libraries average", 2).on(Variant::NoNvrtc).passes();
+    let text = Child::new("libraries average", 3).on(Variant::NoNvrtc).passes();
     assert!(
         text.contains("CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found"),
         "{text}"
     );
-    let text = Child::new("libraries average", 2).with(&[("FAKE_NVRTC", "fail")]).passes();
+    let text = Child::new("libraries average", 3).with(&[("FAKE_NVRTC", "fail")]).passes();
     assert!(text.contains("nvrtcCompileProgram: NVRTC says"), "{text}");
+}
+
+#[test]
+fn averages_among_a_power_of_two_of_ranks_are_made_by_nccl() {
+    if needs_test_libraries() {
+        return;
+    }
+    for ranks in [2, 3, 4] {
+        Child::new("libraries averages", ranks).passes();
+    }
 }
 
 #[test]

@@ -32,6 +32,7 @@ const FUNCTIONS: &[&str] = &[
     "ncclMemFree",
     "ncclCommWindowRegister",
     "ncclCommWindowDeregister",
+    "ncclRedOpCreatePreMulSum",
     "ncclAllReduce",
     "ncclAllGather",
     "ncclBroadcast",

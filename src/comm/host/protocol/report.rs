@@ -6,7 +6,7 @@ use super::slot::CallHeader;
 use super::waiter::WaitError;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
-use crate::comm::signature::{Signature, place_of};
+use crate::comm::signature::{Purpose, Signature, place_of};
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
@@ -43,14 +43,27 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
             None => calls.push((words, vec![member])),
         }
     }
-    let mut signatures = calls.iter().filter_map(|(words, _)| Signature::from_words(*words));
-    let is_counted = signatures.any(|signature| signature.purpose.is_counted());
-    let place = format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number));
+    let purposes: Vec<Purpose> = calls
+        .iter()
+        .filter_map(|(words, _)| Signature::from_words(*words))
+        .map(|signature| signature.purpose)
+        .collect();
+    let is_run = purposes.iter().any(|purpose| purpose.is_run());
+    let is_counted = purposes.iter().any(|purpose| purpose.is_counted());
+    let place = match is_run {
+        true => "a run of a context".to_owned(),
+        false => format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number)),
+    };
     let sides: Vec<String> = calls
         .into_iter()
         .map(|(words, ranks)| {
             let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), |s| s.to_string());
-            let verb = if ranks.len() == 1 { "calls" } else { "call" };
+            let verb = match (is_run, ranks.len()) {
+                (true, 1) => "makes",
+                (true, _) => "make",
+                (false, 1) => "calls",
+                (false, _) => "call",
+            };
             format!("{} {verb} {call}", list_ranks(ranks))
         })
         .collect();
@@ -61,6 +74,9 @@ impl Report<'_> {
     /// `all_reduce(sum) of 4 float32 (collective 3)`.
     fn call(&self) -> String {
         let signature = self.request.signature;
+        if signature.purpose.is_run() {
+            return signature.to_string();
+        }
         format!("{signature} ({})", place_of(signature.purpose.is_counted(), self.number))
     }
 

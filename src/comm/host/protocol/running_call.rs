@@ -12,7 +12,7 @@ use crate::collective::Collective;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::inline;
-use crate::comm::signature::Signature;
+use crate::comm::signature::{Purpose, Signature};
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 use crate::util::interrupt;
@@ -88,6 +88,9 @@ impl<'a> RunningCall<'a> {
     fn run_phases(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.wait_for_room()?;
+        if self.request.signature.purpose.is_announcement() {
+            return self.announce();
+        }
         let locations = self.post_header();
         self.wait_for_headers(|call, peer| call.takes_from(peer))?;
         let call = self.request.signature.call;
@@ -148,6 +151,15 @@ impl<'a> RunningCall<'a> {
             self.host.segment.set_done(self.host.rank, *done);
         }
         Ok(())
+    }
+
+    /// Posts a header without a body, and compares those that are there. No rank waits for another
+    /// one, except in a capture.
+    fn announce(&mut self) -> Result<()> {
+        let RunningCall { host, request, .. } = *self;
+        let words = request.signature.to_words();
+        host.segment.post_header(host.rank, self.progress.sequence, words, CallBody::Payload(&[]));
+        self.wait_for_headers(|_, _| request.signature.purpose == Purpose::Capture)
     }
 
     /// Posts this rank's header, and returns the locations of its input and output in it.

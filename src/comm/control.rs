@@ -1,0 +1,112 @@
+//! The control communicator of ranks on GPUs: the same ranks on the host, if they are on one
+//! machine. There they compare what NCCL does not: whether a run of a context is recorded into a
+//! CUDA graph, replayed or neither.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::backend::{Backend, Control, Request};
+use super::signature::{GraphNumber, Purpose, Signature};
+use super::split::SplitGroup;
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::data_type::DataType;
+use crate::error::{Result, bail};
+use crate::memory::Address;
+use crate::rank::Rank;
+use crate::util::deadline_after;
+use crate::util::settings::DEFAULT_TIMEOUT;
+
+/// What ranks say to [`Control::choose_graph`]: one bit for each graph that they could replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Votes {
+    /// The graphs that every rank could replay.
+    pub(crate) every: u8,
+    /// The graphs that some rank could replay.
+    pub(crate) some: u8,
+}
+
+impl Control {
+    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend makes it"))]
+    pub(super) fn new(host: Arc<dyn Backend>) -> Self {
+        Control { host, runs: AtomicU64::new(0) }
+    }
+
+    /// The control communicator of a group's members. Collective.
+    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend splits it"))]
+    pub(super) fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Self>> {
+        Ok(self.host.split(group, deadline)?.map(|host| Control::new(Arc::from(host))))
+    }
+
+    /// Begins a run for which every rank asks which graph it replays. Waits for all ranks.
+    /// Collective.
+    pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
+        let own = GraphNumber { context, graph: could_replay }.to_word() as i64;
+        let mut all = vec![0i64; self.host.world_size() as usize];
+        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 1 };
+        let request = Request {
+            signature: Signature { purpose: Purpose::ChooseGraph, call },
+            label: None,
+            input: Address::host((&raw const own).cast()),
+            output: Address::host(all.as_mut_ptr().cast()),
+            deadline,
+            stream: None,
+        };
+        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
+        unsafe { self.host.run(&request)? };
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        let votes = all.iter().map(|word| GraphNumber::from_word(*word as usize));
+        if let Some(other) = votes.clone().position(|vote| vote.context != context) {
+            let (rank, own_rank) = (self.host.origin(Rank(other as u32)), self.host.origin(self.host.rank()));
+            let other = all[other] >> 8;
+            bail!(Disagreement, "rank {rank} runs context {other}, and rank {own_rank} context {context}");
+        }
+        let none = Votes { every: u8::MAX, some: 0 };
+        Ok(votes.fold(none, |votes, vote| Votes { every: votes.every & vote.graph, some: votes.some | vote.graph }))
+    }
+
+    /// Begins a run that replays a graph. Waits for no rank; one that does something else is an
+    /// error of a later call, or of [`check`](Self::check). Collective.
+    pub(crate) fn replay(&self, graph: GraphNumber, deadline: Instant) -> Result<()> {
+        self.announce(Purpose::Replay, graph.to_word(), deadline)?;
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Begins a run in a capture of the caller's. Waits until all ranks capture. Collective.
+    pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
+        let number = self.runs.load(Ordering::Relaxed) + 1;
+        self.announce(Purpose::Capture, number as usize, deadline)?;
+        self.runs.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Begins a run that is neither recorded nor replayed. Tells no rank of it, so that it costs
+    /// nothing; a rank that captures the run finds out by [`check`](Self::check).
+    pub(crate) fn plain_run(&self) -> Result<()> {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        self.check()
+    }
+
+    /// Whether a peer captures a run that this rank has begun without a capture. It would wait for
+    /// this rank, and this rank for the peer's part of the run. Cheap: waits ask it often.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(Signature { purpose: Purpose::Capture, call }) = self.host.awaited() else { return Ok(()) };
+        let runs = self.runs.load(Ordering::Relaxed) as usize;
+        if call.block_elements > runs {
+            return Ok(());
+        }
+        // An announcement waits for no rank. This one is an error on every rank.
+        self.announce(Purpose::PlainRun, call.block_elements, deadline_after(DEFAULT_TIMEOUT))
+    }
+
+    fn announce(&self, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
+        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        let call = Call { collective, data_type: DataType::Uint8, block_elements: number };
+        let nowhere = Address::host(std::ptr::null());
+        let signature = Signature { purpose, call };
+        let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };
+        // SAFETY: an announcement uses no buffer.
+        unsafe { self.host.run(&request) }
+    }
+}

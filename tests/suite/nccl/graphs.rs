@@ -1,0 +1,387 @@
+//! Contexts that record CUDA graphs: which runs are recorded and replayed, and ranks that differ.
+
+use std::sync::{Arc, Barrier};
+
+use distcollective::comm::NcclId;
+use distcollective::context::{Bindings, ContextOptions};
+use distcollective::{
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    ReduceOperation, Result, Stream,
+};
+
+use super::captures::Driver;
+use super::faults::Makers;
+use super::libraries::cuda_calls;
+use super::{Child, TIMEOUT, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus};
+use crate::ranks::{DEADLINE, on_communicators, patient};
+
+/// Plays a role in a child.
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "alternating" => alternating(ranks),
+        "uneven" => on_gpus(ranks, |communicator| uneven(&communicator)),
+        "many" => on_gpus(ranks, |communicator| many(&communicator)),
+        "shapes" => on_gpus(ranks, |communicator| shapes(&communicator)),
+        "borrowed" => borrowed(ranks),
+        "groups" => on_gpus(ranks, |communicator| groups(&communicator)),
+        "differing_buffers" => differing(ranks, differing_buffers),
+        "differing_contexts" => differing(ranks, differing_contexts),
+        "differing_captures" => differing(ranks, |rank| differing_captures(rank, false)),
+        "differing_captures_of_a_recorder" => differing(ranks, |rank| differing_captures(rank, true)),
+        "differing_captures_in_a_wait" => differing(ranks, differing_captures_in_a_wait),
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// An all_reduce of up to 64 float32.
+fn sum(ranks: u32) -> Result<Engine> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [-1])?;
+    network.set_optimization_profile(x, [1], [4], [64])?;
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks).named("sum"), x)?;
+    network.mark_output(y, "y")?;
+    Builder::new().build(&network)
+}
+
+/// A rank with a context whose input has four elements.
+struct Runner {
+    communicator: Communicator,
+    stream: Stream,
+    context: ExecutionContext,
+    /// The number of the latest run, which is the value of its input.
+    run: u32,
+}
+
+impl Runner {
+    fn new(communicator: &Communicator, records: bool) -> Result<Self> {
+        Self::with(communicator, ContextOptions::default().cuda_graph(records))
+    }
+
+    fn with(communicator: &Communicator, options: ContextOptions) -> Result<Self> {
+        let mut context = sum(communicator.world_size())?.create_execution_context_with(options)?;
+        context.set_communicator(communicator)?;
+        context.set_input_shape("x", [4])?;
+        let stream = cuda_stream(communicator)?;
+        Ok(Runner { communicator: communicator.clone(), stream, context, run: 0 })
+    }
+
+    fn tensor(&self, len: i64) -> Result<Buffer> {
+        Buffer::zeroed_in(self.communicator.space(), DataType::Float32, [len])
+    }
+
+    fn bindings(&self, len: i64) -> Result<Bindings> {
+        let mut bindings = self.context.create_bindings();
+        bindings.bind_input("x", self.tensor(len)?)?;
+        bindings.bind_output("y", self.tensor(len)?)?;
+        Ok(bindings)
+    }
+
+    /// Runs, and checks the output.
+    fn run(&mut self, mut bindings: Bindings) -> Result<Bindings> {
+        self.run += 1;
+        let n = self.communicator.world_size();
+        let fill = |value: u32, len: usize| vec![value as f32; len].into_iter().flat_map(f32::to_ne_bytes).collect();
+        let len = bindings.get("x")?.byte_len() / 4;
+        let (x, expected): (Vec<u8>, Vec<u8>) = (fill(self.run, len), fill(n * self.run, len));
+        bindings.get_mut("x")?.write(0, &x)?;
+        let bindings = self.context.enqueue(bindings, &self.stream)?.wait()?;
+        let mut y = vec![0; expected.len()];
+        bindings.get("y")?.read(0, &mut y)?;
+        assert_eq!(y, expected, "run {}", self.run);
+        Ok(bindings)
+    }
+
+    /// Runs with each bindings in turn.
+    fn run_all(&mut self, all: Vec<Bindings>) -> Result<Vec<Bindings>> {
+        all.into_iter().map(|bindings| self.run(bindings)).collect()
+    }
+
+    /// How many runs were recorded, replayed and plain.
+    fn counts(&self) -> [u64; 3] {
+        let graphs = self.context.cuda_graphs();
+        [graphs.recorded, graphs.replayed, graphs.plain]
+    }
+}
+
+/// Two pairs of buffers alternate. The first run of each is plain, the second recorded, and the
+/// others replay. Then one tensor of a pair is bound to other memory.
+fn alternating(ranks: u32) {
+    on_gpus(ranks, |communicator| {
+        let mut runner = Runner::new(&communicator, true)?;
+        let mut pairs = vec![runner.bindings(4)?, runner.bindings(4)?];
+        for _ in 0..5 {
+            pairs = runner.run_all(pairs)?;
+        }
+        assert_eq!(runner.counts(), [2, 6, 2]);
+        for (name, counts) in [("y", [3, 8, 3]), ("x", [4, 10, 4])] {
+            // It comes from another place than what is dropped.
+            let other = runner.tensor(4)?;
+            match name {
+                "y" => pairs[0].bind_output(name, other)?,
+                _ => pairs[0].bind_input(name, other)?,
+            }
+            for _ in 0..2 {
+                pairs = runner.run_all(pairs)?;
+            }
+            assert_eq!(runner.counts(), counts, "{name}");
+        }
+        Ok(())
+    });
+    if !is_on_gpu() {
+        assert_eq!(cuda_calls("cuStreamBeginCapture_v2"), 4 * ranks as usize);
+        assert_eq!(cuda_calls("cuGraphLaunch"), (4 + 10) * ranks as usize);
+    }
+}
+
+/// The buffers of rank 0 stay, and those of the others alternate. All replay what they recorded
+/// together.
+fn uneven(communicator: &Communicator) -> Result<()> {
+    let mut runner = Runner::new(communicator, true)?;
+    let mut pairs = vec![runner.bindings(4)?, runner.bindings(4)?];
+    for _ in 0..4 {
+        for pair in 0..2 {
+            let pair = if communicator.rank() == Rank(0) { 0 } else { pair };
+            let bindings = runner.run(pairs.remove(pair))?;
+            pairs.insert(pair, bindings);
+        }
+    }
+    let counts = if communicator.world_size() == 1 { [1, 6, 1] } else { [2, 4, 2] };
+    assert_eq!(runner.counts(), counts);
+    Ok(())
+}
+
+/// More buffers than a context keeps graphs for: those that were used longest ago leave.
+fn many(communicator: &Communicator) -> Result<()> {
+    let mut runner = Runner::new(communicator, true)?;
+    let capacity = runner.context.cuda_graphs().capacity;
+    let mut all = (0..=capacity).map(|_| runner.bindings(4)).collect::<Result<Vec<_>>>()?;
+    let last = all.pop().expect("one more");
+    for _ in 0..3 {
+        all = runner.run_all(all)?;
+    }
+    let capacity = capacity as u64;
+    assert_eq!(runner.counts(), [capacity, capacity, capacity]);
+    // The first is used again, and the second leaves.
+    let first = runner.run(all.remove(0))?;
+    runner.run(last)?;
+    let first = runner.run(first)?;
+    assert_eq!(runner.counts(), [capacity, capacity + 2, capacity + 1]);
+    let second = runner.run(all.remove(0))?;
+    assert_eq!(runner.counts(), [capacity, capacity + 2, capacity + 2]);
+    drop((first, second));
+    Ok(())
+}
+
+/// Shapes that alternate are replayed too, also if they are set again.
+fn shapes(communicator: &Communicator) -> Result<()> {
+    let mut runner = Runner::new(communicator, true)?;
+    let mut all = vec![runner.bindings(4)?, runner.bindings(16)?];
+    for _ in 0..4 {
+        let mut done = Vec::new();
+        for (bindings, len) in all.into_iter().zip([4, 16]) {
+            runner.context.set_input_shape("x", [len])?;
+            done.push(runner.run(bindings)?);
+        }
+        all = done;
+    }
+    assert_eq!(runner.counts(), [2, 4, 2]);
+    Ok(())
+}
+
+/// Contexts on communicators that were split off: each agrees among its own ranks.
+fn groups(communicator: &Communicator) -> Result<()> {
+    let rank = communicator.rank().0;
+    let half = communicator.split(Some(rank % 2), 0)?.expect("every rank has a color");
+    let mut runner = Runner::new(&half, true)?;
+    let mut bindings = runner.bindings(4)?;
+    // The halves run differently often.
+    for _ in 0..4 + rank % 2 {
+        bindings = runner.run(bindings)?;
+    }
+    assert_eq!(runner.counts(), [1, 2 + u64::from(rank % 2), 1]);
+    drop(bindings);
+    communicator.barrier()
+}
+
+/// A borrowed communicator has no host communicator beside it, so its contexts record only if they
+/// are told to record without an agreement.
+fn borrowed(ranks: u32) {
+    let makers = Makers::find();
+    let id = NcclId::new().expect("an id");
+    std::thread::scope(|scope| {
+        for rank in 0..ranks {
+            let (makers, id) = (&makers, &id);
+            scope.spawn(move || {
+                // It loads the driver.
+                let stream = Stream::cuda(rank).expect("a stream");
+                let raw = makers.make(id, ranks, rank);
+                // SAFETY: the communicator is destroyed below, after everything that uses it.
+                let communicator =
+                    unsafe { Communicator::from_raw_nccl(raw, patient(TIMEOUT)) }.expect("a communicator");
+                for (options, counts) in [
+                    (ContextOptions::default().cuda_graph(true), [0, 0, 0]),
+                    (ContextOptions::default().cuda_graph(true).graphs_without_agreement(true), [1, 1, 1]),
+                ] {
+                    let mut runner = Runner::with(&communicator, options).expect("a context");
+                    let mut bindings = runner.bindings(4).expect("buffers");
+                    for _ in 0..3 {
+                        bindings = runner.run(bindings).expect("a run");
+                    }
+                    assert_eq!(runner.counts(), if ranks == 1 { [1, 1, 1] } else { counts });
+                }
+                drop((communicator, stream));
+                makers.destroy(raw);
+            });
+        }
+    });
+}
+
+/// What a rank of a disagreement has: its communicator, and where ranks meet without NCCL.
+struct Differing {
+    communicator: Communicator,
+    barrier: Arc<Barrier>,
+}
+
+impl Differing {
+    fn is_odd(&self) -> bool {
+        self.communicator.rank() == Rank(1)
+    }
+}
+
+/// Runs a body whose end is a disagreement of rank 1 with the others, which every rank gets.
+fn differing(ranks: u32, body: impl Fn(Differing) -> Result<()> + Clone + Send + 'static) {
+    let barrier = Arc::new(Barrier::new(ranks as usize));
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| {
+        body(Differing { communicator, barrier: Arc::clone(&barrier) })
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let error = result.expect_err("rank 1 differs");
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "rank {rank}: {error}");
+        println!("\nrank {rank}: {error}");
+    }
+}
+
+/// Rank 1 binds other memory for a run that the others replay.
+fn differing_buffers(rank: Differing) -> Result<()> {
+    let mut runner = Runner::new(&rank.communicator, true)?;
+    let mut bindings = runner.bindings(4)?;
+    for _ in 0..3 {
+        bindings = runner.run(bindings)?;
+    }
+    if rank.is_odd() {
+        bindings.bind_output("y", runner.tensor(4)?)?;
+    }
+    runner.run(bindings).map(drop)
+}
+
+/// Rank 1 runs another context than the others.
+fn differing_contexts(rank: Differing) -> Result<()> {
+    let mut runners = [Runner::new(&rank.communicator, true)?, Runner::new(&rank.communicator, true)?];
+    let runner = &mut runners[usize::from(rank.is_odd())];
+    let bindings = runner.bindings(4)?;
+    runner.run(bindings).map(drop)
+}
+
+/// The others capture a run of a context that records or does not, and rank 1 runs it.
+fn differing_captures(rank: Differing, records: bool) -> Result<()> {
+    let mut runner = Runner::new(&rank.communicator, records)?;
+    let bindings = runner.bindings(4)?;
+    let bindings = runner.run(bindings)?;
+    rank.barrier.wait();
+    if rank.is_odd() {
+        return runner.run(bindings).map(drop);
+    }
+    let driver = Driver::on(&rank.communicator);
+    driver.begin_capture(&runner.stream);
+    let captured = runner.context.enqueue(bindings, &runner.stream)?.wait().map(drop);
+    driver.end_capture(&runner.stream);
+    Ok(captured?)
+}
+
+/// Rank 1 waits for its run already when the others begin to capture.
+fn differing_captures_in_a_wait(rank: Differing) -> Result<()> {
+    let mut runner = Runner::new(&rank.communicator, false)?;
+    let bindings = runner.bindings(4)?;
+    let bindings = runner.run(bindings)?;
+    if rank.is_odd() {
+        let work = runner.context.enqueue(bindings, &runner.stream)?;
+        rank.barrier.wait();
+        return Ok(work.wait().map(drop)?);
+    }
+    rank.barrier.wait();
+    let driver = Driver::on(&rank.communicator);
+    driver.begin_capture(&runner.stream);
+    let captured = runner.context.enqueue(bindings, &runner.stream)?.wait().map(drop);
+    driver.end_capture(&runner.stream);
+    Ok(captured?)
+}
+
+fn plays(role: &str, ranks: &[u32]) -> Vec<String> {
+    let possible = ranks.iter().filter(|ranks| !needs_more_gpus(**ranks));
+    possible.map(|&ranks| Child::new(&format!("graphs {role}"), ranks).passes()).collect()
+}
+
+/// Every rank's error says what rank 1 does and what the others do.
+fn differs(role: &str, sides: [&str; 2]) {
+    if needs_test_libraries() {
+        return;
+    }
+    for (ranks, text) in [2, 3].into_iter().zip(plays(&format!("differing_{role}"), &[2, 3])) {
+        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("rank ")).collect();
+        assert_eq!(errors.len(), ranks, "{text}");
+        for error in errors {
+            assert!(sides.iter().all(|side| error.contains(side)), "{error}");
+        }
+    }
+}
+
+#[test]
+fn buffers_that_alternate_are_replayed() {
+    plays("alternating", &[1, 2, 3]);
+}
+
+#[test]
+fn ranks_replay_what_they_recorded_together() {
+    plays("uneven", &[1, 2, 3]);
+}
+
+#[test]
+fn a_context_keeps_the_graphs_that_were_used_last() {
+    plays("many", &[1, 2]);
+}
+
+#[test]
+fn shapes_that_alternate_are_replayed() {
+    plays("shapes", &[1, 2]);
+}
+
+#[test]
+fn a_group_agrees_among_its_ranks() {
+    plays("groups", &[4]);
+}
+
+#[test]
+fn a_borrowed_communicator_records_only_if_it_is_told_to() {
+    plays("borrowed", &[1, 2]);
+}
+
+#[test]
+fn a_rank_that_binds_other_memory_than_before_is_named() {
+    differs(
+        "buffers",
+        ["a run that replays CUDA graph 0 of context", "rank 1 makes a run with the buffers of no CUDA graph"],
+    );
+}
+
+#[test]
+fn a_rank_that_runs_another_context_is_named() {
+    differs("contexts", ["rank 1", "context"]);
+}
+
+#[test]
+fn a_rank_that_captures_alone_is_named() {
+    let capture = "run 2, in a capture of the caller's";
+    differs("captures", [capture, "rank 1 makes run 2, in no capture"]);
+    differs("captures_of_a_recorder", [capture, "rank 1 makes a run with the buffers of no CUDA graph"]);
+    differs("captures_in_a_wait", [capture, "rank 1 makes run 2, in no capture"]);
+}
