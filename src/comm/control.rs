@@ -43,7 +43,7 @@ impl Control {
     pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
         let own = GraphNumber { context, graph: could_replay }.to_word() as i64;
         let mut all = vec![0i64; self.host.world_size() as usize];
-        let call = Call { collective: Collective::AllGather, data_type: DataType::Int64, block_elements: 1 };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1);
         let request = Request {
             signature: Signature { purpose: Purpose::ChooseGraph, call },
             label: None,
@@ -102,7 +102,7 @@ impl Control {
 
     fn announce(&self, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
         let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let call = Call { collective, data_type: DataType::Uint8, block_elements: number };
+        let call = Call::of_blocks(collective, DataType::Uint8, number);
         let nowhere = Address::host(std::ptr::null());
         let signature = Signature { purpose, call };
         let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };

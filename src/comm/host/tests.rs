@@ -271,7 +271,7 @@ fn comments_cite_the_invariants_of_the_list() {
 
 /// An announcement of this number.
 fn announce(rank: &HostBackend, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
-    let call = Call { collective: SUM, data_type: DataType::Uint8, block_elements: number };
+    let call = Call::of_blocks(SUM, DataType::Uint8, number);
     let nowhere = Address::host(std::ptr::null());
     let signature = Signature { purpose, call };
     let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };
