@@ -40,7 +40,7 @@ fn reduction(number: i32) -> Result<ReduceOperation> {
         .ok_or_else(|| CallError::invalid_argument("it needs a reduce operation: sum, prod, max, min or avg"))
 }
 
-fn root(number: i32) -> Result<Rank> {
+pub(super) fn root(number: i32) -> Result<Rank> {
     Ok(Rank(unsigned("root", number)?))
 }
 

@@ -114,6 +114,12 @@ pub(crate) trait Backend: Watch + Any {
         group.calls().try_for_each(|call| unsafe { call.backend.run(&call.request) })
     }
 
+    /// A barrier whose error at the deadline names every rank that has not come. Collective.
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run(&Request::barrier(Purpose::MonitoredBarrier, deadline)) }
+    }
+
     /// Has a graph of collectives of this communicator destroyed before the communicator ends.
     fn track_graph(&self, _graph: &SharedGraph) {}
 

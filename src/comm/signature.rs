@@ -26,16 +26,45 @@ pub(crate) enum Purpose {
     Initialize = 6,
     /// The comparison of lists in `new_group`.
     NewGroup = 7,
+    /// `monitored_barrier`.
+    MonitoredBarrier = 8,
+    /// `broadcast_bytes`.
+    BroadcastBytes = 9,
+    /// `all_gather_bytes`.
+    AllGatherBytes = 10,
+    /// `gather_bytes`.
+    GatherBytes = 11,
+    /// `scatter_bytes`.
+    ScatterBytes = 12,
 }
 
 impl Purpose {
     /// Whether errors count the collective: one that the program or a layer calls. The others are
     /// parts of the library's calls, and a call can have several.
     pub(crate) fn is_counted(self) -> bool {
-        matches!(self, Purpose::Collective | Purpose::Barrier)
+        matches!(self, Purpose::Collective | Purpose::Barrier | Purpose::MonitoredBarrier)
     }
 
-    const ALL: [Purpose; 8] = [
+    /// The call of the library, as errors name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Purpose::Collective => "collective",
+            Purpose::Barrier => "barrier",
+            Purpose::Split => "split",
+            Purpose::Allocate => "allocate",
+            Purpose::SetCommunicator => "set_communicator",
+            Purpose::Finalize => "finalize",
+            Purpose::Initialize => "initialize",
+            Purpose::NewGroup => "new_group",
+            Purpose::MonitoredBarrier => "monitored_barrier",
+            Purpose::BroadcastBytes => "broadcast_bytes",
+            Purpose::AllGatherBytes => "all_gather_bytes",
+            Purpose::GatherBytes => "gather_bytes",
+            Purpose::ScatterBytes => "scatter_bytes",
+        }
+    }
+
+    const ALL: [Purpose; 13] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -44,6 +73,11 @@ impl Purpose {
         Purpose::Finalize,
         Purpose::Initialize,
         Purpose::NewGroup,
+        Purpose::MonitoredBarrier,
+        Purpose::BroadcastBytes,
+        Purpose::AllGatherBytes,
+        Purpose::GatherBytes,
+        Purpose::ScatterBytes,
     ];
 }
 
@@ -92,13 +126,7 @@ impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.purpose {
             Purpose::Collective => self.call.fmt(f),
-            Purpose::Barrier => f.write_str("barrier"),
-            Purpose::Split => f.write_str("split"),
-            Purpose::Allocate => f.write_str("allocate"),
-            Purpose::SetCommunicator => f.write_str("set_communicator"),
-            Purpose::Finalize => f.write_str("finalize"),
-            Purpose::Initialize => f.write_str("initialize"),
-            Purpose::NewGroup => f.write_str("new_group"),
+            purpose => f.write_str(purpose.name()),
         }
     }
 }

@@ -11,6 +11,7 @@ mod communicator;
 mod conformance;
 mod contexts;
 mod deaths;
+mod eager;
 mod errors;
 mod limits;
 #[cfg(feature = "nccl")]

@@ -20,6 +20,7 @@ use distcollective::{Communicator, DataType, DistCollective, Rank, ReduceOperati
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::eager;
 use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
@@ -113,7 +114,7 @@ fn child() {
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
-        ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
+        ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
@@ -187,7 +188,7 @@ quarters! {
 }
 
 /// Eager calls on slices, and asynchronous ones on buffers in the GPU's memory.
-fn eager(communicator: &Communicator) -> Result<()> {
+fn eager_calls(communicator: &Communicator) -> Result<()> {
     use distcollective::Buffer;
     use distcollective::collective::Collective;
     use distcollective::comm::Operands;
@@ -214,6 +215,8 @@ fn eager(communicator: &Communicator) -> Result<()> {
     buffer.try_clone()?.read(0, &mut copied)?;
     assert_eq!(copied, bytes);
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
+
+    awaits_work_on_gpus(communicator, &stream)?;
 
     // The stream keeps work that is dropped until it is done.
     let forgotten = Buffer::zeroed_in(communicator.space(), DataType::Float16, [1 << 16])?;
@@ -244,6 +247,38 @@ fn eager(communicator: &Communicator) -> Result<()> {
     all.all_reduce(&mut own, ReduceOperation::Max)?;
     assert_eq!(own[0] as u32, n - 1);
     communicator.clone().finalize()
+}
+
+/// Asynchronous forms on host memory and in `async` functions, barriers, bytes.
+fn awaits_work_on_gpus(communicator: &Communicator, stream: &Stream) -> Result<()> {
+    use std::future::IntoFuture;
+
+    use distcollective::Buffer;
+    use distcollective::collective::Collective;
+    use distcollective::comm::Operands;
+    let n = communicator.world_size();
+    eager::asynchronous_forms_match_the_reference(communicator);
+    eager::bytes_arrive(communicator, 5000);
+    communicator.monitored_barrier(TIMEOUT)?;
+    communicator.enqueue_barrier(stream)?.wait()?;
+
+    let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    for round in 0..20u8 {
+        let mut buffer = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [1])?;
+        buffer.write(0, &[round])?;
+        let work = communicator.collective_async(sum, Operands::in_place(buffer), stream)?;
+        assert!(work.exception().is_none());
+        let buffer = eager::block_on(work.into_future())?.output.expect("in place");
+        let mut got = [0];
+        buffer.read(0, &mut got)?;
+        assert_eq!(got, [round * n as u8]);
+    }
+    // A future that is dropped leaves nothing behind that asks for ever.
+    let mut dropped = communicator.enqueue_barrier(stream)?.into_future();
+    let waker = std::task::Waker::noop();
+    let _ = std::pin::Pin::new(&mut dropped).poll(&mut std::task::Context::from_waker(waker));
+    drop(dropped);
+    stream.synchronize()
 }
 
 /// `BoundLayer::enqueue` checks its arguments before it enqueues, so the communicator still works.

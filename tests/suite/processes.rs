@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use distcollective::comm::BackendKind;
 use distcollective::environment::Launcher;
 use distcollective::tensor::TensorViewMut;
-use distcollective::{Communicator, DataType, Environment, Rank, ReduceOperation, Result, Stream};
+use distcollective::{Communicator, DataType, Environment, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
@@ -267,17 +267,26 @@ fn environment() -> Result<()> {
         );
         let pair = environment.new_group("pair", [2, 0])?;
         assert_eq!(pair.is_some(), environment.rank() != Rank(1));
-        if let Some(pair) = environment.group("pair")? {
-            let mut both = [0i32; 2];
-            pair.all_gather(&[environment.rank().0 as i32], &mut both)?;
-            assert_eq!(both, [2, 0]);
+        match environment.group("pair") {
+            Ok(pair) => {
+                let mut both = [0i32; 2];
+                pair.all_gather(&[environment.rank().0 as i32], &mut both)?;
+                assert_eq!(both, [2, 0]);
+            }
+            Err(error) => {
+                assert_eq!((environment.rank(), error.kind()), (Rank(1), ErrorKind::NotAMember));
+                let text = "rank 1: rank 1 is not a member of group \"pair\", which has ranks 2 and 0";
+                assert_eq!(error.to_string(), text);
+            }
         }
+        assert_eq!(environment.group_ranks("pair")?, [Rank(2), Rank(0)]);
+        assert_eq!(environment.group_names(), ["default", "pair"]);
         assert_eq!(
             environment.group("trio").expect_err("no such group").to_string(),
             "there is no group \"trio\"; there are \"default\", \"pair\""
         );
         assert!(environment.new_group("pair", [0]).is_err());
-        environment.group("default")?.expect("everybody").barrier()?;
+        environment.group("default")?.barrier()?;
         if round == 0 {
             environment.finalize()?;
         } else {

@@ -135,6 +135,7 @@ static void make_world(void) {
     dcl_buffer_t *buffer;
     dcl_stream_t *stream;
     dcl_work_t *work;
+    dcl_generator_t *generator;
     dcl_environment_config_t config = alone();
     OK(dcl_communicator_new_in_process("host", 1, 1000, &communicator));
     /* On two ranks the engine has a warning; on one it runs. */
@@ -153,6 +154,8 @@ static void make_world(void) {
     OK(dcl_stream_new_worker(&stream));
     OK(dcl_all_reduce(communicator, memory[0], memory[3], 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, &work));
 
+    OK(dcl_generator_new(1, 2, &generator));
+
     live[dcl_network] = NUMBER_OF(network);
     live[dcl_tensor] = NUMBER_OF(x);
     live[dcl_layer] = NUMBER_OF(reduce);
@@ -160,6 +163,7 @@ static void make_world(void) {
     live[dcl_execution_context] = NUMBER_OF(context);
     live[dcl_bound_layer] = NUMBER_OF(bound);
     live[dcl_environment] = NUMBER_OF(environment);
+    live[dcl_generator] = NUMBER_OF(generator);
     live[dcl_communicator] = NUMBER_OF(communicator);
     live[dcl_buffer] = NUMBER_OF(buffer);
     live[dcl_stream] = NUMBER_OF(stream);
@@ -179,6 +183,7 @@ static void free_one(int type, uint64_t handle) {
     case dcl_engine: dcl_engine_free(POINTER_OF(dcl_engine_t, handle)); break;
     case dcl_execution_context: dcl_execution_context_free(POINTER_OF(dcl_execution_context_t, handle)); break;
     case dcl_bound_layer: dcl_bound_layer_free(POINTER_OF(dcl_bound_layer_t, handle)); break;
+    case dcl_generator: dcl_generator_free(POINTER_OF(dcl_generator_t, handle)); break;
     case dcl_environment: dcl_environment_free(POINTER_OF(dcl_environment_t, handle)); break;
     case dcl_communicator: dcl_communicator_free(POINTER_OF(dcl_communicator_t, handle)); break;
     case dcl_buffer: dcl_buffer_free(POINTER_OF(dcl_buffer_t, handle)); break;
@@ -398,7 +403,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
         /* The work continues, and the next call uses the same output. */
         OK(dcl_stream_synchronize(POINTER_OF(dcl_stream_t, live[dcl_stream])));
     }
-    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_PENDING) {
+    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_NOT_A_MEMBER) {
         complain(function, arguments, result, "not a status for this");
     }
     if (status != DCL_STATUS_SUCCESS && dcl_last_error_message(NULL, 0) == 0) {
@@ -421,7 +426,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
             memset(&none, UNTOUCHED, sizeof none);
             for (uint64_t *handle = (uint64_t *)(void *)areas[i]; *handle != none; handle++) {
                 /* The function may return a layer or tensor that the network has already. */
-                if (!has(function->name, "_get_") || has(function->name, "get_communicator")) {
+                if (!has(function->name, "_get_") || (parameter->detail != dcl_layer && parameter->detail != dcl_tensor)) {
                     free_one(parameter->detail, *handle);
                 }
             }

@@ -71,6 +71,7 @@ fn forks_on_gpus_plainly() {
 }
 
 under_each_tool! {
+    eager: |under| run_own("eager", under),
     failures: |under| run_own("failures", under),
     interrupts: |under| run_own("interrupts", under),
     layers: |under| run_own("layers", under),

@@ -14,11 +14,11 @@ use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
-/// A collective on raw addresses, which have been checked.
+/// A collective on raw addresses, which have been checked, or a barrier.
 #[derive(Debug)]
 pub struct RawCollective {
     communicator: Communicator,
-    call: Call,
+    signature: Signature,
     sides: [Address; 2],
     deadline: Instant,
 }
@@ -78,23 +78,40 @@ impl Communicator {
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, None))
     }
+
+    /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// - The stream is not for the communicator's memory.
+    ///
+    /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
+    pub fn enqueue_barrier(&self, stream: &Stream) -> Result<Work<RawCollective>> {
+        let Request { signature, input, output, deadline, .. } = Request::barrier(Purpose::Barrier, self.deadline());
+        let task = RawCollective { communicator: self.clone(), signature, sides: [input, output], deadline };
+        Ok(stream.submit(task.checked(stream)?, None))
+    }
 }
 
 impl RawCollective {
     /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
     /// runs.
     pub(super) fn new(communicator: &Communicator, call: Call, sides: [Address; 2], stream: &Stream) -> Result<Self> {
-        let task = RawCollective { communicator: communicator.clone(), call, sides, deadline: communicator.deadline() };
-        communicator
-            .check_request(&task.request(stream.as_cuda()))
-            .map_err(|error| error.on_rank(communicator.origin_rank()).about(|| call.to_string()))?;
-        Ok(task)
+        let signature = Signature { purpose: Purpose::Collective, call };
+        RawCollective { communicator: communicator.clone(), signature, sides, deadline: communicator.deadline() }
+            .checked(stream)
+    }
+
+    fn checked(self, stream: &Stream) -> Result<Self> {
+        let checked = self.communicator.check_request(&self.request(stream.as_cuda()));
+        checked.map_err(|error| error.on_rank(self.communicator.origin_rank()).about(|| self.signature.to_string()))?;
+        Ok(self)
     }
 
     fn request<'a>(&self, stream: Option<&'a Arc<CudaStream>>) -> Request<'a> {
-        let signature = Signature { purpose: Purpose::Collective, call: self.call };
-        let [input, output] = self.sides;
-        Request { signature, label: None, input, output, deadline: self.deadline, stream }
+        let RawCollective { signature, sides: [input, output], deadline, .. } = *self;
+        Request { signature, label: None, input, output, deadline, stream }
     }
 }
 
@@ -111,7 +128,10 @@ impl Task for RawCollective {
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.communicator.origin_rank()).about(|| self.call.collective.operation().to_string())
+        error.on_rank(self.communicator.origin_rank()).about(|| match self.signature.purpose {
+            Purpose::Collective => self.signature.call.collective.operation().to_string(),
+            purpose => purpose.name().to_owned(),
+        })
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {

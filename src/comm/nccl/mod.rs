@@ -321,6 +321,20 @@ impl Backend for NcclBackend {
         unsafe { group::run(group) }
     }
 
+    /// On the control communicator, because NCCL does not tell which ranks are missing.
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        self.domain.check()?;
+        // A control communicator has the ranks of the first communicator.
+        match self.domain.control().filter(|control| control.world_size() == self.world_size()) {
+            Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
+            None => bail!(
+                Unsupported,
+                "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \
+                 needs one machine and all ranks of it; call `barrier`"
+            ),
+        }
+    }
+
     fn track_graph(&self, graph: &SharedGraph) {
         self.domain.track_graph(graph);
     }
