@@ -1700,6 +1700,32 @@ dcl_status_t dcl_scatter(dcl_communicator_t *communicator, const void *input, vo
                          size_t count, dcl_data_type_t data_type, int32_t root,
                          dcl_stream_t *stream, dcl_work_t **work);
 
+/* The list forms of all_gather, gather and scatter take one buffer for each rank, of `count`
+ * elements each, in place of one buffer with all of them. They compute the same, and the rules
+ * above hold. Every rank of the communicator calls the list form. A list is an array of nranks
+ * addresses; on ranks that do not use it it is not read and may be NULL. The library reads the
+ * array during the call only. The buffers of a list must not overlap the other buffer; outputs must
+ * not overlap each other. On the host no call copies the list's elements into one buffer. On GPUs
+ * they are sent and received one by one, in one group of NCCL's calls. */
+
+/* Gathers `count` elements of every rank and writes those of rank r to outputs[r].
+ * [collective, shared] */
+dcl_status_t dcl_all_gather_list(dcl_communicator_t *communicator, const void *input,
+                                 void *const *outputs, size_t count, dcl_data_type_t data_type,
+                                 dcl_stream_t *stream, dcl_work_t **work);
+
+/* Gathers `count` elements of every rank and writes those of rank r to outputs[r] of the root.
+ * [collective, shared] */
+dcl_status_t dcl_gather_list(dcl_communicator_t *communicator, const void *input,
+                             void *const *outputs, size_t count, dcl_data_type_t data_type,
+                             int32_t root, dcl_stream_t *stream, dcl_work_t **work);
+
+/* Writes the `count` elements at inputs[r] of the root to the output of rank r.
+ * [collective, shared] */
+dcl_status_t dcl_scatter_list(dcl_communicator_t *communicator, const void *const *inputs,
+                              void *output, size_t count, dcl_data_type_t data_type, int32_t root,
+                              dcl_stream_t *stream, dcl_work_t **work);
+
 /* -------------------------------------------------------------------------------------------------
  * 3f. Bytes of unknown length
  *

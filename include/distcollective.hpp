@@ -642,6 +642,29 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
                                stream.get());
     }
 
+    // The list forms. A list has one address for each rank. On ranks that do not use it it is
+    // empty.
+    Result<void> all_gather_list(const void *input, const std::vector<void *> &outputs, std::size_t count,
+                                 DataType data_type, const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(outputs.size()); !fits) return fits;
+        return detail::enqueue(work, dcl_all_gather_list, get(), input, outputs.data(), count,
+                               detail::number(data_type), stream.get());
+    }
+    Result<void> gather_list(const void *input, const std::vector<void *> &outputs, std::size_t count,
+                             DataType data_type, std::int32_t root, const Stream &stream = Stream(),
+                             Work *work = nullptr) const {
+        if (auto fits = check_list(outputs.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_gather_list, get(), input, outputs.data(), count, detail::number(data_type),
+                               root, stream.get());
+    }
+    Result<void> scatter_list(const std::vector<const void *> &inputs, void *output, std::size_t count,
+                              DataType data_type, std::int32_t root, const Stream &stream = Stream(),
+                              Work *work = nullptr) const {
+        if (auto fits = check_list(inputs.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_scatter_list, get(), inputs.data(), output, count, detail::number(data_type),
+                               root, stream.get());
+    }
+
     // Bytes of unknown length.
     Result<Buffer> broadcast_bytes(const void *bytes, std::size_t byte_len, std::int32_t root) const {
         return detail::output<dcl_buffer_t *, Buffer>(dcl_broadcast_bytes, get(), bytes, byte_len, root);
@@ -663,16 +686,23 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
             parts.push_back(bytes.data());
             byte_lens.push_back(bytes.size());
         }
-        auto rank = get_rank();
-        if (!rank) return rank.error();
-        auto nb_ranks = get_world_size();
-        if (!nb_ranks) return nb_ranks.error();
-        if (rank.value() == root && list.size() != room(nb_ranks.value()))
-            return Error(Status::kINVALID_ARGUMENT, "the root's list has one element for each rank");
+        if (auto fits = check_list(list.size(), root); !fits) return fits.error();
         return detail::output<dcl_buffer_t *, Buffer>(dcl_scatter_bytes, get(), parts.data(), byte_lens.data(), root);
     }
 
   private:
+    // Checks that a list that this rank uses has one element for each rank. Without a root every
+    // rank uses its list.
+    Result<void> check_list(std::size_t length, std::optional<std::int32_t> root = std::nullopt) const {
+        auto rank = get_rank();
+        if (!rank) return rank.error();
+        auto nb_ranks = get_world_size();
+        if (!nb_ranks) return nb_ranks.error();
+        if (root.value_or(rank.value()) == rank.value() && length != room(nb_ranks.value()))
+            return Error(Status::kINVALID_ARGUMENT, "a list has one element for each rank");
+        return detail::check(DCL_STATUS_SUCCESS);
+    }
+
     // The buffers that `call` writes, one for each rank.
     template <typename Call>
     Result<std::vector<Buffer>> received(Call call) const {

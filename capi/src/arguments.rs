@@ -189,6 +189,7 @@ impl ConstVoidPointer {
 
 /// `void *`: memory to write, or an address that the library stores.
 #[repr(transparent)]
+#[derive(Clone, Copy)]
 pub(super) struct VoidPointer(*mut c_void);
 
 impl VoidPointer {

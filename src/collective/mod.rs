@@ -8,6 +8,7 @@ mod operation;
 mod rules;
 
 pub(crate) use call::Call;
+pub(crate) use geometry::Side;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

@@ -96,6 +96,16 @@ pub(crate) trait Backend: Watch + Any {
     /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
+    /// [`run`](Self::run) of scatter, gather or all_gather on a list: on the side that has a block
+    /// for each rank, each block is at an address of its own, all in one memory. `blocks` is empty
+    /// on a rank that does not use that side. That side's address in the request is the first
+    /// block's. Collective; every rank makes it, and not `run`.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), for each block.
+    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()>;
+
     /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this
     /// communicator. The answer is the same on every rank, also on those outside the group that the
     /// call is for.

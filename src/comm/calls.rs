@@ -82,6 +82,18 @@ impl Communicator {
         unsafe { self.backend.run(&request.with_used_sides(self.own_rank())) }
     }
 
+    /// [`run_checked`](Self::run_checked) of a call on a list of blocks, which have passed the same
+    /// rules.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_checked`](Self::run_checked), for each block.
+    pub(super) unsafe fn run_list_checked(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+        self.check_process().map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise, and the rules that the blocks have passed.
+        unsafe { self.backend.run_list(&request.with_used_sides(self.own_rank()), blocks) }
+    }
+
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
     pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
         check_buffers(call, self.own_rank(), self.world_size() as usize, input.addr(), output.addr())

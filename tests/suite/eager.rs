@@ -1,7 +1,6 @@
 //! Eager calls beyond the eight blocking ones: asynchronous forms, waiting in `async` functions,
 //! bytes of unknown length, barriers that name who is missing, numbers of ranks in groups.
 
-use std::future::IntoFuture;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -114,8 +113,7 @@ fn an_asynchronous_barrier_ends_when_every_rank_has_come() {
             communicator.barrier().expect("rank 1 comes");
         } else {
             communicator.barrier().expect("rank 0 comes");
-            assert!(work.is_done(), "the work was issued before the barrier");
-            work.wait().expect("it is done");
+            work.wait().expect("rank 0 has come to it before");
         }
         // Alone, this rank's work does not end.
         let signal = communicator.split(Some(0), 0).expect("a split").expect("a color");
@@ -418,4 +416,124 @@ fn names_of_torch_are_read() {
     }
     let error = "premul_sum".parse::<ReduceOperation>().expect_err("not offered");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+/// [`lists_match_on_host_tensors`], and an input in symmetric memory.
+pub fn lists_match(communicator: &Communicator) {
+    lists_match_on_host_tensors(communicator);
+    let (n, rank) = (communicator.world_size() as usize, communicator.rank().0);
+    let mut symmetric = communicator.allocate(DataType::Int32, [200]).expect("memory");
+    symmetric.write(0, &to_bytes(DataType::Int32, [u64::from(rank); 200])).expect("as long");
+    let mut list = vec![[-1; 200]; n];
+    communicator.all_gather_list(&symmetric, list.iter_mut().map(|tensor| &mut tensor[..])).expect("a list");
+    assert!(list.iter().enumerate().all(|(rank, tensor)| *tensor == [rank as i32; 200]));
+}
+
+/// Compares the list forms with those on one tensor.
+pub fn lists_match_on_host_tensors(communicator: &Communicator) {
+    let (n, rank) = (communicator.world_size() as usize, communicator.rank().index());
+    // In a header, in one access, and in several.
+    for len in [0, 1, 3, 100, 40_000] {
+        let input: Vec<i32> = (0..len).map(|i| (i * n + rank) as i32).collect();
+        let lists = || vec![vec![-1i32; len]; n];
+        let mut all = vec![0; n * len];
+        communicator.all_gather(&input, &mut all).expect("a gather");
+        let expected: Vec<Vec<i32>> = (0..n).map(|r| all[r * len..(r + 1) * len].to_vec()).collect();
+
+        let mut list = lists();
+        communicator.all_gather_list(&input, &mut list).expect("a list");
+        assert_eq!(list, expected, "{len}");
+        for root in [0, n - 1] {
+            let is_root = rank == root;
+            let mut list = lists();
+            communicator.gather_list(&input, is_root.then_some(&mut list), root as u32).expect("a list");
+            assert_eq!(list, if is_root { expected.clone() } else { lists() }, "{len} to {root}");
+            let mut own = vec![-1; len];
+            communicator.scatter_list(is_root.then_some(&expected), &mut own, root as u32).expect("a list");
+            assert_eq!(own, expected[rank], "{len} from {root}");
+
+            // The same with buffers of the work.
+            let buffers = |lists: &[Vec<i32>]| lists.iter().map(|list| Buffer::from(list.clone())).collect::<Vec<_>>();
+            let zeros = buffers(&lists());
+            let work = communicator.gather_list_async(input.clone(), is_root.then_some(zeros), root as u32);
+            let gathered = work.expect("a thread").wait().expect("a list").list.expect("it comes back");
+            let sent = is_root.then(|| buffers(&expected));
+            let work = communicator.scatter_list_async(sent, vec![-1i32; len], root as u32);
+            let own = work.expect("a thread").wait().expect("a list").output.expect("it comes back");
+            assert_eq!(own.as_slice::<i32>().expect("int32"), expected[rank]);
+            assert_eq!(gathered.len(), if is_root { n } else { 0 });
+            for (got, want) in gathered.iter().zip(&expected) {
+                assert_eq!(got.as_slice::<i32>().expect("int32"), want);
+            }
+        }
+        let work = communicator.all_gather_list_async(input, lists().into_iter().map(Buffer::from).collect());
+        let gathered = work.expect("a thread").wait().expect("a list").list.expect("it comes back");
+        for (got, want) in gathered.iter().zip(&expected) {
+            assert_eq!(got.as_slice::<i32>().expect("int32"), want);
+        }
+    }
+    // The root may give one tensor to all.
+    let same = [rank as i32; 200];
+    let mut own = [-1; 200];
+    communicator.scatter_list((rank == 0).then(|| vec![&same; n]), &mut own, 0).expect("a list");
+    assert_eq!(own, [0; 200]);
+}
+
+#[test]
+fn list_forms_match_the_others() {
+    for n in [1, 2, 3, 4, 8] {
+        on_ranks(n, |communicator| lists_match(&communicator));
+    }
+}
+
+#[test]
+fn wrong_lists_are_refused() {
+    on_ranks(2, |communicator| {
+        let rank = communicator.rank().0;
+        let input = [1i32; 2];
+        let [mut one, mut two, mut short] = [vec![0i32; 2], vec![0; 2], vec![0; 1]];
+        let texts = [
+            communicator.all_gather_list(&input, [&mut one]).expect_err("one is missing"),
+            communicator.all_gather_list(&input, [&mut one, &mut short]).expect_err("one is short"),
+            communicator.all_gather_list(&[1f32; 2], [&mut one, &mut two]).expect_err("another type"),
+            communicator.all_gather_list(&[1i32; 3], [&mut one, &mut two]).expect_err("another length"),
+            communicator.scatter_list(None::<[&[i32]; 0]>, &mut one, rank).expect_err("the root has none"),
+            communicator.gather_list(&input, Some([&mut one, &mut two]), 2u32).expect_err("no rank 2"),
+        ]
+        .map(|error| error.to_string());
+        let expected = [
+            "all_gather: the output list has 1 tensor; it must have one for each of 2 ranks",
+            "all_gather: tensor 1 of the output list is int32 [1], and tensor 0 is int32 [2]",
+            "all_gather: the input is float32 and the output int32",
+            "all_gather: the output has 4 elements; with 2 ranks it must have 6",
+            "scatter: the input list has 0 tensors; it must have one for each of 2 ranks",
+            "gather: root 2 is not one of 2 ranks",
+        ]
+        .map(|text| format!("rank {rank}: {text}"));
+        assert_eq!(texts, expected);
+
+        // Addresses show what borrowed tensors cannot.
+        let sum = distcollective::collective::Collective::AllReduce { reduce_op: SUM };
+        let gather = distcollective::collective::Collective::AllGather;
+        let address = one.as_mut_ptr().cast::<u8>();
+        let input = two.as_mut_ptr().cast::<u8>();
+        let error_of = |collective, one: *mut u8, list: &[*mut u8]| {
+            let stream = distcollective::Stream::inline();
+            // SAFETY: the call is refused, so no address is used.
+            let work = unsafe { communicator.enqueue_list(collective, DataType::Int32, 2, one, list, &stream) };
+            work.map(drop).expect_err("a mistake").to_string()
+        };
+        let inside = address.wrapping_add(4);
+        let apart = address.wrapping_add(1 << 20);
+        for (error, text) in [
+            (error_of(gather, input, &[address, inside]), "two tensors of the output list overlap"),
+            (error_of(gather, inside, &[address, apart]), "a tensor of the list overlaps the call's other buffer"),
+            (error_of(gather, std::ptr::null_mut(), &[address, apart]), "is null, and this rank uses it (8 bytes)"),
+            (error_of(gather, input, &[address, apart.wrapping_add(1)]), "is not aligned to 4 bytes"),
+            (error_of(sum, input, &[address, apart]), "there is no list form; scatter, gather and all_gather have one"),
+        ] {
+            assert!(error.contains(text), "{error}");
+        }
+        communicator.barrier().expect("it works");
+    });
 }

@@ -13,6 +13,7 @@ mod contexts;
 mod deaths;
 mod eager;
 mod errors;
+mod gloo;
 mod limits;
 #[cfg(feature = "nccl")]
 mod nccl;
@@ -21,6 +22,7 @@ mod order;
 mod participation;
 mod processes;
 mod profiles;
+mod programs;
 
 #[path = "../shared/random.rs"]
 mod random;

@@ -251,14 +251,14 @@ fn eager_calls(communicator: &Communicator) -> Result<()> {
 
 /// Asynchronous forms on host memory and in `async` functions, barriers, bytes.
 fn awaits_work_on_gpus(communicator: &Communicator, stream: &Stream) -> Result<()> {
-    use std::future::IntoFuture;
-
     use distcollective::Buffer;
     use distcollective::collective::Collective;
     use distcollective::comm::Operands;
     let n = communicator.world_size();
     eager::asynchronous_forms_match_the_reference(communicator);
     eager::bytes_arrive(communicator, 5000);
+    eager::lists_match_on_host_tensors(communicator);
+    gathers_lists_of_the_gpu(communicator, stream)?;
     communicator.monitored_barrier(TIMEOUT)?;
     communicator.enqueue_barrier(stream)?.wait()?;
 
@@ -279,6 +279,40 @@ fn awaits_work_on_gpus(communicator: &Communicator, stream: &Stream) -> Result<(
     let _ = std::pin::Pin::new(&mut dropped).poll(&mut std::task::Context::from_waker(waker));
     drop(dropped);
     stream.synchronize()
+}
+
+/// The list forms on tensors in the GPU's memory, enqueued and blocking.
+fn gathers_lists_of_the_gpu(communicator: &Communicator, stream: &Stream) -> Result<()> {
+    use distcollective::Buffer;
+    use distcollective::collective::Collective;
+    use distcollective::comm::Operands;
+    let (n, rank) = (communicator.world_size() as u8, communicator.rank().0 as u8);
+    let tensor = |value: u8| -> Result<Buffer> {
+        let mut tensor = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [3])?;
+        tensor.write(0, &[value; 3])?;
+        Ok(tensor)
+    };
+    let first = |tensor: &Buffer| -> Result<u8> {
+        let mut bytes = [0; 3];
+        tensor.read(0, &mut bytes)?;
+        Ok(bytes[0])
+    };
+    let zeros = || (0..n).map(|_| tensor(99)).collect::<Result<Vec<_>>>();
+    let operands = Operands::with_list(tensor(rank)?, None, zeros()?);
+    let gathered = communicator.collective_async(Collective::AllGather, operands, stream)?.wait()?;
+    let gathered = gathered.list.expect("it comes back");
+    for (value, tensor) in gathered.iter().enumerate() {
+        assert_eq!(first(tensor)?, value as u8);
+    }
+    let root = Rank(u32::from(n) - 1);
+    let sent = if communicator.rank() == root { gathered } else { Vec::new() };
+    let operands = Operands::with_list(None, tensor(77)?, sent);
+    let scattered = communicator.collective_async(Collective::Scatter { root }, operands, stream)?.wait()?;
+    assert_eq!(first(&scattered.output.expect("it comes back"))?, rank);
+    let mut list = zeros()?;
+    communicator.all_gather_list(&tensor(rank)?, &mut list)?;
+    assert_eq!(first(&list[usize::from(n) - 1])?, n - 1);
+    Ok(())
 }
 
 /// `BoundLayer::enqueue` checks its arguments before it enqueues, so the communicator still works.

@@ -16,6 +16,7 @@ use distcollective::{Communicator, DataType, Environment, ErrorKind, Rank, Reduc
 
 use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::eager;
 use crate::ranks::{DEADLINE, wait_all};
 
 const ROLE: &str = "DCL_TEST_ROLE";
@@ -96,6 +97,12 @@ fn child() {
                 "conformance" => run_quarter(&communicator, quarter as usize, Place::Own, Stream::inline()),
                 "conformance in symmetric memory" => {
                     run_quarter(&communicator, quarter as usize, Place::Symmetric, Stream::inline());
+                }
+                "eager" => {
+                    eager::asynchronous_forms_match_the_reference(&communicator);
+                    eager::lists_match(&communicator);
+                    eager::bytes_arrive(&communicator, 50_000);
+                    communicator.monitored_barrier(DEADLINE).expect("every rank comes");
                 }
                 "sum until told" | "sum until told, soon" => sum_until_told(&communicator),
                 "sum, then rank 1 exits" => sum_then_rank_1(&communicator, || std::process::exit(0)),
@@ -294,6 +301,19 @@ fn environment() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn eager_calls_work_between_processes() {
+    let job = new_job();
+    // One process has two ranks.
+    let role = |first_rank: u32, local_ranks: u32| {
+        spawn(&Role { name: "eager", job: &job, world_size: 4, first_rank, local_ranks, quarter: 0 })
+    };
+    let children = vec![role(0, 1), role(1, 2), role(3, 1)];
+    for (succeeded, text) in wait_all(children, DEADLINE) {
+        assert!(succeeded, "{text}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ const LENGTHS: [&str; 11] = [
 ];
 
 /// Pointers to several values, whatever their type.
-const ARRAYS: [&str; 17] = [
+const ARRAYS: [&str; 18] = [
     "permutation",
     "groups",
     "communicators",
@@ -38,6 +38,7 @@ const ARRAYS: [&str; 17] = [
     "input",
     "inputs",
     "output",
+    "outputs",
     "plan",
     "weights",
     "bytes",
@@ -70,7 +71,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         (_, Some(_)) if c_type.ends_with("*const *") => ("TENSORS", detail),
         (_, Some(handle)) if c_type.ends_with("**") => ("HANDLES", handle),
         (_, Some(handle)) => ("HANDLE", handle),
-        ("const void *const *", _) => ("INPUT", detail),
+        ("const void *const *" | "void *const *", _) => ("INPUT", detail),
         ("const char *", _) => ("TEXT", "ONE".to_owned()),
         ("const char *const *", _) => ("NAMES", detail),
         ("const dcl_dims_t *", _) => ("DIMS", detail),

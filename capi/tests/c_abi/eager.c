@@ -111,6 +111,42 @@ static void bytes_of_unknown_length(dcl_communicator_t *communicator, int32_t ra
     OK(dcl_communicator_barrier(communicator));
 }
 
+static void lists(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    int32_t own[2] = {rank, 10 * rank}, all[NB_RANKS][3], taken[2] = {-7, -7}, root = 1;
+    void *outputs[NB_RANKS];
+    const void *inputs[NB_RANKS];
+    for (int i = 0; i < NB_RANKS; i++) {
+        outputs[i] = all[i];
+        inputs[i] = all[i];
+        all[i][2] = -7;
+    }
+    OK(dcl_all_gather_list(communicator, own, outputs, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    for (int i = 0; i < NB_RANKS; i++) {
+        CHECK(all[i][0] == i && all[i][1] == 10 * i && all[i][2] == -7);
+        all[i][0] = all[i][1] = -7;
+    }
+    dcl_stream_t *stream;
+    dcl_work_t *work;
+    OK(dcl_communicator_get_stream(communicator, &stream));
+    OK(dcl_gather_list(communicator, own, rank == root ? outputs : NULL, 2, DCL_DATA_TYPE_INT32, root, stream, &work));
+    OK(dcl_work_wait(work));
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    for (int i = 0; i < NB_RANKS; i++) {
+        CHECK(all[i][0] == (rank == root ? i : -7));
+    }
+    OK(dcl_scatter_list(communicator, rank == root ? inputs : NULL, taken, 2, DCL_DATA_TYPE_INT32, root, NULL, NULL));
+    CHECK(taken[0] == rank && taken[1] == 10 * rank);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_gather_list(communicator, own, NULL, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    outputs[0] = outputs[1];
+    FAILS(DCL_STATUS_INVALID_BUFFER,
+          dcl_all_gather_list(communicator, own, outputs, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    MESSAGE_HAS("two tensors of the output list overlap");
+    OK(dcl_communicator_barrier(communicator));
+}
+
 static void environment_of_one_rank(void) {
     dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
     config.rank = 0;
@@ -186,6 +222,7 @@ int main(void) {
     missing_ranks_are_named();
     on_ranks(NB_RANKS, numbers_in_groups, NULL);
     on_ranks(NB_RANKS, bytes_of_unknown_length, NULL);
+    on_ranks(NB_RANKS, lists, NULL);
     environment_of_one_rank();
     return 0;
 }

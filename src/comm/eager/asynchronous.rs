@@ -20,6 +20,9 @@ pub struct Operands {
     pub input: Option<Buffer>,
     /// What is written. Absent on a rank whose output is not written.
     pub output: Option<Buffer>,
+    /// The tensors of a list form, in rank order: what is read in scatter, and written in gather
+    /// and all_gather. Empty on a rank that has no list, and absent in all other calls.
+    pub list: Option<Vec<Buffer>>,
     /// The call on these buffers, until it is done.
     task: Option<RawCollective>,
 }
@@ -27,7 +30,13 @@ pub struct Operands {
 impl Operands {
     /// One buffer for input and another for output.
     pub fn new(input: impl Into<Option<Buffer>>, output: impl Into<Option<Buffer>>) -> Self {
-        Operands { input: input.into(), output: output.into(), task: None }
+        Operands { input: input.into(), output: output.into(), list: None, task: None }
+    }
+
+    /// One buffer, and a list with one for each rank, for the list form of scatter (which has no
+    /// input beside it), gather and all_gather (which have no output).
+    pub fn with_list(input: impl Into<Option<Buffer>>, output: impl Into<Option<Buffer>>, list: Vec<Buffer>) -> Self {
+        Operands { list: Some(list), ..Operands::new(input, output) }
     }
 
     /// One buffer for both input and output of all_reduce, broadcast or reduce.
@@ -171,7 +180,7 @@ impl Communicator {
     }
 
     /// Enqueues a collective on the communicator's own stream.
-    fn start(&self, collective: Collective<Rank>, operands: Operands) -> AsyncResult {
+    pub(super) fn start(&self, collective: Collective<Rank>, operands: Operands) -> AsyncResult {
         match self.stream() {
             Ok(stream) => self.collective_async(collective, operands, &stream),
             Err(error) => Err(EnqueueError::new(error, operands)),
@@ -225,6 +234,11 @@ impl Communicator {
     ) -> Result<RawCollective> {
         let output = operands.output.as_mut().map(|buffer| TensorViewMut::from(buffer).raw());
         let input = operands.input.as_ref().map(|buffer| TensorView::from(buffer).raw());
+        if let Some(list) = &mut operands.list {
+            let list = list.iter_mut().map(|buffer| TensorViewMut::from(buffer).raw()).collect();
+            let one = if matches!(collective, Collective::Scatter { .. }) { output } else { input };
+            return self.list_task(collective, one, Some(list), stream);
+        }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));
         let call = self.call(collective, given(input), given(output))?;

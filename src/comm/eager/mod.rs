@@ -5,6 +5,7 @@ mod arguments;
 mod asynchronous;
 mod blocking;
 mod bytes;
+mod list;
 mod raw;
 
 pub use asynchronous::{AsyncResult, Operands};

@@ -44,7 +44,7 @@ impl RunningCall<'_> {
             if call.reads_input(rank) {
                 // Then no peer reads this half any more (invariant 8).
                 self.wait_for_all(Milestone::Round(self.progress.round - 1))?;
-                (0..parts).for_each(|part| self.stage(part, part * block, piece));
+                (0..parts).for_each(|part| self.stage(part, piece));
             }
             self.publish_round();
             let round = Milestone::Round(self.progress.round);
@@ -59,10 +59,10 @@ impl RunningCall<'_> {
     /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: Piece) -> Result<()> {
         let call = self.request.signature.call;
-        let (rank, block) = (self.host.rank, call.block_bytes());
+        let rank = self.host.rank;
         let take_all = |part| {
             let peers = self.host.segment.ranks();
-            peers.for_each(|peer| self.take(peer, part, peer.index() * block, piece));
+            peers.for_each(|peer| self.take(peer, part, peer.index(), piece));
         };
         match call.collective {
             Collective::AllReduce { reduce_op } => self.reduce_staging(reduce_op, 0, piece)?,
@@ -86,10 +86,9 @@ impl RunningCall<'_> {
         STAGING_HALF_BYTES / parts / LINE * LINE
     }
 
-    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of
-    /// its staging memory.
-    fn stage(&self, part: usize, offset: usize, piece: Piece) {
-        let source = self.request.input.pointer.wrapping_add(offset + piece.start);
+    /// Copies a piece of a block of this rank's input into the same part of its staging memory.
+    fn stage(&self, part: usize, piece: Piece) {
+        let source = self.input_block(part).wrapping_add(piece.start);
         self.host.segment.write_staging(self.host.rank, self.progress.round, |half| {
             // SAFETY: the input holds the block by the contract of `Backend::run`. The half holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
@@ -98,10 +97,9 @@ impl RunningCall<'_> {
         });
     }
 
-    /// Copies a part of a peer's staging memory into this rank's output, into the block that begins
-    /// at `offset`.
-    fn take(&self, peer: GroupRank, part: usize, offset: usize, piece: Piece) {
-        let target = self.request.output.pointer.wrapping_add(offset + piece.start);
+    /// Copies a part of a peer's staging memory into a block of this rank's output.
+    fn take(&self, peer: GroupRank, part: usize, block: usize, piece: Piece) {
+        let target = self.output_block(block).wrapping_add(piece.start);
         self.host.segment.read_staging(peer, self.progress.round, |half| {
             // SAFETY: the output holds the block by the contract of `Backend::run`. The peer wrote
             // the part before it published the round (invariant 7), and writes this half again only
