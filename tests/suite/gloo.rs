@@ -46,7 +46,7 @@ struct Case {
 impl Case {
     /// A rank's input as bits.
     fn input(&self, rank: u32) -> Vec<u64> {
-        let mut random = Random(u64::from(rank) << 32 | self.elements as u64 + self.operation.number() as u64);
+        let mut random = Random((u64::from(rank) << 32) + self.elements as u64 + self.operation.number() as u64);
         (0..self.elements).map(|_| ordinary(self.data_type, &mut random)).collect()
     }
 

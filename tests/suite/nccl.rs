@@ -312,6 +312,11 @@ fn gathers_lists_of_the_gpu(communicator: &Communicator, stream: &Stream) -> Res
     let mut list = zeros()?;
     communicator.all_gather_list(&tensor(rank)?, &mut list)?;
     assert_eq!(first(&list[usize::from(n) - 1])?, n - 1);
+    // This rank has no list, and its output is where an enqueued call does not reach it.
+    let elsewhere = Operands::with_list(None, Buffer::zeroed(DataType::Uint8, [3])?, Vec::new());
+    let other = Collective::Scatter { root: Rank(u32::from(rank + 1) % u32::from(n)) };
+    let refused = communicator.collective_async(other, elsewhere, stream);
+    assert!(refused.is_err(), "host memory on a CUDA stream, or on one rank no list");
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use distcollective::collective::Collective;
-use distcollective::comm::Operands;
+use distcollective::comm::{Operands, RawCollective};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Rank, ReduceOperation, Stream, Work};
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
@@ -98,7 +98,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What was started, and the bits that it gives; `None` for a barrier.
 enum Started {
     Operands(Box<Work<Operands>>, Expected),
-    Barrier(Work<distcollective::comm::RawCollective>),
+    Barrier(Box<Work<RawCollective>>),
 }
 
 /// The output, and the list of a list form, as bits.
@@ -161,7 +161,7 @@ impl Thread {
             Step::Barrier { how: How::Blocking } => communicator.barrier().expect("every rank comes"),
             Step::Barrier { how } => {
                 let work = communicator.enqueue_barrier(&self.stream(communicator, how));
-                self.started.push(Started::Barrier(work.expect("a stream of the host")));
+                self.started.push(Started::Barrier(Box::new(work.expect("a stream of the host"))));
             }
             Step::MonitoredBarrier => communicator.monitored_barrier(communicator.timeout()).expect("every rank comes"),
             Step::Wait { backwards, is_async } => self.wait(backwards, is_async),

@@ -314,7 +314,11 @@ static uint64_t good(const struct function *function, int i) {
             return computed;
         }
         return parameter->detail == dcl_layer ? layer_for(function) : live[parameter->detail];
-    case TEXT: return NUMBER_OF(named(parameter, "backend") ? "host" : "x");
+    case TEXT:
+        if (named(parameter, "name") && has(function->name, "get_group")) {
+            return NUMBER_OF("default");
+        }
+        return NUMBER_OF(named(parameter, "backend") ? "host" : named(parameter, "value") ? "rank" : "x");
     case NAMES: ((const char **)(void *)area)[0] = ((const char **)(void *)area)[1] = "x"; break;
     case DIMS: ((dcl_dims_t *)(void *)area)[0] = ((dcl_dims_t *)(void *)area)[1] = vector(1); break;
     case OPTIONS: {
@@ -348,7 +352,12 @@ static uint64_t good(const struct function *function, int i) {
         return has(function->name, "interrupt") ? NUMBER_OF(go_on) : NUMBER_OF(take_line);
     case LENGTH: return good_length(parameter);
     case NUMBER: return good_number(parameter);
-    case INPUT: memset(area, 0, 64); break;
+    case INPUT:
+        memset(area, 0, 64);
+        if (has(function->name, "_list") && (named(parameter, "inputs") || named(parameter, "outputs"))) {
+            *(void **)(void *)area = memory[3];
+        }
+        break;
     case HANDLES:
     case OUTPUT: break;
     }
@@ -523,13 +532,16 @@ static int is_optional(const struct function *function, const struct parameter *
         {"dcl_constant_get_dimensions", "data_type"},
         {"dcl_constant_get_dimensions", "dims"},
         {"dcl_dist_collective_get_groups", "groups"},
+        {"dcl_communicator_get_global_ranks", "ranks"},
+        {"dcl_environment_get_group_ranks", "ranks"},
         {"dcl_shuffle_set_reshape_dimensions", "dims"},
         {"dcl_execution_context_set_tensor_address", "address"},
     };
     for (size_t i = 0; i < LENGTH_OF(names); i++) {
         if (named(parameter, names[i]) && (parameter->kind != HANDLE || parameter->detail == dcl_stream) &&
             !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") &&
-            !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init")) {
+            !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init") &&
+            !has(function->name, "get_stream")) {
             return 1;
         }
     }

@@ -14,6 +14,8 @@ static void own_stream(dcl_communicator_t *communicator, int32_t rank, void *sha
     /* A blocking call comes after it. */
     OK(dcl_communicator_barrier(communicator));
     CHECK(taken == 6);
+    OK(dcl_work_wait(work));
+    /* Its result stays. */
     OK(dcl_work_wait_for(work, 0));
     OK(dcl_work_free(work));
     OK(dcl_communicator_enqueue_barrier(communicator, again, &work));
@@ -168,7 +170,7 @@ static void environment_of_one_rank(void) {
     OK(dcl_environment_get_source(environment, "rank", text, sizeof text, &length));
     CHECK(length == strlen(text) && length > 0);
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_get_source(environment, "shoe size", text, sizeof text, NULL));
-    MESSAGE_HAS("there is no value \"shoe size\"; there are rank, world_size");
+    MESSAGE_HAS("there is no value \"shoe size\"; there are local_rank, local_world_size");
 
     const int64_t all[] = {0};
     dcl_communicator_t *group, *outside;

@@ -170,16 +170,10 @@ impl Communicator {
         list: &[*mut u8],
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
-        let space = self.space();
-        let raw = |address: &*mut u8| RawTensor {
-            data_type,
-            address: *address,
-            space,
-            generation: 0,
-            byte_len: block_elements.wrapping_mul(data_type.byte_len()),
-            shape: None,
-        };
         self.check_count(data_type, block_elements).map_err(|error| self.label(&collective, error))?;
+        let (space, byte_len) = (self.space(), block_elements * data_type.byte_len());
+        let raw =
+            |address: &*mut u8| RawTensor { data_type, address: *address, space, generation: 0, byte_len, shape: None };
         let list = list.iter().map(raw).collect();
         Ok(stream.submit(self.list_task(collective, Some(raw(&one)), Some(list), stream)?, None))
     }
@@ -267,6 +261,12 @@ impl Communicator {
     ) -> Result<()> {
         let (block, align) = (call.block_bytes(), call.data_type.byte_len());
         let one = one.map(|one| one.located());
+        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
+        // A rank without a list uses the other side.
+        for address in blocks.iter().chain(blocks.is_empty().then_some(&none)) {
+            let sides = if is_scatter { [*address, one.unwrap_or(none)] } else { [one.unwrap_or(none), *address] };
+            self.check_spaces(call, sides, stream.as_cuda())?;
+        }
         if block == 0 {
             return Ok(());
         }
@@ -274,11 +274,6 @@ impl Communicator {
         if let Some(wrong) = used.clone().find(|address| address.addr() == 0 || address.addr() % align != 0) {
             let why = if wrong.addr() == 0 { "null".to_owned() } else { format!("not aligned to {align} bytes") };
             bail!(InvalidBuffer, "a buffer at {:#x} is {why}, and this rank uses it ({block} bytes)", wrong.addr());
-        }
-        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
-        for address in blocks {
-            let sides = if is_scatter { [*address, one.unwrap_or(none)] } else { [one.unwrap_or(none), *address] };
-            self.check_spaces(call, sides, stream.as_cuda())?;
         }
         // Inputs may be the same tensor.
         let mut ranges: Vec<Range<usize>> = blocks.iter().map(|at| at.addr()..at.addr() + block).collect();
