@@ -658,6 +658,9 @@ static void copied_out(const struct function *function) {
     if (capacity < 0 || length < 0) {
         return;
     }
+    /* The capacity counts the elements. */
+    size_t unit = buffer >= 0 ? 1 : sizeof(int64_t);
+    buffer = buffer >= 0 ? buffer : find(function, "ranks");
     CHECK(buffer >= 0);
     uint64_t arguments[MOST_PARAMETERS];
     good_arguments(function, arguments);
@@ -679,8 +682,8 @@ static void copied_out(const struct function *function) {
     int is_text = function->parameters[buffer].detail == CHARACTERS;
     size_t needed = is + (size_t)is_text;
     /* Memory of exactly the length, so that a tool finds a byte written after it. */
-    unsigned char *exact = malloc(needed ? needed : 1);
-    memset(exact, UNTOUCHED, needed);
+    unsigned char *exact = malloc(needed ? needed * unit : 1);
+    memset(exact, UNTOUCHED, needed * unit);
     arguments[buffer] = NUMBER_OF(exact);
     for (size_t too_small = 0; too_small < needed; too_small += needed > 8 ? needed / 8 : 1) {
         arguments[capacity] = too_small;
@@ -694,7 +697,7 @@ static void copied_out(const struct function *function) {
     if (needed > 0 && attempt(function, arguments) != DCL_STATUS_BUFFER_TOO_SMALL) {
         complain(function, arguments, (uint64_t)status, "the capacity is too small by one");
     }
-    for (size_t i = 0; i < needed; i++) {
+    for (size_t i = 0; i < needed * unit; i++) {
         if (exact[i] != UNTOUCHED) {
             complain(function, arguments, (uint64_t)status, "the buffer was written");
         }
@@ -706,13 +709,14 @@ static void copied_out(const struct function *function) {
         complain(function, arguments, (uint64_t)status, "the capacity is enough");
     }
     /* Without a length, and with a larger capacity than needed. */
-    unsigned char *larger = malloc(needed + 16);
-    memset(larger, UNTOUCHED, needed + 16);
+    unsigned char *larger = malloc((needed + 16) * unit);
+    memset(larger, UNTOUCHED, (needed + 16) * unit);
     arguments[buffer] = NUMBER_OF(larger);
     arguments[capacity] = needed + 16;
     arguments[length] = 0;
     status = attempt(function, arguments);
-    if (status != DCL_STATUS_SUCCESS || memcmp(larger, exact, needed) != 0 || larger[needed] != UNTOUCHED) {
+    if (status != DCL_STATUS_SUCCESS || memcmp(larger, exact, needed * unit) != 0 ||
+        larger[needed * unit] != UNTOUCHED) {
         complain(function, arguments, (uint64_t)status, "more room than is needed");
     }
     free(larger);
