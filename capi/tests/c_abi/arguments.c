@@ -435,7 +435,8 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
             memset(&none, UNTOUCHED, sizeof none);
             for (uint64_t *handle = (uint64_t *)(void *)areas[i]; *handle != none; handle++) {
                 /* The function may return a layer or tensor that the network has already. */
-                if (!has(function->name, "_get_") || (parameter->detail != dcl_layer && parameter->detail != dcl_tensor)) {
+                int is_part = parameter->detail == dcl_layer || parameter->detail == dcl_tensor;
+                if (!has(function->name, "_get_") || !is_part) {
                     free_one(parameter->detail, *handle);
                 }
             }
