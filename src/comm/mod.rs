@@ -229,9 +229,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `DeadlineExceeded`: the ranks that it names did not come. On other ranks that waited it may
-    ///   be an [`ErrorKind::Aborted`] with the same text. As after every error of a collective, the
-    ///   communicator has ended.
+    /// - `DeadlineExceeded`: the ranks that it names did not come. On other ranks that waited it
+    ///   may be an [`ErrorKind::Aborted`] with the same text. As after every error of a collective,
+    ///   the communicator has ended.
     /// - `Unsupported`: NCCL does not tell who is missing. On GPUs this needs ranks of one machine
     ///   that met through [`Environment`](crate::Environment) or
     ///   [`CommunicatorBuilder::in_process`], and a communicator that was not split from another.
