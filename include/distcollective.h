@@ -194,7 +194,9 @@ enum {
     /* The interrupt callback ended the wait; see dcl_set_interrupt_callback. */
     DCL_STATUS_INTERRUPTED = 19,
     /* The work has not ended yet. Only dcl_work_wait_for returns this. */
-    DCL_STATUS_PENDING = 20
+    DCL_STATUS_PENDING = 20,
+    /* The rank is not a member of the group. */
+    DCL_STATUS_NOT_A_MEMBER = 21
 };
 
 /* The type of a tensor's elements: TensorRT's DataType. TensorRT's INT4 (9), FP4 (10) and E8M0 (11)
@@ -329,6 +331,7 @@ typedef struct dcl_engine dcl_engine_t;
 typedef struct dcl_execution_context dcl_execution_context_t;
 typedef struct dcl_bound_layer dcl_bound_layer_t;
 typedef struct dcl_environment dcl_environment_t;
+typedef struct dcl_generator dcl_generator_t;
 typedef struct dcl_communicator dcl_communicator_t;
 typedef struct dcl_buffer dcl_buffer_t;
 typedef struct dcl_stream dcl_stream_t;
@@ -1258,6 +1261,67 @@ dcl_status_t dcl_environment_get_seed(dcl_environment_t *environment, uint64_t *
 dcl_status_t dcl_environment_get_communicator(dcl_environment_t *environment,
                                               dcl_communicator_t **communicator);
 
+/* Returns 1 if this process has an environment, and 0 otherwise. [local, shared] */
+dcl_status_t dcl_environment_is_initialized(int32_t *is_initialized);
+
+/* Copies out where a value comes from, such as "RANK" for the variable of that name. `value` is
+ * "rank", "world_size", "local_rank", "local_world_size" or "rendezvous".
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT for any other name. [local, shared] */
+dcl_status_t dcl_environment_get_source(dcl_environment_t *environment, const char *value,
+                                        char *buffer, size_t capacity, size_t *length);
+
+/* Creates a group with a name, of `nb_ranks` ranks in the order of `ranks`. Every rank passes the
+ * same name and the same list. A rank that is not in the list receives NULL. Free the communicator
+ * with dcl_communicator_free; the environment keeps the group until it ends.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is a group of that name, a rank occurs twice or is
+ * not in the environment; DCL_STATUS_DISAGREEMENT if names or lists differ. The environment still
+ * works. [collective, shared] */
+dcl_status_t dcl_environment_new_group(dcl_environment_t *environment, const char *name,
+                                       const int64_t *ranks, int64_t nb_ranks,
+                                       dcl_communicator_t **group);
+
+/* Returns a new handle of a group's communicator by its name. "default" is the group of all ranks.
+ * Free the handle with dcl_communicator_free.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no group of that name; DCL_STATUS_NOT_A_MEMBER if
+ * this rank is not in it. [local, shared] */
+dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const char *name,
+                                       dcl_communicator_t **group);
+
+/* Copies out the ranks of a group in its order, on members and other ranks alike. `capacity` and
+ * *length are numbers of ranks. If `ranks` is NULL, the function writes only *length.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no group of that name;
+ * DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
+dcl_status_t dcl_environment_get_group_ranks(dcl_environment_t *environment, const char *name,
+                                             int64_t *ranks, size_t capacity, size_t *length);
+
+/* Creates a generator of random numbers that are the same on all ranks: sequence 0 of the seed.
+ * Free it with dcl_generator_free. [local, shared] */
+dcl_status_t dcl_environment_get_common_generator(dcl_environment_t *environment,
+                                                  dcl_generator_t **generator);
+
+/* Creates a generator of this rank's own random numbers: sequence 1 + rank of the seed. Free it
+ * with dcl_generator_free. [local, shared] */
+dcl_status_t dcl_environment_get_rank_generator(dcl_environment_t *environment,
+                                                dcl_generator_t **generator);
+
+/* Creates a generator of random numbers: ChaCha20 from a seed. Equal seeds and sequences give equal
+ * numbers on every machine and in every version. Sequences of one seed do not overlap. Free it with
+ * dcl_generator_free. [local, shared] */
+dcl_status_t dcl_generator_new(uint64_t seed, uint64_t sequence, dcl_generator_t **generator);
+
+/* Frees a generator. [local, shared] */
+dcl_status_t dcl_generator_free(dcl_generator_t *generator);
+
+/* Returns the next 64 bits. [local, exclusive] */
+dcl_status_t dcl_generator_next_u64(dcl_generator_t *generator, uint64_t *number);
+
+/* Fills `byte_len` bytes with the next random ones. [local, exclusive] */
+dcl_status_t dcl_generator_fill(dcl_generator_t *generator, void *bytes, size_t byte_len);
+
 /* -------------------------------------------------------------------------------------------------
  * 3b. Communicators
  *
@@ -1402,6 +1466,47 @@ dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char
 /* Waits until every rank has called the barrier. [collective, shared] */
 dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
 
+/* Waits until every rank has called the function, at most for `timeout_ms`. If ranks are missing
+ * then, the message names all of them, on every rank: on those that waited, with
+ * DCL_STATUS_DEADLINE_EXCEEDED or DCL_STATUS_ABORTED, and on the missing ones in their next call.
+ *
+ * Errors: DCL_STATUS_UNSUPPORTED on GPUs, unless all ranks are on one machine, met through
+ * dcl_environment_initialize or dcl_communicator_new_in_process, and the communicator was not split
+ * from another. [collective, shared] */
+dcl_status_t dcl_communicator_monitored_barrier(dcl_communicator_t *communicator,
+                                                int64_t timeout_ms);
+
+/* Enqueues a barrier. Its work is done when every rank has come to it. `stream` and `work` are as
+ * in dcl_execution_context_enqueue. [collective, shared] */
+dcl_status_t dcl_communicator_enqueue_barrier(dcl_communicator_t *communicator,
+                                              dcl_stream_t *stream, dcl_work_t **work);
+
+/* Returns a new handle of the communicator's own stream, a worker stream that is created at the
+ * first call. All handles on this rank of the communicator share it. It is for asynchronous
+ * collectives of a caller that has no other stream. Free the handle with dcl_stream_free.
+ * [local, shared] */
+dcl_status_t dcl_communicator_get_stream(dcl_communicator_t *communicator, dcl_stream_t **stream);
+
+/* Copies out this communicator's ranks, in its order, as ranks of the origin (see
+ * dcl_communicator_get_origin_rank): their global ranks. `capacity` and *length are numbers of
+ * ranks. If `ranks` is NULL, the function writes only *length.
+ *
+ * Errors: DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
+dcl_status_t dcl_communicator_get_global_ranks(dcl_communicator_t *communicator, int64_t *ranks,
+                                               size_t capacity, size_t *length);
+
+/* Returns the global rank of a rank of this communicator.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no such rank. [local, shared] */
+dcl_status_t dcl_communicator_get_global_rank(dcl_communicator_t *communicator, int32_t rank,
+                                              int32_t *global_rank);
+
+/* Returns the number that a global rank has in this communicator.
+ *
+ * Errors: DCL_STATUS_NOT_A_MEMBER if the global rank is not in it. [local, shared] */
+dcl_status_t dcl_communicator_get_group_rank(dcl_communicator_t *communicator, int32_t global_rank,
+                                             int32_t *rank);
+
 /* Creates one communicator for each `color`, of the ranks that pass that color, as ncclCommSplit
  * does. Its ranks are in the order of `key`, and of the old rank if keys are equal. A color is 0 or
  * more. A rank that passes DCL_NO_COLOR takes part in the call and receives NULL. Free the
@@ -1521,8 +1626,8 @@ dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 dcl_status_t dcl_work_wait(dcl_work_t *work);
 
 /* Waits as dcl_work_wait does, at most for `timeout_ms`. If the work has not ended by then, the
- * call returns DCL_STATUS_PENDING, and a later call can wait for it again. 0 does not wait, and
- * DCL_TIMEOUT_DEFAULT waits as long as dcl_work_wait.
+ * call returns DCL_STATUS_PENDING, and a later call can wait for it again. 0 does not wait, so it
+ * asks for the work's error. DCL_TIMEOUT_DEFAULT waits as long as dcl_work_wait.
  *
  * Errors: those of dcl_work_wait; DCL_STATUS_PENDING. [waits, exclusive] */
 dcl_status_t dcl_work_wait_for(dcl_work_t *work, int64_t timeout_ms);
@@ -1630,6 +1735,64 @@ dcl_status_t dcl_gather(dcl_communicator_t *communicator, const void *input, voi
 dcl_status_t dcl_scatter(dcl_communicator_t *communicator, const void *input, void *output,
                          size_t count, dcl_data_type_t data_type, int32_t root,
                          dcl_stream_t *stream, dcl_work_t **work);
+
+/* The list forms of all_gather, gather and scatter take one buffer for each rank, of `count`
+ * elements each, in place of one buffer with all of them. They compute the same, and the rules
+ * above hold. Every rank of the communicator calls the list form. A list is an array of nranks
+ * addresses; on ranks that do not use it it is not read and may be NULL. The library reads the
+ * array during the call only. The buffers of a list must not overlap the other buffer; outputs must
+ * not overlap each other. On the host no call copies the list's elements into one buffer. On GPUs
+ * they are sent and received one by one, in one group of NCCL's calls. */
+
+/* Gathers `count` elements of every rank and writes those of rank r to outputs[r].
+ * [collective, shared] */
+dcl_status_t dcl_all_gather_list(dcl_communicator_t *communicator, const void *input,
+                                 void *const *outputs, size_t count, dcl_data_type_t data_type,
+                                 dcl_stream_t *stream, dcl_work_t **work);
+
+/* Gathers `count` elements of every rank and writes those of rank r to outputs[r] of the root.
+ * [collective, shared] */
+dcl_status_t dcl_gather_list(dcl_communicator_t *communicator, const void *input,
+                             void *const *outputs, size_t count, dcl_data_type_t data_type,
+                             int32_t root, dcl_stream_t *stream, dcl_work_t **work);
+
+/* Writes the `count` elements at inputs[r] of the root to the output of rank r.
+ * [collective, shared] */
+dcl_status_t dcl_scatter_list(dcl_communicator_t *communicator, const void *const *inputs,
+                              void *output, size_t count, dcl_data_type_t data_type, int32_t root,
+                              dcl_stream_t *stream, dcl_work_t **work);
+
+/* -------------------------------------------------------------------------------------------------
+ * 3f. Bytes of unknown length
+ *
+ * What torch.distributed's object collectives are used for, as bytes. The receivers do not know how
+ * many bytes they get: the lengths travel first. Bytes may be empty, and are at most 1 GiB from one
+ * rank to another; more is DCL_STATUS_INVALID_ARGUMENT, and a rank that announces more to others
+ * ends the communicator with DCL_STATUS_SYSTEM. What arrives is in new buffers on the host; free
+ * each with dcl_buffer_free. The functions read their inputs during the call only.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Gives every rank the root's bytes, the root too. The other ranks' `bytes` are not read.
+ * [collective, shared] */
+dcl_status_t dcl_broadcast_bytes(dcl_communicator_t *communicator, const void *bytes,
+                                 size_t byte_len, int32_t root, dcl_buffer_t **received);
+
+/* Gives every rank the bytes of every rank: received[r] receives those of rank r. `received` is an
+ * array of nranks handles. [collective, shared] */
+dcl_status_t dcl_all_gather_bytes(dcl_communicator_t *communicator, const void *bytes,
+                                  size_t byte_len, dcl_buffer_t **received);
+
+/* Gives the root the bytes of every rank: received[r] receives those of rank r. `received` is an
+ * array of nranks handles on the root. On other ranks it is not written and may be NULL.
+ * [collective, shared] */
+dcl_status_t dcl_gather_bytes(dcl_communicator_t *communicator, const void *bytes, size_t byte_len,
+                              int32_t root, dcl_buffer_t **received);
+
+/* Gives rank r the byte_lens[r] bytes at list[r] of the root. `list` and `byte_lens` are arrays of
+ * nranks values on the root. On other ranks they are not read and may be NULL.
+ * [collective, shared] */
+dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *const *list,
+                               const size_t *byte_lens, int32_t root, dcl_buffer_t **received);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -78,7 +78,8 @@ enum class Status : dcl_status_t {
     kSYSTEM = DCL_STATUS_SYSTEM,
     kINTERNAL = DCL_STATUS_INTERNAL,
     kINTERRUPTED = DCL_STATUS_INTERRUPTED,
-    kPENDING = DCL_STATUS_PENDING
+    kPENDING = DCL_STATUS_PENDING,
+    kNOT_A_MEMBER = DCL_STATUS_NOT_A_MEMBER
 };
 
 enum class DataType : dcl_data_type_t {
@@ -333,6 +334,16 @@ Result<Container> copy_out(Function function, Arguments... arguments) {
     return copy;
 }
 
+// Copies out ranks by (ranks, capacity, length).
+template <typename Function>
+Result<Ranks> copy_ranks(Function function) {
+    std::size_t length = 0;
+    if (auto asked = check(function(nullptr, 0, &length)); !asked) return asked.error();
+    Ranks ranks(length);
+    if (auto copied = check(function(ranks.data(), ranks.size(), &length)); !copied) return copied.error();
+    return ranks;
+}
+
 // A view: a handle that another object owns.
 template <typename T>
 class Handle {
@@ -559,6 +570,29 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::check(dcl_communicator_abort(get(), reason.c_str()));
     }
     Result<void> barrier() const { return detail::check(dcl_communicator_barrier(get())); }
+    Result<void> monitored_barrier(Timeout timeout) const {
+        return detail::check(dcl_communicator_monitored_barrier(get(), timeout.count()));
+    }
+    // If `work` is not NULL, *work receives a handle of the barrier.
+    Result<void> enqueue_barrier(const Stream &stream, Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_communicator_enqueue_barrier, get(), stream.get());
+    }
+    // Another handle on the communicator's own stream.
+    Result<Stream> get_stream() const {
+        return detail::output<dcl_stream_t *, Stream>(dcl_communicator_get_stream, get());
+    }
+
+    Result<Ranks> get_global_ranks() const {
+        return detail::copy_ranks([this](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
+            return dcl_communicator_get_global_ranks(get(), ranks, capacity, length);
+        });
+    }
+    Result<std::int32_t> get_global_rank(std::int32_t rank) const {
+        return detail::output<std::int32_t>(dcl_communicator_get_global_rank, get(), rank);
+    }
+    Result<std::int32_t> get_group_rank(std::int32_t global_rank) const {
+        return detail::output<std::int32_t>(dcl_communicator_get_group_rank, get(), global_rank);
+    }
 
     // A rank that joins no group receives a Communicator without a handle.
     Result<Communicator> split(std::int32_t color, std::int32_t key = 0) const {
@@ -618,7 +652,80 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
                                stream.get());
     }
 
+    // The list forms. A list has one address for each rank. On ranks that do not use it it is
+    // empty.
+    Result<void> all_gather_list(const void *input, const std::vector<void *> &outputs, std::size_t count,
+                                 DataType data_type, const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(outputs.size()); !fits) return fits;
+        return detail::enqueue(work, dcl_all_gather_list, get(), input, outputs.data(), count,
+                               detail::number(data_type), stream.get());
+    }
+    Result<void> gather_list(const void *input, const std::vector<void *> &outputs, std::size_t count,
+                             DataType data_type, std::int32_t root, const Stream &stream = Stream(),
+                             Work *work = nullptr) const {
+        if (auto fits = check_list(outputs.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_gather_list, get(), input, outputs.data(), count, detail::number(data_type),
+                               root, stream.get());
+    }
+    Result<void> scatter_list(const std::vector<const void *> &inputs, void *output, std::size_t count,
+                              DataType data_type, std::int32_t root, const Stream &stream = Stream(),
+                              Work *work = nullptr) const {
+        if (auto fits = check_list(inputs.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_scatter_list, get(), inputs.data(), output, count, detail::number(data_type),
+                               root, stream.get());
+    }
+
+    // Bytes of unknown length.
+    Result<Buffer> broadcast_bytes(const void *bytes, std::size_t byte_len, std::int32_t root) const {
+        return detail::output<dcl_buffer_t *, Buffer>(dcl_broadcast_bytes, get(), bytes, byte_len, root);
+    }
+    // Element r is that of rank r.
+    Result<std::vector<Buffer>> all_gather_bytes(const void *bytes, std::size_t byte_len) const {
+        return received([&](dcl_buffer_t **buffers) { return dcl_all_gather_bytes(get(), bytes, byte_len, buffers); });
+    }
+    // Element r is that of rank r. On ranks other than the root the elements have no handles.
+    Result<std::vector<Buffer>> gather_bytes(const void *bytes, std::size_t byte_len, std::int32_t root) const {
+        return received(
+            [&](dcl_buffer_t **buffers) { return dcl_gather_bytes(get(), bytes, byte_len, root, buffers); });
+    }
+    // On ranks other than the root the list is empty.
+    Result<Buffer> scatter_bytes(const std::vector<Bytes> &list, std::int32_t root) const {
+        std::vector<const void *> parts;
+        std::vector<std::size_t> byte_lens;
+        for (const Bytes &bytes : list) {
+            parts.push_back(bytes.data());
+            byte_lens.push_back(bytes.size());
+        }
+        if (auto fits = check_list(list.size(), root); !fits) return fits.error();
+        return detail::output<dcl_buffer_t *, Buffer>(dcl_scatter_bytes, get(), parts.data(), byte_lens.data(), root);
+    }
+
   private:
+    // Checks that a list that this rank uses has one element for each rank. Without a root every
+    // rank uses its list.
+    Result<void> check_list(std::size_t length, std::optional<std::int32_t> root = std::nullopt) const {
+        auto rank = get_rank();
+        if (!rank) return rank.error();
+        auto nb_ranks = get_world_size();
+        if (!nb_ranks) return nb_ranks.error();
+        if (root.value_or(rank.value()) == rank.value() && length != room(nb_ranks.value()))
+            return Error(Status::kINVALID_ARGUMENT, "a list has one element for each rank");
+        return detail::check(DCL_STATUS_SUCCESS);
+    }
+
+    // The buffers that `call` writes, one for each rank.
+    template <typename Call>
+    Result<std::vector<Buffer>> received(Call call) const {
+        auto nb_ranks = get_world_size();
+        if (!nb_ranks) return nb_ranks.error();
+        std::vector<dcl_buffer_t *> raw(room(nb_ranks.value()));
+        std::vector<Buffer> buffers;
+        buffers.reserve(raw.size());
+        if (auto called = detail::check(call(raw.data())); !called) return called.error();
+        for (dcl_buffer_t *buffer : raw) buffers.emplace_back(buffer);
+        return buffers;
+    }
+
     static std::size_t room(std::int32_t ranks) noexcept {
         return static_cast<std::size_t>(std::max<std::int32_t>(ranks, 0));
     }
@@ -627,6 +734,21 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
 // -------------------------------------------------------------------------------------------------
 // The environment
 // -------------------------------------------------------------------------------------------------
+
+// A sequence of random numbers.
+class Generator : public detail::Owned<detail::Handle<dcl_generator_t>, dcl_generator_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<Generator> create(std::uint64_t seed, std::uint64_t sequence) {
+        return detail::output<dcl_generator_t *, Generator>(dcl_generator_new, seed, sequence);
+    }
+
+    Result<std::uint64_t> next_u64() { return detail::output<std::uint64_t>(dcl_generator_next_u64, get()); }
+    Result<void> fill(void *bytes, std::size_t byte_len) {
+        return detail::check(dcl_generator_fill(get(), bytes, byte_len));
+    }
+};
 
 // If an Environment is destroyed without finalize(), it does not wait for the other ranks.
 class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_environment_free> {
@@ -659,6 +781,33 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
     Result<std::uint64_t> get_seed() const { return detail::output<std::uint64_t>(dcl_environment_get_seed, get()); }
     Result<Communicator> get_communicator() const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_communicator, get());
+    }
+
+    static Result<bool> is_initialized() { return detail::output<std::int32_t, bool>(dcl_environment_is_initialized); }
+    Result<std::string> get_source(const std::string &value) const {
+        return detail::copy_out<std::string>(dcl_environment_get_source, get(), value.c_str());
+    }
+
+    // A rank that is not in the group receives a Communicator without a handle.
+    Result<Communicator> new_group(const std::string &name, const Ranks &ranks) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_new_group, get(), name.c_str(),
+                                                                  ranks.data(),
+                                                                  static_cast<std::int64_t>(ranks.size()));
+    }
+    Result<Communicator> get_group(const std::string &name) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_group, get(), name.c_str());
+    }
+    Result<Ranks> get_group_ranks(const std::string &name) const {
+        return detail::copy_ranks([&](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
+            return dcl_environment_get_group_ranks(get(), name.c_str(), ranks, capacity, length);
+        });
+    }
+
+    Result<Generator> get_common_generator() const {
+        return detail::output<dcl_generator_t *, Generator>(dcl_environment_get_common_generator, get());
+    }
+    Result<Generator> get_rank_generator() const {
+        return detail::output<dcl_generator_t *, Generator>(dcl_environment_get_rank_generator, get());
     }
 };
 

@@ -104,6 +104,15 @@ fn eager_calls_run_on_any_backend() -> Result<()> {
     communicator.barrier()?;
     assert_eq!(count(&calls.take(), "run "), 3);
 
+    let mut list = [[0i32; 2]; 2];
+    communicator.all_gather_list(&[5i32, 6], &mut list)?;
+    assert_eq!(list, [[5, 6]; 2]);
+    assert_eq!(communicator.all_gather_bytes(b"abc")?, [b"abc", b"abc"]);
+    let asked = ["run_list all_gather of 2 int32", "run all_gather_bytes", "run all_gather_bytes"];
+    assert_eq!(calls.take(), asked, "lengths, then bytes");
+    communicator.monitored_barrier(communicator.timeout())?;
+    assert_eq!(calls.take(), ["run monitored_barrier"], "by default it is a barrier");
+
     let buffer = communicator.allocate(DataType::Float32, [2])?;
     let asked = calls.take();
     assert_eq!(asked, ["run allocate", "allocate 8"], "ranks compare lengths before the backend allocates");

@@ -138,6 +138,11 @@ impl FromStr for DataType {
     type Err = Error;
 
     /// Reads a name in upper or lower case. `float8` is `float8_e4m3`.
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: TensorRT's `INT4`, `FP4` and `E8M0`; torch's `float64` and `double`.
+    /// - `InvalidArgument`: any other text.
     fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
         if name == "float8" {
@@ -148,6 +153,7 @@ impl FromStr for DataType {
         }
         match name.as_str() {
             "int4" | "fp4" | "e8m0" => Err(refused(&text.to_ascii_uppercase())),
+            "float64" | "double" => Err(refused(&name)),
             _ => Err(error!(InvalidArgument, "{text:?} is not a data type; {}", accepted())),
         }
     }

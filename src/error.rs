@@ -26,6 +26,8 @@ pub enum ErrorKind {
     InvalidBuffer,
     /// A layer's participants do not fit the communicator.
     InvalidCommunicator,
+    /// The rank is not a member of the group.
+    NotAMember,
     /// The call needs something that has not been set: a communicator, a shape, a binding.
     NotReady,
     /// The call is valid, but not on this machine, device, backend or type.
@@ -49,13 +51,14 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// All of them.
-    pub const ALL: [ErrorKind; 15] = [
+    pub const ALL: [ErrorKind; 16] = [
         ErrorKind::InvalidArgument,
         ErrorKind::InvalidNetwork,
         ErrorKind::InvalidPlan,
         ErrorKind::InvalidShape,
         ErrorKind::InvalidBuffer,
         ErrorKind::InvalidCommunicator,
+        ErrorKind::NotAMember,
         ErrorKind::NotReady,
         ErrorKind::Unsupported,
         ErrorKind::Disagreement,

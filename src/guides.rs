@@ -11,6 +11,7 @@ guide!(Readme, "../README.md");
 guide!(Introduction, "../docs/src/introduction.md");
 guide!(Laptop, "../docs/src/laptop.md");
 guide!(Launchers, "../docs/src/launchers.md");
+guide!(Torch, "../docs/src/torch.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
 guide!(Plugins, "../docs/src/plugins.md");

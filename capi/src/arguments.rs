@@ -160,6 +160,7 @@ impl TextPointer {
 
 /// `const void *`: bytes to read, or an address that the library stores.
 #[repr(transparent)]
+#[derive(Clone, Copy)]
 pub(super) struct ConstVoidPointer(*const c_void);
 
 impl ConstVoidPointer {
@@ -188,6 +189,7 @@ impl ConstVoidPointer {
 
 /// `void *`: memory to write, or an address that the library stores.
 #[repr(transparent)]
+#[derive(Clone, Copy)]
 pub(super) struct VoidPointer(*mut c_void);
 
 impl VoidPointer {
@@ -197,6 +199,22 @@ impl VoidPointer {
             true => Err(is_null(name)),
             false => Ok(self.0.cast()),
         }
+    }
+
+    /// Has the bytes written.
+    pub(super) fn fill(&self, name: &str, byte_len: usize, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let start = self.for_bytes(name, byte_len)?;
+        if byte_len == 0 {
+            return write(&mut []);
+        }
+        if isize::try_from(byte_len).is_err() {
+            return Err(CallError::invalid_argument(format!(
+                "{byte_len} bytes of {name} are more than memory can hold"
+            )));
+        }
+        // SAFETY: C's promise: `byte_len` bytes are valid for writing, and no other thread accesses
+        // them. That is at most `isize::MAX`, as checked above.
+        write(unsafe { std::slice::from_raw_parts_mut(start, byte_len) })
     }
 
     /// The address, for a caller that does not write the bytes here.

@@ -21,7 +21,7 @@ impl Object for CBuffer {
 }
 
 impl CBuffer {
-    fn new(buffer: Buffer) -> Self {
+    pub(super) fn new(buffer: Buffer) -> Self {
         CBuffer { byte_len: buffer.byte_len(), buffer: TryRwLock::new(buffer) }
     }
 }

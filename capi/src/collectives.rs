@@ -3,7 +3,7 @@
 use dcl::collective::Collective;
 use dcl::{Rank, ReduceOperation};
 
-use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
+use super::arguments::{ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
 use super::communicator::CCommunicator;
 use super::handle::Handle;
 use super::status::{CallError, Result, Status, call};
@@ -40,7 +40,7 @@ fn reduction(number: i32) -> Result<ReduceOperation> {
         .ok_or_else(|| CallError::invalid_argument("it needs a reduce operation: sum, prod, max, min or avg"))
 }
 
-fn root(number: i32) -> Result<Rank> {
+pub(super) fn root(number: i32) -> Result<Rank> {
     Ok(Rank(unsigned("root", number)?))
 }
 
@@ -176,5 +176,86 @@ extern "C" fn dcl_scatter(
     call(|| {
         let call = EagerCall { communicator, input, output, count, data_type, stream, work };
         call.enqueue(Collective::Scatter { root: self::root(root)? })
+    })
+}
+
+/// The arguments that every list form has. A list is read on the ranks that use it.
+struct ListCall<T> {
+    communicator: Handle<CCommunicator>,
+    one: *mut u8,
+    list: InPointer<T>,
+    count: usize,
+    data_type: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+}
+
+impl<T: Copy> ListCall<T> {
+    fn enqueue(self, name: &str, collective: Collective<Rank>, address: impl Fn(&T) -> *mut u8) -> Result<()> {
+        let ListCall { communicator, one, list, count, data_type, stream, work } = self;
+        let (communicator, data_type) = (communicator.get()?, self::data_type(data_type)?);
+        let communicator = &communicator.communicator;
+        let uses_list = collective.root().is_none_or(|root| root == communicator.rank());
+        let list = list.array(name, if uses_list { communicator.world_size() } else { 0 })?;
+        let list: Vec<*mut u8> = list.iter().map(address).collect();
+        enqueue(stream, work, |stream| {
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the work is done.
+            let work = unsafe { communicator.enqueue_list(collective, data_type, count, one, &list, stream)? };
+            Ok(AnyWork::Collective(work))
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_all_gather_list(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    outputs: InPointer<VoidPointer>,
+    count: usize,
+    data_type: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let one = input.address().cast_mut();
+        let call = ListCall { communicator, one, list: outputs, count, data_type, stream, work };
+        call.enqueue("outputs", Collective::AllGather, |output| output.address().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_gather_list(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    outputs: InPointer<VoidPointer>,
+    count: usize,
+    data_type: i32,
+    root: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let one = input.address().cast_mut();
+        let call = ListCall { communicator, one, list: outputs, count, data_type, stream, work };
+        call.enqueue("outputs", Collective::Gather { root: self::root(root)? }, |output| output.address().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_scatter_list(
+    communicator: Handle<CCommunicator>,
+    inputs: InPointer<ConstVoidPointer>,
+    output: VoidPointer,
+    count: usize,
+    data_type: i32,
+    root: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let one = output.address().cast();
+        let call = ListCall { communicator, one, list: inputs, count, data_type, stream, work };
+        call.enqueue("inputs", Collective::Scatter { root: self::root(root)? }, |input| input.address().cast_mut())
     })
 }

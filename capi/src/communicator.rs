@@ -2,15 +2,16 @@
 
 use dcl::comm::NcclId;
 use dcl::tensor::MemorySpace;
-use dcl::{Communicator, Rank};
+use dcl::{Communicator, Rank, Stream};
 
 use super::arguments::{
     CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, determinism, positive, timeout,
     timeout_or_default, unsigned, zero,
 };
-use super::copy_out::{TextBuffer, TextDestination};
+use super::copy_out::{RanksDestination, TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
 use super::status::{CallError, Result, Status, call};
+use super::stream::{AnyWork, CStream, CWork, enqueue};
 
 /// `dcl_communicator_t`.
 pub(super) struct CCommunicator {
@@ -286,9 +287,89 @@ extern "C" fn dcl_communicator_barrier(communicator: Handle<CCommunicator>) -> S
     call(|| Ok(communicator.get()?.communicator.barrier()?))
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_monitored_barrier(communicator: Handle<CCommunicator>, timeout_ms: i64) -> Status {
+    call(|| {
+        let communicator = communicator.get()?;
+        let communicator = &communicator.communicator;
+        Ok(communicator.monitored_barrier(timeout(timeout_ms)?.unwrap_or(communicator.timeout()))?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_enqueue_barrier(
+    communicator: Handle<CCommunicator>,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let communicator = communicator.get()?;
+        let barrier = |stream: &Stream| Ok(AnyWork::Collective(communicator.communicator.enqueue_barrier(stream)?));
+        enqueue(stream, work, barrier)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_stream(
+    communicator: Handle<CCommunicator>,
+    stream: OutPointer<Handle<CStream>>,
+) -> Status {
+    call(|| {
+        let (communicator, stream) = (communicator.get()?, stream.check("stream")?);
+        stream.set(CStream::handle(communicator.communicator.stream()?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_global_ranks(
+    communicator: Handle<CCommunicator>,
+    ranks: OutPointer<i64>,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        let global_ranks = communicator.get()?.communicator.global_ranks();
+        RanksDestination { ranks, capacity, length }.write(&global_ranks)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_global_rank(
+    communicator: Handle<CCommunicator>,
+    rank: i32,
+    global_rank: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let (communicator, global_rank) = (communicator.get()?, global_rank.check("global_rank")?);
+        let global = communicator.communicator.global_rank(unsigned("rank", rank)?)?;
+        global_rank.set(count(global.index()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_group_rank(
+    communicator: Handle<CCommunicator>,
+    global_rank: i32,
+    rank: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let (communicator, rank) = (communicator.get()?, rank.check("rank")?);
+        let own = communicator.communicator.group_rank(unsigned("global_rank", global_rank)?)?;
+        rank.set(count(own.index()));
+        Ok(())
+    })
+}
+
 /// This rank's handle of the group, or NULL if the rank is not in it.
-fn group_handle(group: Option<Communicator>) -> Handle<CCommunicator> {
+pub(super) fn group_handle(group: Option<Communicator>) -> Handle<CCommunicator> {
     group.map_or(Handle::NULL, CCommunicator::handle)
+}
+
+/// The ranks of a list.
+pub(super) fn ranks_of(ranks: &InPointer<i64>, nb_ranks: i64) -> Result<Vec<Rank>> {
+    ranks.array("ranks", nb_ranks)?.into_iter().map(|rank| Ok(Rank(unsigned("a rank", rank)?))).collect()
 }
 
 #[unsafe(no_mangle)]
@@ -315,8 +396,7 @@ extern "C" fn dcl_communicator_new_group(
 ) -> Status {
     call(|| {
         let (communicator, group) = (communicator.get()?, group.check("group")?);
-        let ranks = ranks.array("ranks", nb_ranks)?;
-        let ranks = ranks.iter().map(|&rank| Ok(Rank(unsigned("a rank", rank)?))).collect::<Result<Vec<_>>>()?;
+        let ranks = ranks_of(&ranks, nb_ranks)?;
         group.set(group_handle(communicator.communicator.new_group(&ranks)?));
         Ok(())
     })

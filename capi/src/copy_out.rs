@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_void};
 
+use dcl::Rank;
+
 use super::arguments::{CheckedOut, OutPointer};
 use super::status::{CallError, Result, Status};
 
@@ -41,6 +43,29 @@ impl ByteDestination {
     pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
         // SAFETY: as in `TextDestination::write`.
         unsafe { copy_out(bytes, self.buffer.0.cast(), self.capacity, self.length.optional(), bytes.len()) }
+    }
+}
+
+/// The three arguments that receive ranks.
+pub(super) struct RanksDestination {
+    pub(super) ranks: OutPointer<i64>,
+    pub(super) capacity: usize,
+    pub(super) length: OutPointer<usize>,
+}
+
+impl RanksDestination {
+    /// Copies the ranks.
+    pub(super) fn write(self, ranks: &[Rank]) -> Result<()> {
+        if let Some(length) = self.length.optional() {
+            length.set(ranks.len());
+        }
+        let Some(destination) = self.ranks.optional() else { return Ok(()) };
+        if self.capacity < ranks.len() {
+            let message = format!("ranks has room for {} ranks, and there are {}", self.capacity, ranks.len());
+            return Err(CallError::new(Status::BUFFER_TOO_SMALL, message));
+        }
+        destination.set_array(ranks.iter().map(|rank| i64::from(rank.0)));
+        Ok(())
     }
 }
 

@@ -1,15 +1,16 @@
 //! `dcl_environment_*`.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{PoisonError, RwLock};
 
 use dcl::Environment;
-use dcl::environment::DEFAULT_SEED;
+use dcl::environment::{DEFAULT_SEED, Generator};
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, count, timeout_or_default, unsigned, zero};
-use super::communicator::CCommunicator;
-use super::copy_out::{TextBuffer, TextDestination};
+use super::communicator::{CCommunicator, group_handle, ranks_of};
+use super::copy_out::{RanksDestination, TextBuffer, TextDestination};
+use super::generator::CGenerator;
 use super::handle::{Handle, Object};
-use super::status::{CallError, Result, Status, call, lock};
+use super::status::{CallError, Result, Status, call};
 
 /// `dcl_environment_config_t`.
 #[repr(C)]
@@ -61,8 +62,8 @@ extern "C" fn dcl_environment_config_init(config: OutPointer<CEnvironmentConfig>
 
 /// `dcl_environment_t`.
 pub(super) struct CEnvironment {
-    /// `None` after it was finalized.
-    environment: Mutex<Option<Environment>>,
+    /// `None` after it was finalized. Calls read it together, also one that waits for other ranks.
+    environment: RwLock<Option<Environment>>,
 }
 
 impl Object for CEnvironment {
@@ -71,7 +72,7 @@ impl Object for CEnvironment {
 
 impl CEnvironment {
     fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
-        let environment: MutexGuard<'_, Option<Environment>> = lock(&self.environment);
+        let environment = self.environment.read().unwrap_or_else(PoisonError::into_inner);
         environment.as_ref().map(act).ok_or_else(finalized)
     }
 }
@@ -151,7 +152,7 @@ extern "C" fn dcl_environment_initialize(
             .verbose(config.verbose != 0)
             .called_at("a call of dcl_environment_initialize")
             .initialize()?;
-        output.set(Handle::new(CEnvironment { environment: Mutex::new(Some(environment)) }));
+        output.set(Handle::new(CEnvironment { environment: RwLock::new(Some(environment)) }));
         Ok(())
     })
 }
@@ -161,7 +162,7 @@ extern "C" fn dcl_environment_finalize(environment: Handle<CEnvironment>) -> Sta
     call(|| {
         let environment = environment.take()?;
         // Another thread may hold the object, because it is inside a call with the same handle.
-        let taken = lock(&environment.environment).take();
+        let taken = environment.environment.write().unwrap_or_else(PoisonError::into_inner).take();
         Ok(taken.ok_or_else(finalized)?.finalize()?)
     })
 }
@@ -238,4 +239,105 @@ extern "C" fn dcl_environment_get_communicator(
         communicator.set(CCommunicator::handle(environment.with(|environment| environment.communicator().clone())?));
         Ok(())
     })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_is_initialized(is_initialized: OutPointer<i32>) -> Status {
+    call(|| {
+        is_initialized.check("is_initialized")?.set(Environment::is_initialized().into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_source(
+    environment: Handle<CEnvironment>,
+    value: TextPointer,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        let (environment, value) = (environment.get()?, value.get("value")?);
+        let source = environment.with(|environment| {
+            let names: Vec<&str> = environment.sources().map(|(name, _)| name).collect();
+            let source = environment.sources().find(|(name, _)| *name == value).map(|(_, source)| source.to_owned());
+            source.ok_or_else(|| {
+                CallError::invalid_argument(format!("there is no value {value:?}; there are {}", names.join(", ")))
+            })
+        })?;
+        TextDestination { buffer, capacity, length }.write(&source?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_new_group(
+    environment: Handle<CEnvironment>,
+    name: TextPointer,
+    ranks: InPointer<i64>,
+    nb_ranks: i64,
+    group: OutPointer<Handle<CCommunicator>>,
+) -> Status {
+    call(|| {
+        let (environment, group) = (environment.get()?, group.check("group")?);
+        let (name, ranks) = (name.get("name")?, ranks_of(&ranks, nb_ranks)?);
+        group.set(group_handle(environment.with(|environment| environment.new_group(name, &ranks))??));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_group(
+    environment: Handle<CEnvironment>,
+    name: TextPointer,
+    group: OutPointer<Handle<CCommunicator>>,
+) -> Status {
+    call(|| {
+        let (environment, group) = (environment.get()?, group.check("group")?);
+        let name = name.get("name")?;
+        group.set(CCommunicator::handle(environment.with(|environment| environment.group(name))??));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_group_ranks(
+    environment: Handle<CEnvironment>,
+    name: TextPointer,
+    ranks: OutPointer<i64>,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        let (environment, name) = (environment.get()?, name.get("name")?);
+        let members = environment.with(|environment| environment.group_ranks(name))??;
+        RanksDestination { ranks, capacity, length }.write(&members)
+    })
+}
+
+/// Writes a new generator of an environment.
+fn generator(
+    environment: Handle<CEnvironment>,
+    generator: OutPointer<Handle<CGenerator>>,
+    of: impl FnOnce(&Environment) -> Generator,
+) -> Result<()> {
+    let (environment, generator) = (environment.get()?, generator.check("generator")?);
+    generator.set(CGenerator::handle(environment.with(of)?));
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_common_generator(
+    environment: Handle<CEnvironment>,
+    generator: OutPointer<Handle<CGenerator>>,
+) -> Status {
+    call(|| self::generator(environment, generator, Environment::common_rng))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_rank_generator(
+    environment: Handle<CEnvironment>,
+    generator: OutPointer<Handle<CGenerator>>,
+) -> Status {
+    call(|| self::generator(environment, generator, Environment::rank_rng))
 }

@@ -16,7 +16,8 @@
 //! | `engine`, `context` | building and running an engine |
 //! | `bound_layer` | a layer by itself on a communicator |
 //! | `environment`, `communicator` | ranks |
-//! | `collectives` | eager collectives |
+//! | `collectives`, `bytes` | eager collectives; bytes of unknown length |
+//! | `generator` | random numbers |
 //! | `buffer`, `stream` | memory; streams and work |
 //!
 //! # How a function is built
@@ -73,6 +74,7 @@ compile_error!("the handles of the C ABI need pointers of 64 bits");
 mod arguments;
 mod bound_layer;
 mod buffer;
+mod bytes;
 mod collectives;
 mod communicator;
 mod context;
@@ -80,6 +82,7 @@ mod copy_out;
 mod dist_collective;
 mod engine;
 mod environment;
+mod generator;
 mod handle;
 mod layer;
 mod library;

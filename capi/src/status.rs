@@ -36,6 +36,7 @@ impl Status {
     pub(super) const INTERNAL: Status = Status(18);
     pub(super) const INTERRUPTED: Status = Status(19);
     pub(super) const PENDING: Status = Status(20);
+    pub(super) const NOT_A_MEMBER: Status = Status(21);
 
     /// The status's name in the header.
     pub(super) fn name(self) -> &'static std::ffi::CStr {
@@ -61,6 +62,7 @@ impl Status {
             Status::INTERNAL => c"DCL_STATUS_INTERNAL",
             Status::INTERRUPTED => c"DCL_STATUS_INTERRUPTED",
             Status::PENDING => c"DCL_STATUS_PENDING",
+            Status::NOT_A_MEMBER => c"DCL_STATUS_NOT_A_MEMBER",
             Status(_) => c"unknown status",
         }
     }
@@ -84,6 +86,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::InvalidShape => Status::INVALID_SHAPE,
             ErrorKind::InvalidBuffer => Status::INVALID_BUFFER,
             ErrorKind::InvalidCommunicator => Status::INVALID_COMMUNICATOR,
+            ErrorKind::NotAMember => Status::NOT_A_MEMBER,
             ErrorKind::NotReady => Status::NOT_READY,
             ErrorKind::Unsupported => Status::UNSUPPORTED,
             ErrorKind::Disagreement => Status::DISAGREEMENT,

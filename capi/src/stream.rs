@@ -190,9 +190,15 @@ pub(super) fn enqueue(
     Ok(())
 }
 
+impl CStream {
+    pub(super) fn handle(stream: Stream) -> Handle<Self> {
+        Handle::new(CStream { stream, untracked: Mutex::default() })
+    }
+}
+
 fn new_stream(stream: OutPointer<Handle<CStream>>, make: impl FnOnce() -> Result<Stream>) -> Result<()> {
     let output = stream.check("stream")?;
-    output.set(Handle::new(CStream { stream: make()?, untracked: Mutex::default() }));
+    output.set(CStream::handle(make()?));
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod rules;
 
 pub(crate) use call::Call;
 pub use determinism::Determinism;
+pub(crate) use geometry::Side;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

@@ -186,11 +186,27 @@ impl fmt::Display for ReduceOperation {
 impl FromStr for ReduceOperation {
     type Err = Error;
 
-    /// Reads a name in upper or lower case.
+    /// Reads a name in upper or lower case: one of this crate's, or one of torch's `ReduceOp`.
+    /// `product` is [`Prod`](Self::Prod).
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: torch's `band`, `bor`, `bxor` and `premul_sum`.
+    /// - `InvalidArgument`: any other text.
     fn from_str(text: &str) -> Result<Self> {
+        const ACCEPTED: &str = "they are sum, prod (or product), max, min, avg";
         let name = text.to_ascii_lowercase();
-        Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
-            error!(InvalidArgument, "{text:?} is not a reduce operation; they are sum, prod, max, min, avg")
+        let name = if name == "product" { ReduceOperation::Prod.name() } else { &name };
+        if let Some(reduce_op) = Self::ALL.into_iter().find(|op| op.name() == name) {
+            return Ok(reduce_op);
+        }
+        Err(match name {
+            "band" | "bor" | "bxor" => {
+                let instead = "of bool, max is or and min is and";
+                error!(Unsupported, "there are no reduce operations on bits such as {text:?}; {ACCEPTED}; {instead}")
+            }
+            "premul_sum" => error!(Unsupported, "reduce operation {text:?} is not offered; {ACCEPTED}"),
+            _ => error!(InvalidArgument, "{text:?} is not a reduce operation; {ACCEPTED}"),
         })
     }
 }

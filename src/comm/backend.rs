@@ -97,6 +97,16 @@ pub(crate) trait Backend: Watch + Any {
     /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
 
+    /// [`run`](Self::run) of scatter, gather or all_gather on a list: on the side that has a block
+    /// for each rank, each block is at an address of its own, all in one memory. `blocks` is empty
+    /// on a rank that does not use that side. That side's address in the request is the first
+    /// block's. Collective; every rank makes it, and not `run`.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), for each block.
+    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()>;
+
     /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this
     /// communicator. The answer is the same on every rank, also on those outside the group that the
     /// call is for.
@@ -113,6 +123,12 @@ pub(crate) trait Backend: Watch + Any {
     unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
         group.calls().try_for_each(|call| unsafe { call.backend.run(&call.request) })
+    }
+
+    /// A barrier whose error at the deadline names every rank that has not come. Collective.
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run(&Request::barrier(Purpose::MonitoredBarrier, deadline)) }
     }
 
     /// Has a graph of collectives of this communicator destroyed before the communicator ends.

@@ -79,12 +79,24 @@ impl Communicator {
         // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run(&request.of_communicator(self.group_rank(), self.determinism)) }
+        unsafe { self.backend.run(&request.of_communicator(self.own_rank(), self.determinism)) }
+    }
+
+    /// [`run_checked`](Self::run_checked) of a call on a list of blocks, which have passed the same
+    /// rules.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_checked`](Self::run_checked), for each block.
+    pub(super) unsafe fn run_list_checked(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+        self.check_process().map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise, and the rules that the blocks have passed.
+        unsafe { self.backend.run_list(&request.of_communicator(self.own_rank(), self.determinism), blocks) }
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
     pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
-        check_buffers(call, self.group_rank(), self.world_size() as usize, input.addr(), output.addr())
+        check_buffers(call, self.own_rank(), self.world_size() as usize, input.addr(), output.addr())
     }
 
     /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
@@ -94,7 +106,7 @@ impl Communicator {
         self.check_process()
             .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
             .map_err(|e| request.label(e))?;
-        group.push(&*self.backend, request.of_communicator(self.group_rank(), self.determinism))
+        group.push(&*self.backend, request.of_communicator(self.own_rank(), self.determinism))
     }
 
     /// Runs a group of calls, of this communicator and others with the same origin.
@@ -113,7 +125,7 @@ impl Communicator {
         self.backend.can_group(&call.at_least(self.determinism), rank_count)
     }
 
-    fn group_rank(&self) -> GroupRank {
+    fn own_rank(&self) -> GroupRank {
         GroupRank(self.rank().0)
     }
 
@@ -125,7 +137,7 @@ impl Communicator {
         [input, output]: [Address; 2],
         stream: Option<&Arc<CudaStream>>,
     ) -> Result<()> {
-        let (rank, own) = (self.group_rank(), self.space());
+        let (rank, own) = (self.own_rank(), self.space());
         match (stream.map(|stream| stream.device().ordinal()), own) {
             (Some(_), MemorySpace::Host) => {
                 bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")

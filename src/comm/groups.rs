@@ -6,10 +6,10 @@ use std::time::Instant;
 use super::split::{ColorAndKey, SplitGroup, color_and_key};
 use super::{Backend, Communicator, Purpose};
 use crate::collective::Groups;
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::rank::Rank;
-use crate::util::text::count_of;
+use crate::util::text::{count_of, list_ranks};
 
 impl Communicator {
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by
@@ -57,6 +57,53 @@ impl Communicator {
         let group =
             self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
         group.map_err(|e| e.on_rank(self.origin_rank()))
+    }
+
+    /// This communicator's ranks by their numbers in the first communicator, from which it was
+    /// split over all steps: their *global ranks*. Element `r` is rank `r`. Errors name ranks by
+    /// these numbers. Not collective.
+    pub fn global_ranks(&self) -> Vec<Rank> {
+        (0..self.world_size()).map(|rank| self.origin(Rank(rank))).collect()
+    }
+
+    /// The [global rank](Self::global_ranks) of a rank of this communicator. Not collective.
+    ///
+    /// ```
+    /// use distcollective::{Communicator, ErrorKind, Rank};
+    ///
+    /// Communicator::spawn(3, |communicator| {
+    ///     // Roots are ranks of the communicator at hand.
+    ///     if let Some(pair) = communicator.new_group([2, 0])? {
+    ///         assert_eq!(pair.global_rank(0)?, Rank(2));
+    ///         assert_eq!(pair.group_rank(0)?, Rank(1));
+    ///         assert_eq!(pair.group_rank(1).unwrap_err().kind(), ErrorKind::NotAMember);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: the communicator has no such rank.
+    pub fn global_rank(&self, rank: impl Into<Rank>) -> Result<Rank> {
+        let (rank, n) = (rank.into(), self.world_size());
+        if rank.0 >= n {
+            let error = error!(InvalidArgument, "rank {rank} is not one of {}", count_of(n as usize, "rank"));
+            return Err(error.on_rank(self.origin_rank()).about(|| "global_rank".to_owned()));
+        }
+        Ok(self.origin(rank))
+    }
+
+    /// The number in this communicator of a [global rank](Self::global_ranks). Not collective.
+    ///
+    /// # Errors
+    ///
+    /// `NotAMember`: the global rank is not in this communicator.
+    pub fn group_rank(&self, global: impl Into<Rank>) -> Result<Rank> {
+        let global = global.into();
+        let found = (0..self.world_size()).map(Rank).find(|rank| self.origin(*rank) == global);
+        found.ok_or_else(|| not_a_member(global, "the group", &self.global_ranks()).on_rank(self.origin_rank()))
     }
 
     fn check_members(&self, ranks: &[Rank]) -> Result<()> {
@@ -119,6 +166,12 @@ impl Communicator {
         }
         Ok(split.map(|(_, backend)| self.descendant(backend)))
     }
+}
+
+/// The error of a global rank that is not in a group of these.
+pub(crate) fn not_a_member(rank: Rank, group: &str, ranks: &[Rank]) -> Error {
+    let ranks = list_ranks(ranks.iter().map(|rank| rank.0));
+    error!(NotAMember, "rank {rank} is not a member of {group}, which has {ranks}")
 }
 
 /// The ranks of a new communicator, and this rank's backend of it.

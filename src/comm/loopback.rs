@@ -11,7 +11,7 @@ use crate::collective::{Call, Collective};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::memory::Buffer;
+use crate::memory::{Address, Buffer};
 use crate::rank::Rank;
 use crate::shape::Shape;
 use crate::stream::Watch;
@@ -108,6 +108,23 @@ impl Backend for Loopback {
             _ => return Err(self.fail(Error::new(ErrorKind::Unsupported, format!("{call} is not looped back")))),
         }
         Ok(())
+    }
+
+    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+        self.check()?;
+        let call = &request.signature.call;
+        self.calls.add(format!("run_list {call}"));
+        match call.collective {
+            Collective::AllGather => {
+                // SAFETY: the caller's promise: each block is as long as the input, and apart from
+                // it.
+                let copy =
+                    |block: &Address| unsafe { block.pointer.copy_from(request.input.pointer, call.block_bytes()) };
+                blocks.iter().for_each(copy);
+                Ok(())
+            }
+            _ => Err(self.fail(Error::new(ErrorKind::Unsupported, format!("{call} is not looped back")))),
+        }
     }
 
     fn can_group(&self, call: &Call, rank_count: usize) -> bool {

@@ -19,13 +19,13 @@ mod split;
 mod threads;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
-pub use eager::{Operands, RawCollective};
+pub use eager::{AsyncResult, Operands, RawCollective};
 
 use crate::collective::Determinism;
 use crate::data_type::DataType;
@@ -34,11 +34,13 @@ use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace};
 use crate::rank::Rank;
 use crate::shape::Dims;
-use crate::util::deadline_after;
+use crate::stream::Stream;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
+use crate::util::{deadline_after, lock};
 pub(crate) use backend::{CallGroup, Control, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub(crate) use control::Votes;
+pub(crate) use groups::not_a_member;
 pub use nccl::NcclId;
 pub(crate) use signature::{GraphNumber, Purpose, Signature};
 
@@ -105,6 +107,8 @@ pub struct Communicator {
     order: Arc<IssueOrder>,
     timeout: Duration,
     determinism: Determinism,
+    /// The stream of asynchronous calls that name none, made for the first one.
+    stream: Arc<Mutex<Option<Stream>>>,
     process: ProcessGuard,
 }
 
@@ -116,13 +120,37 @@ impl Communicator {
 
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
-        let (order, process) = (IssueOrder::new(), ProcessGuard::current());
-        Communicator { backend, order, timeout, determinism: Determinism::Backend, process }
+        Communicator {
+            backend,
+            order: IssueOrder::new(),
+            timeout,
+            determinism: Determinism::Backend,
+            stream: Arc::default(),
+            process: ProcessGuard::current(),
+        }
     }
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
-        Communicator { backend: Arc::from(backend), order: self.order.descendant(), ..self.clone() }
+        let (backend, order) = (Arc::from(backend), self.order.descendant());
+        Communicator { backend, order, stream: Arc::default(), ..self.clone() }
+    }
+
+    /// The communicator's own stream, on which [`all_reduce_async`](Self::all_reduce_async) and the
+    /// other asynchronous calls without a stream run: a [`worker`](Stream::worker). It is made at
+    /// the first use. Clones and handles of `with_timeout` share it; a group has its own.
+    ///
+    /// # Errors
+    ///
+    /// - The operating system gives no thread.
+    /// - This process was forked from the rank's.
+    pub fn stream(&self) -> Result<Stream> {
+        self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
+        let mut stream = lock(&self.stream);
+        match &*stream {
+            Some(stream) => Ok(stream.clone()),
+            None => Ok(stream.insert(Stream::worker()?).clone()),
+        }
     }
 
     /// This rank's number, from 0.
@@ -248,6 +276,27 @@ impl Communicator {
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
         self.run_barrier(Purpose::Finalize)
+    }
+
+    /// [`barrier`](Self::barrier) with a timeout of its own, whose error names all ranks that have
+    /// not come by then. Every rank gets an error that names them: those that waited, and the
+    /// missing ones in their next call. Collective.
+    ///
+    /// # Errors
+    ///
+    /// - `DeadlineExceeded`: the ranks that it names did not come. On other ranks that waited it
+    ///   may be an [`ErrorKind::Aborted`] with the same text. As after every error of a collective,
+    ///   the communicator has ended.
+    /// - `Unsupported`: NCCL does not tell who is missing. On GPUs this needs ranks of one machine
+    ///   that met through [`Environment`](crate::Environment) or
+    ///   [`CommunicatorBuilder::in_process`], and a communicator that was not split from another.
+    ///
+    /// All others are in the contract of [`Communicator`].
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
+        let deadline = deadline_after(timeout);
+        let run = || self.backend.monitored_barrier(deadline);
+        self.in_turn(Extent::Communicator, &"monitored_barrier", deadline, run)
+            .map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     fn run_barrier(&self, purpose: Purpose) -> Result<()> {

@@ -34,13 +34,23 @@ pub(crate) enum Purpose {
     Capture = 10,
     /// A run that is neither recorded nor replayed; an announcement.
     PlainRun = 11,
+    /// `monitored_barrier`.
+    MonitoredBarrier = 12,
+    /// `broadcast_bytes`.
+    BroadcastBytes = 13,
+    /// `all_gather_bytes`.
+    AllGatherBytes = 14,
+    /// `gather_bytes`.
+    GatherBytes = 15,
+    /// `scatter_bytes`.
+    ScatterBytes = 16,
 }
 
 impl Purpose {
     /// Whether errors count the collective: one that the program or a layer calls. The others are
     /// parts of the library's calls, and a call can have several.
     pub(crate) fn is_counted(self) -> bool {
-        matches!(self, Purpose::Collective | Purpose::Barrier)
+        matches!(self, Purpose::Collective | Purpose::Barrier | Purpose::MonitoredBarrier)
     }
 
     /// Whether it is about a run of a context as a whole.
@@ -54,7 +64,27 @@ impl Purpose {
         matches!(self, Purpose::Replay | Purpose::Capture | Purpose::PlainRun)
     }
 
-    const ALL: [Purpose; 12] = [
+    /// The call of the library, as errors name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Purpose::Collective => "collective",
+            Purpose::Barrier => "barrier",
+            Purpose::Split => "split",
+            Purpose::Allocate => "allocate",
+            Purpose::SetCommunicator => "set_communicator",
+            Purpose::Finalize => "finalize",
+            Purpose::Initialize => "initialize",
+            Purpose::NewGroup => "new_group",
+            Purpose::ChooseGraph | Purpose::Replay | Purpose::Capture | Purpose::PlainRun => "run",
+            Purpose::MonitoredBarrier => "monitored_barrier",
+            Purpose::BroadcastBytes => "broadcast_bytes",
+            Purpose::AllGatherBytes => "all_gather_bytes",
+            Purpose::GatherBytes => "gather_bytes",
+            Purpose::ScatterBytes => "scatter_bytes",
+        }
+    }
+
+    const ALL: [Purpose; 17] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -67,6 +97,11 @@ impl Purpose {
         Purpose::Replay,
         Purpose::Capture,
         Purpose::PlainRun,
+        Purpose::MonitoredBarrier,
+        Purpose::BroadcastBytes,
+        Purpose::AllGatherBytes,
+        Purpose::GatherBytes,
+        Purpose::ScatterBytes,
     ];
 }
 
@@ -111,7 +146,7 @@ pub(crate) struct Signature {
 }
 
 /// The purpose and the determinism share a byte: this many bits are the purpose's.
-const PURPOSE_BITS: u32 = 4;
+const PURPOSE_BITS: u32 = 5;
 
 impl Signature {
     /// As two words, for memory that ranks share.
@@ -142,19 +177,13 @@ impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.purpose {
             Purpose::Collective => self.call.fmt(f),
-            Purpose::Barrier => f.write_str("barrier"),
-            Purpose::Split => f.write_str("split"),
-            Purpose::Allocate => f.write_str("allocate"),
-            Purpose::SetCommunicator => f.write_str("set_communicator"),
-            Purpose::Finalize => f.write_str("finalize"),
-            Purpose::Initialize => f.write_str("initialize"),
-            Purpose::NewGroup => f.write_str("new_group"),
             Purpose::ChooseGraph => f.write_str("a run with the buffers of no CUDA graph, or of several"),
             Purpose::Replay => write!(f, "a run that replays {}", GraphNumber::from_word(self.call.block_elements)),
             Purpose::Capture => {
                 write!(f, "run {}, in a capture of the caller's", self.call.block_elements)
             }
             Purpose::PlainRun => write!(f, "run {}, in no capture", self.call.block_elements),
+            purpose => f.write_str(purpose.name()),
         }
     }
 }

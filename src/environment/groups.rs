@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Mutex;
 
-use crate::comm::Communicator;
+use crate::comm::{Communicator, not_a_member};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
 use crate::util::lock;
@@ -19,14 +19,23 @@ pub(super) struct NamedGroups(Mutex<BTreeMap<String, NamedGroup>>);
 enum NamedGroup {
     /// A thread is in the collective call that makes it. The name is taken.
     Pending,
+    Made(Members),
+}
+
+/// The members of a group.
+#[derive(Clone)]
+struct Members {
+    /// Their global ranks, in the group's order.
+    ranks: Vec<Rank>,
     /// The communicator, if this rank is a member.
-    Made(Option<Communicator>),
+    communicator: Option<Communicator>,
 }
 
 impl NamedGroups {
     /// The group of all ranks, and no other.
     pub(super) fn new(all: Communicator) -> Self {
-        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), NamedGroup::Made(Some(all)))])))
+        let members = Members { ranks: all.global_ranks(), communicator: Some(all) };
+        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), NamedGroup::Made(members))])))
     }
 
     /// Makes a group of these ranks of `all`. Collective.
@@ -45,28 +54,46 @@ impl NamedGroups {
         let group = all.new_named_group(Some(name), ranks);
         let mut groups = lock(&self.0);
         match &group {
-            Ok(group) => drop(groups.insert(name.to_owned(), NamedGroup::Made(group.clone()))),
+            Ok(communicator) => {
+                let members = Members { ranks: ranks.to_vec(), communicator: communicator.clone() };
+                groups.insert(name.to_owned(), NamedGroup::Made(members));
+            }
             Err(_) => drop(groups.remove(name)),
         }
         group
     }
 
-    /// The communicator of a group; `None` if this rank is not a member.
+    /// The communicator of a group.
+    ///
+    /// # Errors
+    ///
+    /// There is no group of that name; this rank is not a member.
+    pub(super) fn get(&self, name: &str, own: Rank) -> Result<Communicator> {
+        let Members { ranks, communicator } = self.members(name)?;
+        communicator.ok_or_else(|| not_a_member(own, &format!("group {name:?}"), &ranks).on_rank(own))
+    }
+
+    /// The global ranks of a group, in its order.
     ///
     /// # Errors
     ///
     /// There is no group of that name.
-    pub(super) fn get(&self, name: &str) -> Result<Option<Communicator>> {
-        let groups = lock(&self.0);
-        let made = groups.iter().filter_map(|(name, group)| match group {
-            NamedGroup::Made(group) => Some((name.as_str(), group)),
-            NamedGroup::Pending => None,
-        });
-        let made: BTreeMap<&str, &Option<Communicator>> = made.collect();
-        made.get(name).copied().cloned().ok_or_else(|| {
-            let names: Vec<String> = made.keys().map(|name| format!("{name:?}")).collect();
-            error!(InvalidArgument, "there is no group {name:?}; there are {}", names.join(", "))
-        })
+    pub(super) fn ranks(&self, name: &str) -> Result<Vec<Rank>> {
+        Ok(self.members(name)?.ranks)
+    }
+
+    /// The names of all groups, sorted.
+    pub(super) fn names(&self) -> Vec<String> {
+        let made = |(name, group): (&String, &NamedGroup)| matches!(group, NamedGroup::Made(_)).then(|| name.clone());
+        lock(&self.0).iter().filter_map(made).collect()
+    }
+
+    fn members(&self, name: &str) -> Result<Members> {
+        if let Some(NamedGroup::Made(members)) = lock(&self.0).get(name) {
+            return Ok(members.clone());
+        }
+        let names: Vec<String> = self.names().iter().map(|name| format!("{name:?}")).collect();
+        Err(error!(InvalidArgument, "there is no group {name:?}; there are {}", names.join(", ")))
     }
 }
 
@@ -112,7 +139,7 @@ mod tests {
                         assert_eq!(error.kind(), ErrorKind::Disagreement);
                         let [own, other] = [own, other].map(|name| format!("{name:?} [0, 1]"));
                         assert_eq!(error.to_string(), expected(&own, &other));
-                        assert!(groups.get("tp").is_err());
+                        assert!(groups.get("tp", all.rank()).is_err());
                     }
                     // Beside a group without a name.
                     let unnamed = match rank {
@@ -146,7 +173,7 @@ mod tests {
                 assert!(Instant::now() < end, "both wait for rank 1");
                 std::thread::yield_now();
             }
-            assert!(ranks[0].0.get("tp").is_err());
+            assert!(ranks[0].0.get("tp", Rank(0)).is_err());
             make(1).expect("a group");
             let mut results = twins.map(|twin| twin.join().expect("no panic").map_err(|error| error.to_string()));
             results.sort();

@@ -225,14 +225,28 @@ impl Environment {
         self.groups.make(&self.communicator, name, &ranks)
     }
 
-    /// The communicator of a named group; "default" is that of all ranks. `None` if this rank is
-    /// not a member.
+    /// The communicator of a named group; "default" is that of all ranks.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument`: there is no group of that name.
-    pub fn group(&self, name: &str) -> Result<Option<Communicator>> {
-        self.groups.get(name)
+    /// - `NotAMember`: this rank is not in the group.
+    pub fn group(&self, name: &str) -> Result<Communicator> {
+        self.groups.get(name, self.rank())
+    }
+
+    /// The members of a named group, in its order, on members and others alike.
+    ///
+    /// # Errors
+    ///
+    /// - `InvalidArgument`: there is no group of that name.
+    pub fn group_ranks(&self, name: &str) -> Result<Vec<Rank>> {
+        self.groups.ranks(name)
+    }
+
+    /// The names of all groups, sorted; "default" is one of them.
+    pub fn group_names(&self) -> Vec<String> {
+        self.groups.names()
     }
 
     /// The seed, which is rank 0's on all ranks.

@@ -2,7 +2,9 @@
 
 mod launch;
 mod task;
+mod wake;
 mod work;
+mod work_future;
 mod worker;
 
 use std::ffi::c_void;
@@ -12,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use task::{Task, Watch};
 pub use work::{EnqueueError, Work, WorkError};
+pub use work_future::WorkFuture;
 pub(crate) use worker::TaskCell;
 
 use crate::cuda::{CudaStream, Device};

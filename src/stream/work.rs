@@ -1,9 +1,11 @@
 //! The handle on enqueued work ([`Work`]), and the errors that return what a call owned.
 
 use std::fmt;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::launch::LaunchedWork;
+use super::wake::WakeSlot;
 use super::worker::QueuedWork;
 use crate::error::{Error, Result, error};
 use crate::util::{deadline_after, interrupt};
@@ -36,6 +38,10 @@ use crate::util::{deadline_after, interrupt};
 /// }
 /// # Ok::<(), distcollective::Error>(())
 /// ```
+///
+/// In an `async` function, of any runtime, `work.await` gives the result; see [`WorkFuture`].
+///
+/// [`WorkFuture`]: super::WorkFuture
 #[must_use = "`wait` says whether the work succeeded, and returns the buffers"]
 pub struct Work<T: Send + 'static> {
     state: WorkState<T>,
@@ -76,6 +82,30 @@ impl<T: Send + 'static> Work<T> {
     /// The answer is the same each time. If it is true, [`wait`](Self::wait) returns at once.
     pub fn is_settled(&self) -> bool {
         matches!(self.state, WorkState::Done(..))
+    }
+
+    /// The error of work that has ended with one, which [`wait`](Self::wait) returns too. `None`
+    /// for work that goes on, and for work that has ended well: [`is_done`](Self::is_done) tells
+    /// them apart.
+    ///
+    /// It waits for no other rank. On a GPU, after an error, it may wait until the GPU does not use
+    /// the buffers any more, 10 s at most.
+    pub fn exception(&self) -> Option<Error> {
+        match &self.state {
+            WorkState::Done(_, result) => result.as_ref().err().cloned(),
+            WorkState::Launched(launched) => launched.error(),
+            WorkState::Queued(queued) => queued.error(),
+        }
+    }
+
+    /// Has a task of an `async` program woken when the work ends. Work that has ended before this
+    /// returns need not wake it. `slot` is the waiting task's own, `None` at first.
+    pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
+        match &self.state {
+            WorkState::Done(..) => {}
+            WorkState::Launched(launched) => launched.wake_at_end(slot, waker),
+            WorkState::Queued(queued) => queued.wake_at_end(waker),
+        }
     }
 
     /// Checks that this thread may wait for the work: that [`wait`](Self::wait) does not panic.
@@ -158,7 +188,7 @@ impl<T: Send + 'static> Work<T> {
         self.wait_until(deadline_after(timeout))
     }
 
-    fn wait_until(self, until: Instant) -> Result<Result<T, EnqueueError<T>>, Self> {
+    pub(super) fn wait_until(self, until: Instant) -> Result<Result<T, EnqueueError<T>>, Self> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
         }

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::Waker;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::task::{Task, run_in_turn, wait_for_turn};
 use super::work::WorkState;
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, TicketPosition, missed_turn};
 use crate::util::fork::ProcessGuard;
 use crate::util::{deadline_after, interrupt, lock, panic_message};
@@ -149,6 +150,23 @@ impl<T> QueuedWork<T> {
         !self.thread.process.is_current() || matches!(*lock(&self.cell.state), TaskCellState::Done(..))
     }
 
+    /// The error that [`wait`](Self::wait) would return at once.
+    pub(super) fn error(&self) -> Option<Error> {
+        if let Err(forked) = self.thread.check_process() {
+            return Some(forked);
+        }
+        match &*lock(&self.cell.state) {
+            TaskCellState::Done(_, Err(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// Has the stream's thread wake a task when the work ends. Work that has ended before this
+    /// returns need not wake it, so the caller asks once more.
+    pub(super) fn wake_at_end(&self, waker: &Waker) {
+        *lock(&self.cell.waker) = Some(waker.clone());
+    }
+
     /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
     /// or the interrupt hook ends the wait.
     pub(super) fn wait(self, until: Instant) -> Result<(T, Result<()>), Self> {
@@ -172,6 +190,8 @@ impl<T> QueuedWork<T> {
 pub(crate) struct TaskCell<T> {
     state: Mutex<TaskCellState<T>>,
     done: Condvar,
+    /// The task of an `async` program that waits.
+    waker: Mutex<Option<Waker>>,
 }
 
 enum TaskCellState<T> {
@@ -182,7 +202,7 @@ enum TaskCellState<T> {
 
 impl<T> Default for TaskCell<T> {
     fn default() -> Self {
-        TaskCell { state: Mutex::new(TaskCellState::Empty), done: Condvar::new() }
+        TaskCell { state: Mutex::new(TaskCellState::Empty), done: Condvar::new(), waker: Mutex::default() }
     }
 }
 
@@ -239,6 +259,9 @@ impl<T: Task> Runnable for TaskCell<T> {
         .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
         *lock(&self.state) = TaskCellState::Done(task, result);
         self.done.notify_all();
+        // A waker that is stored later finds the work done.
+        let waker = lock(&self.waker).take();
+        waker.into_iter().for_each(Waker::wake);
     }
 }
 

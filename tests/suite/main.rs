@@ -12,7 +12,9 @@ mod conformance;
 mod contexts;
 mod deaths;
 mod determinism;
+mod eager;
 mod errors;
+mod gloo;
 mod limits;
 #[cfg(feature = "nccl")]
 mod nccl;
@@ -21,6 +23,7 @@ mod order;
 mod participation;
 mod processes;
 mod profiles;
+mod programs;
 
 #[path = "../shared/random.rs"]
 mod random;

@@ -22,6 +22,7 @@ use distcollective::{Communicator, DataType, Determinism, DistCollective, Rank, 
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
+use crate::eager;
 use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
@@ -117,7 +118,7 @@ fn child() {
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
-        ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
+        ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
@@ -209,7 +210,7 @@ quarters! {
 }
 
 /// Eager calls on slices, and asynchronous ones on buffers in the GPU's memory.
-fn eager(communicator: &Communicator) -> Result<()> {
+fn eager_calls(communicator: &Communicator) -> Result<()> {
     use distcollective::Buffer;
     use distcollective::collective::Collective;
     use distcollective::comm::Operands;
@@ -236,6 +237,8 @@ fn eager(communicator: &Communicator) -> Result<()> {
     buffer.try_clone()?.read(0, &mut copied)?;
     assert_eq!(copied, bytes);
     assert!(buffer.as_bytes().is_err_and(|error| error.to_string().contains("the memory of GPU")));
+
+    awaits_work_on_gpus(communicator, &stream)?;
 
     // The stream keeps work that is dropped until it is done.
     let forgotten = Buffer::zeroed_in(communicator.space(), DataType::Float16, [1 << 16])?;
@@ -266,6 +269,77 @@ fn eager(communicator: &Communicator) -> Result<()> {
     all.all_reduce(&mut own, ReduceOperation::Max)?;
     assert_eq!(own[0] as u32, n - 1);
     communicator.clone().finalize()
+}
+
+/// Asynchronous forms on host memory and in `async` functions, barriers, bytes.
+fn awaits_work_on_gpus(communicator: &Communicator, stream: &Stream) -> Result<()> {
+    use distcollective::Buffer;
+    use distcollective::collective::Collective;
+    use distcollective::comm::Operands;
+    let n = communicator.world_size();
+    eager::asynchronous_forms_match_the_reference(communicator);
+    eager::bytes_arrive(communicator, 5000);
+    eager::lists_match_on_host_tensors(communicator);
+    gathers_lists_of_the_gpu(communicator, stream)?;
+    communicator.monitored_barrier(TIMEOUT)?;
+    communicator.enqueue_barrier(stream)?.wait()?;
+
+    let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    for round in 0..20u8 {
+        let mut buffer = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [1])?;
+        buffer.write(0, &[round])?;
+        let work = communicator.collective_async(sum, Operands::in_place(buffer), stream)?;
+        assert!(work.exception().is_none());
+        let buffer = eager::block_on(work.into_future())?.output.expect("in place");
+        let mut got = [0];
+        buffer.read(0, &mut got)?;
+        assert_eq!(got, [round * n as u8]);
+    }
+    // A future that is dropped leaves nothing behind that asks for ever.
+    let mut dropped = communicator.enqueue_barrier(stream)?.into_future();
+    let waker = std::task::Waker::noop();
+    let _ = std::pin::Pin::new(&mut dropped).poll(&mut std::task::Context::from_waker(waker));
+    drop(dropped);
+    stream.synchronize()
+}
+
+/// The list forms on tensors in the GPU's memory, enqueued and blocking.
+fn gathers_lists_of_the_gpu(communicator: &Communicator, stream: &Stream) -> Result<()> {
+    use distcollective::Buffer;
+    use distcollective::collective::Collective;
+    use distcollective::comm::Operands;
+    let (n, rank) = (communicator.world_size() as u8, communicator.rank().0 as u8);
+    let tensor = |value: u8| -> Result<Buffer> {
+        let mut tensor = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [3])?;
+        tensor.write(0, &[value; 3])?;
+        Ok(tensor)
+    };
+    let first = |tensor: &Buffer| -> Result<u8> {
+        let mut bytes = [0; 3];
+        tensor.read(0, &mut bytes)?;
+        Ok(bytes[0])
+    };
+    let zeros = || (0..n).map(|_| tensor(99)).collect::<Result<Vec<_>>>();
+    let operands = Operands::with_list(tensor(rank)?, None, zeros()?);
+    let gathered = communicator.collective_async(Collective::AllGather, operands, stream)?.wait()?;
+    let gathered = gathered.list.expect("it comes back");
+    for (value, tensor) in gathered.iter().enumerate() {
+        assert_eq!(first(tensor)?, value as u8);
+    }
+    let root = Rank(u32::from(n) - 1);
+    let sent = if communicator.rank() == root { gathered } else { Vec::new() };
+    let operands = Operands::with_list(None, tensor(77)?, sent);
+    let scattered = communicator.collective_async(Collective::Scatter { root }, operands, stream)?.wait()?;
+    assert_eq!(first(&scattered.output.expect("it comes back"))?, rank);
+    let mut list = zeros()?;
+    communicator.all_gather_list(&tensor(rank)?, &mut list)?;
+    assert_eq!(first(&list[usize::from(n) - 1])?, n - 1);
+    // This rank has no list, and its output is where an enqueued call does not reach it.
+    let elsewhere = Operands::with_list(None, Buffer::zeroed(DataType::Uint8, [3])?, Vec::new());
+    let other = Collective::Scatter { root: Rank(u32::from(rank + 1) % u32::from(n)) };
+    let refused = communicator.collective_async(other, elsewhere, stream);
+    assert!(refused.is_err(), "host memory on a CUDA stream, or on one rank no list");
+    Ok(())
 }
 
 /// `BoundLayer::enqueue` checks its arguments before it enqueues, so the communicator still works.

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use distcollective::comm::BackendKind;
 use distcollective::environment::Launcher;
 use distcollective::tensor::TensorViewMut;
-use distcollective::{Communicator, DataType, Environment, Rank, ReduceOperation, Result, Stream};
+use distcollective::{Communicator, DataType, Environment, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
+use crate::eager;
 use crate::ranks::{DEADLINE, wait_all};
 
 const ROLE: &str = "DCL_TEST_ROLE";
@@ -96,6 +97,12 @@ fn child() {
                 "conformance" => run_quarter(&communicator, quarter as usize, Place::Own, Stream::inline()),
                 "conformance in symmetric memory" => {
                     run_quarter(&communicator, quarter as usize, Place::Symmetric, Stream::inline());
+                }
+                "eager" => {
+                    eager::asynchronous_forms_match_the_reference(&communicator);
+                    eager::lists_match(&communicator);
+                    eager::bytes_arrive(&communicator, 50_000);
+                    communicator.monitored_barrier(DEADLINE).expect("every rank comes");
                 }
                 "sum until told" | "sum until told, soon" => sum_until_told(&communicator),
                 "sum, then rank 1 exits" => sum_then_rank_1(&communicator, || std::process::exit(0)),
@@ -267,17 +274,26 @@ fn environment() -> Result<()> {
         );
         let pair = environment.new_group("pair", [2, 0])?;
         assert_eq!(pair.is_some(), environment.rank() != Rank(1));
-        if let Some(pair) = environment.group("pair")? {
-            let mut both = [0i32; 2];
-            pair.all_gather(&[environment.rank().0 as i32], &mut both)?;
-            assert_eq!(both, [2, 0]);
+        match environment.group("pair") {
+            Ok(pair) => {
+                let mut both = [0i32; 2];
+                pair.all_gather(&[environment.rank().0 as i32], &mut both)?;
+                assert_eq!(both, [2, 0]);
+            }
+            Err(error) => {
+                assert_eq!((environment.rank(), error.kind()), (Rank(1), ErrorKind::NotAMember));
+                let text = "rank 1: rank 1 is not a member of group \"pair\", which has ranks 2 and 0";
+                assert_eq!(error.to_string(), text);
+            }
         }
+        assert_eq!(environment.group_ranks("pair")?, [Rank(2), Rank(0)]);
+        assert_eq!(environment.group_names(), ["default", "pair"]);
         assert_eq!(
             environment.group("trio").expect_err("no such group").to_string(),
             "there is no group \"trio\"; there are \"default\", \"pair\""
         );
         assert!(environment.new_group("pair", [0]).is_err());
-        environment.group("default")?.expect("everybody").barrier()?;
+        environment.group("default")?.barrier()?;
         if round == 0 {
             environment.finalize()?;
         } else {
@@ -285,6 +301,19 @@ fn environment() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn eager_calls_work_between_processes() {
+    let job = new_job();
+    // One process has two ranks.
+    let role = |first_rank: u32, local_ranks: u32| {
+        spawn(&Role { name: "eager", job: &job, world_size: 4, first_rank, local_ranks, quarter: 0 })
+    };
+    let children = vec![role(0, 1), role(1, 2), role(3, 1)];
+    for (succeeded, text) in wait_all(children, DEADLINE) {
+        assert!(succeeded, "{text}");
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub fn accept(case: &Case, inputs: &[Bits], rank: Rank, expected: &mut [u8], got
     expected.copy_from_slice(&to_bytes(case.data_type, accepted));
 }
 
-fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], want: f64, got: f64) -> bool {
+pub fn is_close(reduce_op: ReduceOperation, data_type: DataType, operands: &[f64], want: f64, got: f64) -> bool {
     let n = operands.len() as f64;
     let Format { epsilon, smallest, smallest_normal, largest } = format(data_type);
     match reduce_op {

@@ -50,7 +50,7 @@ fn special(data_type: DataType) -> &'static [u64] {
 }
 
 /// Bit patterns of ordinary size, whose sums neither overflow nor vanish.
-fn ordinary(data_type: DataType, random: &mut Random) -> u64 {
+pub fn ordinary(data_type: DataType, random: &mut Random) -> u64 {
     let r = random.next();
     match data_type {
         DataType::Float32 => (r & 0x807f_ffff) | (120 + (r >> 40) % 16) << 23,

@@ -135,6 +135,7 @@ static void make_world(void) {
     dcl_buffer_t *buffer;
     dcl_stream_t *stream;
     dcl_work_t *work;
+    dcl_generator_t *generator;
     dcl_environment_config_t config = alone();
     OK(dcl_communicator_new_in_process("host", 1, 1000, &communicator));
     /* On two ranks the engine has a warning; on one it runs. */
@@ -153,6 +154,8 @@ static void make_world(void) {
     OK(dcl_stream_new_worker(&stream));
     OK(dcl_all_reduce(communicator, memory[0], memory[3], 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, &work));
 
+    OK(dcl_generator_new(1, 2, &generator));
+
     live[dcl_network] = NUMBER_OF(network);
     live[dcl_tensor] = NUMBER_OF(x);
     live[dcl_layer] = NUMBER_OF(reduce);
@@ -160,6 +163,7 @@ static void make_world(void) {
     live[dcl_execution_context] = NUMBER_OF(context);
     live[dcl_bound_layer] = NUMBER_OF(bound);
     live[dcl_environment] = NUMBER_OF(environment);
+    live[dcl_generator] = NUMBER_OF(generator);
     live[dcl_communicator] = NUMBER_OF(communicator);
     live[dcl_buffer] = NUMBER_OF(buffer);
     live[dcl_stream] = NUMBER_OF(stream);
@@ -179,6 +183,7 @@ static void free_one(int type, uint64_t handle) {
     case dcl_engine: dcl_engine_free(POINTER_OF(dcl_engine_t, handle)); break;
     case dcl_execution_context: dcl_execution_context_free(POINTER_OF(dcl_execution_context_t, handle)); break;
     case dcl_bound_layer: dcl_bound_layer_free(POINTER_OF(dcl_bound_layer_t, handle)); break;
+    case dcl_generator: dcl_generator_free(POINTER_OF(dcl_generator_t, handle)); break;
     case dcl_environment: dcl_environment_free(POINTER_OF(dcl_environment_t, handle)); break;
     case dcl_communicator: dcl_communicator_free(POINTER_OF(dcl_communicator_t, handle)); break;
     case dcl_buffer: dcl_buffer_free(POINTER_OF(dcl_buffer_t, handle)); break;
@@ -309,7 +314,11 @@ static uint64_t good(const struct function *function, int i) {
             return computed;
         }
         return parameter->detail == dcl_layer ? layer_for(function) : live[parameter->detail];
-    case TEXT: return NUMBER_OF(named(parameter, "backend") ? "host" : "x");
+    case TEXT:
+        if (named(parameter, "name") && has(function->name, "get_group")) {
+            return NUMBER_OF("default");
+        }
+        return NUMBER_OF(named(parameter, "backend") ? "host" : named(parameter, "value") ? "rank" : "x");
     case NAMES: ((const char **)(void *)area)[0] = ((const char **)(void *)area)[1] = "x"; break;
     case DIMS: ((dcl_dims_t *)(void *)area)[0] = ((dcl_dims_t *)(void *)area)[1] = vector(1); break;
     case OPTIONS: {
@@ -343,7 +352,12 @@ static uint64_t good(const struct function *function, int i) {
         return has(function->name, "interrupt") ? NUMBER_OF(go_on) : NUMBER_OF(take_line);
     case LENGTH: return good_length(parameter);
     case NUMBER: return good_number(parameter);
-    case INPUT: memset(area, 0, 64); break;
+    case INPUT:
+        memset(area, 0, 64);
+        if (has(function->name, "_list") && (named(parameter, "inputs") || named(parameter, "outputs"))) {
+            *(void **)(void *)area = memory[3];
+        }
+        break;
     case HANDLES:
     case OUTPUT: break;
     }
@@ -398,7 +412,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
         /* The work continues, and the next call uses the same output. */
         OK(dcl_stream_synchronize(POINTER_OF(dcl_stream_t, live[dcl_stream])));
     }
-    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_PENDING) {
+    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_NOT_A_MEMBER) {
         complain(function, arguments, result, "not a status for this");
     }
     if (status != DCL_STATUS_SUCCESS && dcl_last_error_message(NULL, 0) == 0) {
@@ -421,7 +435,8 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
             memset(&none, UNTOUCHED, sizeof none);
             for (uint64_t *handle = (uint64_t *)(void *)areas[i]; *handle != none; handle++) {
                 /* The function may return a layer or tensor that the network has already. */
-                if (!has(function->name, "_get_") || has(function->name, "get_communicator")) {
+                int is_part = parameter->detail == dcl_layer || parameter->detail == dcl_tensor;
+                if (!has(function->name, "_get_") || !is_part) {
                     free_one(parameter->detail, *handle);
                 }
             }
@@ -518,13 +533,16 @@ static int is_optional(const struct function *function, const struct parameter *
         {"dcl_constant_get_dimensions", "data_type"},
         {"dcl_constant_get_dimensions", "dims"},
         {"dcl_dist_collective_get_groups", "groups"},
+        {"dcl_communicator_get_global_ranks", "ranks"},
+        {"dcl_environment_get_group_ranks", "ranks"},
         {"dcl_shuffle_set_reshape_dimensions", "dims"},
         {"dcl_execution_context_set_tensor_address", "address"},
     };
     for (size_t i = 0; i < LENGTH_OF(names); i++) {
         if (named(parameter, names[i]) && (parameter->kind != HANDLE || parameter->detail == dcl_stream) &&
             !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") &&
-            !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init")) {
+            !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init") &&
+            !has(function->name, "get_stream")) {
             return 1;
         }
     }
@@ -641,6 +659,9 @@ static void copied_out(const struct function *function) {
     if (capacity < 0 || length < 0) {
         return;
     }
+    /* The capacity counts the elements. */
+    size_t unit = buffer >= 0 ? 1 : sizeof(int64_t);
+    buffer = buffer >= 0 ? buffer : find(function, "ranks");
     CHECK(buffer >= 0);
     uint64_t arguments[MOST_PARAMETERS];
     good_arguments(function, arguments);
@@ -662,8 +683,8 @@ static void copied_out(const struct function *function) {
     int is_text = function->parameters[buffer].detail == CHARACTERS;
     size_t needed = is + (size_t)is_text;
     /* Memory of exactly the length, so that a tool finds a byte written after it. */
-    unsigned char *exact = malloc(needed ? needed : 1);
-    memset(exact, UNTOUCHED, needed);
+    unsigned char *exact = malloc(needed ? needed * unit : 1);
+    memset(exact, UNTOUCHED, needed * unit);
     arguments[buffer] = NUMBER_OF(exact);
     for (size_t too_small = 0; too_small < needed; too_small += needed > 8 ? needed / 8 : 1) {
         arguments[capacity] = too_small;
@@ -677,7 +698,7 @@ static void copied_out(const struct function *function) {
     if (needed > 0 && attempt(function, arguments) != DCL_STATUS_BUFFER_TOO_SMALL) {
         complain(function, arguments, (uint64_t)status, "the capacity is too small by one");
     }
-    for (size_t i = 0; i < needed; i++) {
+    for (size_t i = 0; i < needed * unit; i++) {
         if (exact[i] != UNTOUCHED) {
             complain(function, arguments, (uint64_t)status, "the buffer was written");
         }
@@ -689,13 +710,14 @@ static void copied_out(const struct function *function) {
         complain(function, arguments, (uint64_t)status, "the capacity is enough");
     }
     /* Without a length, and with a larger capacity than needed. */
-    unsigned char *larger = malloc(needed + 16);
-    memset(larger, UNTOUCHED, needed + 16);
+    unsigned char *larger = malloc((needed + 16) * unit);
+    memset(larger, UNTOUCHED, (needed + 16) * unit);
     arguments[buffer] = NUMBER_OF(larger);
     arguments[capacity] = needed + 16;
     arguments[length] = 0;
     status = attempt(function, arguments);
-    if (status != DCL_STATUS_SUCCESS || memcmp(larger, exact, needed) != 0 || larger[needed] != UNTOUCHED) {
+    if (status != DCL_STATUS_SUCCESS || memcmp(larger, exact, needed * unit) != 0 ||
+        larger[needed * unit] != UNTOUCHED) {
         complain(function, arguments, (uint64_t)status, "more room than is needed");
     }
     free(larger);

@@ -27,7 +27,7 @@ const LENGTHS: [&str; 11] = [
 ];
 
 /// Pointers to several values, whatever their type.
-const ARRAYS: [&str; 14] = [
+const ARRAYS: [&str; 18] = [
     "permutation",
     "groups",
     "communicators",
@@ -38,10 +38,14 @@ const ARRAYS: [&str; 14] = [
     "input",
     "inputs",
     "output",
+    "outputs",
     "plan",
     "weights",
     "bytes",
     "address",
+    "received",
+    "list",
+    "byte_lens",
 ];
 
 /// Pointers of the caller or another library. A test cannot make them.
@@ -67,6 +71,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         (_, Some(_)) if c_type.ends_with("*const *") => ("TENSORS", detail),
         (_, Some(handle)) if c_type.ends_with("**") => ("HANDLES", handle),
         (_, Some(handle)) => ("HANDLE", handle),
+        ("const void *const *" | "void *const *", _) => ("INPUT", detail),
         ("const char *", _) => ("TEXT", "ONE".to_owned()),
         ("const char *const *", _) => ("NAMES", detail),
         ("const dcl_dims_t *", _) => ("DIMS", detail),

@@ -79,6 +79,8 @@ fn samples_run_on_any_number_of_ranks() {
 }
 
 under_each_tool! {
+    eager: |under| run_own("eager", under),
+    eager_in_cpp: |under| run_own_in(Language::Cpp, "eager", under),
     failures: |under| run_own("failures", under),
     interrupts: |under| run_own("interrupts", under),
     layers: |under| run_own("layers", under),

@@ -4,7 +4,9 @@
 mod arguments;
 mod asynchronous;
 mod blocking;
+mod bytes;
+mod list;
 mod raw;
 
-pub use asynchronous::Operands;
+pub use asynchronous::{AsyncResult, Operands};
 pub use raw::RawCollective;

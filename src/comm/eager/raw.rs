@@ -7,19 +7,21 @@ use crate::collective::{Call, Collective};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::Address;
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
-/// A collective on raw addresses, which have been checked.
+/// A collective on raw addresses, which have been checked, or a barrier.
 #[derive(Debug)]
 pub struct RawCollective {
     communicator: Communicator,
-    call: Call,
+    signature: Signature,
     sides: [Address; 2],
+    /// The blocks of a list form.
+    blocks: Option<Vec<Address>>,
     deadline: Instant,
 }
 
@@ -63,13 +65,7 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
         let n = self.world_size() as usize;
-        let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
-        if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            let elements = count_of(block_elements, "element");
-            let error =
-                error!(InvalidBuffer, "{elements} for each of {} are more than memory can hold", count_of(n, "rank"));
-            return Err(self.label(&collective, error));
-        }
+        self.check_count(data_type, block_elements).map_err(|error| self.label(&collective, error))?;
         let operation = collective.operation();
         let [input_elements, output_elements] =
             [operation.input_blocks(n), operation.output_blocks(n)].map(|blocks| blocks * block_elements);
@@ -78,23 +74,61 @@ impl Communicator {
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, None))
     }
+
+    /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// - The stream is not for the communicator's memory.
+    ///
+    /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
+    pub fn enqueue_barrier(&self, stream: &Stream) -> Result<Work<RawCollective>> {
+        let Request { signature, input, output, deadline, .. } = Request::barrier(Purpose::Barrier, self.deadline());
+        let sides = [input, output];
+        let task = RawCollective { communicator: self.clone(), signature, sides, blocks: None, deadline };
+        Ok(stream.submit(task.checked(stream)?, None))
+    }
+
+    /// Checks that memory can hold a block for each rank.
+    pub(super) fn check_count(&self, data_type: DataType, block_elements: usize) -> Result<()> {
+        let n = self.world_size() as usize;
+        let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
+        if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let elements = count_of(block_elements, "element");
+            bail!(InvalidBuffer, "{elements} for each of {} are more than memory can hold", count_of(n, "rank"));
+        }
+        Ok(())
+    }
 }
 
 impl RawCollective {
     /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
     /// runs.
     pub(super) fn new(communicator: &Communicator, call: Call, sides: [Address; 2], stream: &Stream) -> Result<Self> {
-        let task = RawCollective { communicator: communicator.clone(), call, sides, deadline: communicator.deadline() };
-        communicator
-            .check_request(&task.request(stream.as_cuda()))
-            .map_err(|error| error.on_rank(communicator.origin_rank()).about(|| call.to_string()))?;
-        Ok(task)
+        Self::of_user(communicator, call, sides, None).checked(stream)
+    }
+
+    /// A call on a list of blocks. The caller has checked memory, alignment and overlap.
+    pub(super) fn of_list(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Vec<Address>) -> Self {
+        Self::of_user(communicator, call, sides, Some(blocks))
+    }
+
+    fn of_user(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Option<Vec<Address>>) -> Self {
+        let signature = Signature { purpose: Purpose::Collective, call };
+        let (communicator, deadline) = (communicator.clone(), communicator.deadline());
+        RawCollective { communicator, signature, sides, blocks, deadline }
+    }
+
+    fn checked(self, stream: &Stream) -> Result<Self> {
+        let checked = self.communicator.check_request(&self.request(stream.as_cuda()));
+        checked.map_err(|error| error.on_rank(self.communicator.origin_rank()).about(|| self.signature.to_string()))?;
+        Ok(self)
     }
 
     fn request<'a>(&self, stream: Option<&'a Arc<CudaStream>>) -> Request<'a> {
-        let signature = Signature { purpose: Purpose::Collective, call: self.call };
-        let [input, output] = self.sides;
-        Request { signature, label: None, input, output, deadline: self.deadline, stream }
+        let RawCollective { signature, sides: [input, output], deadline, .. } = *self;
+        Request { signature, label: None, input, output, deadline, stream }
     }
 }
 
@@ -106,12 +140,20 @@ impl Task for RawCollective {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // SAFETY: the promise of `enqueue`, or buffers that the work owns; `new` has checked the
         // rules of memory, alignment and overlap for this stream.
-        unsafe { self.communicator.run_checked(&self.request(stream)) }
-            .map_err(|error| error.on_rank(self.communicator.origin_rank()))
+        let result = unsafe {
+            match &self.blocks {
+                None => self.communicator.run_checked(&self.request(stream)),
+                Some(blocks) => self.communicator.run_list_checked(&self.request(stream), blocks),
+            }
+        };
+        result.map_err(|error| error.on_rank(self.communicator.origin_rank()))
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.communicator.origin_rank()).about(|| self.call.collective.operation().to_string())
+        error.on_rank(self.communicator.origin_rank()).about(|| match self.signature.purpose {
+            Purpose::Collective => self.signature.call.collective.operation().to_string(),
+            purpose => purpose.name().to_owned(),
+        })
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {

@@ -116,8 +116,23 @@ impl HostBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
+        // SAFETY: the caller's promise; without blocks it is the contract of `run`.
+        unsafe { self.run_entered_list(progress, request, &[]) }
+    }
+
+    /// Runs one collective on a list of blocks, or on one buffer if there are none.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run_list`], or with an empty list as [`Backend::run`].
+    unsafe fn run_entered_list(
+        &self,
+        progress: &mut CallProgress,
+        request: &Request<'_>,
+        blocks: &[Address],
+    ) -> Result<()> {
         self.check_alive().map_err(|e| request.label(e))?;
-        let mut call = RunningCall::new(self, progress, request);
+        let mut call = RunningCall::new(self, progress, request, blocks);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
             let text = error.to_string();
@@ -253,6 +268,12 @@ impl Backend for HostBackend {
         let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
         unsafe { self.run_entered(&mut progress, request) }
+    }
+
+    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_entered_list(&mut progress, request, blocks) }
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {

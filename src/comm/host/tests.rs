@@ -164,9 +164,16 @@ fn ranks_of_processes() -> [HostBackend; 2] {
     [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))
 }
 
-/// A peer in another process posts an address, which is other memory in this process.
+/// A peer in another process posts an address, which is other memory in this process, or that of a
+/// list of addresses.
 #[test]
 fn an_address_that_another_process_gives_is_neither_read_nor_written() {
+    refuses_what_another_process_posts(BufferLocation::Address, "rank 1 gives an address, and is in another process");
+    let text = "rank 1 gives a list of addresses, and is in another process";
+    refuses_what_another_process_posts(BufferLocation::List, text);
+}
+
+fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text: &str) {
     const LEN: usize = 1000;
     let all_reduce = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
@@ -174,7 +181,7 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         let secret = [3u8; LEN];
         let signature =
             Signature { purpose: Purpose::Collective, call: Call::of_blocks(collective, DataType::Uint8, LEN) };
-        let place = BufferLocation::Address(secret.as_ptr().expose_provenance());
+        let place = posted(secret.as_ptr().expose_provenance());
         let body = CallBody::Locations { input: place, output: place };
         peer.segment.post_header(peer.rank, 1, signature.to_words(), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
@@ -192,7 +199,7 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
         };
         // SAFETY: the part holds an input, and behind it an output of two blocks.
         let error = unsafe { own.run(&request) }.expect_err("it is refused");
-        assert_eq!(error.to_string(), "rank 1 gives an address, and is in another process");
+        assert_eq!(error.to_string(), text);
         // SAFETY: as above, and no rank writes it any more.
         let output = unsafe { std::slice::from_raw_parts(start.wrapping_add(LEN), 2 * LEN) };
         assert!(output.iter().all(|byte| *byte == 0), "the peer's address was read");

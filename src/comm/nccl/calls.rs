@@ -325,7 +325,8 @@ impl NcclBackend {
                     function!(library, ncclReduceScatter)?(input, output, block, data_type, op, raw, stream)
                 }
                 _ if !self.features.has_all_to_all => {
-                    return self.send_and_receive(collective, elements, [input, output.cast_const()], raw, stream);
+                    let sides = [input, output.cast_const()];
+                    return self.send_and_receive(collective, elements, sides, &[], raw, stream);
                 }
                 Collective::AllToAll => function!(library, ncclAlltoAll)?(input, output, block, data_type, raw, stream),
                 Collective::Gather { .. } => {
@@ -362,7 +363,39 @@ impl NcclBackend {
         Ok(*self.averages[number].get_or_init(|| op))
     }
 
-    /// all_to_all, gather and scatter before NCCL 2.28: sends and receives in one group.
+    /// Enqueues scatter, gather or all_gather on a list of blocks: sends and receives in one group.
+    ///
+    /// # Safety
+    ///
+    /// As [`issue`](Self::issue), for each block.
+    pub(super) unsafe fn issue_list(
+        &self,
+        call: &Call,
+        sides: [*mut u8; 2],
+        blocks: &[*mut u8],
+        stream: &Arc<CudaStream>,
+        deadline: Instant,
+    ) -> Result<()> {
+        if call.block_elements == 0 {
+            return Ok(());
+        }
+        let [input, output] = sides;
+        // SAFETY: the caller's promise. Among one rank, the list's only block is its side's
+        // address.
+        unsafe {
+            if self.origins.len() == 1 {
+                return stream.copy(input, output, call.block_bytes());
+            }
+            let sides = [input, output].map(|side| side.cast_const().cast());
+            self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
+                let (elements, stream) = (Elements::of(call), stream.as_ptr().cast());
+                self.send_and_receive(&call.collective, elements, sides, blocks, raw, stream)
+            })
+        }
+    }
+
+    /// Sends and receives in one group: all_to_all, gather and scatter before NCCL 2.28, and list
+    /// forms, where the side with a block for each rank has each at an address of its own.
     ///
     /// # Safety
     ///
@@ -372,6 +405,7 @@ impl NcclBackend {
         collective: &Collective,
         elements: Elements,
         [input, output]: [*const std::ffi::c_void; 2],
+        blocks: &[*mut u8],
         raw: ncclComm_t,
         stream: cudaStream_t,
     ) -> Result<ncclResult_t> {
@@ -379,25 +413,29 @@ impl NcclBackend {
         let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let Elements { data_type, byte_len, block } = elements;
-        // What goes to a rank and comes from it: the number of a block of the input, and of one of
-        // the output.
+        // What goes to a rank and comes from it: a block of the input, and one of the output.
         let geometry = collective.operation().geometry();
         let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
-        let block_of = |is_per_rank: bool, peer: usize| if is_per_rank { peer } else { 0 };
-        let [to, from] = [geometry.input.is_per_rank, geometry.output.is_per_rank];
-        let sends = |peer| uses(self.rank, GroupRank(peer as u32)).then_some(block_of(to, peer));
-        let receives = |peer| uses(GroupRank(peer as u32), self.rank).then_some(block_of(from, peer));
+        let block_of = |side: *const std::ffi::c_void, is_per_rank: bool, peer: usize| match blocks.get(peer) {
+            Some(at) if is_per_rank => at.cast_const().cast(),
+            _ if is_per_rank => side.wrapping_byte_add(peer * block * byte_len),
+            _ => side,
+        };
+        let sends = |peer: usize| {
+            uses(self.rank, GroupRank(peer as u32)).then(|| block_of(input, geometry.input.is_per_rank, peer))
+        };
+        let receives = |peer: usize| {
+            uses(GroupRank(peer as u32), self.rank).then(|| block_of(output, geometry.output.is_per_rank, peer))
+        };
         // SAFETY: the caller's promise; blocks are within the buffers.
         unsafe {
             let mut result = start();
             for peer in 0..self.origins.len() {
-                if let Some(at) = sends(peer).filter(|_| result == ncclSuccess) {
-                    let from = input.wrapping_byte_add(at * block * byte_len);
+                if let Some(from) = sends(peer).filter(|_| result == ncclSuccess) {
                     result = send(from, block, data_type, peer as i32, raw, stream);
                 }
-                if let Some(at) = receives(peer).filter(|_| result == ncclSuccess) {
-                    let to = output.wrapping_byte_add(at * block * byte_len).cast_mut();
-                    result = receive(to, block, data_type, peer as i32, raw, stream);
+                if let Some(to) = receives(peer).filter(|_| result == ncclSuccess) {
+                    result = receive(to.cast_mut(), block, data_type, peer as i32, raw, stream);
                 }
             }
             // A group that was begun is ended, whatever happened in it.

@@ -50,6 +50,11 @@ impl NcclDomain {
         self.control.as_ref().map_or(Ok(()), |control| control.check_peers())
     }
 
+    /// The control communicator, if there is one.
+    pub(super) fn control(&self) -> Option<&Arc<dyn Backend>> {
+        self.control.as_ref()
+    }
+
     /// The error that ended the domain on this rank.
     pub(super) fn ended(&self) -> Option<&Error> {
         self.ended.get()

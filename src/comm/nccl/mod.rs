@@ -37,7 +37,7 @@ use super::backend::{Backend, CallGroup, Control, Request, SharedGraph};
 use super::signature::{Purpose, Signature, place_of};
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Call, Collective, ReduceOperation, Side};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Transfer};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -114,7 +114,7 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_locked(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
+    unsafe fn run_locked(&self, state: &mut RankState, request: &Request<'_>, list: Option<&[Address]>) -> Result<()> {
         self.domain.check().map_err(|e| request.label(e))?;
         let is_counted = request.signature.purpose.is_counted();
         state.counted += u64::from(is_counted);
@@ -123,8 +123,8 @@ impl NcclBackend {
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
-                Some(stream) => self.enqueue(state, request, stream),
-                None => self.complete(state, request),
+                Some(stream) => self.enqueue(state, request, list, stream),
+                None => self.complete(state, request, list),
             }
         };
         result.map_err(|error| {
@@ -164,10 +164,22 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn enqueue(&self, state: &mut RankState, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+    unsafe fn enqueue(
+        &self,
+        state: &mut RankState,
+        request: &Request<'_>,
+        list: Option<&[Address]>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()> {
         let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
+        let blocks = list.map(|list| list.iter().map(|block| block.pointer).collect::<Vec<_>>());
         // SAFETY: the caller's promise.
-        unsafe { self.issue(&mut state.scratch, &call, sides, stream, request.deadline) }
+        unsafe {
+            match blocks {
+                Some(blocks) => self.issue_list(&call, sides, &blocks, stream, request.deadline),
+                None => self.issue(&mut state.scratch, &call, sides, stream, request.deadline),
+            }
+        }
     }
 
     /// Runs a collective on this communicator's own stream until it is done. Tensors in host memory
@@ -176,7 +188,7 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
+    unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>, list: Option<&[Address]>) -> Result<()> {
         let (call, n, deadline) = (request.signature.call, self.origins.len(), request.deadline);
         let on_host = |side: Address, byte_len: usize, used: bool| {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }
@@ -186,6 +198,15 @@ impl NcclBackend {
         let [mut input, mut output] = [request.input.pointer, request.output.pointer];
         let (device, stream) = (self.device(), &self.stream);
         let alive = &mut || self.check();
+        // A side in host memory: each part's address, its offset in staging memory and its length.
+        let parts = |side: Side, whole: Address, byte_len: usize| -> Vec<(*mut u8, usize, usize)> {
+            let block = call.block_bytes();
+            let part = |(index, at): (usize, &Address)| (at.pointer, index * block, block);
+            match list.filter(|_| side.is_per_rank) {
+                Some(list) => list.iter().enumerate().map(part).collect(),
+                None => vec![(whole.pointer, 0, byte_len)],
+            }
+        };
         // SAFETY: the caller's promise; the staging is as long as was asked for, and the rank lock
         // keeps other calls from it.
         unsafe {
@@ -194,14 +215,29 @@ impl NcclBackend {
             }
             if given > 0 {
                 input = state.staging.input(device, given)?;
-                let from = request.input.pointer;
-                state.transfer(device)?.upload(from, input, given, stream, deadline, alive)?;
+                for (from, offset, len) in parts(call.input(), request.input, given) {
+                    state.transfer(device)?.upload(from, input.add(offset), len, stream, deadline, alive)?;
+                }
             }
             let (call, sides) = with_something_to_do(request, [input, output]);
-            self.issue(&mut state.scratch, &call, sides, stream, deadline)?;
+            match list {
+                None => self.issue(&mut state.scratch, &call, sides, stream, deadline)?,
+                Some(list) => {
+                    // Those in host memory are next to each other in staging memory.
+                    let (staged, is_staged) =
+                        if call.input().is_per_rank { (input, given > 0) } else { (output, wanted > 0) };
+                    let block_at = |(index, block): (usize, &Address)| match is_staged {
+                        true => staged.wrapping_add(index * call.block_bytes()),
+                        false => block.pointer,
+                    };
+                    let blocks: Vec<*mut u8> = list.iter().enumerate().map(block_at).collect();
+                    self.issue_list(&call, sides, &blocks, stream, deadline)?;
+                }
+            }
             if wanted > 0 {
-                let to = request.output.pointer;
-                state.transfer(device)?.download(output, to, wanted, stream, deadline, alive)?;
+                for (to, offset, len) in parts(call.output(), request.output, wanted) {
+                    state.transfer(device)?.download(output.add(offset), to, len, stream, deadline, alive)?;
+                }
             }
         }
         stream.synchronize(deadline, alive)
@@ -314,7 +350,13 @@ impl Backend for NcclBackend {
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request) }
+        unsafe { self.run_locked(&mut state, request, None) }
+    }
+
+    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_locked(&mut state, request, Some(blocks)) }
     }
 
     fn can_group(&self, call: &Call, rank_count: usize) -> bool {
@@ -325,6 +367,20 @@ impl Backend for NcclBackend {
     unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { group::run(group) }
+    }
+
+    /// On the control communicator, because NCCL does not tell which ranks are missing.
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        self.domain.check()?;
+        // A control communicator has the ranks of the first communicator.
+        match self.domain.control().filter(|control| control.world_size() == self.world_size()) {
+            Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
+            None => bail!(
+                Unsupported,
+                "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \
+                 needs one machine and all ranks of it; call `barrier`"
+            ),
+        }
     }
 
     fn track_graph(&self, graph: &SharedGraph) {

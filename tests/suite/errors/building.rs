@@ -30,7 +30,8 @@ fn numbers_and_names() {
     expect(DataType::from_number(9), Unsupported, &format!("data type INT4 has no collective; {types}"));
     expect(DataType::from_number(10), Unsupported, &format!("data type FP4 has no collective; {types}"));
     expect(DataType::from_number(11), Unsupported, &format!("data type E8M0 has no collective; {types}"));
-    expect("float64".parse::<DataType>(), InvalidArgument, &format!("\"float64\" is not a data type; {types}"));
+    expect("float65".parse::<DataType>(), InvalidArgument, &format!("\"float65\" is not a data type; {types}"));
+    expect("float64".parse::<DataType>(), Unsupported, &format!("data type float64 has no collective; {types}"));
     expect(
         "allreduce".parse::<Op>(),
         InvalidArgument,
@@ -40,7 +41,7 @@ fn numbers_and_names() {
     expect(
         "mean".parse::<ReduceOperation>(),
         InvalidArgument,
-        "\"mean\" is not a reduce operation; they are sum, prod, max, min, avg",
+        "\"mean\" is not a reduce operation; they are sum, prod (or product), max, min, avg",
     );
     assert_eq!(ReduceOperation::from_number(5).expect("none"), None);
     assert_eq!("FLOAT8".parse::<DataType>().expect("a type"), DataType::Float8E4M3);

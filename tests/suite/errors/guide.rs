@@ -171,6 +171,17 @@ fn between_threads() -> Vec<Error> {
             _ => Ok(()),
         }),
         errors(3, |communicator| match communicator.rank().0 {
+            0 => communicator.monitored_barrier(SHORT),
+            _ => {
+                wait_for_the_end(communicator);
+                Ok(())
+            }
+        }),
+        errors(3, |communicator| match communicator.new_group([2, 0])? {
+            Some(group) => group.group_rank(1).map(drop),
+            None => Ok(()),
+        }),
+        errors(3, |communicator| match communicator.rank().0 {
             2 => communicator.abort("the tokenizer failed"),
             _ => communicator.barrier(),
         }),

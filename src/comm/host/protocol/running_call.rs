@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use super::report::{self, Report};
 use super::segment::Milestone;
-use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN};
+use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, PAYLOAD_BYTES};
 use super::waiter::{WaitError, Waiter};
-use crate::collective::Collective;
+use crate::collective::{Collective, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::inline;
 use crate::comm::signature::{Purpose, Signature};
 use crate::error::{ErrorKind, Result};
+use crate::memory::Address;
 use crate::rank::GroupRank;
 use crate::util::interrupt;
 
@@ -52,6 +53,8 @@ pub(crate) struct RunningCall<'a> {
     pub(crate) host: &'a HostBackend,
     pub(crate) progress: &'a mut CallProgress,
     pub(crate) request: &'a Request<'a>,
+    /// This rank's list, if its side with a block for each rank is one.
+    blocks: &'a [Address],
     is_finished: bool,
     /// How many bytes this rank has moved, and how many of them since it checked its deadline.
     moved: Cell<(usize, usize)>,
@@ -72,10 +75,15 @@ impl Drop for RunningCall<'_> {
 
 impl<'a> RunningCall<'a> {
     /// The next collective of this rank.
-    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+    pub(crate) fn new(
+        host: &'a HostBackend,
+        progress: &'a mut CallProgress,
+        request: &'a Request<'a>,
+        blocks: &'a [Address],
+    ) -> Self {
         progress.sequence += 1;
         progress.counted += u64::from(request.signature.purpose.is_counted());
-        RunningCall { host, progress, request, is_finished: false, moved: Cell::default() }
+        RunningCall { host, progress, request, blocks, is_finished: false, moved: Cell::default() }
     }
 
     /// Runs the collective. After an error the caller aborts the communicator before it drops this.
@@ -168,10 +176,11 @@ impl<'a> RunningCall<'a> {
         let (call, n) = (request.signature.call, host.segment.len());
         let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
+        let mut room = [0; PAYLOAD_BYTES];
         let body = if inline::fits(&call, n) {
-            CallBody::Payload(self.payload(input_bytes))
+            CallBody::Payload(self.payload(input_bytes, &mut room))
         } else {
-            locations = [self.locate(request.input.pointer, input_bytes, false), self.output_location()];
+            locations = [self.input_location(input_bytes), self.output_location()];
             CallBody::Locations { input: locations[0], output: locations[1] }
         };
         host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
@@ -183,6 +192,43 @@ impl<'a> RunningCall<'a> {
         match self.host.segment.spans_processes {
             true => self.host.arena.locate(address, byte_len, &self.host.lineage, is_written),
             false => BufferLocation::Address(address.expose_provenance()),
+        }
+    }
+
+    /// Where peers find this rank's input, if they read it in place.
+    fn input_location(&self, input_bytes: usize) -> BufferLocation {
+        match (self.has_input_list() && input_bytes > 0, self.host.segment.spans_processes) {
+            (false, _) => self.locate(self.request.input.pointer, input_bytes, false),
+            (true, false) => BufferLocation::List(self.blocks.as_ptr().expose_provenance()),
+            // The blocks need not be in one block of symmetric memory.
+            (true, true) => BufferLocation::Unreachable,
+        }
+    }
+
+    fn has_list_of(&self, side: Side) -> bool {
+        side.is_per_rank && !self.blocks.is_empty()
+    }
+
+    /// Whether this rank's input is a list.
+    pub(crate) fn has_input_list(&self) -> bool {
+        self.has_list_of(self.request.signature.call.input())
+    }
+
+    /// The address of a block of this rank's input.
+    pub(crate) fn input_block(&self, index: usize) -> *const u8 {
+        let call = self.request.signature.call;
+        match self.has_input_list() {
+            true => self.blocks[index].pointer,
+            false => self.request.input.pointer.wrapping_add(index * call.block_bytes()),
+        }
+    }
+
+    /// The address of a block of this rank's output.
+    pub(crate) fn output_block(&self, index: usize) -> *mut u8 {
+        let call = self.request.signature.call;
+        match self.has_list_of(call.output()) {
+            true => self.blocks[index].pointer,
+            false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 

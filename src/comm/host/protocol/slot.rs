@@ -49,6 +49,9 @@ unsafe impl Shareable for Slot {}
 pub(crate) enum BufferLocation {
     /// At an address of this process.
     Address(usize),
+    /// In pieces: at an address of this process is a list with the `Address` of the block for each
+    /// rank.
+    List(usize),
     /// In the rank's part of a block of symmetric memory.
     Block { id: u64, offset: usize },
     /// Peers cannot reach it.
@@ -60,10 +63,13 @@ impl BufferLocation {
     const ADDRESS: u64 = 0;
     /// The first word of an unreachable buffer. No block has this id.
     const UNREACHABLE: u64 = u64::MAX;
+    /// The first word of a list. No block has this id.
+    const LIST: u64 = u64::MAX - 1;
 
     fn to_words(self) -> [u64; 2] {
         match self {
             BufferLocation::Address(address) => [Self::ADDRESS, address as u64],
+            BufferLocation::List(address) => [Self::LIST, address as u64],
             BufferLocation::Block { id, offset } => [id, offset as u64],
             BufferLocation::Unreachable => [Self::UNREACHABLE, 0],
         }
@@ -72,6 +78,7 @@ impl BufferLocation {
     fn from_words([id, at]: [u64; 2]) -> Self {
         match id {
             Self::ADDRESS => BufferLocation::Address(at as usize),
+            Self::LIST => BufferLocation::List(at as usize),
             Self::UNREACHABLE => BufferLocation::Unreachable,
             id => BufferLocation::Block { id, offset: at as usize },
         }
@@ -187,8 +194,8 @@ mod tests {
     #[test]
     fn a_location_is_read_back() {
         let block = BufferLocation::Block { id: 7, offset: 64 };
-        for location in [BufferLocation::Address(0), BufferLocation::Address(4096), block, BufferLocation::Unreachable]
-        {
+        let addresses = [BufferLocation::Address(0), BufferLocation::Address(4096), BufferLocation::List(4096)];
+        for location in addresses.into_iter().chain([block, BufferLocation::Unreachable]) {
             assert_eq!(BufferLocation::from_words(location.to_words()), location);
         }
     }

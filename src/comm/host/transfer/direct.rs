@@ -10,6 +10,7 @@ use crate::comm::host::protocol::segment::Milestone;
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
 use crate::compute;
 use crate::error::{Result, bail};
+use crate::memory::Address;
 use crate::rank::GroupRank;
 use crate::sync::{Ordering, fence};
 
@@ -88,6 +89,17 @@ impl RunningCall<'_> {
             BufferLocation::Address(address) => {
                 Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset))
             }
+            BufferLocation::List(_) if segment.spans_processes => {
+                bail!(System, "rank {} gives a list of addresses, and is in another process", segment.member(peer))
+            }
+            // The offset of this rank's block in a list is its place there.
+            BufferLocation::List(list) => {
+                let own = std::ptr::with_exposed_provenance::<Address>(list).wrapping_add(self.host.rank.index());
+                let _access = segment.begin_access(self.host.rank)?;
+                // SAFETY: the peer's list has an address for each rank (invariant 5), and stays
+                // valid while this rank has an access (invariants 9 and 10).
+                Ok(unsafe { own.read() }.pointer)
+            }
             BufferLocation::Block { id, offset: start } => {
                 self.host.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
             }
@@ -99,8 +111,7 @@ impl RunningCall<'_> {
 
     /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the
     /// other.
-    fn copy_in(&self, source: *const u8, target_offset: usize, len: usize) -> Result<()> {
-        let target = self.output_at(target_offset);
+    fn copy_in(&self, source: *const u8, target: *mut u8, len: usize) -> Result<()> {
         if source == target.cast_const() {
             return Ok(());
         }
@@ -116,11 +127,11 @@ impl RunningCall<'_> {
         Ok(())
     }
 
-    /// Copies a block of one peer's input into this rank's output.
-    fn fetch(&self, peer: GroupRank, source_offset: usize, target_offset: usize) -> Result<()> {
+    /// Copies a block of one peer's input into a block of this rank's output.
+    fn fetch(&self, peer: GroupRank, source_offset: usize, target_block: usize) -> Result<()> {
         let block = self.request.signature.call.block_bytes();
         let source = self.peer_address(peer, CallHeader::input, source_offset, block)?;
-        self.copy_in(source, target_offset, block)
+        self.copy_in(source, self.output_block(target_block), block)
     }
 
     /// Copies a block of every rank's input into the output, in rank order.
@@ -129,7 +140,7 @@ impl RunningCall<'_> {
         let n = self.host.segment.len();
         for i in 0..n {
             let peer = GroupRank(((self.host.rank.index() + i) % n) as u32);
-            self.fetch(peer, source_offset, peer.index() * self.request.signature.call.block_bytes())?;
+            self.fetch(peer, source_offset, peer.index())?;
         }
         Ok(())
     }

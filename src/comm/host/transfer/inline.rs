@@ -18,13 +18,22 @@ pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
 }
 
 impl RunningCall<'_> {
-    /// The bytes of this rank's input.
-    pub(crate) fn payload(&self, byte_len: usize) -> &[u8] {
+    /// The bytes of this rank's input. Those of a list are copied to `room`.
+    pub(crate) fn payload<'r>(&'r self, byte_len: usize, room: &'r mut [u8; PAYLOAD_BYTES]) -> &'r [u8] {
+        let block = self.request.signature.call.block_bytes();
         match byte_len {
             0 => &[],
             // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
             // returns.
-            _ => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
+            _ if !self.has_input_list() => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
+            _ => {
+                for (index, to) in room[..byte_len].chunks_exact_mut(block).enumerate() {
+                    // SAFETY: by the contract of `Backend::run_list` each block holds that many
+                    // bytes until the call returns.
+                    unsafe { compute::copy(self.input_block(index), to.as_mut_ptr(), block) };
+                }
+                &room[..byte_len]
+            }
         }
     }
 
@@ -60,19 +69,18 @@ impl RunningCall<'_> {
         payload
     }
 
-    /// Copies a block of a peer's input into the output.
-    fn take_payload(&self, peer: GroupRank, source_offset: usize, target_offset: usize) {
+    /// Copies a block of a peer's input into a block of the output.
+    fn take_payload(&self, peer: GroupRank, source_offset: usize, target_block: usize) {
         let payload = self.payload_of(peer);
         let source = payload.as_ptr().cast::<u8>().wrapping_add(source_offset);
-        let target = self.request.output.pointer.wrapping_add(target_offset);
+        let target = self.output_block(target_block);
         // SAFETY: the payload holds a peer's input, with the block in it, because the peer made the
         // same call (invariant 5). The output holds the block by the contract of `Backend::run`.
         unsafe { compute::copy(source, target, self.request.signature.call.block_bytes()) };
     }
 
     fn take_payloads(&self, source_offset: usize) {
-        let block = self.request.signature.call.block_bytes();
-        self.host.segment.ranks().for_each(|peer| self.take_payload(peer, source_offset, peer.index() * block));
+        self.host.segment.ranks().for_each(|peer| self.take_payload(peer, source_offset, peer.index()));
     }
 
     /// Reduces a block of all inputs, in rank order, into the output.

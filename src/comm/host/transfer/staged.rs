@@ -100,12 +100,10 @@ impl RunningCall<'_> {
 
     /// Writes what peers take in this round into this rank's stage.
     fn fill_stage(&self, piece: Piece) {
-        let call = self.request.signature.call;
-        if !call.input().is_per_rank {
+        if !self.request.signature.call.input().is_per_rank {
             return self.stage(0, 0, piece);
         }
-        let block = call.block_bytes();
-        self.peers().for_each(|peer| self.stage(part_for(peer, self.host.rank), peer.index() * block, piece));
+        self.peers().for_each(|peer| self.stage(part_for(peer, self.host.rank), peer.index(), piece));
     }
 
     /// Moves what this rank takes in one round into its output.
@@ -120,18 +118,16 @@ impl RunningCall<'_> {
             | Collective::Reduce { reduce_op, .. }
             | Collective::ReduceScatter { reduce_op } => self.reduce_stages(reduce_op, piece)?,
             Collective::AllGather | Collective::Gather { .. } | Collective::AllToAll => {
-                let block = call.block_bytes();
-                self.host.segment.ranks().for_each(|peer| self.take(peer, peer.index() * block, piece));
+                self.host.segment.ranks().for_each(|peer| self.take(peer, peer.index(), piece));
             }
             Collective::Broadcast { root } | Collective::Scatter { root } => self.take(root, 0, piece),
         }
         Ok(())
     }
 
-    /// Copies a piece of this rank's input, of the block that begins at `offset`, into a part of
-    /// its stage.
-    fn stage(&self, part: usize, offset: usize, piece: Piece) {
-        let source = self.request.input.pointer.wrapping_add(offset + piece.start);
+    /// Copies a piece of a block of this rank's input into a part of its stage.
+    fn stage(&self, part: usize, block: usize, piece: Piece) {
+        let source = self.input_block(block).wrapping_add(piece.start);
         self.host.segment.write_stage(self.host.rank, piece.round, |stage| {
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
@@ -146,18 +142,16 @@ impl RunningCall<'_> {
         let (call, rank) = (self.request.signature.call, self.host.rank);
         let is_per_rank = call.input().is_per_rank;
         if giver == rank {
-            let block = if is_per_rank { rank.index() * call.block_bytes() } else { 0 };
-            return self.request.input.pointer.wrapping_add(block + piece.start);
+            return self.input_block(if is_per_rank { rank.index() } else { 0 }).wrapping_add(piece.start);
         }
         let part = if is_per_rank { part_for(rank, giver) } else { 0 };
         let segment = &self.host.segment;
         segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(part * piece.len))
     }
 
-    /// Copies the piece that `giver` gives to this rank into the output, into the block that begins
-    /// at `offset`.
-    fn take(&self, giver: GroupRank, offset: usize, piece: Piece) {
-        let target = self.request.output.pointer.wrapping_add(offset + piece.start);
+    /// Copies the piece that `giver` gives to this rank into a block of the output.
+    fn take(&self, giver: GroupRank, block: usize, piece: Piece) {
+        let target = self.output_block(block).wrapping_add(piece.start);
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
         // the round (invariant 7), and writes this stage again only after this rank has published a

@@ -1,0 +1,230 @@
+/* Asynchronous calls, barriers, groups by name, random numbers, and bytes of unknown length. */
+#include "check.h"
+
+#define NB_RANKS 3
+
+static void own_stream(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    dcl_stream_t *stream, *again;
+    dcl_work_t *work;
+    OK(dcl_communicator_get_stream(communicator, &stream));
+    OK(dcl_communicator_get_stream(communicator, &again));
+    int32_t given = rank + 1, taken = 0;
+    OK(dcl_all_reduce(communicator, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, stream, &work));
+    /* A blocking call comes after it. */
+    OK(dcl_communicator_barrier(communicator));
+    CHECK(taken == 6);
+    OK(dcl_work_wait(work));
+    /* Its result stays. */
+    OK(dcl_work_wait_for(work, 0));
+    OK(dcl_work_free(work));
+    OK(dcl_communicator_enqueue_barrier(communicator, again, &work));
+    OK(dcl_work_wait(work));
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    OK(dcl_stream_synchronize(again));
+    OK(dcl_stream_free(again));
+    OK(dcl_communicator_monitored_barrier(communicator, TIMEOUT_MS));
+    OK(dcl_communicator_monitored_barrier(communicator, DCL_TIMEOUT_DEFAULT));
+}
+
+static void missing_ranks_are_named(void) {
+    dcl_communicator_t *communicators[NB_RANKS];
+    OK(dcl_communicator_new_in_process("host", NB_RANKS, TIMEOUT_MS, communicators));
+    FAILS(DCL_STATUS_DEADLINE_EXCEEDED, dcl_communicator_monitored_barrier(communicators[0], 20));
+    MESSAGE_HAS("monitored_barrier (collective 1): ranks 1 and 2 did not arrive before the deadline");
+    FAILS(DCL_STATUS_ABORTED, dcl_communicator_monitored_barrier(communicators[2], 20));
+    MESSAGE_HAS("ranks 1 and 2 did not arrive");
+    for (int rank = 0; rank < NB_RANKS; rank++) {
+        OK(dcl_communicator_free(communicators[rank]));
+    }
+}
+
+static void numbers_in_groups(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    const int64_t members[] = {2, 0};
+    dcl_communicator_t *group;
+    OK(dcl_communicator_new_group(communicator, members, 2, &group));
+    CHECK((group == NULL) == (rank == 1));
+    if (group == NULL) {
+        return;
+    }
+    int64_t ranks[3] = {-7, -7, -7};
+    size_t length = 0;
+    OK(dcl_communicator_get_global_ranks(group, NULL, 0, &length));
+    CHECK(length == 2);
+    FAILS(DCL_STATUS_BUFFER_TOO_SMALL, dcl_communicator_get_global_ranks(group, ranks, 1, &length));
+    CHECK(ranks[0] == -7);
+    OK(dcl_communicator_get_global_ranks(group, ranks, 3, NULL));
+    CHECK(ranks[0] == 2 && ranks[1] == 0 && ranks[2] == -7);
+    int32_t number = -7;
+    OK(dcl_communicator_get_global_rank(group, 0, &number));
+    CHECK(number == 2);
+    OK(dcl_communicator_get_group_rank(group, 0, &number));
+    CHECK(number == 1);
+    FAILS(DCL_STATUS_NOT_A_MEMBER, dcl_communicator_get_group_rank(group, 1, &number));
+    MESSAGE_HAS("rank 1 is not a member of the group, which has ranks 2 and 0");
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_get_global_rank(group, 2, &number));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_get_group_rank(group, -1, &number));
+    CHECK(number == 1);
+    /* A root is a rank of the group. */
+    int32_t value = rank;
+    OK(dcl_broadcast(group, &value, &value, 1, DCL_DATA_TYPE_INT32, 0, NULL, NULL));
+    CHECK(value == 2);
+    OK(dcl_communicator_free(group));
+}
+
+/* Checks a received buffer, and frees it. */
+static void holds(dcl_buffer_t *buffer, const char *text) {
+    size_t length = 0;
+    char bytes[64];
+    OK(dcl_buffer_get_byte_len(buffer, &length));
+    CHECK(length == strlen(text) && length < sizeof bytes);
+    OK(dcl_buffer_read(buffer, 0, bytes, length));
+    CHECK(memcmp(bytes, text, length) == 0);
+    OK(dcl_buffer_free(buffer));
+}
+
+static void bytes_of_unknown_length(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    static const char *const texts[NB_RANKS] = {"a longer text", "", "x"};
+    static const void *const list[NB_RANKS] = {"one", "", "three"};
+    static const size_t byte_lens[NB_RANKS] = {3, 0, 5};
+    const char *own = texts[rank];
+    int32_t root = 2;
+    dcl_buffer_t *received[NB_RANKS] = {NULL, NULL, NULL};
+    OK(dcl_broadcast_bytes(communicator, own, strlen(own), root, received));
+    holds(received[0], "x");
+    OK(dcl_all_gather_bytes(communicator, own, strlen(own), received));
+    for (int i = 0; i < NB_RANKS; i++) {
+        holds(received[i], texts[i]);
+    }
+    OK(dcl_gather_bytes(communicator, own, strlen(own), root, rank == root ? received : NULL));
+    for (int i = 0; i < NB_RANKS && rank == root; i++) {
+        holds(received[i], texts[i]);
+    }
+    if (rank == root) {
+        OK(dcl_scatter_bytes(communicator, list, byte_lens, root, received));
+    } else {
+        OK(dcl_scatter_bytes(communicator, NULL, NULL, root, received));
+    }
+    holds(received[0], rank == 0 ? "one" : rank == 1 ? "" : "three");
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_broadcast_bytes(communicator, own, 1, NB_RANKS, received));
+    OK(dcl_communicator_barrier(communicator));
+}
+
+static void lists(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    int32_t own[2] = {rank, 10 * rank}, all[NB_RANKS][3], taken[2] = {-7, -7}, root = 1;
+    void *outputs[NB_RANKS];
+    const void *inputs[NB_RANKS];
+    for (int i = 0; i < NB_RANKS; i++) {
+        outputs[i] = all[i];
+        inputs[i] = all[i];
+        all[i][2] = -7;
+    }
+    OK(dcl_all_gather_list(communicator, own, outputs, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    for (int i = 0; i < NB_RANKS; i++) {
+        CHECK(all[i][0] == i && all[i][1] == 10 * i && all[i][2] == -7);
+        all[i][0] = all[i][1] = -7;
+    }
+    dcl_stream_t *stream;
+    dcl_work_t *work;
+    OK(dcl_communicator_get_stream(communicator, &stream));
+    OK(dcl_gather_list(communicator, own, rank == root ? outputs : NULL, 2, DCL_DATA_TYPE_INT32, root, stream, &work));
+    OK(dcl_work_wait(work));
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    for (int i = 0; i < NB_RANKS; i++) {
+        CHECK(all[i][0] == (rank == root ? i : -7));
+    }
+    OK(dcl_scatter_list(communicator, rank == root ? inputs : NULL, taken, 2, DCL_DATA_TYPE_INT32, root, NULL, NULL));
+    CHECK(taken[0] == rank && taken[1] == 10 * rank);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_gather_list(communicator, own, NULL, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    outputs[0] = outputs[1];
+    FAILS(DCL_STATUS_INVALID_BUFFER,
+          dcl_all_gather_list(communicator, own, outputs, 2, DCL_DATA_TYPE_INT32, NULL, NULL));
+    MESSAGE_HAS("two tensors of the output list overlap");
+    OK(dcl_communicator_barrier(communicator));
+}
+
+static void environment_of_one_rank(void) {
+    dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
+    config.rank = 0;
+    config.world_size = 1;
+    config.host = "localhost";
+    config.port = own_port();
+    config.backend = "host";
+    config.seed = 5;
+    int32_t is_initialized = -7;
+    OK(dcl_environment_is_initialized(&is_initialized));
+    CHECK(is_initialized == 0);
+    dcl_environment_t *environment;
+    OK(dcl_environment_initialize(&config, &environment));
+    OK(dcl_environment_is_initialized(&is_initialized));
+    CHECK(is_initialized == 1);
+
+    char text[64];
+    size_t length;
+    OK(dcl_environment_get_source(environment, "rank", text, sizeof text, &length));
+    CHECK(length == strlen(text) && length > 0);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_get_source(environment, "shoe size", text, sizeof text, NULL));
+    MESSAGE_HAS("there is no value \"shoe size\"; there are local_rank, local_world_size");
+
+    const int64_t all[] = {0};
+    dcl_communicator_t *group, *outside;
+    OK(dcl_environment_new_group(environment, "tp", all, 1, &group));
+    OK(dcl_communicator_free(group));
+    OK(dcl_environment_new_group(environment, "nobody", NULL, 0, &outside));
+    CHECK(outside == NULL);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_new_group(environment, "tp", all, 1, &group));
+    OK(dcl_environment_get_group(environment, "tp", &group));
+    OK(dcl_communicator_barrier(group));
+    OK(dcl_communicator_free(group));
+    OK(dcl_environment_get_group(environment, "default", &group));
+    OK(dcl_communicator_free(group));
+    FAILS(DCL_STATUS_NOT_A_MEMBER, dcl_environment_get_group(environment, "nobody", &group));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_get_group(environment, "dp", &group));
+    MESSAGE_HAS("there is no group \"dp\"; there are \"default\", \"nobody\", \"tp\"");
+    int64_t ranks[1] = {-7};
+    OK(dcl_environment_get_group_ranks(environment, "nobody", ranks, 0, &length));
+    CHECK(length == 0);
+    OK(dcl_environment_get_group_ranks(environment, "tp", ranks, 1, &length));
+    CHECK(length == 1 && ranks[0] == 0);
+
+    dcl_generator_t *common, *own, *same;
+    uint64_t numbers[3], seed;
+    uint8_t bytes[16], again[16];
+    OK(dcl_environment_get_common_generator(environment, &common));
+    OK(dcl_environment_get_rank_generator(environment, &own));
+    OK(dcl_environment_get_seed(environment, &seed));
+    CHECK(seed == 5);
+    OK(dcl_generator_new(seed, 1, &same));
+    OK(dcl_generator_next_u64(common, &numbers[0]));
+    OK(dcl_generator_next_u64(own, &numbers[1]));
+    OK(dcl_generator_next_u64(same, &numbers[2]));
+    CHECK(numbers[0] != numbers[1] && numbers[1] == numbers[2]);
+    OK(dcl_generator_fill(own, bytes, sizeof bytes));
+    OK(dcl_generator_fill(same, again, sizeof again));
+    CHECK(memcmp(bytes, again, sizeof bytes) == 0);
+    OK(dcl_generator_fill(same, NULL, 0));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_generator_fill(same, NULL, 1));
+    OK(dcl_generator_free(common));
+    OK(dcl_generator_free(own));
+    OK(dcl_environment_finalize(environment));
+    OK(dcl_environment_is_initialized(&is_initialized));
+    CHECK(is_initialized == 0);
+    OK(dcl_generator_next_u64(same, &numbers[0]));
+    OK(dcl_generator_free(same));
+}
+
+int main(void) {
+    on_ranks(NB_RANKS, own_stream, NULL);
+    missing_ranks_are_named();
+    on_ranks(NB_RANKS, numbers_in_groups, NULL);
+    on_ranks(NB_RANKS, bytes_of_unknown_length, NULL);
+    on_ranks(NB_RANKS, lists, NULL);
+    environment_of_one_rank();
+    return 0;
+}

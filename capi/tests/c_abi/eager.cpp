@@ -1,0 +1,102 @@
+// Asynchronous calls, lists, bytes, groups and random numbers through distcollective.hpp.
+#include <distcollective.hpp>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+namespace dcl = distcollective;
+
+namespace {
+
+void check(bool condition, int line) {
+    if (condition) return;
+    std::fprintf(stderr, "eager.cpp:%d: a check failed\n", line);
+    std::_Exit(1);
+}
+
+#define CHECK(condition) check((condition), __LINE__)
+
+constexpr auto kTIMEOUT = dcl::Timeout(8000);
+
+void run(dcl::Communicator communicator) {
+    const auto type = dcl::DataType::kFLOAT;
+    const std::int32_t rank = communicator.get_rank().value();
+    const bool is_root = rank == 1;
+    float x[1] = {1};
+    float list[2][1] = {{0}, {0}};
+
+    dcl::Stream stream = communicator.get_stream().value();
+    dcl::Work work;
+    communicator.all_reduce(x, x, 1, type, dcl::ReduceOperation::kSUM, stream, &work).value();
+    work.wait().value();
+    CHECK(x[0] == 2);
+    communicator.enqueue_barrier(stream, &work).value();
+    communicator.monitored_barrier(kTIMEOUT).value();
+
+    x[0] = static_cast<float>(rank);
+    const std::vector<void *> outputs = {list[0], list[1]};
+    const std::vector<const void *> inputs = {list[0], list[1]};
+    communicator.all_gather_list(x, outputs, 1, type).value();
+    CHECK(list[0][0] == 0 && list[1][0] == 1);
+    list[0][0] = list[1][0] = -7;
+    communicator.gather_list(x, is_root ? outputs : std::vector<void *>(), 1, type, 1).value();
+    CHECK(list[1][0] == (is_root ? 1 : -7));
+    x[0] = -7;
+    communicator.scatter_list(is_root ? inputs : std::vector<const void *>(), x, 1, type, 1).value();
+    CHECK(x[0] == static_cast<float>(rank));
+    auto short_list = communicator.all_gather_list(x, {list[0]}, 1, type);
+    CHECK(!short_list && short_list.error().status() == dcl::Status::kINVALID_ARGUMENT);
+
+    CHECK(communicator.broadcast_bytes("abc", 3, 0).value().get_byte_len().value() == 3);
+    const auto own_len = static_cast<std::size_t>(rank);
+    const auto all = communicator.all_gather_bytes("x", own_len).value();
+    CHECK(all[0].get_byte_len().value() == 0 && all[1].get_byte_len().value() == 1);
+    const auto gathered = communicator.gather_bytes("x", own_len, 1).value();
+    CHECK(static_cast<bool>(gathered[1]) == is_root);
+    const std::vector<dcl::Bytes> parts = {{1}, {2, 3}};
+    const auto part = communicator.scatter_bytes(is_root ? parts : std::vector<dcl::Bytes>(), 1).value();
+    CHECK(part.get_byte_len().value() == own_len + 1);
+
+    const auto group = communicator.new_group({1, 0}).value();
+    CHECK(group.get_global_ranks().value() == dcl::Ranks({1, 0}));
+    CHECK(group.get_global_rank(0).value() == 1 && group.get_group_rank(0).value() == 1);
+    const auto outside = group.get_group_rank(7);
+    CHECK(!outside && outside.error().status() == dcl::Status::kNOT_A_MEMBER);
+}
+
+void environment_of_one_rank() {
+    CHECK(!dcl::Environment::is_initialized().value());
+    dcl::EnvironmentConfig config;
+    config.rank = 0;
+    config.world_size = 1;
+    config.host = "localhost";
+    config.port = 1024 + getpid() % 60000;
+    config.backend = "host";
+    dcl::Environment environment = dcl::Environment::initialize(config).value();
+    CHECK(environment.new_group("tp", {0}).value().get_world_size().value() == 1);
+    CHECK(environment.get_group("tp").value().get_rank().value() == 0);
+    CHECK(environment.get_group_ranks("tp").value() == dcl::Ranks({0}));
+    CHECK(!environment.get_source("rank").value().empty());
+    auto own = environment.get_rank_generator().value();
+    auto common = environment.get_common_generator().value();
+    CHECK(own.next_u64().value() != common.next_u64().value());
+    std::uint8_t bytes[3] = {0, 0, 0};
+    dcl::Generator::create(1, 2).value().fill(bytes, sizeof bytes).value();
+    CHECK(bytes[0] != 0 || bytes[1] != 0 || bytes[2] != 0);
+    environment.finalize().value();
+}
+
+} // namespace
+
+int main() {
+    auto ranks = dcl::Communicator::new_in_process(2, "host", kTIMEOUT).value();
+    std::thread first(run, std::move(ranks[0]));
+    std::thread second(run, std::move(ranks[1]));
+    first.join();
+    second.join();
+    environment_of_one_rank();
+    return 0;
+}

@@ -1,0 +1,318 @@
+//! Bytes of lengths that receivers do not know: what torch's object collectives are used for. The
+//! lengths travel first, then the bytes, in one turn.
+
+use std::time::Instant;
+
+use super::arguments::given;
+use crate::collective::Collective;
+use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::error::{Error, Result, bail, error};
+use crate::issue_order::Extent;
+use crate::memory::{TensorView, TensorViewMut};
+use crate::rank::Rank;
+use crate::util::text::count_of;
+
+/// The most bytes that one rank gives to another one.
+const MOST_BYTES: usize = 1 << 30;
+
+/// The most bytes of all ranks together that travel in one collective, where all ranks have parts
+/// of one length.
+const ROUND_BYTES: usize = 16 << 20;
+
+/// # Bytes of unknown length
+///
+/// Receivers do not know how long what they get is: the lengths travel first. Bytes may be empty,
+/// and are at most 1 GiB from one rank to another. What they mean is up to the program, such as
+/// JSON: they are data and never code.
+///
+/// ```
+/// use distcollective::Communicator;
+///
+/// let configurations = Communicator::spawn(2, |communicator| {
+///     let mut configuration = match communicator.rank().0 {
+///         0 => b"{\"layers\": 12}".to_vec(),
+///         _ => Vec::new(),
+///     };
+///     communicator.broadcast_bytes(&mut configuration, 0)?;
+///     Ok(configuration)
+/// })?;
+/// assert_eq!(configurations[1], b"{\"layers\": 12}");
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+///
+/// These calls block, are collective, and follow the contract of [`Communicator`]. A peer that
+/// announces more than 1 GiB, or more than this process has memory for, ends the communicator with
+/// an error on every rank. In `gather_bytes`, `all_gather_bytes` and `scatter_bytes` all ranks move
+/// as many bytes as the longest one has, in rounds.
+impl Communicator {
+    /// Replaces `bytes` on every rank by the root's.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: there is no such root; the root's bytes are more than 1 GiB. All others
+    /// are in the contract of [`Communicator`].
+    pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: impl Into<Rank>) -> Result<()> {
+        let root = root.into();
+        let is_root = self.rank() == root;
+        let exchange = BytesExchange::new(self, Purpose::BroadcastBytes);
+        exchange.check_arguments(Some(root), is_root.then_some(bytes.len()))?;
+        exchange.in_turn(|| {
+            let mut len = [bytes.len() as i64];
+            exchange.run(Collective::Broadcast { root }, None, Some((&mut len).into()))?;
+            let len = announced(&len)?[0];
+            if !is_root {
+                bytes.clear();
+                reserve(bytes, len)?;
+                bytes.resize(len, 0);
+            }
+            match len {
+                0 => Ok(()),
+                _ => exchange.run(Collective::Broadcast { root }, None, Some(bytes.into())),
+            }
+        })
+    }
+
+    /// Gives every rank the bytes of every rank, in rank order.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: the bytes are more than 1 GiB. All others are in the contract of
+    /// [`Communicator`].
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let exchange = BytesExchange::new(self, Purpose::AllGatherBytes);
+        exchange.check_arguments(None, Some(bytes.len()))?;
+        exchange.in_turn(|| exchange.gather(Collective::AllGather, bytes, true))
+    }
+
+    /// Gives the root the bytes of every rank, in rank order, and the other ranks `None`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: there is no such root; the bytes are more than 1 GiB. All others are in
+    /// the contract of [`Communicator`].
+    pub fn gather_bytes(&self, bytes: &[u8], root: impl Into<Rank>) -> Result<Option<Vec<Vec<u8>>>> {
+        let root = root.into();
+        let is_root = self.rank() == root;
+        let exchange = BytesExchange::new(self, Purpose::GatherBytes);
+        exchange.check_arguments(Some(root), Some(bytes.len()))?;
+        let gathered = exchange.in_turn(|| exchange.gather(Collective::Gather { root }, bytes, is_root))?;
+        Ok(is_root.then_some(gathered))
+    }
+
+    /// Gives each rank its element of the root's list, which has one for each rank. The other ranks
+    /// may give `None`, which then names a type: `None::<&[Vec<u8>]>`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: there is no such root; the root has no list, or one of another length
+    /// than the number of ranks, or an element of more than 1 GiB. All others are in the contract
+    /// of [`Communicator`].
+    pub fn scatter_bytes<B: AsRef<[u8]>>(&self, list: Option<&[B]>, root: impl Into<Rank>) -> Result<Vec<u8>> {
+        let root = root.into();
+        let is_root = self.rank() == root;
+        let list: Vec<&[u8]> = list.filter(|_| is_root).unwrap_or_default().iter().map(AsRef::as_ref).collect();
+        let exchange = BytesExchange::new(self, Purpose::ScatterBytes);
+        exchange.check_arguments(Some(root), list.iter().map(|bytes| bytes.len()).max())?;
+        let n = self.world_size() as usize;
+        if is_root && list.len() != n {
+            let elements = count_of(list.len(), "element");
+            let error =
+                error!(InvalidArgument, "the root's list has {elements}; it must have one for each of {n} ranks");
+            return Err(exchange.label(error));
+        }
+        exchange.in_turn(|| exchange.scatter(&list, root))
+    }
+}
+
+/// One call of this file.
+struct BytesExchange<'a> {
+    communicator: &'a Communicator,
+    purpose: Purpose,
+    deadline: Instant,
+}
+
+impl<'a> BytesExchange<'a> {
+    fn new(communicator: &'a Communicator, purpose: Purpose) -> Self {
+        BytesExchange { communicator, purpose, deadline: communicator.deadline() }
+    }
+
+    fn label(&self, error: Error) -> Error {
+        error.on_rank(self.communicator.origin_rank()).about(|| self.purpose.name().to_owned())
+    }
+
+    /// Checks what this rank's arguments show.
+    fn check_arguments(&self, root: Option<Rank>, len: Option<usize>) -> Result<()> {
+        let n = self.communicator.world_size();
+        let checked = match (root, len) {
+            (Some(root), _) if root.0 >= n => {
+                Err(error!(InvalidArgument, "root {root} is not one of {}", count_of(n as usize, "rank")))
+            }
+            (_, Some(len)) if len > MOST_BYTES => {
+                Err(error!(InvalidArgument, "{len} bytes are too many; the most are {MOST_BYTES}"))
+            }
+            _ => Ok(()),
+        };
+        checked.map_err(|error| self.label(error))
+    }
+
+    /// Makes several collectives, between which no other call of this rank comes. Peers may be in
+    /// the next one, so an error of this rank's own ends the communicator.
+    fn in_turn<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let run = || {
+            body().map_err(|error| {
+                let error = self.label(error);
+                self.communicator.abort_with(&error);
+                error
+            })
+        };
+        let name = self.purpose.name();
+        self.communicator.in_turn(Extent::Communicator, &name, self.deadline, run).map_err(|error| self.label(error))
+    }
+
+    /// One collective on host memory; without an input it is in place.
+    fn run(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<TensorView<'_>>,
+        output: Option<TensorViewMut<'_>>,
+    ) -> Result<()> {
+        let (communicator, output) = (self.communicator, output.map(|mut view| view.raw()));
+        let can_use_output = collective.operation().geometry().can_use_one_buffer();
+        let input = input.map(|view| view.raw()).or(output.filter(|_| can_use_output));
+        let call = communicator.call(collective, given(input), given(output))?;
+        let [input, output] = communicator.addresses([input, output]);
+        let signature = Signature { purpose: self.purpose, call };
+        let request = Request { signature, label: None, input, output, deadline: self.deadline, stream: None };
+        // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
+        unsafe { communicator.run(&request) }
+    }
+
+    /// How many bytes of one rank travel in one round.
+    fn piece_bytes(&self) -> usize {
+        (ROUND_BYTES / self.communicator.world_size() as usize).max(1)
+    }
+
+    /// Gathers the bytes of all ranks. A rank that receives nothing gets an empty list.
+    fn gather(&self, collective: Collective<Rank>, bytes: &[u8], receives: bool) -> Result<Vec<Vec<u8>>> {
+        let n = self.communicator.world_size() as usize;
+        let mut lens = vec![0i64; n];
+        self.run(Collective::AllGather, Some((&[bytes.len() as i64]).into()), Some((&mut lens).into()))?;
+        let lens = announced(&lens)?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let mut all = vec![Vec::new(); if receives { n } else { 0 }];
+        all.iter_mut().zip(&lens).try_for_each(|(bytes, len)| reserve(bytes, *len))?;
+        let most = self.piece_bytes().min(longest);
+        let (mut input, mut output) = (zeros(most)?, zeros(most * all.len())?);
+        for start in (0..longest).step_by(most.max(1)) {
+            let piece = most.min(longest - start);
+            let own = part(bytes, start, piece);
+            input[..own.len()].copy_from_slice(own);
+            let output = &mut output[..piece * all.len()];
+            let given = receives.then(|| TensorViewMut::from(&mut *output));
+            self.run(collective, Some(input[..piece].into()), given)?;
+            for ((bytes, len), block) in all.iter_mut().zip(&lens).zip(output.chunks_exact(piece)) {
+                bytes.extend_from_slice(&block[..piece.min(len - bytes.len())]);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Scatters the root's list, which has an element for each rank. On other ranks it is empty.
+    fn scatter(&self, list: &[&[u8]], root: Rank) -> Result<Vec<u8>> {
+        let n = self.communicator.world_size() as usize;
+        let mut lens: Vec<i64> = list.iter().map(|bytes| bytes.len() as i64).collect();
+        lens.resize(n, 0);
+        self.run(Collective::Broadcast { root }, None, Some((&mut lens).into()))?;
+        let lens = announced(&lens)?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let own_len = lens[self.communicator.rank().index()];
+        let mut received = Vec::new();
+        reserve(&mut received, own_len)?;
+        let most = self.piece_bytes().min(longest);
+        let (mut input, mut output) = (zeros(most * list.len())?, zeros(most)?);
+        for start in (0..longest).step_by(most.max(1)) {
+            let piece = most.min(longest - start);
+            for (bytes, block) in list.iter().zip(input.chunks_exact_mut(piece)) {
+                let part = part(bytes, start, piece);
+                block[..part.len()].copy_from_slice(part);
+            }
+            let given = (!list.is_empty()).then(|| TensorView::from(&input[..piece * n]));
+            self.run(Collective::Scatter { root }, given, Some((&mut output[..piece]).into()))?;
+            received.extend_from_slice(&output[..piece.min(own_len - received.len())]);
+        }
+        Ok(received)
+    }
+}
+
+/// Lengths that peers announced. Every rank that has them finds the same.
+fn announced(lens: &[i64]) -> Result<Vec<usize>> {
+    let most = MOST_BYTES as i64;
+    if let Some(len) = lens.iter().find(|len| !(0..=most).contains(*len)) {
+        bail!(System, "a peer announces {len} bytes; the most are {MOST_BYTES}");
+    }
+    Ok(lens.iter().map(|len| *len as usize).collect())
+}
+
+/// The part of one rank's bytes that travels in the round that begins at `start`.
+fn part(bytes: &[u8], start: usize, piece: usize) -> &[u8] {
+    let start = start.min(bytes.len());
+    &bytes[start..(start + piece).min(bytes.len())]
+}
+
+/// Memory for as many bytes as a peer announced. Without it the program goes on with an error.
+fn reserve(bytes: &mut Vec<u8>, len: usize) -> Result<()> {
+    bytes.try_reserve_exact(len).map_err(|e| error!(System, "there is no memory for {len} bytes").with_source(e))
+}
+
+fn zeros(len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    reserve(&mut bytes, len)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// A peer that does not keep to the limit ends the call of every rank, and no rank allocates
+    /// what it announces.
+    #[test]
+    fn a_hostile_length_is_refused() {
+        for len in [-1, i64::MIN, MOST_BYTES as i64 + 1, i64::MAX] {
+            let results = Communicator::spawn(2, |communicator| {
+                let communicator = communicator.with_timeout(Duration::from_secs(10));
+                let root = Rank(1);
+                let mut bytes = Vec::new();
+                let failed = match communicator.rank() {
+                    Rank(0) => communicator.broadcast_bytes(&mut bytes, root),
+                    _ => {
+                        let exchange = BytesExchange::new(&communicator, Purpose::BroadcastBytes);
+                        let announce = || exchange.run(Collective::Broadcast { root }, None, Some((&mut [len]).into()));
+                        exchange.in_turn(announce).and_then(|()| communicator.barrier())
+                    }
+                };
+                Ok((failed.expect_err("a length over the limit"), bytes.capacity()))
+            });
+            let text = format!("broadcast_bytes: a peer announces {len} bytes; the most are 1073741824");
+            for (error, capacity) in results.expect("every rank returns") {
+                assert!(error.to_string().contains(&text), "{error}");
+                assert_eq!(capacity, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_over_the_limit_are_an_argument_error() {
+        let communicator = Communicator::in_process(1).expect("a rank").remove(0);
+        let exchange = BytesExchange::new(&communicator, Purpose::GatherBytes);
+        assert!(exchange.check_arguments(None, Some(MOST_BYTES)).is_ok());
+        let error = exchange.check_arguments(None, Some(MOST_BYTES + 1)).expect_err("one too many");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let text = "rank 0: gather_bytes: 1073741825 bytes are too many; the most are 1073741824";
+        assert_eq!(error.to_string(), text);
+    }
+}

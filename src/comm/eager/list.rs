@@ -1,0 +1,298 @@
+//! The list forms of scatter, gather and all_gather: one tensor for each rank, in place of one that
+//! holds all of them.
+
+use std::ops::Range;
+
+use super::arguments::given;
+use super::asynchronous::{AsyncResult, Operands};
+use super::raw::RawCollective;
+use crate::collective::{Call, Collective, overlap};
+use crate::comm::Communicator;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, bail, error};
+use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::rank::{GroupRank, Rank};
+use crate::stream::{Stream, Work};
+use crate::util::text::count_of;
+
+/// # Lists of tensors
+///
+/// These calls mean the same as those without `_list`, with one tensor for each rank in rank order
+/// in place of one tensor with all of them. All tensors have one type and one length, and are in
+/// one memory. Every rank makes the list form of the call, also ranks that have no list. A list
+/// never shares memory with the call's other buffer.
+///
+/// Nothing is copied into one buffer on the host: threads read each other's tensors, and between
+/// processes each tensor goes through staging memory. (Elements of `gather_list` and
+/// `all_gather_list` that lie in symmetric memory are read in place.) On GPUs the tensors are sent
+/// and received one by one, in one group of NCCL's calls; those in host memory go through one
+/// buffer on the GPU.
+///
+/// ```
+/// use distcollective::Communicator;
+///
+/// Communicator::spawn(2, |communicator| {
+///     let rank = communicator.rank().0 as i32;
+///     let mut all = [vec![0; 3], vec![0; 3]];
+///     communicator.all_gather_list(&[rank; 3], &mut all)?;
+///     assert_eq!(all, [vec![0; 3], vec![1; 3]]);
+///     let mut own = [0; 3];
+///     communicator.scatter_list((rank == 1).then_some(&all), &mut own, 1)?;
+///     assert_eq!(own, [rank; 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
+impl Communicator {
+    /// Gives each rank its tensor of the root's list. The other ranks may give `None`, which then
+    /// names a type: `None::<[&[f32]; 0]>`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
+    ///   memory.
+    pub fn scatter_list<'a, 'b>(
+        &self,
+        inputs: Option<impl IntoIterator<Item: TryInto<TensorView<'a>, Error: Into<Error>>>>,
+        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        let collective = Collective::Scatter { root: root.into() };
+        let views = inputs.map(|inputs| inputs.into_iter().map(|input| self.view(&collective, input)));
+        let views = views.map(Iterator::collect::<Result<Vec<_>>>).transpose()?;
+        let list = views.map(|views| views.iter().map(TensorView::raw).collect());
+        let output = self.view_mut(&collective, output)?.raw();
+        self.complete_list(collective, Some(output), list)
+    }
+
+    /// Gives the root all inputs, each in a tensor of its own. The other ranks may give `None`,
+    /// which then names a type: `None::<[&mut [f32]; 0]>`.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
+    ///   memory.
+    pub fn gather_list<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        outputs: Option<impl IntoIterator<Item: TryInto<TensorViewMut<'b>, Error: Into<Error>>>>,
+        root: impl Into<Rank>,
+    ) -> Result<()> {
+        let collective = Collective::Gather { root: root.into() };
+        let input = self.view(&collective, input)?.raw();
+        let list = outputs.map(|outputs| self.raw_list(&collective, outputs)).transpose()?;
+        self.complete_list(collective, Some(input), list)
+    }
+
+    /// Gives every rank all inputs, each in a tensor of its own.
+    ///
+    /// # Errors
+    ///
+    #[doc = include_str!("errors.md")]
+    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
+    ///   memory.
+    pub fn all_gather_list<'a, 'b>(
+        &self,
+        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
+        outputs: impl IntoIterator<Item: TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
+    ) -> Result<()> {
+        let input = self.view(&Collective::AllGather, input)?.raw();
+        let list = self.raw_list(&Collective::AllGather, outputs)?;
+        self.complete_list(Collective::AllGather, Some(input), Some(list))
+    }
+
+    /// [`scatter_list`](Self::scatter_list) of buffers that the work owns. The list is in
+    /// [`Operands::list`].
+    ///
+    /// # Errors
+    ///
+    /// As [`scatter_async`](Self::scatter_async) and [`scatter_list`](Self::scatter_list).
+    pub fn scatter_list_async(
+        &self,
+        inputs: Option<Vec<Buffer>>,
+        output: impl Into<Buffer>,
+        root: impl Into<Rank>,
+    ) -> AsyncResult {
+        let operands = Operands::with_list(None, output.into(), inputs.unwrap_or_default());
+        self.start(Collective::Scatter { root: root.into() }, operands)
+    }
+
+    /// [`gather_list`](Self::gather_list) of buffers that the work owns. The list is in
+    /// [`Operands::list`].
+    ///
+    /// # Errors
+    ///
+    /// As [`gather_async`](Self::gather_async) and [`gather_list`](Self::gather_list).
+    pub fn gather_list_async(
+        &self,
+        input: impl Into<Buffer>,
+        outputs: Option<Vec<Buffer>>,
+        root: impl Into<Rank>,
+    ) -> AsyncResult {
+        let operands = Operands::with_list(input.into(), None, outputs.unwrap_or_default());
+        self.start(Collective::Gather { root: root.into() }, operands)
+    }
+
+    /// [`all_gather_list`](Self::all_gather_list) of buffers that the work owns. The list is in
+    /// [`Operands::list`].
+    ///
+    /// # Errors
+    ///
+    /// As [`all_gather_async`](Self::all_gather_async) and
+    /// [`all_gather_list`](Self::all_gather_list).
+    pub fn all_gather_list_async(&self, input: impl Into<Buffer>, outputs: Vec<Buffer>) -> AsyncResult {
+        self.start(Collective::AllGather, Operands::with_list(input.into(), None, outputs))
+    }
+
+    /// [`enqueue`](Self::enqueue) of the list form of scatter, gather or all_gather. `list` has an
+    /// address for each rank, of `block_elements` elements each: inputs of scatter at the root,
+    /// outputs of gather at the root and of all_gather. On other ranks it is empty. `one` is the
+    /// address of the other side: the output of scatter, the input of gather and all_gather.
+    ///
+    /// # Safety
+    ///
+    /// As [`enqueue`](Self::enqueue), for each address.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`enqueue`](Self::enqueue), and:
+    ///
+    /// - The operation has no list form.
+    /// - The list has not one address for each rank, or two outputs overlap.
+    pub unsafe fn enqueue_list(
+        &self,
+        collective: Collective<Rank>,
+        data_type: DataType,
+        block_elements: usize,
+        one: *mut u8,
+        list: &[*mut u8],
+        stream: &Stream,
+    ) -> Result<Work<RawCollective>> {
+        self.check_count(data_type, block_elements).map_err(|error| self.label(&collective, error))?;
+        let (space, byte_len) = (self.space(), block_elements * data_type.byte_len());
+        let raw =
+            |address: &*mut u8| RawTensor { data_type, address: *address, space, generation: 0, byte_len, shape: None };
+        let list = list.iter().map(raw).collect();
+        Ok(stream.submit(self.list_task(collective, Some(raw(&one)), Some(list), stream)?, None))
+    }
+
+    /// The views of a list that is written.
+    fn raw_list<'a>(
+        &self,
+        collective: &Collective<Rank>,
+        list: impl IntoIterator<Item: TryInto<TensorViewMut<'a>, Error: Into<Error>>>,
+    ) -> Result<Vec<RawTensor>> {
+        list.into_iter().map(|output| Ok(self.view_mut(collective, output)?.raw())).collect()
+    }
+
+    /// Makes the call on this thread. The caller borrows the tensors meanwhile.
+    fn complete_list(
+        &self,
+        collective: Collective<Rank>,
+        one: Option<RawTensor>,
+        list: Option<Vec<RawTensor>>,
+    ) -> Result<()> {
+        let stream = Stream::inline();
+        let work = stream.submit(self.list_task(collective, one, list, &stream)?, None);
+        work.wait().map(drop).map_err(Error::from)
+    }
+
+    /// A call on a list, which has been checked.
+    pub(super) fn list_task(
+        &self,
+        collective: Collective<Rank>,
+        one: Option<RawTensor>,
+        list: Option<Vec<RawTensor>>,
+        stream: &Stream,
+    ) -> Result<RawCollective> {
+        self.checked_list(collective, one, list, stream).map_err(|error| self.label(&collective, error))
+    }
+
+    fn checked_list(
+        &self,
+        collective: Collective<Rank>,
+        one: Option<RawTensor>,
+        list: Option<Vec<RawTensor>>,
+        stream: &Stream,
+    ) -> Result<RawCollective> {
+        let (n, rank) = (self.world_size() as usize, GroupRank(self.rank().0));
+        let is_scatter = match collective {
+            Collective::Scatter { .. } => true,
+            Collective::Gather { .. } | Collective::AllGather => false,
+            _ => bail!(InvalidArgument, "there is no list form; scatter, gather and all_gather have one"),
+        };
+        let uses_list = collective.root().is_none_or(|root| root.0 == rank.0);
+        let list = list.filter(|_| uses_list).unwrap_or_default();
+        let name = if is_scatter { "input" } else { "output" };
+        if uses_list && list.len() != n {
+            let tensors = count_of(list.len(), "tensor");
+            bail!(InvalidBuffer, "the {name} list has {tensors}; it must have one for each of {}", count_of(n, "rank"));
+        }
+        if let (Some(first), Some(at)) = (list.first(), list.iter().position(|raw| !is_like(raw, &list[0]))) {
+            bail!(InvalidBuffer, "tensor {at} of the {name} list is {:?}, and tensor 0 is {first:?}", list[at]);
+        }
+        // As one tensor that holds the list, whose address no code uses.
+        let whole = match list.first() {
+            Some(first) => {
+                let byte_len = first.byte_len.checked_mul(n).filter(|len| isize::try_from(*len).is_ok());
+                let byte_len =
+                    byte_len.ok_or_else(|| error!(InvalidBuffer, "the {name} list is longer than memory"))?;
+                Some(RawTensor { byte_len, shape: None, ..*first })
+            }
+            None => None,
+        };
+        let [input, output] = if is_scatter { [whole, one] } else { [one, whole] };
+        let call = self.call(collective, given(input), given(output))?;
+        let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
+        self.check_list(&call, &blocks, one, is_scatter, stream)?;
+        Ok(RawCollective::of_list(self, call, self.addresses([input, output]), blocks))
+    }
+
+    /// Checks addresses, alignment and overlap of a list and the other side.
+    fn check_list(
+        &self,
+        call: &Call,
+        blocks: &[Address],
+        one: Option<RawTensor>,
+        is_scatter: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (block, align) = (call.block_bytes(), call.data_type.byte_len());
+        let one = one.map(|one| one.located());
+        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
+        // A rank without a list uses the other side.
+        for address in blocks.iter().chain(blocks.is_empty().then_some(&none)) {
+            let sides = if is_scatter { [*address, one.unwrap_or(none)] } else { [one.unwrap_or(none), *address] };
+            self.check_spaces(call, sides, stream.as_cuda())?;
+        }
+        if block == 0 {
+            return Ok(());
+        }
+        let used = blocks.iter().chain(&one);
+        if let Some(wrong) = used.clone().find(|address| address.addr() == 0 || address.addr() % align != 0) {
+            let why = if wrong.addr() == 0 { "null".to_owned() } else { format!("not aligned to {align} bytes") };
+            bail!(InvalidBuffer, "a buffer at {:#x} is {why}, and this rank uses it ({block} bytes)", wrong.addr());
+        }
+        // Inputs may be the same tensor.
+        let mut ranges: Vec<Range<usize>> = blocks.iter().map(|at| at.addr()..at.addr() + block).collect();
+        if let Some(one) = one {
+            let one = one.addr()..one.addr() + block;
+            if ranges.iter().any(|range| overlap(range, &one)) {
+                bail!(InvalidBuffer, "a tensor of the list overlaps the call's other buffer");
+            }
+        }
+        ranges.sort_by_key(|range| range.start);
+        if !is_scatter && ranges.windows(2).any(|pair| overlap(&pair[0], &pair[1])) {
+            bail!(InvalidBuffer, "two tensors of the output list overlap");
+        }
+        Ok(())
+    }
+}
+
+/// Whether two tensors of a list go together.
+fn is_like(one: &RawTensor, other: &RawTensor) -> bool {
+    let key = |raw: &RawTensor| (raw.data_type, raw.byte_len, raw.space);
+    key(one) == key(other)
+}
