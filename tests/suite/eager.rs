@@ -304,7 +304,8 @@ fn a_monitored_barrier_is_not_another_barrier() {
 /// Bytes that a rank has: none, few, or more than one round takes.
 fn bytes_of(rank: usize, longest: usize) -> Vec<u8> {
     let len = [0, 1, longest, 77][rank % 4];
-    (0..len).map(|i| (i * 31 + rank * 7) as u8).collect()
+    // No round repeats another.
+    (0..len as u32).map(|i| ((i + rank as u32).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
 /// Moves bytes of lengths that only their owner knows, in every way.
