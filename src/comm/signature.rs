@@ -26,6 +26,8 @@ pub(crate) enum Purpose {
     Initialize = 6,
     /// The comparison of lists in `new_group`.
     NewGroup = 7,
+    /// `broadcast_tensor_dict`: what ranks compare, the schema, the elements.
+    TensorDict = 8,
 }
 
 impl Purpose {
@@ -35,7 +37,7 @@ impl Purpose {
         matches!(self, Purpose::Collective | Purpose::Barrier)
     }
 
-    const ALL: [Purpose; 8] = [
+    const ALL: [Purpose; 9] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -44,6 +46,7 @@ impl Purpose {
         Purpose::Finalize,
         Purpose::Initialize,
         Purpose::NewGroup,
+        Purpose::TensorDict,
     ];
 }
 
@@ -99,6 +102,7 @@ impl fmt::Display for Signature {
             Purpose::Finalize => f.write_str("finalize"),
             Purpose::Initialize => f.write_str("initialize"),
             Purpose::NewGroup => f.write_str("new_group"),
+            Purpose::TensorDict => write!(f, "broadcast_tensor_dict ({})", self.call),
         }
     }
 }

@@ -25,6 +25,7 @@ mod profiles;
 mod random;
 mod ranks;
 mod reference;
+mod tensor_dict;
 mod tolerance;
 mod values;
 #[cfg(not(feature = "nccl"))]

@@ -7,6 +7,7 @@
 
 mod captures;
 mod contexts;
+mod dicts;
 mod faults;
 mod interrupts;
 mod libraries;
@@ -113,6 +114,7 @@ fn child() {
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
+        ["dicts"] => dicts::play(ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
         _ => panic!("{role} is no role"),
     }

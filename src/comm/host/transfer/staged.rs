@@ -71,6 +71,7 @@ impl RunningCall<'_> {
             Collective::AllGather => take_all(0),
             Collective::Gather { root } if rank == root => take_all(0),
             Collective::AllToAll => take_all(rank.index()),
+            Collective::Broadcast { .. } if self.request.is_in_place_root(rank) => {}
             Collective::Broadcast { root } => self.take(root, 0, 0, piece),
             Collective::Scatter { root } => self.take(root, rank.index(), 0, piece),
             Collective::Reduce { .. } | Collective::Gather { .. } => {}
