@@ -207,12 +207,12 @@ impl Tensor {
     /// - `InvalidBuffer`: the elements are strided, or in a mapped file at an address that is not
     ///   aligned to them; see [`into_buffer`](Self::into_buffer).
     pub fn view(&self) -> Result<TensorView<'_>> {
-        let data_type = self.check_known()?;
+        self.check_known()?;
         match &self.storage {
             Storage::Contiguous(buffer) => Ok(buffer.into()),
             Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `into_buffer` makes a copy"),
             #[cfg(feature = "safetensors")]
-            Storage::Mapped(mapped) => mapped.view(data_type, self.shape),
+            Storage::Mapped(mapped) => mapped.view(self.check_known()?, self.shape),
         }
     }
 
