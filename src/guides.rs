@@ -16,4 +16,5 @@ guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
 guide!(Plugins, "../docs/src/plugins.md");
 guide!(Errors, "../docs/src/errors.md");
+guide!(Weights, "../docs/src/weights.md");
 guide!(Settings, "../docs/src/settings.md");

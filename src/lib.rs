@@ -37,6 +37,7 @@
 //! | [`launch`] | starting ranks as processes of this machine, and ending them |
 //! | [`stream`] | where enqueued work runs, and its errors |
 //! | [`tensor`] | element types, shapes, views |
+//! | [`tensor_dict`] | the weights of a model by name: broadcast, files |
 //! | [`log`] | what the library logs, and to whom |
 //! | [`interrupt`] | how a program ends waits of the library |
 //!
@@ -102,6 +103,7 @@
 //!   to build. Without this feature the same functions exist, and a call that needs a GPU returns
 //!   an [`ErrorKind::Unsupported`].
 //! - `ndarray`: arrays and views of the crate `ndarray` as tensors.
+//! - `safetensors`: files of that format as dictionaries of tensors.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("distcollective supports Linux only");
@@ -138,6 +140,7 @@ mod rank;
 mod shape;
 pub mod stream;
 mod sync;
+pub mod tensor_dict;
 mod util;
 
 /// Tensors: element types, shapes, the memory that a call reads and writes.
@@ -182,3 +185,5 @@ pub use network::Network;
 pub use rank::Rank;
 #[doc(inline)]
 pub use stream::{Stream, Work};
+#[doc(inline)]
+pub use tensor_dict::TensorDict;

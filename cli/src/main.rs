@@ -1,6 +1,7 @@
 //! The program `distcollective`.
 
 mod bench;
+mod broadcast_weights;
 mod doctor;
 mod env;
 mod inspect;
@@ -10,6 +11,7 @@ mod names;
 mod npy;
 mod output;
 mod progress;
+mod rank_files;
 mod run;
 
 use std::process::ExitCode;
@@ -32,6 +34,7 @@ enum Command {
     Launch(launch::Arguments),
     Run(run::Arguments),
     Bench(bench::Arguments),
+    BroadcastWeights(broadcast_weights::Arguments),
     Inspect(inspect::Arguments),
     Env(env::Arguments),
     Doctor(doctor::Arguments),
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::BroadcastWeights(arguments) => broadcast_weights::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -16,7 +16,7 @@ use distcollective::{
 use serde_json::{Value, json};
 
 use crate::output::{fail, print};
-use crate::{names, npy, progress};
+use crate::{names, npy, progress, rank_files};
 
 /// Runs one DistCollective layer on `.npy` files, each rank a thread.
 ///
@@ -94,15 +94,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 /// Runs all ranks, and tells what they did.
 fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
-    for (option, pattern) in [("--input", &arguments.input), ("--output", &arguments.output)] {
-        if arguments.n > 1 && !pattern.contains("{rank}") {
-            return Err(format!("{option} {pattern:?} names one file for {} ranks; put {{rank}} into it", arguments.n));
-        }
-    }
+    let input_files = rank_files::of_ranks("--input", &arguments.input, arguments.n)?;
+    let output_files = rank_files::of_ranks("--output", &arguments.output, arguments.n)?;
     let layer = layer(arguments)?;
     Communicator::check_backend(arguments.backend, arguments.n).map_err(|e| e.to_string())?;
     let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
-    let (input_files, output_files) = (files(arguments, &arguments.input), files(arguments, &arguments.output));
     check_apart(&input_files, &output_files)?;
     let inputs = read_inputs(&input_files, arguments.dtype)?;
     let builder = Communicator::builder().backend(arguments.backend).timeout(timeout);
@@ -165,11 +161,6 @@ fn layer(arguments: &Arguments) -> Result<DistCollectiveLayer, String> {
         Ok(layer)
     };
     set().map_err(|e: distcollective::Error| e.to_string())
-}
-
-/// The file name of each rank.
-fn files(arguments: &Arguments, pattern: &str) -> Vec<PathBuf> {
-    (0..arguments.n).map(|rank| PathBuf::from(pattern.replace("{rank}", &rank.to_string()))).collect()
 }
 
 /// Checks that no output is an input, by whatever name.

@@ -89,7 +89,8 @@ pub(crate) trait Backend: Watch + Any {
     /// Collective.
     ///
     /// A side that this rank does not use is null. So are both sides of a call without elements;
-    /// one whose [`Purpose`] is not `Collective` still waits until every rank has come.
+    /// one whose [`Purpose`] is not `Collective` still waits until every rank has come. The root of
+    /// a broadcast in place only reads its buffer.
     ///
     /// # Safety
     ///
@@ -223,6 +224,12 @@ impl Request<'_> {
             self.output.pointer = std::ptr::null_mut();
         }
         self
+    }
+
+    /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.
+    pub(super) fn is_in_place_root(&self, rank: GroupRank) -> bool {
+        matches!(self.signature.call.collective, Collective::Broadcast { root } if root == rank)
+            && self.input.pointer == self.output.pointer
     }
 
     /// Says in an error which layer it is about.

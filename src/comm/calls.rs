@@ -220,7 +220,7 @@ impl Communicator {
     }
 
     /// Gives every rank the words of every rank. Collective, in this rank's [turn](Self::in_turn).
-    pub(super) fn gather_words<const N: usize>(
+    pub(crate) fn gather_words<const N: usize>(
         &self,
         purpose: Purpose,
         words: [i64; N],

@@ -105,6 +105,8 @@ impl Backend for Loopback {
             Collective::AllGather => unsafe {
                 (0..WORLD_SIZE).for_each(|rank| output.add(rank * len).copy_from(input, len));
             },
+            // This rank is the root, and its buffer has the result.
+            Collective::Broadcast { .. } if input == output => {}
             _ => return Err(self.fail(Error::new(ErrorKind::Unsupported, format!("{call} is not looped back")))),
         }
         Ok(())

@@ -44,6 +44,8 @@ pub(crate) enum Purpose {
     GatherBytes = 15,
     /// `scatter_bytes`.
     ScatterBytes = 16,
+    /// `broadcast_tensor_dict`: what ranks compare, the schema, the elements.
+    TensorDict = 17,
 }
 
 impl Purpose {
@@ -81,10 +83,11 @@ impl Purpose {
             Purpose::AllGatherBytes => "all_gather_bytes",
             Purpose::GatherBytes => "gather_bytes",
             Purpose::ScatterBytes => "scatter_bytes",
+            Purpose::TensorDict => "broadcast_tensor_dict",
         }
     }
 
-    const ALL: [Purpose; 17] = [
+    const ALL: [Purpose; 18] = [
         Purpose::Collective,
         Purpose::Barrier,
         Purpose::Split,
@@ -102,6 +105,7 @@ impl Purpose {
         Purpose::AllGatherBytes,
         Purpose::GatherBytes,
         Purpose::ScatterBytes,
+        Purpose::TensorDict,
     ];
 }
 
@@ -183,6 +187,7 @@ impl fmt::Display for Signature {
                 write!(f, "run {}, in a capture of the caller's", self.call.block_elements)
             }
             Purpose::PlainRun => write!(f, "run {}, in no capture", self.call.block_elements),
+            Purpose::TensorDict => write!(f, "{} ({})", self.purpose.name(), self.call),
             purpose => f.write_str(purpose.name()),
         }
     }

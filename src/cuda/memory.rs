@@ -89,26 +89,34 @@ impl Drop for DeviceMemory {
 }
 
 /// Pinned memory of the host, which a GPU copies to and from without the processor.
-pub(super) struct PinnedMemory {
+pub(crate) struct PinnedMemory {
     device: Arc<Device>,
     address: NonNull<u8>,
 }
 
 // SAFETY: an address; the calls that use it are unsafe themselves.
 unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    pub(super) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
+    /// Allocates `byte_len` bytes, not initialized; for 0 bytes one, so that there is an address.
+    pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
         let _current = device.enter()?;
         let mut address = std::ptr::null_mut();
         // SAFETY: writes one address.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len, 0) })?;
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len.max(1), 0) })?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "cuMemHostAlloc gave no address"))?;
         Ok(PinnedMemory { device: Arc::clone(device), address })
     }
 
     pub(super) fn address(&self) -> *mut u8 {
         self.address.as_ptr()
+    }
+
+    /// The address, which is not null.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.address
     }
 }
 

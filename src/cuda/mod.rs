@@ -32,7 +32,7 @@ pub(crate) use driver::driver_version;
 pub(crate) use event::Pause;
 pub(crate) use graph::{Capture, Graph};
 pub(crate) use kernels::Kernel;
-pub(crate) use memory::{DeviceMemory, new_generation};
+pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;
 pub(crate) use point::Point;
 pub(crate) use stream::CudaStream;

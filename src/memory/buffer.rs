@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::MemorySpace;
-use crate::cuda::{CudaStream, Device, DeviceMemory};
+use crate::cuda::{CudaStream, Device, DeviceMemory, PinnedMemory};
 use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Result, bail};
@@ -96,6 +96,15 @@ impl Lease for DeviceMemory {
     }
 }
 
+/// Pinned memory is host memory, so the lease names no GPU.
+impl Lease for PinnedMemory {
+    fn address(&self) -> NonNull<u8> {
+        self.start()
+    }
+
+    fn set_sliced(&self, _is_sliced: bool) {}
+}
+
 // SAFETY: a buffer is plain memory that only its owner reads and writes.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared reference only reads.
@@ -136,6 +145,17 @@ impl Buffer {
                 .reshaped(data_type, shape)
             }
         }
+    }
+
+    /// Zeros in pinned host memory, from which this GPU copies without the processor.
+    pub(crate) fn pinned(device: &Arc<Device>, data_type: DataType, shape: Shape) -> Result<Self> {
+        let byte_len = shape.byte_len(data_type);
+        let memory = PinnedMemory::new(device, byte_len)?;
+        // SAFETY: the memory is as long, and only this function has it.
+        unsafe { memory.start().write_bytes(0, byte_len) };
+        // SAFETY: the memory is as long, zeroed, aligned to a page by CUDA, and only this buffer
+        // has it.
+        unsafe { Self::leased(Box::new(memory), byte_len) }?.reshaped(data_type, shape)
     }
 
     /// Bytes on a GPU, which `fill` enqueues.

@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["comm"],
     // What uses communicators.
     &["dist_collective", "environment"],
-    &["network", "launch"],
+    &["network", "launch", "tensor_dict"],
     &["engine"],
     &["context"],
     &["builder", "diagnosis"],
@@ -52,6 +52,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/diagnosis", "comm::nccl", "shows what the backend needs of the machine"),
     ("src/environment/agreement.rs", "comm::nccl", "ranks agree on whether they can use it"),
     ("src/environment/builder.rs", "comm::nccl", "brings the NcclId to every rank"),
+    ("src/tensor_dict", "comm::host", "asks whether there is memory for what arrives"),
 ];
 
 /// A module, and what it names.

@@ -30,6 +30,7 @@ mod random;
 mod ranks;
 mod reference;
 mod staging;
+mod tensor_dict;
 mod tolerance;
 mod values;
 #[cfg(not(feature = "nccl"))]

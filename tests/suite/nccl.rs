@@ -7,6 +7,7 @@
 
 mod captures;
 mod contexts;
+mod dicts;
 mod exact;
 mod faults;
 mod graphs;
@@ -118,6 +119,7 @@ fn child() {
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
+        ["dicts"] => dicts::play(ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
         _ => panic!("{role} is no role"),
     }

@@ -113,6 +113,7 @@ fn child() {
                     lose_a_stopped_peer_with_a_slice(&communicator.with_timeout(Duration::from_millis(300)));
                 }
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
+                other if other.starts_with("dict: ") => crate::tensor_dict::play(other, &communicator),
                 other if other.starts_with("pair: ") => crate::deaths::play(other, communicator),
                 other => crate::limits::play(other, &communicator),
             })
@@ -293,6 +294,7 @@ fn environment() -> Result<()> {
             "there is no group \"trio\"; there are \"default\", \"pair\""
         );
         assert!(environment.new_group("pair", [0]).is_err());
+        crate::tensor_dict::broadcast_in_groups(&environment, "pair", [2, 0]);
         environment.group("default")?.barrier()?;
         if round == 0 {
             environment.finalize()?;

@@ -194,7 +194,8 @@ impl NcclBackend {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }
         };
         let given = on_host(request.input, call.input_bytes(n), call.reads_input(self.rank));
-        let wanted = on_host(request.output, call.output_bytes(n), call.writes_output(self.rank));
+        let is_read_only = request.is_in_place_root(self.rank);
+        let wanted = on_host(request.output, call.output_bytes(n), call.writes_output(self.rank) && !is_read_only);
         let [mut input, mut output] = [request.input.pointer, request.output.pointer];
         let (device, stream) = (self.device(), &self.stream);
         let alive = &mut || self.check();
@@ -217,6 +218,9 @@ impl NcclBackend {
                 input = state.staging.input(device, given)?;
                 for (from, offset, len) in parts(call.input(), request.input, given) {
                     state.transfer(device)?.upload(from, input.add(offset), len, stream, deadline, alive)?;
+                }
+                if is_read_only {
+                    output = input;
                 }
             }
             let (call, sides) = with_something_to_do(request, [input, output]);

@@ -64,12 +64,12 @@ impl FreeMemory {
     }
 }
 
-/// Checks that there is memory for `byte_len` bytes. The error has both figures.
-pub(crate) fn check(byte_len: usize) -> Result<()> {
+/// Checks that there is memory for `byte_len` bytes. The error says what for, and has both figures.
+pub(crate) fn check(what: &str, byte_len: u64) -> Result<()> {
     match FreeMemory::look() {
-        Some(free) if byte_len as u64 > free.usable() => bail!(
+        Some(free) if byte_len > free.usable() => bail!(
             System,
-            "no shared memory of {byte_len} bytes: this process can have about {} bytes more ({})",
+            "no {what} of {byte_len} bytes: this process can have about {} bytes more ({})",
             free.usable(),
             free.bound
         ),
@@ -240,8 +240,8 @@ mod tests {
     fn this_machine_says_what_it_has() {
         let free = FreeMemory::look().expect("the machine has /proc");
         assert!(free.usable() > 0, "{free:?}");
-        check(1).expect("a byte");
-        let error = check(1 << 50).expect_err("no machine has it").to_string();
+        check("shared memory", 1).expect("a byte");
+        let error = check("shared memory", 1 << 50).expect_err("no machine has it").to_string();
         let text = "no shared memory of 1125899906842624 bytes: this process can have about ";
         assert!(error.starts_with(text) && error.contains(" bytes more ("), "{error}");
     }

@@ -56,7 +56,7 @@ impl SharedMemory {
         keep_going: &dyn Fn() -> Result<()>,
     ) -> Result<(Self, OwnedFd)> {
         let SharedMemorySize { byte_len, resident } = size;
-        free_memory::check(resident)?;
+        free_memory::check("shared memory", resident as u64)?;
         let refused = |call| move |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), call, e);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused("memfd_create"))?;
@@ -71,7 +71,7 @@ impl SharedMemory {
 
     /// Allocates whole pages that no rank has used yet.
     pub(crate) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
-        free_memory::check(len)?;
+        free_memory::check("shared memory", len as u64)?;
         let start = self.bytes(offset, len);
         let populated = in_pieces(len, keep_going, |from, len| {
             let piece = start.wrapping_add(from);

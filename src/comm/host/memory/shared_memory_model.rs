@@ -29,7 +29,7 @@ impl SharedMemory {
     }
 
     pub(crate) fn for_processes(size: SharedMemorySize, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
-        free_memory::check(size.resident)?;
+        free_memory::check("shared memory", size.resident as u64)?;
         bail!(Unsupported, "the model has no other processes")
     }
 

@@ -49,6 +49,7 @@ impl RunningCall<'_> {
             Collective::AllGather => self.take_payloads(0),
             Collective::Gather { root } if root == rank => self.take_payloads(0),
             Collective::AllToAll => self.take_payloads(own_block),
+            Collective::Broadcast { .. } if self.request.is_in_place_root(rank) => {}
             Collective::Broadcast { root } => self.take_payload(root, 0, 0),
             Collective::Scatter { root } => self.take_payload(root, own_block, 0),
             Collective::Reduce { .. } | Collective::Gather { .. } => {}

@@ -1,0 +1,379 @@
+//! Files of safetensors: eight bytes with the length of the header, the header in JSON, the
+//! elements. Nothing in a file is trusted.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{Advice, Mmap};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::element_type::{ElementType, OpaqueType};
+use super::{Tensor, TensorDict};
+use crate::comm::host;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, bail, error};
+use crate::memory::{MemorySpace, RawTensor, TensorView};
+use crate::shape::Shape;
+use crate::util::text::clipped;
+
+/// The length of the header's length, in bytes.
+const LENGTH_BYTES: usize = 8;
+
+/// The longest header, in bytes, that the format allows.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// How many bytes are copied at once from a tensor that is not in memory as the file has it.
+const COPY_BYTES: usize = 8 << 20;
+
+/// The library's types by the format's names.
+const KNOWN: [(&str, DataType); 10] = [
+    ("F32", DataType::Float32),
+    ("F16", DataType::Float16),
+    ("BF16", DataType::Bfloat16),
+    ("F8_E4M3", DataType::Float8E4M3),
+    ("F8_E5M2", DataType::Float8E5M2),
+    ("I64", DataType::Int64),
+    ("I32", DataType::Int32),
+    ("I8", DataType::Int8),
+    ("U8", DataType::Uint8),
+    ("BOOL", DataType::Bool),
+];
+
+/// # Files
+///
+/// Tensors of safetensors files have the types of [`DataType`], or opaque ones with the format's
+/// names.
+impl TensorDict {
+    /// Reads a safetensors file into memory. The tensors are in the order in which the file has
+    /// their elements.
+    ///
+    /// # Errors
+    ///
+    /// They name the file.
+    /// - `InvalidArgument`: it is no safetensors file, or one that was cut or changed; a tensor has
+    ///   more than [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
+    /// - `System`: it cannot be read, or memory cannot hold its tensors.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        load(path).map_err(|e| about(path, e))
+    }
+
+    /// Maps a safetensors file. Elements are read from the file when they are used, and take no
+    /// memory of this process: for the source of a broadcast. As a receiver's, such tensors are
+    /// replaced.
+    ///
+    /// # Safety
+    ///
+    /// Until all tensors of the dictionary are dropped, no program changes the file or makes it
+    /// shorter. Replacing it by another file of its name, as [`save`](Self::save) does, is no
+    /// change.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        // SAFETY: the caller's promise.
+        unsafe { map(path) }.map_err(|e| about(path, e))
+    }
+
+    /// Writes a safetensors file, which takes the place of one of that name when it is complete.
+    /// The elements are in the order of the tensors, larger types first, so that each is aligned.
+    ///
+    /// # Errors
+    ///
+    /// They name the file, which is as it was.
+    /// - `InvalidArgument`: an opaque type is none of the format's; a tensor has the name
+    ///   `__metadata__`.
+    /// - `System`: the file cannot be written, or a GPU fails.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        save(self, path).map_err(|e| about(path, e))
+    }
+}
+
+fn about(path: &Path, error: Error) -> Error {
+    error.about(|| path.display().to_string())
+}
+
+fn unreadable(error: std::io::Error) -> Error {
+    error!(System, "it cannot be read: {error}").with_source(error)
+}
+
+/// What a header says, checked against the length of the file.
+struct Header {
+    tensors: Vec<FileTensor>,
+    metadata: Vec<(String, String)>,
+    /// The number of bytes before the elements.
+    byte_len: usize,
+}
+
+struct FileTensor {
+    name: String,
+    element_type: ElementType,
+    shape: Shape,
+    /// Where its elements are, after the header.
+    range: Range<usize>,
+}
+
+impl Header {
+    /// Reads a header from the beginning of a file of `file_len` bytes.
+    fn read(reader: &mut impl Read, file_len: u64) -> Result<Self> {
+        let Some(left) = file_len.checked_sub(LENGTH_BYTES as u64) else {
+            bail!(
+                InvalidArgument,
+                "it has {file_len} bytes; a safetensors file begins with the 8 of its header's length"
+            );
+        };
+        let mut length = [0; LENGTH_BYTES];
+        reader.read_exact(&mut length).map_err(unreadable)?;
+        let header_len = u64::from_le_bytes(length);
+        if header_len > MAX_HEADER_BYTES.min(left) {
+            bail!(
+                InvalidArgument,
+                "its first 8 bytes promise a header of {header_len} bytes, and {left} follow (a header has at most \
+                 {MAX_HEADER_BYTES}); it is no safetensors file, or was cut"
+            );
+        }
+        let mut json = vec![0; header_len as usize];
+        reader.read_exact(&mut json).map_err(unreadable)?;
+        let metadata: Metadata = serde_json::from_slice(&json)
+            .map_err(|e| error!(InvalidArgument, "its header cannot be read: {e}").with_source(e))?;
+        let (promised, follow) = (metadata.data_len() as u64, left - header_len);
+        if promised != follow {
+            bail!(
+                InvalidArgument,
+                "its header promises {promised} bytes of elements, and {follow} follow; the file was cut or changed"
+            );
+        }
+        Self::of(&metadata, LENGTH_BYTES + json.len())
+    }
+
+    fn of(metadata: &Metadata, byte_len: usize) -> Result<Self> {
+        let mut tensors = Vec::new();
+        for (name, info) in metadata.tensors() {
+            let tensor = FileTensor::new(name.clone(), info);
+            tensors.push(tensor.map_err(|e| Error::new(e.kind(), format!("tensor {:?}: {e}", clipped(&name))))?);
+        }
+        // Tensors without elements may share a place; then their names decide.
+        tensors.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
+        let texts = metadata.metadata().iter().flatten();
+        let metadata = texts.map(|(key, text)| (key.clone(), text.clone())).collect();
+        Ok(Header { tensors, metadata, byte_len })
+    }
+}
+
+impl FileTensor {
+    fn new(name: String, info: &TensorInfo) -> Result<Self> {
+        let type_name = info.dtype.to_string();
+        let element_type = match KNOWN.iter().find(|(known, _)| *known == type_name) {
+            Some((_, data_type)) => ElementType::Known(*data_type),
+            None => OpaqueType::new(type_name, info.dtype.bitsize() as u32)?.into(),
+        };
+        let (shape, range) = (Shape::new(&info.shape)?, info.data_offsets.0..info.data_offsets.1);
+        // The format's own check has compared the two; a view relies on it.
+        if element_type.byte_len(&shape)? != range.len() {
+            bail!(InvalidArgument, "{element_type} {shape} has not the {} bytes that the header gives it", range.len());
+        }
+        Ok(FileTensor { name, element_type, shape, range })
+    }
+}
+
+/// Opens a regular file, and gives its length. To open a pipe would wait for its writer.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let metadata = path.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        bail!(InvalidArgument, "it is not a regular file");
+    }
+    Ok((File::open(path).map_err(unreadable)?, metadata.len()))
+}
+
+fn load(path: &Path) -> Result<TensorDict> {
+    let (file, file_len) = open(path)?;
+    let mut reader = BufReader::new(file);
+    let header = Header::read(&mut reader, file_len)?;
+    host::check_memory("memory for its tensors", file_len - header.byte_len as u64)?;
+    let mut dict = TensorDict::new();
+    for FileTensor { name, element_type, shape, .. } in header.tensors {
+        let mut tensor = Tensor::zeroed(element_type, shape, MemorySpace::Host, None)?;
+        if let Some(buffer) = tensor.as_mut_buffer() {
+            reader.read_exact(buffer.as_mut_bytes()?).map_err(unreadable)?;
+        }
+        dict.insert(name, tensor);
+    }
+    dict.metadata.extend(header.metadata);
+    Ok(dict)
+}
+
+/// # Safety
+///
+/// As [`TensorDict::map`].
+unsafe fn map(path: &Path) -> Result<TensorDict> {
+    let (file, file_len) = open(path)?;
+    let header = Header::read(&mut BufReader::new(&file), file_len)?;
+    // SAFETY: the caller's promise.
+    let file = unsafe { Mmap::map(&file) }.map_err(|e| error!(System, "it cannot be mapped: {e}").with_source(e))?;
+    if (file.len() as u64) < file_len {
+        bail!(InvalidArgument, "it became shorter while it was read");
+    }
+    // What is read soon can come from the disk early; without the hint it only comes later.
+    let _ = file.advise(Advice::Sequential);
+    let file = Arc::new(file);
+    let mut dict = TensorDict::new();
+    for FileTensor { name, element_type, shape, range } in header.tensors {
+        let range = header.byte_len + range.start..header.byte_len + range.end;
+        let mapped = Mapped { file: Arc::clone(&file), range };
+        dict.insert(name, Tensor::mapped(element_type, shape, mapped)?);
+    }
+    dict.metadata.extend(header.metadata);
+    Ok(dict)
+}
+
+/// The elements of a tensor in a file that is mapped.
+pub(super) struct Mapped {
+    file: Arc<Mmap>,
+    /// Inside of the file.
+    range: Range<usize>,
+}
+
+impl Mapped {
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.file[self.range.clone()]
+    }
+
+    /// A view of as many elements as there are.
+    pub(super) fn view(&self, data_type: DataType, shape: Shape) -> Result<TensorView<'_>> {
+        let bytes = self.as_bytes();
+        if !bytes.as_ptr().addr().is_multiple_of(data_type.byte_len()) {
+            bail!(InvalidBuffer, "the file has the tensor at an address that is not aligned to {data_type}; copy it");
+        }
+        let raw = RawTensor {
+            data_type,
+            address: bytes.as_ptr().cast_mut(),
+            space: MemorySpace::Host,
+            generation: 0,
+            byte_len: bytes.len(),
+            shape: Some(shape),
+        };
+        // SAFETY: the view borrows the bytes, which `FileTensor::new` has found as long as the
+        // tensor; they are aligned, and by the promise of `TensorDict::map` do not change.
+        Ok(unsafe { TensorView::from_raw(raw) })
+    }
+}
+
+/// The format's type of a tensor.
+fn dtype_of(element_type: &ElementType) -> Result<Dtype> {
+    let name = match element_type {
+        ElementType::Known(data_type) => {
+            KNOWN.iter().find(|(_, known)| known == data_type).map_or(data_type.name(), |(name, _)| name)
+        }
+        ElementType::Opaque(opaque) => opaque.name(),
+    };
+    let dtype: Option<Dtype> = serde_json::from_value(name.into()).ok();
+    match dtype.filter(|dtype| dtype.bitsize() == element_type.bit_len() as usize) {
+        Some(dtype) => Ok(dtype),
+        None => bail!(
+            InvalidArgument,
+            "element type {element_type} of {} bits is none of the format's",
+            element_type.bit_len()
+        ),
+    }
+}
+
+fn save(dict: &TensorDict, path: &Path) -> Result<()> {
+    let mut tensors: Vec<(&str, &Tensor)> = dict.iter().collect();
+    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.element_type().bit_len()));
+    let (mut infos, mut end) = (Vec::new(), 0);
+    for (name, tensor) in &tensors {
+        if *name == "__metadata__" {
+            bail!(InvalidArgument, "a tensor has the name {name:?}, which the format keeps for texts");
+        }
+        let dtype = dtype_of(tensor.element_type())
+            .map_err(|e| Error::new(e.kind(), format!("tensor {:?}: {e}", clipped(name))))?;
+        let start = end;
+        end += tensor.byte_len();
+        let info = TensorInfo { dtype, shape: tensor.shape().as_slice().to_vec(), data_offsets: (start, end) };
+        infos.push(((*name).to_owned(), info));
+    }
+    let texts = dict.metadata();
+    let texts = (!texts.is_empty()).then(|| texts.iter().map(|(key, text)| (key.clone(), text.clone())).collect());
+    let unwritable = |e: &dyn std::fmt::Display| error!(InvalidArgument, "its header cannot be written: {e}");
+    let metadata = Metadata::new(texts, infos).map_err(|e| unwritable(&e))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| unwritable(&e))?;
+    // The elements begin at a multiple of eight bytes.
+    header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
+    if header.len() as u64 > MAX_HEADER_BYTES {
+        bail!(InvalidArgument, "its header would have {} bytes; the most are {MAX_HEADER_BYTES}", header.len());
+    }
+    let mut file = NewFile::create(path)?;
+    file.write(&(header.len() as u64).to_le_bytes())?;
+    file.write(&header)?;
+    for (_, tensor) in tensors {
+        write_tensor(tensor, &mut file)?;
+    }
+    file.rename_to(path)
+}
+
+fn write_tensor(tensor: &Tensor, file: &mut NewFile) -> Result<()> {
+    if let Ok(bytes) = tensor.as_bytes() {
+        return file.write(bytes);
+    }
+    let mut copy = vec![0; COPY_BYTES.min(tensor.byte_len())];
+    for offset in (0..tensor.byte_len()).step_by(COPY_BYTES) {
+        let bytes = &mut copy[..COPY_BYTES.min(tensor.byte_len() - offset)];
+        tensor.read(offset, bytes)?;
+        file.write(bytes)?;
+    }
+    Ok(())
+}
+
+/// A file that is being written, beside the one whose name it will get. It is removed if it is
+/// dropped before.
+struct NewFile {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl NewFile {
+    fn create(target: &Path) -> Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let Some(name) = target.file_name() else { bail!(InvalidArgument, "it is not the name of a file") };
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}-{number}", std::process::id()));
+        let path = target.with_file_name(hidden);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(unwritable)?;
+        Ok(NewFile { file, path: Some(path) })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(unwritable)
+    }
+
+    fn rename_to(mut self, target: &Path) -> Result<()> {
+        if let Some(path) = &self.path {
+            std::fs::rename(path, target).map_err(unwritable)?;
+            self.path = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // The error that ended the writing is the one to report.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn unwritable(error: std::io::Error) -> Error {
+    error!(System, "it cannot be written: {error}").with_source(error)
+}

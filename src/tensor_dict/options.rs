@@ -1,0 +1,122 @@
+//! How a dictionary is broadcast.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::comm::BackendKind;
+use crate::memory::MemorySpace;
+use crate::rank::Rank;
+
+/// The name of the group of all ranks.
+pub const DEFAULT_GROUP: &str = "default";
+
+/// How a dictionary is broadcast: the parameters of ColossalAI's `ray_broadcast_tensor_dict`, with
+/// its defaults.
+#[derive(Clone)]
+pub struct BroadcastOptions {
+    pub(super) src: Rank,
+    pub(super) device: Option<MemorySpace>,
+    pub(super) group_name: String,
+    pub(super) backend: BackendKind,
+    pub(super) offload_to_cpu: bool,
+    pub(super) pin_memory: bool,
+    pub(super) progress: Option<Arc<dyn Fn(BroadcastProgress) + Send + Sync>>,
+}
+
+/// How far a broadcast has come on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BroadcastProgress {
+    /// The bytes of elements that have been sent or received.
+    pub byte_count: u64,
+    /// The bytes of all elements.
+    pub total_bytes: u64,
+}
+
+impl Default for BroadcastOptions {
+    fn default() -> Self {
+        BroadcastOptions {
+            src: Rank(0),
+            device: None,
+            group_name: DEFAULT_GROUP.to_owned(),
+            backend: BackendKind::Auto,
+            offload_to_cpu: false,
+            pin_memory: false,
+            progress: None,
+        }
+    }
+}
+
+impl BroadcastOptions {
+    /// Rank 0 of the group gives its dictionary; what arrives lies in the memory of the
+    /// communicator.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The rank, of the group, that gives its dictionary. Every rank gives the same.
+    pub fn src(mut self, src: impl Into<Rank>) -> Self {
+        self.src = src.into();
+        self
+    }
+
+    /// The memory in which a receiver's tensors lie at the end. One that lies elsewhere is
+    /// replaced. Without this, a tensor that the receiver has is filled where it lies, and a new
+    /// one is in the memory of the communicator ([`space`](crate::Communicator::space)).
+    pub fn device(mut self, device: MemorySpace) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// The name of the group, for
+    /// [`Environment::broadcast_tensor_dict`](crate::Environment::broadcast_tensor_dict).
+    pub fn group_name(mut self, group_name: impl Into<String>) -> Self {
+        self.group_name = group_name.into();
+        self
+    }
+
+    /// The backend that the group has to have.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Puts what arrives into host memory, whatever [`device`](Self::device) says. The source's
+    /// tensors may be in host memory too. Without GPUs it changes nothing.
+    pub fn offload_to_cpu(mut self, offload_to_cpu: bool) -> Self {
+        self.offload_to_cpu = offload_to_cpu;
+        self
+    }
+
+    /// Puts new tensors of a receiver into pinned host memory, which GPUs copy from without the
+    /// processor. It needs CUDA.
+    pub fn pin_memory(mut self, pin_memory: bool) -> Self {
+        self.pin_memory = pin_memory;
+        self
+    }
+
+    /// Calls a function on this rank after each piece of the elements. It must not call the
+    /// communicator.
+    pub fn progress(mut self, progress: impl Fn(BroadcastProgress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
+    /// Where a receiver's tensors have to lie at the end, if that matters.
+    pub(super) fn place(&self) -> Option<MemorySpace> {
+        if self.offload_to_cpu { Some(MemorySpace::Host) } else { self.device }
+    }
+}
+
+impl fmt::Debug for BroadcastOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BroadcastOptions")
+            .field("src", &self.src)
+            .field("device", &self.device)
+            .field("group_name", &self.group_name)
+            .field("backend", &self.backend)
+            .field("offload_to_cpu", &self.offload_to_cpu)
+            .field("pin_memory", &self.pin_memory)
+            .finish_non_exhaustive()
+    }
+}

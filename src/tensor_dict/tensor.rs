@@ -1,0 +1,309 @@
+//! One tensor of a dictionary: its type, its shape, and where its elements are.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::element_type::{ElementType, OpaqueType};
+#[cfg(feature = "safetensors")]
+use super::file::Mapped;
+use super::strided::Strided;
+use crate::cuda::Device;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, bail};
+use crate::memory::{Address, Buffer, MemorySpace, TensorView, TensorViewMut};
+use crate::shape::{Dims, Shape};
+
+/// A tensor of a [`TensorDict`](super::TensorDict). It owns its elements, or shares a file that is
+/// mapped.
+pub struct Tensor {
+    element_type: ElementType,
+    shape: Shape,
+    byte_len: usize,
+    storage: Storage,
+}
+
+enum Storage {
+    /// The elements one after the other. An opaque type's are a buffer of bytes.
+    Contiguous(Buffer),
+    Strided(Strided),
+    #[cfg(feature = "safetensors")]
+    Mapped(Mapped),
+}
+
+impl From<Buffer> for Tensor {
+    fn from(buffer: Buffer) -> Self {
+        Tensor {
+            element_type: buffer.data_type().into(),
+            shape: buffer.shape(),
+            byte_len: buffer.byte_len(),
+            storage: Storage::Contiguous(buffer),
+        }
+    }
+}
+
+impl Tensor {
+    /// A tensor of a type that the library does not know, with its elements as bytes, row by row.
+    ///
+    /// # Errors
+    ///
+    /// - `InvalidBuffer`: `bytes` is not as long as the tensor, or not of type uint8.
+    /// - `InvalidArgument`: dimensions that are not a shape (see [`Shape::new`]); elements that do
+    ///   not fill whole bytes.
+    pub fn opaque(
+        opaque: OpaqueType,
+        dims: impl TryInto<Dims, Error: Into<Error>>,
+        bytes: impl Into<Buffer>,
+    ) -> Result<Self> {
+        let (element_type, shape) = (ElementType::from(opaque), dims.try_into().map_err(Into::into)?.to_shape()?);
+        let (byte_len, buffer) = (element_type.byte_len(&shape)?, bytes.into());
+        if buffer.data_type() != DataType::Uint8 || buffer.byte_len() != byte_len {
+            bail!(InvalidBuffer, "{element_type} {shape} is {byte_len} bytes, and what is given is {buffer:?}");
+        }
+        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
+    }
+
+    /// A tensor whose elements are not one after the other in `buffer`, which is in host memory.
+    /// The element with the indices `i` is number `offset + Σ i · strides` of the buffer. Offset
+    /// and strides are in elements; a stride may be negative, or zero.
+    ///
+    /// Such a tensor can be broadcast, read and saved. A receiver replaces it.
+    ///
+    /// ```
+    /// use distcollective::Buffer;
+    /// use distcollective::tensor_dict::Tensor;
+    ///
+    /// let matrix = Buffer::from_slice(&[1i32, 2, 3, 4, 5, 6], [2, 3])?;
+    /// let transposed = Tensor::strided(matrix, 0, [3, 2], &[1, 3])?;
+    /// let mut bytes = [0; 24];
+    /// transposed.read(0, &mut bytes)?;
+    /// let first_bytes: Vec<u8> = bytes.into_iter().step_by(4).collect();
+    /// assert_eq!(first_bytes, [1, 4, 2, 5, 3, 6]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - `InvalidArgument`: dimensions that are not a shape (see [`Shape::new`]); not one stride
+    ///   for each dimension; an element outside of the buffer.
+    /// - `Unsupported`: the buffer is on a GPU.
+    pub fn strided(
+        buffer: Buffer,
+        offset: usize,
+        dims: impl TryInto<Dims, Error: Into<Error>>,
+        strides: &[isize],
+    ) -> Result<Self> {
+        let (element_type, shape) =
+            (ElementType::from(buffer.data_type()), dims.try_into().map_err(Into::into)?.to_shape()?);
+        let byte_len = element_type.byte_len(&shape)?;
+        let storage = Storage::Strided(Strided::new(buffer, offset, &shape, strides)?);
+        Ok(Tensor { element_type, shape, byte_len, storage })
+    }
+
+    /// A tensor of zeros, in host memory that is pinned for a GPU if one is given.
+    pub(super) fn zeroed(
+        element_type: ElementType,
+        shape: Shape,
+        space: MemorySpace,
+        pinning: Option<&Arc<Device>>,
+    ) -> Result<Self> {
+        let byte_len = element_type.byte_len(&shape)?;
+        let (data_type, elements) = match element_type.data_type() {
+            Some(data_type) => (data_type, shape),
+            None => (DataType::Uint8, Shape::new(&[byte_len])?),
+        };
+        let buffer = match pinning {
+            Some(device) => Buffer::pinned(device, data_type, elements)?,
+            None => Buffer::zeroed_in(space, data_type, elements)?,
+        };
+        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
+    }
+
+    /// A tensor in a mapped file, which holds as many bytes.
+    #[cfg(feature = "safetensors")]
+    pub(super) fn mapped(element_type: ElementType, shape: Shape, mapped: Mapped) -> Result<Self> {
+        let byte_len = element_type.byte_len(&shape)?;
+        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Mapped(mapped) })
+    }
+
+    /// The type of the elements.
+    pub fn element_type(&self) -> &ElementType {
+        &self.element_type
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The number of bytes of all elements.
+    pub fn byte_len(&self) -> usize {
+        self.byte_len
+    }
+
+    /// The memory that the elements are in.
+    pub fn space(&self) -> MemorySpace {
+        match &self.storage {
+            Storage::Contiguous(buffer) => buffer.space(),
+            _ => MemorySpace::Host,
+        }
+    }
+
+    /// The elements as a buffer; `None` if they are strided or in a mapped file. An opaque type's
+    /// are a buffer of bytes.
+    pub fn as_buffer(&self) -> Option<&Buffer> {
+        match &self.storage {
+            Storage::Contiguous(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The elements as a buffer, for writing; `None` if they are strided or in a mapped file.
+    pub fn as_mut_buffer(&mut self) -> Option<&mut Buffer> {
+        match &mut self.storage {
+            Storage::Contiguous(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The elements as a buffer, which is a copy if they are strided or in a mapped file.
+    ///
+    /// # Errors
+    ///
+    /// - `System`: there is no memory for a copy.
+    pub fn into_buffer(self) -> Result<Buffer> {
+        match self.storage {
+            Storage::Contiguous(buffer) => Ok(buffer),
+            _ => {
+                let copy = Tensor::zeroed(self.element_type.clone(), self.shape, MemorySpace::Host, None)?;
+                let Storage::Contiguous(mut buffer) = copy.storage else {
+                    bail!(System, "a new tensor is not contiguous")
+                };
+                self.read(0, buffer.as_mut_bytes()?)?;
+                Ok(buffer)
+            }
+        }
+    }
+
+    /// The elements as bytes, row by row.
+    ///
+    /// # Errors
+    ///
+    /// - `InvalidBuffer`: the elements are strided, or not in host memory; see
+    ///   [`read`](Self::read).
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        match &self.storage {
+            Storage::Contiguous(buffer) => buffer.as_bytes(),
+            Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `read` copies from it"),
+            #[cfg(feature = "safetensors")]
+            Storage::Mapped(mapped) => Ok(mapped.as_bytes()),
+        }
+    }
+
+    /// A view of the elements, for collectives.
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: the type is opaque.
+    /// - `InvalidBuffer`: the elements are strided, or in a mapped file at an address that is not
+    ///   aligned to them; see [`into_buffer`](Self::into_buffer).
+    pub fn view(&self) -> Result<TensorView<'_>> {
+        self.check_known()?;
+        match &self.storage {
+            Storage::Contiguous(buffer) => Ok(buffer.into()),
+            Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `into_buffer` makes a copy"),
+            #[cfg(feature = "safetensors")]
+            Storage::Mapped(mapped) => mapped.view(self.check_known()?, self.shape),
+        }
+    }
+
+    /// A view of the elements, for collectives that write them.
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: the type is opaque.
+    /// - `InvalidBuffer`: the elements are strided or in a mapped file; see
+    ///   [`into_buffer`](Self::into_buffer).
+    pub fn view_mut(&mut self) -> Result<TensorViewMut<'_>> {
+        self.check_known()?;
+        match &mut self.storage {
+            Storage::Contiguous(buffer) => Ok(buffer.into()),
+            _ => bail!(InvalidBuffer, "the tensor is strided or in a mapped file; `into_buffer` makes a copy"),
+        }
+    }
+
+    fn check_known(&self) -> Result<DataType> {
+        match &self.element_type {
+            ElementType::Known(data_type) => Ok(*data_type),
+            ElementType::Opaque(opaque) => bail!(
+                Unsupported,
+                "element type {} is opaque; only the broadcast of a dictionary takes it",
+                opaque.name()
+            ),
+        }
+    }
+
+    /// Copies elements, as bytes in row-major order, from this offset on, whichever memory they are
+    /// in. A strided tensor gives whole elements.
+    ///
+    /// # Errors
+    ///
+    /// - `InvalidBuffer`: more bytes than there are; a part of a strided element.
+    /// - `System`: a GPU fails.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.byte_len) {
+            let len = bytes.len();
+            bail!(InvalidBuffer, "the tensor has {} bytes, and not {len} more after its first {offset}", self.byte_len);
+        }
+        match &self.storage {
+            Storage::Contiguous(buffer) => buffer.read(offset, bytes),
+            Storage::Strided(strided) => {
+                let element = self.element_type.bit_len() as usize / 8;
+                if !(offset.is_multiple_of(element) && bytes.len().is_multiple_of(element)) {
+                    bail!(InvalidBuffer, "bytes {offset} to {} are not whole elements", offset + bytes.len());
+                }
+                strided.read(&self.shape, offset, bytes)
+            }
+            #[cfg(feature = "safetensors")]
+            Storage::Mapped(mapped) => {
+                bytes.copy_from_slice(&mapped.as_bytes()[offset..][..bytes.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// [`Buffer::write`] at an offset of the elements, which are contiguous.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        match self.as_mut_buffer() {
+            Some(buffer) => buffer.write(offset, bytes),
+            None => bail!(InvalidBuffer, "the tensor is strided or in a mapped file"),
+        }
+    }
+
+    /// Whether what arrives can be written into the tensor, which has to be in `place` if one is
+    /// given.
+    pub(super) fn is_fillable(&self, place: Option<MemorySpace>) -> bool {
+        self.as_buffer().is_some_and(|buffer| place.is_none_or(|place| buffer.space() == place))
+    }
+
+    /// Where the elements begin, to read them; `None` if they are strided.
+    pub(super) fn source(&self) -> Option<Address> {
+        match &self.storage {
+            Storage::Contiguous(buffer) => Some(Address { pointer: buffer.as_ptr().cast_mut(), space: buffer.space() }),
+            Storage::Strided(_) => None,
+            #[cfg(feature = "safetensors")]
+            Storage::Mapped(mapped) => Some(Address::host(mapped.as_bytes().as_ptr())),
+        }
+    }
+
+    /// Where the elements begin, to write them; `None` if they are not in a buffer.
+    pub(super) fn target(&mut self) -> Option<Address> {
+        let buffer = self.as_mut_buffer()?;
+        Some(Address { pointer: buffer.as_mut_ptr(), space: buffer.space() })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {})", self.element_type, self.shape)
+    }
+}
