@@ -10,6 +10,7 @@ mod groups;
 pub(crate) mod host;
 #[cfg(test)]
 pub(crate) mod loopback;
+pub(crate) mod message;
 #[cfg_attr(not(feature = "nccl"), path = "nccl/absent.rs")]
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
@@ -24,7 +25,8 @@ use std::time::{Duration, Instant};
 use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
-pub use eager::{Operands, RawCollective};
+pub use eager::{Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
+pub use message::MAX_TAG;
 
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -192,7 +194,9 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.run_barrier(Purpose::Finalize)
+        self.run_barrier(Purpose::Finalize)?;
+        self.backend.finalize();
+        Ok(())
     }
 
     fn run_barrier(&self, purpose: Purpose) -> Result<()> {

@@ -28,7 +28,7 @@ impl Worker {
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        let thread = WorkerThread { id: thread.thread().id(), process: ProcessGuard::current() };
+        let thread = WorkerThread { id: Some(thread.thread().id()), process: ProcessGuard::current() };
         Ok(Worker { queue, thread })
     }
 
@@ -100,10 +100,11 @@ impl Drop for Worker {
     }
 }
 
-/// The identity of a worker stream's thread.
+/// The identity of the thread that runs some work.
 #[derive(Clone, Copy)]
 struct WorkerThread {
-    id: ThreadId,
+    /// Absent for work that no stream runs.
+    id: Option<ThreadId>,
     process: ProcessGuard,
 }
 
@@ -114,7 +115,7 @@ impl WorkerThread {
 
     /// Checks that this thread is another one.
     fn check_is_other(&self) -> Result<()> {
-        if self.id == std::thread::current().id() {
+        if self.id == Some(std::thread::current().id()) {
             bail!(
                 InvalidArgument,
                 "what runs on a worker stream cannot wait for that stream: it would wait for itself"
@@ -214,6 +215,31 @@ impl<T> TaskCell<T> {
                 None
             }
         }
+    }
+}
+
+/// Ends work that no stream runs.
+pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
+
+/// Work that no stream runs, and what ends it.
+pub(super) fn detached<T: Task>(task: T) -> (WorkState<T>, WorkEnd<T>) {
+    let cell = Arc::<TaskCell<T>>::default();
+    *lock(&cell.state) = TaskCellState::Queued(task, None);
+    let thread = WorkerThread { id: None, process: ProcessGuard::current() };
+    let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
+    (WorkState::Queued(work), WorkEnd(cell))
+}
+
+impl<T: Task> WorkEnd<T> {
+    /// Ends the work. `end` gets what the work owns.
+    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
+        let mut state = lock(&self.0.state);
+        if let TaskCellState::Queued(mut task, _) = std::mem::replace(&mut *state, TaskCellState::Empty) {
+            let result = end(&mut task).map_err(|error| task.label(error));
+            *state = TaskCellState::Done(task, result);
+        }
+        drop(state);
+        self.0.done.notify_all();
     }
 }
 

@@ -13,6 +13,7 @@ mod contexts;
 mod deaths;
 mod errors;
 mod limits;
+mod messages;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod networks;

@@ -3,8 +3,12 @@
 
 mod arguments;
 mod asynchronous;
+mod batch;
 mod blocking;
+mod messages;
 mod raw;
 
 pub use asynchronous::Operands;
+pub use batch::{Message, Messages, RawMessage};
+pub use messages::{Received, Source};
 pub use raw::RawCollective;
