@@ -438,7 +438,7 @@ fn a_ring_of_long_messages_ends() {
     }
 }
 
-/// The program of rank 0 does nothing for its message between the two calls, and rank 1 receives it.
+/// Rank 0 waits for something else than its messages, and they go on.
 #[test]
 fn a_message_goes_on_without_its_program() {
     on_both(2, |communicator| {

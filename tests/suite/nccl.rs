@@ -10,6 +10,7 @@ mod contexts;
 mod faults;
 mod interrupts;
 mod libraries;
+mod messages;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -112,6 +113,7 @@ fn child() {
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
+        ["messages", name] => messages::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
         _ => panic!("{role} is no role"),

@@ -101,8 +101,9 @@ impl Communicator {
     /// use distcollective::Communicator;
     ///
     /// Communicator::spawn(2, |communicator| {
-    ///     let other = 1 - communicator.rank().0;
-    ///     let sending = communicator.isend(vec![communicator.rank().0 as f32; 100_000], other, 0)?;
+    ///     let rank = communicator.rank().0;
+    ///     let other = 1 - rank;
+    ///     let sending = communicator.isend(vec![rank as f32; 100_000], other, 0)?;
     ///     let receiving = communicator.irecv(vec![0.0f32; 100_000], other, 0)?;
     ///     // Compute something else here.
     ///     let received = receiving.wait()?;

@@ -39,8 +39,8 @@ impl Segment {
     }
 
     /// Waits until no peer in this process has an access. The caller has begun an abort, so that
-    /// each thread of a peer has at most one more. A rank in another process reaches symmetric memory only
-    /// (invariant 12), which invariant 14 protects.
+    /// each thread of a peer has at most one more. A rank in another process reaches symmetric
+    /// memory only (invariant 12), which invariant 14 protects.
     pub(crate) fn wait_for_accesses(&self, rank: GroupRank) {
         // Pairs with the fence in `begin_access`.
         fence(Ordering::SeqCst);
