@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::backend_kind::BackendKind;
+use super::message::{Delivery, MessageRequest, OnEnd};
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
 use crate::collective::{Call, Collective, Determinism, ReduceOperation};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
@@ -131,6 +132,49 @@ pub(crate) trait Backend: Watch + Any {
         // SAFETY: without elements no buffer is used.
         unsafe { self.run(&Request::barrier(Purpose::MonitoredBarrier, deadline)) }
     }
+
+    /// Checks what only this backend asks of a message.
+    fn check_message(&self, _message: &MessageRequest) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sends or receives one message, and returns when the buffer is the caller's again. Threads of
+    /// a rank may call it at the same time, also during a collective.
+    ///
+    /// # Safety
+    ///
+    /// Until this returns the buffer is valid for the length that the request says, aligned, and
+    /// used by no other code.
+    unsafe fn run_message(&self, _message: &MessageRequest, _deadline: Instant) -> Result<Delivery> {
+        bail!(Unsupported, "this backend has no messages")
+    }
+
+    /// Begins messages, each of which goes on by itself and ends with a call of its [`OnEnd`], on
+    /// any thread. After an error none has begun.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_message`](Self::run_message), until the call of the [`OnEnd`].
+    unsafe fn start_messages(&self, _messages: Vec<(MessageRequest, OnEnd)>, _deadline: Instant) -> Result<()> {
+        bail!(Unsupported, "this backend has no messages that go on by themselves")
+    }
+
+    /// Enqueues messages together on a CUDA stream, for a backend that has a default stream.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_message`](Self::run_message), until the work on the stream is done.
+    unsafe fn enqueue_messages(
+        &self,
+        _messages: &[MessageRequest],
+        _stream: Option<&Arc<CudaStream>>,
+        _deadline: Instant,
+    ) -> Result<Vec<Delivery>> {
+        bail!(Unsupported, "this backend enqueues no messages")
+    }
+
+    /// Is called when every rank has come to the end.
+    fn finalize(&self) {}
 
     /// Has a graph of collectives of this communicator destroyed before the communicator ends.
     fn track_graph(&self, _graph: &SharedGraph) {}

@@ -11,6 +11,7 @@ mod groups;
 pub(crate) mod host;
 #[cfg(test)]
 pub(crate) mod loopback;
+pub(crate) mod message;
 #[cfg_attr(not(feature = "nccl"), path = "nccl/absent.rs")]
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
@@ -25,7 +26,8 @@ use std::time::{Duration, Instant};
 use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
-pub use eager::{AsyncResult, Operands, RawCollective};
+pub use eager::{AsyncResult, Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
+pub use message::MAX_TAG;
 
 use crate::collective::Determinism;
 use crate::data_type::DataType;
@@ -275,7 +277,9 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.run_barrier(Purpose::Finalize)
+        self.run_barrier(Purpose::Finalize)?;
+        self.backend.finalize();
+        Ok(())
     }
 
     /// [`barrier`](Self::barrier) with a timeout of its own, whose error names all ranks that have

@@ -257,6 +257,18 @@ impl RawTensor {
         }
     }
 
+    /// Elements at an address, without a shape.
+    pub(crate) fn flat(space: MemorySpace, address: *mut u8, data_type: DataType, element_count: usize) -> Self {
+        RawTensor {
+            data_type,
+            address,
+            space,
+            generation: 0,
+            byte_len: element_count * data_type.byte_len(),
+            shape: None,
+        }
+    }
+
     pub(crate) fn element_count(&self) -> usize {
         self.byte_len / self.data_type.byte_len()
     }

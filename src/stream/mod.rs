@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(crate) use task::{Task, Watch};
 pub use work::{EnqueueError, Work, WorkError};
 pub use work_future::WorkFuture;
-pub(crate) use worker::TaskCell;
+pub(crate) use worker::{TaskCell, WorkEnd};
 
 use crate::cuda::{CudaStream, Device};
 use crate::error::{Result, bail};
@@ -125,6 +125,11 @@ impl Stream {
         // SAFETY: the caller promises what `borrowed` asks for.
         let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream)? };
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
+    }
+
+    /// A CUDA stream as a stream.
+    pub(crate) fn of_cuda(stream: &Arc<CudaStream>) -> Self {
+        Stream { kind: Kind::Cuda(Arc::clone(stream)) }
     }
 
     /// The CUDA stream, if it is one.

@@ -5,8 +5,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::launch::LaunchedWork;
+use super::task::Task;
 use super::wake::WakeSlot;
-use super::worker::QueuedWork;
+use super::worker::{QueuedWork, WorkEnd, detached};
 use crate::error::{Error, Result, error};
 use crate::util::{deadline_after, interrupt};
 
@@ -58,6 +59,15 @@ pub(super) enum WorkState<T: Send + 'static> {
 impl<T: Send + 'static> Work<T> {
     pub(super) fn new(state: WorkState<T>, finish: fn(&mut T)) -> Self {
         Work { state, finish }
+    }
+
+    /// Work that no stream runs. It goes on until it is ended.
+    pub(crate) fn detached(task: T) -> (Self, WorkEnd<T>)
+    where
+        T: Task,
+    {
+        let (state, end) = detached(task);
+        (Work::new(state, T::finish), end)
     }
 
     /// Whether the work has ended, well or not. Does not block.

@@ -29,7 +29,7 @@ impl Worker {
             .name("dcl-stream".to_owned())
             .spawn(move || thread.run())
             .map_err(|e| error!(System, "no thread for a worker stream").with_source(e))?;
-        let thread = WorkerThread { id: thread.thread().id(), process: ProcessGuard::current() };
+        let thread = WorkerThread { id: Some(thread.thread().id()), process: ProcessGuard::current() };
         Ok(Worker { queue, thread })
     }
 
@@ -101,10 +101,11 @@ impl Drop for Worker {
     }
 }
 
-/// The identity of a worker stream's thread.
+/// The identity of the thread that runs some work.
 #[derive(Clone, Copy)]
 struct WorkerThread {
-    id: ThreadId,
+    /// Absent for work that no stream runs.
+    id: Option<ThreadId>,
     process: ProcessGuard,
 }
 
@@ -115,7 +116,7 @@ impl WorkerThread {
 
     /// Checks that this thread is another one.
     fn check_is_other(&self) -> Result<()> {
-        if self.id == std::thread::current().id() {
+        if self.id == Some(std::thread::current().id()) {
             bail!(
                 InvalidArgument,
                 "what runs on a worker stream cannot wait for that stream: it would wait for itself"
@@ -237,6 +238,41 @@ impl<T> TaskCell<T> {
     }
 }
 
+/// Ends work that no stream runs.
+pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
+
+/// Work that no stream runs, and what ends it.
+pub(super) fn detached<T: Task>(task: T) -> (WorkState<T>, WorkEnd<T>) {
+    let cell = Arc::<TaskCell<T>>::default();
+    *lock(&cell.state) = TaskCellState::Queued(task, None);
+    let thread = WorkerThread { id: None, process: ProcessGuard::current() };
+    let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
+    (WorkState::Queued(work), WorkEnd(cell))
+}
+
+impl<T: Task> WorkEnd<T> {
+    /// Ends the work. `end` gets what the work owns.
+    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
+        let mut state = lock(&self.0.state);
+        if let TaskCellState::Queued(mut task, _) = std::mem::replace(&mut *state, TaskCellState::Empty) {
+            let result = end(&mut task).map_err(|error| task.label(error));
+            *state = TaskCellState::Done(task, result);
+        }
+        drop(state);
+        self.0.tell();
+    }
+}
+
+impl<T> TaskCell<T> {
+    /// Tells what waits for the work that it is done.
+    fn tell(&self) {
+        self.done.notify_all();
+        // A waker that is stored later finds the work done.
+        let waker = lock(&self.waker).take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
 /// A [`TaskCell`], whatever its task is.
 trait Runnable: Send + Sync {
     fn run(&self);
@@ -258,10 +294,7 @@ impl<T: Task> Runnable for TaskCell<T> {
         }))
         .unwrap_or_else(|panic| Err(error!(Plugin, "the work panicked: {}", panic_message(panic.as_ref()))));
         *lock(&self.state) = TaskCellState::Done(task, result);
-        self.done.notify_all();
-        // A waker that is stored later finds the work done.
-        let waker = lock(&self.waker).take();
-        waker.into_iter().for_each(Waker::wake);
+        self.tell();
     }
 }
 

@@ -16,6 +16,7 @@ mod eager;
 mod errors;
 mod gloo;
 mod limits;
+mod messages;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod networks;

@@ -13,6 +13,7 @@ mod faults;
 mod graphs;
 mod interrupts;
 mod libraries;
+mod messages;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -118,6 +119,7 @@ fn child() {
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
+        ["messages", name] => messages::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["dicts"] => dicts::play(ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),

@@ -3,10 +3,14 @@
 
 mod arguments;
 mod asynchronous;
+mod batch;
 mod blocking;
 mod bytes;
 mod list;
+mod messages;
 mod raw;
 
 pub use asynchronous::{AsyncResult, Operands};
+pub use batch::{Message, Messages, RawMessage};
+pub use messages::{Received, Source};
 pub use raw::RawCollective;

@@ -8,6 +8,7 @@ use super::memory::broker::{AllocationKey, MemoryBroker};
 use super::memory::check_allocation;
 use super::memory::free_memory::FreeMemory;
 use super::memory::{SharedMemory, SharedMemorySize};
+use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::running_call::{CallProgress, RunningCall};
@@ -16,6 +17,7 @@ use super::world::World;
 use crate::collective::{Call, Collective};
 use crate::comm::BackendKind;
 use crate::comm::backend::{Backend, Request};
+use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::signature::{Purpose, Signature};
 use crate::comm::split::SplitGroup;
@@ -41,36 +43,46 @@ pub(crate) struct HostBackend {
     /// symmetric memory of these.
     pub(super) lineage: Box<[u64]>,
     /// The error of this rank's own that ended the communicator. Every further call returns it.
-    ended: OnceLock<Error>,
+    ended: Arc<OnceLock<Error>>,
+    messenger: Arc<Messenger>,
 }
 
 impl HostBackend {
     /// A rank of a world's first communicator.
     pub(super) fn new(world: &World, rank: GroupRank) -> Self {
+        let (broker, monitor) = (Arc::clone(&world.broker), world.monitor.clone());
+        Self::with(Arc::clone(&world.root), rank, broker, monitor, Arc::default(), [world.root.id].into())
+    }
+
+    fn with(
+        segment: Arc<Segment>,
+        rank: GroupRank,
+        broker: Arc<MemoryBroker>,
+        monitor: Option<Arc<ProcessMonitor>>,
+        arena: Arc<Arena>,
+        lineage: Box<[u64]>,
+    ) -> Self {
+        let ended = Arc::<OnceLock<Error>>::default();
+        let messenger =
+            Messenger::new(Arc::clone(&segment), rank, Arc::clone(&arena), lineage.clone(), Arc::clone(&ended));
         HostBackend {
-            segment: Arc::clone(&world.root),
+            segment,
             rank,
             progress: Mutex::default(),
-            broker: Arc::clone(&world.broker),
-            monitor: world.monitor.clone(),
-            arena: Arc::default(),
-            lineage: [world.root.id].into(),
-            ended: OnceLock::new(),
+            broker,
+            monitor,
+            arena,
+            lineage,
+            ended,
+            messenger: Arc::new(messenger),
         }
     }
 
     /// This rank in a communicator that is split from this one.
     fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
-        HostBackend {
-            rank,
-            progress: Mutex::default(),
-            broker: Arc::clone(&self.broker),
-            monitor: self.monitor.clone(),
-            arena: Arc::clone(&self.arena),
-            lineage: std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect(),
-            segment,
-            ended: OnceLock::new(),
-        }
+        let lineage = std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect();
+        let (broker, monitor) = (Arc::clone(&self.broker), self.monitor.clone());
+        Self::with(segment, rank, broker, monitor, Arc::clone(&self.arena), lineage)
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
@@ -276,6 +288,22 @@ impl Backend for HostBackend {
         unsafe { self.run_entered_list(&mut progress, request, blocks) }
     }
 
+    unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
+        self.check_process()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.messenger.run(message, deadline) }
+    }
+
+    unsafe fn start_messages(&self, messages: Vec<(MessageRequest, OnEnd)>, deadline: Instant) -> Result<()> {
+        self.check_process()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.messenger.start(messages, deadline) }
+    }
+
+    fn finalize(&self) {
+        self.messenger.warn_of_unreceived();
+    }
+
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let progress = &mut *self.enter(deadline)?;
         let descendant = group.map(|group| self.split_off(group, progress, deadline)).transpose();
@@ -344,6 +372,7 @@ impl Watch for HostBackend {
 impl Drop for HostBackend {
     fn drop(&mut self) {
         if self.domain().process.is_current() {
+            self.messenger.close();
             self.segment.leave(self.rank);
         }
     }

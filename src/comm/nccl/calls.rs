@@ -54,6 +54,15 @@ impl Elements {
     }
 }
 
+/// The type and the count of elements that only move.
+pub(super) fn nccl_type(data_type: DataType, element_count: usize) -> (ncclDataType_t, usize) {
+    let elements = match data_type.byte_len() {
+        1 => Elements::bytes(element_count),
+        _ => Elements::new(data_type, element_count),
+    };
+    (elements.data_type, elements.block)
+}
+
 fn nccl_op(reduce_op: ReduceOperation) -> ncclRedOp_t {
     match reduce_op {
         ReduceOperation::Sum => ncclSum,

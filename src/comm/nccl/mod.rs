@@ -14,6 +14,7 @@ mod group;
 mod handle;
 mod id;
 mod library;
+mod messages;
 mod route;
 mod scratch;
 mod staging;
@@ -34,6 +35,7 @@ use scratch::Scratch;
 use staging::Staging;
 
 use super::backend::{Backend, CallGroup, Control, Request, SharedGraph};
+use super::message::{Delivery, MessageRequest};
 use super::signature::{Purpose, Signature, place_of};
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
@@ -385,6 +387,36 @@ impl Backend for NcclBackend {
                  needs one machine and all ranks of it; call `barrier`"
             ),
         }
+    }
+
+    fn check_message(&self, message: &MessageRequest) -> Result<()> {
+        messages::check(message)
+    }
+
+    unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
+        let mut state = self.lock(deadline)?;
+        self.domain.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.complete_message(&mut state, message, deadline) }.map_err(|error| {
+            let error = self.fail_messages(error, std::slice::from_ref(message));
+            // Until what was aborted has ended, it may use the caller's memory.
+            self.stream.drain();
+            error
+        })
+    }
+
+    unsafe fn enqueue_messages(
+        &self,
+        messages: &[MessageRequest],
+        stream: Option<&Arc<CudaStream>>,
+        deadline: Instant,
+    ) -> Result<Vec<Delivery>> {
+        let _state = self.lock(deadline)?;
+        self.domain.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_messages(messages, stream.unwrap_or(&self.stream), deadline) }
+            .map_err(|error| self.fail_messages(error, messages))?;
+        Ok(messages.iter().map(|message| self.delivery(message)).collect())
     }
 
     fn track_graph(&self, graph: &SharedGraph) {

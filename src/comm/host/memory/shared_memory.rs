@@ -40,12 +40,13 @@ unsafe impl Sync for SharedMemory {}
 pub(crate) unsafe trait Shareable {}
 
 impl SharedMemory {
-    /// Memory that the threads of this process share.
+    /// Memory that the threads of this process share. Most of it may never be touched, and counts
+    /// when it is.
     pub(crate) fn for_threads(len: usize) -> Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping changes no existing one.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        };
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) };
         Self::mapped(base, len)
     }
 

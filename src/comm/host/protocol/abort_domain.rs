@@ -49,6 +49,8 @@ struct WakeFlag {
     sleepers: AtomicU32,
     /// 1 when the rank's process has ended, or has dropped all its handles.
     dead: AtomicU32,
+    /// Whom the rank waits for in a send or a receive, or 0.
+    awaited: AtomicU64,
 }
 
 /// Which rank ended the communicator, and why (invariant 16).
@@ -129,6 +131,20 @@ impl AbortDomain {
 
     fn header(&self) -> &DomainHeader {
         &self.memory.slice(0, 1)[0]
+    }
+
+    pub(crate) fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// Publishes whom a rank waits for in a send or a receive; 0 for no rank.
+    pub(crate) fn set_awaited(&self, rank: Rank, awaited: u64) {
+        self.wake_flags()[rank.index()].awaited.store(awaited, Ordering::Relaxed);
+    }
+
+    /// Whom a rank waits for, as it has published it.
+    pub(crate) fn awaited(&self, rank: Rank) -> u64 {
+        self.wake_flags()[rank.index()].awaited.load(Ordering::Relaxed)
     }
 
     fn wake_flags(&self) -> &[WakeFlag] {

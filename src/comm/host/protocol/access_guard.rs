@@ -15,7 +15,7 @@ pub(crate) struct AccessGuard<'a>(&'a AtomicU32);
 
 impl Drop for AccessGuard<'_> {
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -26,9 +26,9 @@ impl Segment {
     ///
     /// An abort has begun.
     pub(crate) fn begin_access(&self, rank: GroupRank) -> Result<AccessGuard<'_>> {
-        let is_accessing = &self.slot(rank).is_accessing;
-        is_accessing.store(1, Ordering::Relaxed);
-        let guard = AccessGuard(is_accessing);
+        let accesses = &self.slot(rank).accesses;
+        accesses.fetch_add(1, Ordering::Relaxed);
+        let guard = AccessGuard(accesses);
         // Pairs with the fence in `wait_for_accesses`.
         fence(Ordering::SeqCst);
         if self.domain.is_aborted() {
@@ -39,13 +39,13 @@ impl Segment {
     }
 
     /// Waits until no peer in this process has an access. The caller has begun an abort, so that
-    /// each peer has at most one more. A rank in another process reaches symmetric memory only
-    /// (invariant 12), which invariant 14 protects.
+    /// each thread of a peer has at most one more. A rank in another process reaches symmetric
+    /// memory only (invariant 12), which invariant 14 protects.
     pub(crate) fn wait_for_accesses(&self, rank: GroupRank) {
         // Pairs with the fence in `begin_access`.
         fence(Ordering::SeqCst);
         for peer in self.ranks().filter(|peer| *peer != rank && self.domain.is_local(self.member(*peer))) {
-            while self.slot(peer).is_accessing.load(Ordering::Acquire) != 0 {
+            while self.slot(peer).accesses.load(Ordering::Acquire) != 0 {
                 yield_now();
             }
         }

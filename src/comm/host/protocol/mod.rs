@@ -5,10 +5,10 @@ pub(super) mod abort_domain;
 pub(super) mod access_guard;
 mod caller_threads;
 #[cfg(all(test, loom))]
-mod model;
+pub(super) mod model;
 mod processors;
 pub(super) mod report;
 pub(super) mod running_call;
 pub(super) mod segment;
 pub(super) mod slot;
-mod waiter;
+pub(super) mod waiter;

@@ -24,7 +24,7 @@ use crate::memory::Address;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::Tracked;
 
-fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     // One interleaving has more steps than the checker allows by default.
@@ -34,7 +34,7 @@ fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
 
 /// Ranks that reach each other's buffers, or do not if `spans_processes`. The checker does not see
 /// what std's `Arc` orders, so the test's thread keeps the world until the others have ended.
-fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
+pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
     let offset = AbortDomain::byte_len(n);
     let size = Segment::memory_size(offset, n as usize, spans_processes);
     let memory = SharedMemory::for_threads(size.byte_len).expect("memory");
@@ -46,6 +46,7 @@ fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
     segment.has_lost(Milestone::Done(0));
     segment.domain.has_dead();
     segment.slot(ROOT);
+    segment.ranks().for_each(|from| segment.ranks().for_each(|to| segment.ring(from, to).construct()));
     segment.domain.check().expect("alive");
     segment.domain.wake(std::iter::once(Rank(0)));
     segment.domain.is_dead(Rank(0));
@@ -54,7 +55,7 @@ fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
 }
 
 /// Runs each rank's part on a thread of its own.
-fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
+pub(crate) fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
     let mut ranks = ranks.into_iter();
     let first = ranks.next().expect("rank 0");
     let others: Vec<_> = ranks.map(|rank| thread::spawn(move || part(&rank))).collect();

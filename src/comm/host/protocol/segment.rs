@@ -1,5 +1,5 @@
 //! The memory that the ranks of one communicator share: a slot for each rank, and between processes
-//! staging memory for each rank.
+//! staging memory for each rank; last a ring for the messages of each rank to each.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::abort_domain::AbortDomain;
 use super::slot::{CallBody, Slot};
 use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize};
+use crate::comm::host::messages::ring::{Ring, ring_len};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering, Tracked};
@@ -66,11 +67,17 @@ pub(crate) enum Milestone {
 
 impl Segment {
     /// How much memory a segment of `members` ranks needs that begins at an offset. Staging memory
-    /// is allocated later, in [`allocate_staging`](Self::allocate_staging).
+    /// and rings are allocated later, in [`allocate_staging`](Self::allocate_staging) and
+    /// [`allocate_ring`](Self::allocate_ring).
     pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
         let staging = if spans_processes { members * Self::staging_len(members) } else { 0 };
-        SharedMemorySize { byte_len: resident.next_multiple_of(rustix::param::page_size()) + staging, resident }
+        let byte_len = resident.next_multiple_of(rustix::param::page_size()) + staging + Self::rings_len(members);
+        SharedMemorySize { byte_len, resident }
+    }
+
+    fn rings_len(members: usize) -> usize {
+        members * members * ring_len(members)
     }
 
     fn slots_len(members: usize) -> usize {
@@ -174,6 +181,26 @@ impl Segment {
         self.stages[stage].read(|| read(self.stage_address(stage)))
     }
 
+    /// Where the ring of one rank to another begins: the rings are the end of the memory.
+    fn ring_offset(&self, from: GroupRank, to: GroupRank) -> usize {
+        let number = to.index() * self.len() + from.index();
+        self.memory.len() - Self::rings_len(self.len()) + number * ring_len(self.len())
+    }
+
+    /// Allocates the ring of `from`, this rank, to another one.
+    pub(crate) fn allocate_ring(&self, from: GroupRank, to: GroupRank) -> Result<()> {
+        match self.spans_processes {
+            true => self.memory.populate(self.ring_offset(from, to), ring_len(self.len()), &|| self.domain.check()),
+            // The kernel allocates private memory when it is touched.
+            false => Ok(()),
+        }
+    }
+
+    /// The ring of one rank to another.
+    pub(crate) fn ring(&self, from: GroupRank, to: GroupRank) -> Ring<'_> {
+        Ring::new(&self.memory, self.ring_offset(from, to), ring_len(self.len()))
+    }
+
     /// Posts the header of this rank's call, and wakes its peers.
     pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
         self.slot(rank).post_header(sequence, signature, body);
@@ -251,15 +278,19 @@ impl Segment {
         self.ranks().filter(move |rank| is_lost(|| self.is_gone(*rank), || self.has_reached(*rank, milestone)))
     }
 
+    /// Whether a member has left, or a rank of the domain has died.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.header().any_left.load(Ordering::Acquire) != 0 || self.domain.has_dead()
+    }
+
     /// Whether a member has left or died without having come so far.
     pub(crate) fn has_lost(&self, milestone: Milestone) -> bool {
-        let is_any_gone = self.header().any_left.load(Ordering::Acquire) != 0 || self.domain.has_dead();
-        is_any_gone && self.lost_before(milestone).next().is_some()
+        self.has_gone() && self.lost_before(milestone).next().is_some()
     }
 }
 
 /// Whether a rank is gone without having come (invariant 18).
-fn is_lost(is_gone: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
+pub(crate) fn is_lost(is_gone: impl FnOnce() -> bool, has_come: impl FnOnce() -> bool) -> bool {
     is_gone() && !has_come()
 }
 
@@ -309,11 +340,12 @@ mod tests {
     fn communicators_and_groups_take_what_is_written_down() {
         for (members, staging) in [(1, 2 << 20), (3, 2 << 20), (32, 2 << 20), (100, 640 << 10), (256, 256 << 10)] {
             let group = Segment::memory_size(0, members, true);
-            assert_eq!(group.resident, 128 + 640 * members);
-            let stages = group.byte_len - group.resident.next_multiple_of(rustix::param::page_size());
+            assert_eq!(group.resident, 128 + 768 * members);
+            let rings = members * members * ring_len(members);
+            let stages = group.byte_len - rings - group.resident.next_multiple_of(rustix::param::page_size());
             assert_eq!(stages, members * staging);
             let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
-            assert_eq!(world.resident, 2304 + 768 * members);
+            assert_eq!(world.resident, 2304 + 896 * members);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What one rank publishes for its peers: its calls, and how far it has come.
 
 use crate::comm::host::memory::Shareable;
+use crate::comm::host::messages::doorbell::Doorbell;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the
@@ -11,7 +12,7 @@ pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 4 };
 pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
 pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
-/// One rank's slot. Only that rank writes it (invariant 2).
+/// One rank's slot. Only that rank writes it (invariant 2), except the doorbell.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub(crate) struct Slot {
@@ -21,10 +22,13 @@ pub(crate) struct Slot {
     taken: AtomicU64,
     /// How many collectives the rank has finished and found equal on every rank (invariant 4).
     done: AtomicU64,
-    /// 1 while the rank touches a peer's buffer (invariant 9).
-    pub(super) is_accessing: AtomicU32,
+    /// How many threads of the rank touch a peer's buffer (invariant 9): one in a collective, and
+    /// one that moves messages.
+    pub(super) accesses: AtomicU32,
     /// 1 when the rank has dropped its handle.
     left: AtomicU32,
+    /// Which peers have sent this rank something.
+    doorbell: Doorbell,
     /// The headers of the latest collectives. Collective `s` has the one at `s % HEADER_RING_LEN`.
     headers: [CallHeader; HEADER_RING_LEN as usize],
 }
@@ -66,7 +70,7 @@ impl BufferLocation {
     /// The first word of a list. No block has this id.
     const LIST: u64 = u64::MAX - 1;
 
-    fn to_words(self) -> [u64; 2] {
+    pub(crate) fn to_words(self) -> [u64; 2] {
         match self {
             BufferLocation::Address(address) => [Self::ADDRESS, address as u64],
             BufferLocation::List(address) => [Self::LIST, address as u64],
@@ -75,7 +79,7 @@ impl BufferLocation {
         }
     }
 
-    fn from_words([id, at]: [u64; 2]) -> Self {
+    pub(crate) fn from_words([id, at]: [u64; 2]) -> Self {
         match id {
             Self::ADDRESS => BufferLocation::Address(at as usize),
             Self::LIST => BufferLocation::List(at as usize),
@@ -146,6 +150,11 @@ impl Slot {
             }
         }
         header.sequence.store(sequence, Ordering::Release);
+    }
+
+    /// Which peers have sent this rank something.
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
     pub(super) fn round(&self) -> u64 {

@@ -28,7 +28,7 @@ pub(crate) enum WaitError {
 }
 
 /// The state of one wait. Several conditions in a row may share it.
-pub(super) struct Waiter<'a> {
+pub(crate) struct Waiter<'a> {
     domain: &'a AbortDomain,
     rank: Rank,
     deadline: Instant,
@@ -39,15 +39,25 @@ pub(super) struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    pub(super) fn new(domain: &'a AbortDomain, rank: Rank, deadline: Instant) -> Self {
+    pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, deadline: Instant) -> Self {
         let spins_left = if domain.may_spin() { SPINS } else { 0 };
         Waiter { domain, rank, deadline, spins_left, yields_left: YIELDS, slow: None }
+    }
+
+    /// The same wait with another deadline.
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    /// Keeps the wait out of the log.
+    pub(crate) fn be_quiet(&mut self) {
+        self.slow = Some(SlowWarning::never());
     }
 
     /// Waits until `is_reached`, until `is_peer_lost`, until an abort, until the deadline, or until
     /// the interrupt hook ends the wait (invariant 17). `warning` is the text of a warning about a
     /// wait of so many seconds.
-    pub(super) fn wait_until(
+    pub(crate) fn wait_until(
         &mut self,
         mut is_reached: impl FnMut() -> bool,
         is_peer_lost: impl Fn() -> bool,

@@ -1,0 +1,367 @@
+//! Messages that go on by themselves, one or several at once: torch.distributed's isend, irecv and
+//! batch_isend_irecv.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::messages::{Received, Source};
+use crate::comm::Communicator;
+use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
+use crate::cuda::CudaStream;
+use crate::data_type::DataType;
+use crate::error::{Error, Result, error};
+use crate::issue_order::{Extent, IssueOrder};
+use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::rank::Rank;
+use crate::stream::{EnqueueError, Stream, Task, Watch, Work, WorkEnd};
+use crate::util::{interrupt, lock};
+
+/// A message with its buffer, for [`Communicator::batch_isend_irecv`].
+#[derive(Debug)]
+pub struct Message {
+    /// What is sent, or what is received into.
+    pub buffer: Buffer,
+    /// The receiver of a send.
+    dst: Option<Rank>,
+    src: Source,
+    tag: u32,
+    received: Option<Received>,
+}
+
+impl Message {
+    /// A message to rank `dst`.
+    pub fn send(buffer: impl Into<Buffer>, dst: impl Into<Rank>, tag: u32) -> Self {
+        Message { buffer: buffer.into(), dst: Some(dst.into()), src: Source::Any, tag, received: None }
+    }
+
+    /// A message from a rank, or from any: `None`.
+    pub fn recv(buffer: impl Into<Buffer>, src: impl Into<Source>, tag: u32) -> Self {
+        Message { buffer: buffer.into(), dst: None, src: src.into(), tag, received: None }
+    }
+
+    /// What has been received; `None` for a send, and before the message has ended.
+    pub fn received(&self) -> Option<Received> {
+        self.received
+    }
+
+    fn raw(&mut self) -> RawTensor {
+        match self.dst {
+            Some(_) => TensorView::from(&self.buffer).raw(),
+            None => TensorViewMut::from(&mut self.buffer).raw(),
+        }
+    }
+}
+
+/// A message on a raw address, for [`Communicator::enqueue_messages`].
+#[derive(Clone, Copy, Debug)]
+pub struct RawMessage {
+    /// The first element, in the memory of the communicator.
+    pub address: *mut u8,
+    /// The type of the elements.
+    pub data_type: DataType,
+    /// How many elements are sent, or at most received.
+    pub element_count: usize,
+    /// The receiver; `None` for a receive.
+    pub dst: Option<Rank>,
+    /// The sender; a send ignores it.
+    pub src: Source,
+    /// From 0 to [`MAX_TAG`](crate::comm::MAX_TAG).
+    pub tag: u32,
+}
+
+/// Messages that have begun together, and what they own: nothing, one [`Message`] or several.
+#[derive(Debug)]
+pub struct Messages<T = ()> {
+    /// What the messages own, in the order in which they were given.
+    pub content: T,
+    call: Option<Call>,
+    received: Vec<Option<Received>>,
+}
+
+impl<T> Messages<T> {
+    /// What each message has received; `None` for a send, and after an error.
+    pub fn received(&self) -> &[Option<Received>] {
+        &self.received
+    }
+}
+
+/// What the messages have to do.
+#[derive(Debug)]
+struct Call {
+    communicator: Communicator,
+    requests: Vec<MessageRequest>,
+    deadline: Instant,
+}
+
+impl Communicator {
+    /// Begins to send `buffer`, which the work owns and hands back, to rank `dst`. The message goes
+    /// on while the program does something else, and independently of all others.
+    ///
+    /// ```
+    /// use distcollective::Communicator;
+    ///
+    /// Communicator::spawn(2, |communicator| {
+    ///     let rank = communicator.rank().0;
+    ///     let other = 1 - rank;
+    ///     let sending = communicator.isend(vec![rank as f32; 100_000], other, 0)?;
+    ///     let receiving = communicator.irecv(vec![0.0f32; 100_000], other, 0)?;
+    ///     // Compute something else here.
+    ///     let received = receiving.wait()?;
+    ///     assert_eq!(received.content.buffer.as_slice::<f32>()?[0], other as f32);
+    ///     sending.wait()?;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// They come with the buffer: errors of arguments from this call, all others from
+    /// [`Work::wait`].
+    ///
+    #[doc = include_str!("message_errors.md")]
+    pub fn isend(
+        &self,
+        buffer: impl Into<Buffer>,
+        dst: impl Into<Rank>,
+        tag: u32,
+    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
+        self.begin_one("isend", Message::send(buffer, dst, tag))
+    }
+
+    /// Begins to receive a message into `buffer`, which the work owns and hands back.
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend).
+    pub fn irecv(
+        &self,
+        buffer: impl Into<Buffer>,
+        src: impl Into<Source>,
+        tag: u32,
+    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
+        self.begin_one("irecv", Message::recv(buffer, src, tag))
+    }
+
+    /// Begins several messages, with one [`Work`] for all. Ranks that exchange messages, however
+    /// long, do not wait for each other if each gives its sends and receives to one such call.
+    ///
+    /// ```
+    /// use distcollective::Communicator;
+    /// use distcollective::comm::Message;
+    ///
+    /// Communicator::spawn(3, |communicator| {
+    ///     let (rank, n) = (communicator.rank().0, communicator.world_size());
+    ///     let messages = vec![
+    ///         Message::send(vec![rank as i32; 100_000], (rank + 1) % n, 0),
+    ///         Message::recv(vec![0i32; 100_000], (rank + n - 1) % n, 0),
+    ///     ];
+    ///     let messages = communicator.batch_isend_irecv(messages)?.wait()?.content;
+    ///     assert_eq!(messages[1].buffer.as_slice::<i32>()?[0], ((rank + n - 1) % n) as i32);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`isend`](Self::isend). If an argument of one message is wrong, none has begun.
+    pub fn batch_isend_irecv(
+        &self,
+        mut messages: Vec<Message>,
+    ) -> Result<Work<Messages<Vec<Message>>>, EnqueueError<Vec<Message>>> {
+        let requests = messages.iter_mut().map(|message| self.request_of(message)).collect();
+        self.begin("batch_isend_irecv", messages, requests)
+    }
+
+    /// [`batch_isend_irecv`](Self::batch_isend_irecv) on raw addresses, in the memory of the
+    /// communicator ([`space`](Self::space)).
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, and for ever if it is leaked before, each address is valid for the
+    /// elements of its message, and no other code uses what is received into or writes what is
+    /// sent.
+    ///
+    /// # Errors
+    ///
+    /// An address that is null or not aligned, and the errors of [`isend`](Self::isend).
+    pub unsafe fn enqueue_messages(&self, messages: &[RawMessage]) -> Result<Work<Messages>> {
+        let requests = messages.iter().map(|message| self.request_of_raw(message)).collect();
+        self.begin("batch_isend_irecv", (), requests).map_err(Error::from)
+    }
+
+    fn begin_one(&self, name: &str, mut message: Message) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
+        let requests = self.request_of(&mut message).map(|request| vec![request]);
+        self.begin(name, message, requests)
+    }
+
+    fn request_of(&self, message: &mut Message) -> Result<MessageRequest> {
+        let raw = message.raw();
+        self.message(message.dst, message.src, message.tag, raw)
+    }
+
+    fn request_of_raw(&self, message: &RawMessage) -> Result<MessageRequest> {
+        let RawMessage { address, data_type, element_count, dst, src, tag } = *message;
+        let byte_len = element_count.checked_mul(data_type.byte_len());
+        if byte_len.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(error!(InvalidBuffer, "{element_count} {data_type} are more than memory can hold"));
+        }
+        if element_count > 0 && (address.is_null() || !address.addr().is_multiple_of(data_type.byte_len())) {
+            return Err(error!(InvalidBuffer, "address {address:?} is null or not aligned to {data_type}"));
+        }
+        self.message(dst, src, tag, RawTensor::flat(self.space(), address, data_type, element_count))
+    }
+
+    /// Begins messages whose buffers `content` owns.
+    fn begin<T: Owner>(
+        &self,
+        name: &str,
+        content: T,
+        requests: Result<Vec<MessageRequest>>,
+    ) -> Result<Work<Messages<T>>, EnqueueError<T>> {
+        let checked = requests.and_then(|requests| {
+            requests.iter().try_for_each(|request| self.check_message_space(request, false))?;
+            self.check_process()?;
+            interrupt::check_may_wait()?;
+            Ok(requests)
+        });
+        let requests = match checked {
+            Ok(requests) => requests,
+            Err(error) => return Err(EnqueueError::new(self.label_message(name, error), content)),
+        };
+        let deadline = self.deadline();
+        let received = vec![None; requests.len()];
+        let call = Call { communicator: self.clone(), requests, deadline };
+        let messages = Messages { content, call: Some(call), received };
+        Ok(match self.default_stream() {
+            Some(stream) => Stream::of_cuda(stream).submit(messages, None),
+            None => self.start_messages(messages, deadline),
+        })
+    }
+
+    /// Begins messages that the backend moves along by itself.
+    fn start_messages<T: Owner>(&self, messages: Messages<T>, deadline: Instant) -> Work<Messages<T>> {
+        let requests = messages.call.as_ref().map_or_else(Vec::new, |call| call.requests.clone());
+        let (work, end) = Work::detached(messages);
+        let running = Arc::new(Mutex::new(Running {
+            end: Some(end),
+            ended: vec![None; requests.len()],
+            left: requests.len(),
+            error: None,
+        }));
+        let on_end = |index: usize| -> OnEnd {
+            let running = Arc::clone(&running);
+            Box::new(move |result| Running::end_one(&running, index, result))
+        };
+        let requests = requests.into_iter().enumerate().map(|(index, request)| (request, on_end(index))).collect();
+        // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
+        if let Err(error) = unsafe { self.backend.start_messages(requests, deadline) } {
+            lock(&running).error = Some(error);
+        }
+        Running::end_if_all_have(&running);
+        work
+    }
+}
+
+/// Messages on their way, which end one after the other.
+struct Running<T: Owner> {
+    /// `None` after the end.
+    end: Option<WorkEnd<Messages<T>>>,
+    ended: Vec<Option<Delivery>>,
+    left: usize,
+    error: Option<Error>,
+}
+
+impl<T: Owner> Running<T> {
+    fn end_one(running: &Mutex<Self>, index: usize, result: Result<Delivery>) {
+        let mut state = lock(running);
+        state.left -= 1;
+        match result {
+            Ok(delivery) => state.ended[index] = Some(delivery),
+            Err(error) => drop(state.error.get_or_insert(error)),
+        }
+        drop(state);
+        Self::end_if_all_have(running);
+    }
+
+    /// Ends the work when all messages have ended, or none has begun.
+    fn end_if_all_have(running: &Mutex<Self>) {
+        let mut state = lock(running);
+        let has_begun = state.left < state.ended.len();
+        if state.left > 0 && (has_begun || state.error.is_none()) {
+            return;
+        }
+        let (end, ended, error) = (state.end.take(), std::mem::take(&mut state.ended), state.error.take());
+        // The end may drop what the work owns, and with it the last handle of the communicator.
+        drop(state);
+        if let Some(end) = end {
+            end.end(|messages| {
+                set_received(messages, &ended);
+                error.map_or(Ok(()), Err)
+            });
+        }
+    }
+}
+
+/// Notes what each message has received.
+fn set_received<T: Owner>(messages: &mut Messages<T>, ended: &[Option<Delivery>]) {
+    let requests = messages.call.iter().flat_map(|call| &call.requests);
+    for ((received, request), delivery) in messages.received.iter_mut().zip(requests).zip(ended) {
+        let is_receive = matches!(request.direction, Direction::Receive(_));
+        *received = delivery.filter(|_| is_receive).map(Received::of);
+    }
+    messages.content.set_received(&messages.received);
+}
+
+/// What messages own while they are on their way.
+trait Owner: Send + 'static {
+    /// Is told what each message has received.
+    fn set_received(&mut self, _received: &[Option<Received>]) {}
+}
+
+impl Owner for () {}
+
+impl Owner for Message {
+    fn set_received(&mut self, received: &[Option<Received>]) {
+        self.received = received.iter().copied().next().flatten();
+    }
+}
+
+impl Owner for Vec<Message> {
+    fn set_received(&mut self, received: &[Option<Received>]) {
+        self.iter_mut().zip(received).for_each(|(message, received)| message.received = *received);
+    }
+}
+
+/// On a CUDA stream the messages are one group of NCCL's. A detached work runs nothing.
+impl<T: Owner> Task for Messages<T> {
+    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
+        self.call.as_ref().map(|call| call.communicator.order(Extent::Communicator))
+    }
+
+    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        let Some(Call { communicator, requests, deadline }) = &self.call else { return Ok(()) };
+        communicator.check_process()?;
+        // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
+        let ended = unsafe { communicator.backend.enqueue_messages(requests, stream, *deadline)? };
+        let ended: Vec<Option<Delivery>> = ended.into_iter().map(Some).collect();
+        set_received(self, &ended);
+        Ok(())
+    }
+
+    fn label(&self, error: Error) -> Error {
+        match &self.call {
+            Some(call) => call.communicator.label_message("batch_isend_irecv", error),
+            None => error,
+        }
+    }
+
+    fn finish(&mut self) {
+        self.call = None;
+    }
+
+    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
+        self.call.as_ref().map(|call| (call.communicator.watch(), call.deadline))
+    }
+}

@@ -1,0 +1,184 @@
+//! Messages from one rank to another.
+//!
+//! Between each two ranks of a communicator there is a ring of cells for each direction, which the
+//! sender allocates with its first message. A message that fits a cell travels in it. The sender
+//! announces a longer one, and keeps its bytes until the receiver has a buffer for them. If the
+//! receiver reaches the sender's buffer (threads of one process, symmetric memory), it copies from
+//! there and says so. Otherwise it says that it is ready, and the sender writes the bytes into the
+//! ring, piece by piece.
+//!
+//! A rank's sends and receives are in its [`Mailbox`]. Whatever thread of the rank waits for a
+//! message moves all of them along: the thread of a blocking call, and the progress thread, which
+//! exists once the rank has begun an asynchronous message.
+//!
+//! | file | what is there |
+//! |---|---|
+//! | [`ring`], [`record`], [`doorbell`] | what ranks share |
+//! | [`operation`], [`mailbox`], [`place`] | what one rank has in hand, and how it moves along |
+//! | [`blocking`], [`progress`] | who moves it along |
+//! | [`cycle`] | ranks that wait for each other |
+
+mod blocking;
+mod cycle;
+pub(super) mod doorbell;
+mod mailbox;
+#[cfg(all(test, loom))]
+mod model;
+mod operation;
+mod place;
+mod progress;
+mod record;
+pub(super) mod ring;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use self::mailbox::Mailbox;
+use self::operation::{Operation, Stage};
+use self::place::Place;
+use self::progress::ProgressThread;
+use super::memory::arena::Arena;
+use super::protocol::segment::Segment;
+use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
+use crate::error::{Error, Result, error};
+use crate::rank::GroupRank;
+use crate::sync::{Mutex, MutexGuard};
+use crate::util::log::event;
+use crate::util::text::{count_of, list_ranks};
+
+/// The messages of one rank of a communicator.
+pub(super) struct Messenger {
+    place: Place,
+    mailbox: Mutex<Mailbox>,
+    thread: ProgressThread,
+    /// Set when the rank has warned of messages that it has not received.
+    has_warned: OnceLock<()>,
+    /// See `HostBackend`.
+    ended: Arc<OnceLock<Error>>,
+}
+
+/// What came of one look at the messages.
+enum Step {
+    /// The caller's own operation has ended.
+    Ended(Delivery),
+    /// Something has moved, and more may.
+    Moved,
+    /// Nothing moves before a peer does something.
+    Idle,
+}
+
+impl Messenger {
+    pub(super) fn new(
+        segment: Arc<Segment>,
+        rank: GroupRank,
+        arena: Arc<Arena>,
+        lineage: Box<[u64]>,
+        ended: Arc<OnceLock<Error>>,
+    ) -> Self {
+        let mailbox = Mutex::new(Mailbox::new(segment.len()));
+        let place = Place { segment, rank, arena, lineage };
+        Messenger { place, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new(), ended }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mailbox> {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error that ended the communicator, if one did.
+    fn check(&self) -> Result<()> {
+        self.ended.get().map_or_else(|| self.place.segment.domain.check(), |error| Err(error.clone()))
+    }
+
+    /// Ends the communicator because of an error of this rank.
+    fn end(&self, error: Error) -> Error {
+        self.place.segment.domain.abort(error.kind(), self.place.member(), &error.to_string());
+        self.ended.get_or_init(|| error).clone()
+    }
+
+    /// Moves all messages along once. The operation `own` is the caller's, and is taken when it has
+    /// ended. An error ends the communicator.
+    fn advance(&self, own: Option<u64>) -> Result<Step> {
+        self.check()?;
+        let mut mailbox = self.lock();
+        let has_moved = mailbox.advance(&self.place);
+        let own_end = own.and_then(|own| mailbox.take_end(own));
+        let mut ends = Vec::new();
+        let mut is_another_ready = false;
+        if matches!(has_moved, Ok(true)) {
+            mailbox.take_asynchronous_ends(&mut ends);
+            is_another_ready =
+                mailbox.operations.iter().any(|operation| Some(operation.number) != own && operation.can_move());
+        }
+        drop(mailbox);
+        ends.into_iter().for_each(|(on_end, delivery)| report(on_end, Ok(delivery)));
+        // The thread that waits for the other operation may sleep, and this one may leave.
+        if is_another_ready {
+            self.place.wake(self.place.rank);
+        }
+        match (has_moved.map_err(|error| self.end(error))?, own_end) {
+            (_, Some(delivery)) => Ok(Step::Ended(delivery)),
+            (true, None) => Ok(Step::Moved),
+            (false, None) => Ok(Step::Idle),
+        }
+    }
+
+    /// Checks that the receiver of a send has not left or died.
+    fn check_receiver(&self, request: &MessageRequest) -> Result<()> {
+        let segment = &*self.place.segment;
+        let Direction::Send(to) = request.direction else { return Ok(()) };
+        if !segment.is_gone(to) {
+            return Ok(());
+        }
+        // A rank that fails aborts before it leaves, and its reason is the better error.
+        self.check()?;
+        Err(self.end(lost(segment, request, &[to])))
+    }
+
+    /// Whether an operation waits for a peer that is gone. A receive from any rank waits for every
+    /// rank that has not left; a rank that has died may be the one that would have sent.
+    fn has_lost(&self, operation: &Operation) -> bool {
+        let segment = &*self.place.segment;
+        match operation.peer() {
+            _ if matches!(operation.stage, Stage::Ended(_)) => false,
+            Some(peer) => segment.is_gone(peer),
+            None => {
+                let mut peers = segment.ranks().filter(|peer| *peer != self.place.rank);
+                segment.ranks().any(|peer| segment.has_died(peer)) || peers.all(|peer| segment.is_gone(peer))
+            }
+        }
+    }
+
+    /// Lets the thread end, and warns of messages that were not received.
+    pub(super) fn close(&self) {
+        self.thread.close(&self.mailbox);
+        self.warn_of_unreceived();
+    }
+
+    /// Warns once of messages that this rank has not received.
+    pub(super) fn warn_of_unreceived(&self) {
+        if self.place.segment.domain.is_aborted() || self.has_warned.get().is_some() {
+            return;
+        }
+        let count = self.lock().count_unreceived(&self.place);
+        if count > 0 && self.has_warned.set(()).is_ok() {
+            let (own, messages) = (self.place.member(), count_of(count, "message"));
+            event!(WARN, "rank {own}: the communicator ends with {messages} that this rank did not receive");
+        }
+    }
+}
+
+/// The error of a message whose peers are gone.
+fn lost(segment: &Segment, request: &MessageRequest, peers: &[GroupRank]) -> Error {
+    let what = request.with_ranks(|rank| segment.member(rank));
+    let how = match peers.iter().any(|peer| segment.has_died(*peer)) {
+        true => "died",
+        false => "left the communicator",
+    };
+    error!(PeerLost, "{what}: {} {how}", list_ranks(peers.iter().map(|peer| segment.member(*peer).0)))
+}
+
+/// Tells the owner of an asynchronous message that it has ended. The owner's code may panic; the
+/// thread goes on.
+fn report(on_end: OnEnd, result: Result<Delivery>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| on_end(result)));
+}

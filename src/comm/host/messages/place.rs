@@ -1,0 +1,72 @@
+//! One rank of a communicator, as its messages need it.
+
+use std::sync::Arc;
+
+use crate::comm::host::memory::arena::Arena;
+use crate::comm::host::protocol::segment::Segment;
+use crate::comm::host::protocol::slot::BufferLocation;
+use crate::error::{Error, Result, bail, error};
+use crate::rank::{GroupRank, Rank};
+
+/// A rank, what it shares with its peers, and where its peers find its buffers.
+pub(super) struct Place {
+    pub(super) segment: Arc<Segment>,
+    pub(super) rank: GroupRank,
+    pub(super) arena: Arc<Arena>,
+    /// See `HostBackend`.
+    pub(super) lineage: Box<[u64]>,
+}
+
+impl Place {
+    /// This rank's number in the first communicator of the domain.
+    pub(super) fn member(&self) -> Rank {
+        self.segment.member(self.rank)
+    }
+
+    /// Tells a peer that there is something in its ring (invariant 24).
+    pub(super) fn tell(&self, peer: GroupRank) {
+        self.segment.slot(peer).doorbell().ring(self.rank);
+        self.wake(peer);
+    }
+
+    /// Wakes the threads of a peer.
+    pub(super) fn wake(&self, peer: GroupRank) {
+        self.segment.domain.wake(std::iter::once(self.segment.member(peer)));
+    }
+
+    /// Where a peer finds bytes of this rank.
+    pub(super) fn locate(&self, peer: GroupRank, address: *const u8, byte_len: usize) -> BufferLocation {
+        match self.segment.spans_processes {
+            // This rank finds its own by the number of the send.
+            _ if peer == self.rank => BufferLocation::Unreachable,
+            true => self.arena.locate(address, byte_len, &self.lineage, false),
+            false => BufferLocation::Address(address.expose_provenance()),
+        }
+    }
+
+    /// The address of bytes of a peer (invariant 12); `None` if this rank does not reach them.
+    pub(super) fn address_of(
+        &self,
+        peer: GroupRank,
+        location: BufferLocation,
+        byte_len: usize,
+    ) -> Result<Option<*const u8>> {
+        match location {
+            BufferLocation::Unreachable => Ok(None),
+            BufferLocation::Address(_) if self.segment.spans_processes => {
+                bail!(System, "rank {} gives an address, and is in another process", self.segment.member(peer))
+            }
+            BufferLocation::Address(address) => Ok(Some(std::ptr::with_exposed_provenance(address))),
+            BufferLocation::List(_) => Err(self.broken(peer)),
+            BufferLocation::Block { id, offset } => {
+                let address = self.arena.address_of(self.segment.member(peer), id, offset, byte_len)?;
+                Ok(Some(address.cast_const()))
+            }
+        }
+    }
+
+    /// The error of a record that no rank of this version writes.
+    pub(super) fn broken(&self, peer: GroupRank) -> Error {
+        error!(System, "rank {} broke the protocol of messages", self.segment.member(peer))
+    }
+}

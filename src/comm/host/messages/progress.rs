@@ -1,0 +1,163 @@
+//! The progress thread of a rank, which moves asynchronous messages along while the program does
+//! something else.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::mailbox::Mailbox;
+use super::{Messenger, Step, report};
+use crate::comm::host::protocol::segment::is_lost;
+use crate::comm::host::protocol::waiter::{WaitError, Waiter};
+use crate::comm::message::{MessageRequest, OnEnd};
+use crate::error::{Error, Result, error};
+use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
+use crate::util::interrupt;
+
+/// What the threads of a rank share with its progress thread.
+#[derive(Default)]
+pub(super) struct ProgressThread {
+    /// Notified when the first asynchronous message is begun after a pause, and at the end. Used
+    /// with the lock of the mailbox.
+    changed: Condvar,
+    state: AtomicU32,
+}
+
+/// The states, which change with the mailbox locked.
+const ABSENT: u32 = 0;
+const RUNNING: u32 = 1;
+const CLOSED: u32 = 2;
+
+impl ProgressThread {
+    /// Lets the thread end.
+    pub(super) fn close(&self, mailbox: &Mutex<Mailbox>) {
+        let _mailbox = mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state.swap(CLOSED, Ordering::Relaxed) == RUNNING {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Messenger {
+    /// Begins messages. Each goes on by itself, and ends with a call of its [`OnEnd`], which may
+    /// come before this returns.
+    ///
+    /// # Safety
+    ///
+    /// Until that call, the buffers are valid for the bytes that the requests say, and used by no
+    /// other code.
+    ///
+    /// # Errors
+    ///
+    /// The communicator has ended, or there is no thread. Nothing has begun.
+    pub(in crate::comm::host) unsafe fn start(
+        self: &Arc<Self>,
+        messages: Vec<(MessageRequest, OnEnd)>,
+        deadline: Instant,
+    ) -> Result<()> {
+        self.check()?;
+        messages.iter().try_for_each(|(request, _)| self.check_receiver(request))?;
+        let mut mailbox = self.lock();
+        self.start_thread()?;
+        let mut matched = Ok(());
+        for (request, on_end) in messages {
+            let number = mailbox.add(request, deadline, Some(on_end));
+            if matched.is_ok() {
+                matched = mailbox.match_arrived(&self.place, number);
+            }
+        }
+        drop(mailbox);
+        // After an error the progress thread ends all of them.
+        let _ = matched.map_err(|error| self.end(error)).and_then(|()| self.advance(None));
+        self.thread.changed.notify_all();
+        // It may sleep already, for a message with a later deadline.
+        self.place.wake(self.place.rank);
+        Ok(())
+    }
+
+    /// Starts the thread, if there is none. The mailbox is locked.
+    fn start_thread(self: &Arc<Self>) -> Result<()> {
+        if self.thread.state.load(Ordering::Relaxed) != ABSENT {
+            return Ok(());
+        }
+        let messenger = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("dcl-messages".to_owned());
+        thread
+            .spawn(move || messenger.run_thread())
+            .map_err(|e| error!(System, "no thread for messages").with_source(e))?;
+        self.thread.state.store(RUNNING, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn run_thread(&self) {
+        let _mask = interrupt::mask();
+        while self.wait_for_messages() {
+            if let Err(error) = self.move_asynchronous() {
+                self.fail_asynchronous(&error);
+            }
+        }
+    }
+
+    /// Waits until there is an asynchronous message. Returns whether there is one: not after the
+    /// end.
+    fn wait_for_messages(&self) -> bool {
+        let mut mailbox = self.lock();
+        loop {
+            if mailbox.first_deadline().is_some() {
+                return true;
+            }
+            if self.thread.state.load(Ordering::Relaxed) == CLOSED {
+                return false;
+            }
+            mailbox = self.thread.changed.wait(mailbox).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Moves messages along until no asynchronous one is left.
+    fn move_asynchronous(&self) -> Result<()> {
+        let first = || self.lock().first_deadline();
+        let Some((_, deadline)) = first() else { return Ok(()) };
+        let mut waiter = Waiter::new(&self.place.segment.domain, self.place.member(), deadline);
+        // A receive may wait for as long as it likes.
+        waiter.be_quiet();
+        while let Some((number, deadline)) = first() {
+            if matches!(self.advance(None)?, Step::Moved) {
+                continue;
+            }
+            waiter.set_deadline(deadline);
+            let has_moved = || !matches!(self.advance(None), Ok(Step::Idle));
+            let waited = waiter.wait_until(
+                || has_moved() || first() != Some((number, deadline)),
+                || is_lost(|| self.lost_asynchronous().is_some(), has_moved),
+                |_| String::new(),
+            );
+            waited.map_err(|error| self.end(self.error_of(error, number)))?;
+        }
+        Ok(())
+    }
+
+    fn error_of(&self, error: WaitError, number: u64) -> Error {
+        match error {
+            WaitError::Aborted(reason) | WaitError::Interrupted(reason) => reason,
+            WaitError::DeadlineExceeded => error!(DeadlineExceeded, "{} before the deadline", self.problem(number)),
+            WaitError::PeerLost => self.lost_peer(self.lost_asynchronous().unwrap_or(number)),
+        }
+    }
+
+    /// An asynchronous message whose peer is gone.
+    fn lost_asynchronous(&self) -> Option<u64> {
+        if !self.place.segment.has_gone() {
+            return None;
+        }
+        let mailbox = self.lock();
+        let mut asynchronous = mailbox.operations.iter().filter(|operation| operation.on_end.is_some());
+        asynchronous.find(|operation| self.has_lost(operation)).map(|operation| operation.number)
+    }
+
+    /// Ends all asynchronous messages of a communicator that has ended, when no peer touches their
+    /// buffers any more (invariant 25).
+    fn fail_asynchronous(&self, error: &Error) {
+        let ends = self.lock().take_asynchronous();
+        self.place.segment.wait_for_accesses(self.place.rank);
+        ends.into_iter().for_each(|on_end| report(on_end, Err(error.clone())));
+    }
+}

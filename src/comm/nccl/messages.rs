@@ -1,0 +1,126 @@
+//! Messages from one rank to another: NCCL's sends and receives, several in one group.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::bindings::*;
+use super::calls::nccl_type;
+use super::library::function;
+use super::{NcclBackend, RankState};
+use crate::comm::message::{Delivery, Direction, MessageRequest};
+use crate::cuda::CudaStream;
+use crate::error::{Error, Result, bail};
+use crate::memory::MemorySpace;
+use crate::stream::Watch;
+
+/// Checks what NCCL asks of a message.
+pub(super) fn check(message: &MessageRequest) -> Result<()> {
+    if message.tag != 0 {
+        bail!(Unsupported, "tag {}: NCCL has no tags, so the tag of a message is 0", message.tag);
+    }
+    if message.direction == Direction::Receive(None) {
+        bail!(Unsupported, "NCCL does not receive from any rank; name the source");
+    }
+    Ok(())
+}
+
+impl NcclBackend {
+    /// Runs one message on this communicator's own stream until it is done. A tensor in host memory
+    /// is copied to the GPU or back.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run_message`](crate::comm::backend::Backend::run_message).
+    pub(super) unsafe fn complete_message(
+        &self,
+        state: &mut RankState,
+        message: &MessageRequest,
+        deadline: Instant,
+    ) -> Result<Delivery> {
+        let (device, stream, byte_len) = (self.device(), &self.stream, message.byte_len());
+        let alive = &mut || self.check();
+        let is_staged = byte_len > 0 && message.address.space == MemorySpace::Host;
+        let is_send = matches!(message.direction, Direction::Send(_));
+        let mut on_gpu = *message;
+        // SAFETY: the caller's promise; the staging is as long as was asked for, and the rank lock
+        // keeps other calls from it.
+        unsafe {
+            if is_staged {
+                on_gpu.address.pointer = state.staging.input(device, byte_len)?;
+            }
+            if is_staged && is_send {
+                let from = message.address.pointer;
+                state.transfer(device)?.upload(from, on_gpu.address.pointer, byte_len, stream, deadline, alive)?;
+            }
+            self.launch_messages(&[on_gpu], stream, deadline)?;
+            if is_staged && !is_send {
+                let to = message.address.pointer;
+                state.transfer(device)?.download(on_gpu.address.pointer, to, byte_len, stream, deadline, alive)?;
+            }
+        }
+        stream.synchronize(deadline, alive)?;
+        Ok(self.delivery(message))
+    }
+
+    /// Enqueues messages in one group.
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, the buffers are valid on the GPU for the elements of their messages,
+    /// and used by nothing else.
+    pub(super) unsafe fn launch_messages(
+        &self,
+        messages: &[MessageRequest],
+        stream: &Arc<CudaStream>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let library = self.handle.library;
+        let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
+        let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
+        let cuda_stream = stream.as_ptr().cast();
+        self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
+            // SAFETY: the caller's promise. A group that was begun is ended in every case.
+            unsafe {
+                let mut result = start();
+                for message in messages.iter().filter(|message| message.element_count > 0) {
+                    if result != ncclSuccess && result != ncclInProgress {
+                        break;
+                    }
+                    let (data_type, count) = nccl_type(message.data_type, message.element_count);
+                    let address = message.address.pointer.cast();
+                    result = match message.direction {
+                        Direction::Send(to) => send(address, count, data_type, to.0 as i32, raw, cuda_stream),
+                        Direction::Receive(Some(from)) => {
+                            receive(address, count, data_type, from.0 as i32, raw, cuda_stream)
+                        }
+                        Direction::Receive(None) => ncclInvalidArgument,
+                    };
+                }
+                let ended = end();
+                Ok(if result == ncclSuccess || result == ncclInProgress { ended } else { result })
+            }
+        })
+    }
+
+    /// What a message brings: NCCL compares no lengths, so all of its elements.
+    pub(super) fn delivery(&self, message: &MessageRequest) -> Delivery {
+        let source = match message.direction {
+            Direction::Receive(Some(from)) => from,
+            _ => self.rank,
+        };
+        Delivery { source, element_count: message.element_count }
+    }
+
+    /// The error of messages, which ends the communicator: peers may be in them already.
+    pub(super) fn fail_messages(&self, error: Error, messages: &[MessageRequest]) -> Error {
+        let error = match (self.domain.ended(), messages) {
+            (None, [message]) => {
+                let what = message.with_ranks(|rank| self.origins[rank.index()]);
+                Error::new(error.kind(), format!("{what}: {error}"))
+            }
+            (None, _) => Error::new(error.kind(), format!("{} messages: {error}", messages.len())),
+            _ => error,
+        };
+        self.fail(error)
+    }
+}

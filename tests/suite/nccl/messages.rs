@@ -1,0 +1,80 @@
+//! Messages between ranks on GPUs.
+
+use distcollective::comm::{Message, Received};
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, Result};
+
+use super::{Child, needs_more_gpus, on_gpus};
+
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "exchange" => on_gpus(ranks, |communicator| exchange(&communicator)),
+        "refusals" => on_gpus(ranks, |communicator| refusals(&communicator)),
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// Each rank sends to the next one: host slices one after the other, and buffers of the GPU at
+/// once.
+fn exchange(communicator: &Communicator) -> Result<()> {
+    let (rank, n) = (communicator.rank().0, communicator.world_size());
+    let (next, before) = ((rank + 1) % n, (rank + n - 1) % n);
+    for len in [1, 5000] {
+        for sender in 0..n {
+            if rank == sender {
+                communicator.send(&vec![f32::from(sender as u8); len], next, 0)?;
+            } else if before == sender {
+                let mut x = vec![-1.0f32; len];
+                let got = communicator.recv(&mut x, sender, 0)?;
+                assert_eq!(got, Received { source: Rank(sender), element_count: len });
+                assert!(x.iter().all(|x| *x == f32::from(sender as u8)));
+            }
+        }
+    }
+    for data_type in DataType::ALL {
+        let len = 100 * data_type.byte_len();
+        let bytes_of = |from: u32| -> Vec<u8> { (0..len).map(|i| (from as usize * 50 + i) as u8).collect() };
+        let mut sent = Buffer::zeroed_in(communicator.space(), data_type, [100])?;
+        sent.write(0, &bytes_of(rank))?;
+        let received = Buffer::zeroed_in(communicator.space(), data_type, [100])?;
+        let messages = vec![Message::send(sent, next, 0), Message::recv(received, before, 0)];
+        let done = communicator.batch_isend_irecv(messages)?.wait()?.content;
+        let mut bytes = vec![0; len];
+        done[1].buffer.read(0, &mut bytes)?;
+        assert_eq!(bytes, bytes_of(before), "{data_type}");
+        assert_eq!(done[1].received(), Some(Received { source: Rank(before), element_count: 100 }));
+        assert_eq!(done[0].received(), None);
+    }
+    // A message of no elements needs no peer.
+    communicator.send(&[0.0f32; 0], next, 0)
+}
+
+/// What NCCL does not have is an error that says so, and the communicator still works.
+fn refusals(communicator: &Communicator) -> Result<()> {
+    let other = 1 - communicator.rank().0;
+    let is_unsupported = |result: Result<()>, text: &str| {
+        let error = result.expect_err("NCCL does not have it");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    is_unsupported(communicator.send(&[1], other, 3), "send: tag 3: NCCL has no tags");
+    is_unsupported(communicator.recv(&mut [1], None, 0).map(drop), "recv: NCCL does not receive from any rank");
+    let failed = communicator.isend(vec![1], other, 0).expect_err("a buffer in host memory");
+    assert_eq!(failed.error.kind(), ErrorKind::InvalidBuffer);
+    communicator.barrier()
+}
+
+#[test]
+fn ranks_on_gpus_exchange_messages() {
+    for ranks in [2, 3] {
+        if !needs_more_gpus(ranks) {
+            Child::new("messages exchange", ranks).passes();
+        }
+    }
+}
+
+#[test]
+fn what_nccl_has_not_is_refused() {
+    if !needs_more_gpus(2) {
+        Child::new("messages refusals", 2).passes();
+    }
+}
