@@ -10,6 +10,7 @@ mod contexts;
 mod faults;
 mod interrupts;
 mod libraries;
+mod waits;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -113,11 +114,12 @@ fn child() {
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
+        ["waits", ref name @ ..] => waits::play(&name.join(" "), ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager(&communicator)),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        libraries::assert_nothing_is_left(["faults", "interrupts"].contains(&words[0]));
+        libraries::assert_nothing_is_left(["faults", "interrupts", "waits"].contains(&words[0]));
     }
 }
 

@@ -128,9 +128,9 @@ impl NcclBackend {
     /// The first communicator of a domain: its ranks exchange their features. Collective.
     fn begin(handle: NcclHandle, control: Option<Arc<dyn Backend>>, deadline: Instant) -> Result<Self> {
         let (features, is_own) = (Features::of(&handle), handle.is_own);
-        let [_, world_size] = handle.rank_and_size()?;
+        let [_, world_size] = handle.rank_and_size(deadline)?;
         let origins = (0..world_size).map(Rank).collect();
-        let mut backend = Self::with(handle, origins, features, Arc::new(NcclDomain::new(control, is_own)))?;
+        let mut backend = Self::with(handle, origins, features, Arc::new(NcclDomain::new(control, is_own)), deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
         backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
         Ok(backend)
@@ -142,8 +142,9 @@ impl NcclBackend {
         origins: Box<[Rank]>,
         features: Features,
         domain: Arc<NcclDomain>,
+        deadline: Instant,
     ) -> Result<Self> {
-        let [rank, world_size] = handle.rank_and_size()?;
+        let [rank, world_size] = handle.rank_and_size(deadline)?;
         if world_size as usize != origins.len() {
             bail!(
                 System,
