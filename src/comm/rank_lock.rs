@@ -16,7 +16,7 @@ const INTERVAL: Duration = Duration::from_micros(100);
 /// # Errors
 ///
 /// The lock was not free until the deadline; the interrupt hook ends the wait.
-pub(super) fn enter<T>(mutex: &Mutex<T>, deadline: Instant) -> Result<MutexGuard<'_, T>> {
+pub(crate) fn enter<T>(mutex: &Mutex<T>, deadline: Instant) -> Result<MutexGuard<'_, T>> {
     loop {
         if let Some(guard) = take(mutex, interrupt::wake_by(deadline)) {
             return Ok(guard);

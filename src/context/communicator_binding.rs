@@ -14,7 +14,7 @@ use crate::cuda::{CudaStream, Device, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::MemorySpace;
 use crate::network::{LayerBody, LayerId, Source, TensorId};
 use crate::util::deadline_after;
@@ -146,13 +146,18 @@ impl CommunicatorBinding {
         if *lock(&self.runner) == Some(this) {
             bail!(InvalidArgument, "a plugin cannot run the context that runs it");
         }
-        let Some(regions) = rank_lock::take(&self.regions, deadline) else {
-            let error = error!(DeadlineExceeded, "an earlier run of the context did not end before the deadline");
+        let regions = rank_lock::enter(&self.regions, deadline).map_err(|error| {
+            let error = match error.kind() {
+                ErrorKind::DeadlineExceeded => {
+                    error!(DeadlineExceeded, "an earlier run of the context did not end before the deadline")
+                }
+                _ => error,
+            };
             if let Some(communicator) = &self.communicator {
                 communicator.abort_with(&error);
             }
-            return Err(error);
-        };
+            error
+        })?;
         *lock(&self.runner) = Some(this);
         Ok(RegionsGuard { regions, runner: &self.runner })
     }
@@ -255,7 +260,6 @@ mod tests {
     use crate::comm::loopback::communicator;
     use crate::dist_collective::DistCollective;
     use crate::engine::Engine;
-    use crate::error::ErrorKind;
     use crate::network::Network;
 
     #[test]

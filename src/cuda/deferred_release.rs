@@ -93,6 +93,8 @@ fn serve(device: &Arc<Device>, receiver: &Receiver<Release>, pending: &PendingCo
                 crate::util::log::event!(WARN, "{what}: {error}; it is left behind");
             }
         }
+        // What ends the process waits until the thread has come out of the driver.
+        drop(entered);
         *lock(&pending.count) -= count;
         pending.changed.notify_all();
     }

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use super::capture_mode::Relaxed;
 use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
+use super::helper;
 use super::kernels::Kernels;
 use super::point::StreamState;
 use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
-use super::{CudaStream, Kernel, Transfer};
+use super::{CudaStream, KEEP_TIMEOUT, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
 use crate::util::{interrupt, lock};
@@ -58,6 +59,13 @@ pub(crate) fn device_count() -> Result<u32> {
     // SAFETY: writes one number.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
     Ok(count.max(0) as u32)
+}
+
+/// Waits, until the deadline, for all releases so far: before the process ends.
+pub(super) fn settle_all(deadline: Instant) {
+    // A thread that opens a GPU may never come back.
+    let Ok(open) = OPEN.try_lock() else { return };
+    open.iter().for_each(|device| device.settle(deadline.saturating_duration_since(Instant::now())));
 }
 
 impl Device {
@@ -186,7 +194,7 @@ impl Device {
         what: &'static str,
         release: impl FnOnce() -> Result<()> + Send + 'static,
     ) {
-        if !self.is_here() {
+        if !self.is_here() || helper::is_over() {
             return std::mem::forget(release);
         }
         self.deferred.push(self, what, release);
@@ -220,7 +228,8 @@ impl Device {
     /// invalidates that capture. This may wait for long.
     pub(super) fn finish_enqueued(&self) -> Result<()> {
         let streams = lock(&self.streams).clone();
-        streams.iter().try_for_each(|stream| stream.finish())
+        let deadline = Instant::now() + KEEP_TIMEOUT;
+        streams.iter().try_for_each(|stream| stream.finish(deadline))
     }
 
     pub(super) fn context(&self) -> CUcontext {

@@ -15,7 +15,9 @@ pub(super) fn load() -> Result<()> {
 fn initialize() -> Result<()> {
     find()?;
     // SAFETY: `find` has just found the function.
-    check("cuInit", unsafe { sys::cuInit(0) })
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    super::helper::settle_at_exit();
+    Ok(())
 }
 
 /// Looks all functions up. This works without a GPU too.

@@ -1,13 +1,19 @@
 //! Calls that may never return, each on a thread of its own.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::check_interrupt;
+use super::{check_interrupt, device};
 use crate::error::{Result, bail, error};
+use crate::util::fork::ProcessGuard;
 use crate::util::slow_warning::SlowWarning;
 use crate::util::{interrupt, lock};
+
+/// How often a thread that waits for a helper looks whether it still has to.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A pointer, or a value that holds one, on its way to another thread.
 pub(crate) struct Sent<T>(T);
@@ -30,64 +36,145 @@ impl<T> Sent<T> {
     }
 }
 
-/// How many detached calls have not ended.
-static DETACHED: Mutex<usize> = Mutex::new(0);
+/// How long the end of the process may wait for threads that are inside CUDA or NCCL.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a thread may take to see that the process ends.
+const COME_OUT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How many helper threads there are.
+static RUNNING: Mutex<usize> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
+
+/// CUDA may be gone already, because the process ends.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process ends, so that nothing may begin any more that calls CUDA or NCCL.
+pub(super) fn is_over() -> bool {
+    IS_OVER.load(Ordering::Acquire)
+}
+
+/// Ends waits of the library's threads for a GPU when the process ends.
+pub(super) fn check_not_over() -> Result<()> {
+    if is_over() {
+        bail!(System, "the process ends");
+    }
+    Ok(())
+}
+
+/// Has the end of the process wait, for a bounded time, until the library's threads have come out
+/// of CUDA and NCCL. To be called after CUDA or NCCL has been loaded and initialized: exit handlers
+/// run in the reverse order, so this one runs before theirs, after which calls may crash.
+pub(crate) fn settle_at_exit() {
+    static PROCESS: OnceLock<ProcessGuard> = OnceLock::new();
+    extern "C" fn settle_all() {
+        // The threads are the parent's if this is a child that was forked.
+        if PROCESS.get().is_some_and(ProcessGuard::is_current) && !is_over() {
+            let deadline = Instant::now() + EXIT_TIMEOUT;
+            settle(EXIT_TIMEOUT);
+            device::settle_all(deadline);
+            IS_OVER.store(true, Ordering::Release);
+            // Threads that wait for a GPU see that at once.
+            device::settle_all(Instant::now() + COME_OUT_TIMEOUT);
+        }
+    }
+    PROCESS.get_or_init(ProcessGuard::current);
+    // SAFETY: the function may be called at any time. If it is in a library that is unloaded, it is
+    // called before that.
+    if unsafe { libc::atexit(settle_all) } != 0 {
+        crate::util::log::event!(WARN, "no memory for an exit handler; the process may end while it uses CUDA");
+    }
+}
+
+/// Starts a helper thread, which [`settle`] waits for.
+fn start(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    if is_over() {
+        return Err(io::Error::other("the process ends"));
+    }
+    *lock(&RUNNING) += 1;
+    let running = Running;
+    let counted = move || {
+        let _running = running;
+        let _mask = interrupt::mask();
+        call();
+    };
+    std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(counted).map(drop)
+}
+
+/// Counts a helper thread until it has ended, or until it could not be started.
+struct Running;
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *lock(&RUNNING) -= 1;
+        CHANGED.notify_all();
+    }
+}
 
 /// Runs a call on a thread of its own, and does not wait for it.
 pub(crate) fn detach(what: &'static str, call: impl FnOnce() + Send + 'static) {
-    *lock(&DETACHED) += 1;
-    let counted = move || {
-        let _mask = interrupt::mask();
-        call();
-        leave();
-    };
-    if let Err(error) = std::thread::Builder::new().name("dcl-helper".to_owned()).spawn(counted) {
-        leave();
+    if let Err(error) = start(call) {
         crate::util::log::event!(WARN, "no thread for {what}: {error}; it is left out");
     }
 }
 
-fn leave() {
-    *lock(&DETACHED) -= 1;
-    CHANGED.notify_all();
-}
-
-/// Waits, at most for `timeout`, until all detached calls have ended: before the process ends.
+/// Waits, at most for `timeout`, until no helper thread is left: before the process ends.
 pub(crate) fn settle(timeout: Duration) {
-    let waited = CHANGED.wait_timeout_while(lock(&DETACHED), timeout, |detached| *detached > 0);
+    let waited = CHANGED.wait_timeout_while(lock(&RUNNING), timeout, |running| *running > 0);
     drop(waited.unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Runs a call on a thread of its own, and waits for it until the deadline, or until the interrupt
-/// hook ends the wait. After that the thread goes on, and keeps what the call owns.
-pub(crate) fn bounded<T: Send + 'static>(
-    what: &str,
-    deadline: Instant,
-    call: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    let (done, result) = channel();
-    std::thread::Builder::new()
-        .name("dcl-helper".to_owned())
-        .spawn(move || {
-            let _mask = interrupt::mask();
-            // After the deadline there is no receiver.
+/// A call on a thread of its own, which keeps what the call owns if it never returns.
+pub(crate) struct Aside<T> {
+    what: &'static str,
+    result: Receiver<T>,
+}
+
+impl<T: Send + 'static> Aside<T> {
+    pub(crate) fn start(what: &'static str, call: impl FnOnce() -> T + Send + 'static) -> Result<Self> {
+        let (done, result) = channel();
+        start(move || {
+            // There may be no receiver any more.
             let _ = done.send(call());
         })
         .map_err(|e| error!(System, "no thread for {what}").with_source(e))?;
-    let mut slow = SlowWarning::new();
-    loop {
-        let next_look = interrupt::wake_by(slow.next_look(deadline));
-        match result.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
-            Ok(value) => return Ok(value),
-            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
-                check_interrupt(format_args!("while {what} had not returned"))?;
-                slow.look(|seconds| warning(what, seconds));
+        Ok(Aside { what, result })
+    }
+
+    /// Waits until the call has returned, or until the deadline. An error of `alive`, which is
+    /// called again and again, ends the wait; so does the interrupt hook.
+    pub(crate) fn wait(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<T> {
+        let what = self.what;
+        let mut slow = SlowWarning::new();
+        loop {
+            let next_look = interrupt::wake_by(slow.next_look(deadline)).min(Instant::now() + LOOK_INTERVAL);
+            match self.result.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+                Ok(value) => return Ok(value),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
+                    check_interrupt(format_args!("while {what} had not returned"))?;
+                    alive()?;
+                    slow.look(|seconds| warning(what, seconds));
+                }
+                Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
+                Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
             }
-            Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
-            Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
         }
     }
+
+    /// Waits until the call has returned, however long that takes.
+    pub(crate) fn join(self) {
+        let _ = self.result.recv();
+    }
+}
+
+/// Runs a call on a thread of its own, and waits for it until the deadline, or until the interrupt
+/// hook ends the wait. After that the thread goes on.
+pub(crate) fn bounded<T: Send + 'static>(
+    what: &'static str,
+    deadline: Instant,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    Aside::start(what, call)?.wait(deadline, || Ok(()))
 }
 
 /// The text of a warning about a long wait.

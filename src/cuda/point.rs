@@ -10,7 +10,7 @@ use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::driver::check;
 use super::event::{Event, EventPool, Pause, wait_until};
-use super::{Device, KEEP_TIMEOUT};
+use super::{Device, helper};
 use crate::error::{Result, bail};
 use crate::util::{interrupt, lock};
 
@@ -43,7 +43,7 @@ struct Marks {
     /// The latest event, and how many pieces of work come before it at least.
     last: Option<Mark>,
     count: u64,
-    /// The latest deadline of the work that was enqueued so far.
+    /// The latest deadline of the work that was enqueued so far, or is being enqueued.
     deadline: Option<Instant>,
     /// The driver's stream exists. From then on no thread uses it.
     is_open: bool,
@@ -91,10 +91,15 @@ impl StreamState {
         self.raw
     }
 
-    /// The end of the work that the caller has just enqueued, which may take until `deadline`.
-    pub(super) fn point(self: &Arc<Self>, deadline: Instant) -> Point {
+    /// Says that work follows which may take until `deadline`. An event that another thread records
+    /// meanwhile may cover a part of it.
+    pub(super) fn expect(&self, deadline: Instant) {
         let mut marks = lock(&self.marks);
         marks.deadline = marks.deadline.max(Some(deadline));
+    }
+
+    /// The end of the work that the caller has just enqueued.
+    pub(super) fn point(self: &Arc<Self>) -> Point {
         let number = self.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
         Point { state: Arc::clone(self), number, mark: OnceLock::new() }
     }
@@ -181,10 +186,10 @@ impl StreamState {
         !marks.is_open && marks.last.as_ref().is_none_or(|mark| matches!(mark.event.is_done(), Ok(true)))
     }
 
-    /// Waits for everything that was enqueued so far, for a thread that frees memory. While the
-    /// stream is captured this waits for the capture's end, unless all earlier work has an event.
-    pub(super) fn finish(&self) -> Result<()> {
-        // The memory is freed after this wait, so the wait has to come to its end.
+    /// Waits for everything that was enqueued so far, because memory of it is freed or handed back.
+    /// While the stream is captured this waits for the capture's end, unless all earlier work has
+    /// an event. The end of the process ends the wait.
+    pub(super) fn finish(&self, deadline: Instant) -> Result<()> {
         let _mask = interrupt::mask();
         let mut pause = Pause::begin("a capture of a stream");
         let last = loop {
@@ -194,9 +199,13 @@ impl StreamState {
                 break marks.last.clone();
             }
             drop(marks);
+            helper::check_not_over()?;
+            if Instant::now() >= deadline {
+                bail!(DeadlineExceeded, "the stream was captured until the deadline");
+            }
             pause.pause()?;
         };
-        last.map_or(Ok(()), |mark| mark.event.wait(Instant::now() + KEEP_TIMEOUT, || Ok(())))
+        last.map_or(Ok(()), |mark| mark.event.wait(deadline, helper::check_not_over))
     }
 
     /// Keeps a value that enqueued work uses, until the end of the work.

@@ -14,7 +14,6 @@ use super::memory::new_generation;
 use super::point::{Point, StreamState};
 use super::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
 use crate::error::{Result, bail};
-use crate::util::interrupt;
 
 /// How long aborted work may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -112,9 +111,14 @@ impl CudaStream {
         }
     }
 
-    /// The end of the work that the caller has just enqueued, which may take until `deadline`.
-    pub(crate) fn point(&self, deadline: Instant) -> Point {
-        self.state.point(deadline)
+    /// Says that the caller enqueues work now which may take until `deadline`.
+    pub(crate) fn expect(&self, deadline: Instant) {
+        self.state.expect(deadline);
+    }
+
+    /// The end of the work that the caller has just enqueued.
+    pub(crate) fn point(&self) -> Point {
+        self.state.point()
     }
 
     /// An event after everything that was enqueued so far.
@@ -142,11 +146,10 @@ impl CudaStream {
     }
 
     /// After a failure: waits until the aborted work has ended and does not use the caller's memory
-    /// any more.
+    /// any more. If the stream is captured meanwhile, this waits for the capture's end.
     pub(crate) fn drain(&self) {
-        let _mask = interrupt::mask();
-        if self.synchronize(Instant::now() + DRAIN_TIMEOUT, || Ok(())).is_err() {
-            crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted");
+        if let Err(error) = self.state.finish(Instant::now() + DRAIN_TIMEOUT) {
+            crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted: {error}");
         }
     }
 

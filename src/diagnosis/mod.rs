@@ -132,7 +132,7 @@ impl Diagnosis {
 
 /// Does what may hang, within a deadline.
 fn bounded<T: Send + 'static>(
-    what: &str,
+    what: &'static str,
     deadline: Instant,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -24,6 +24,7 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
         Ok(visit) => visit,
         Err(error) => return WorkState::Done(task, Err(error)),
     };
+    stream.expect(watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline));
     // From here on NCCL keeps the order of enqueued collectives.
     let result = run_in_turn(&mut task, ticket, Some(stream));
     // The work was recorded into the caller's graph. It may run never or many times, and events
@@ -35,8 +36,7 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     // If the task itself failed, it has ended its communicator.
     match result {
         Ok(()) => {
-            let deadline = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
-            let end = stream.point(deadline);
+            let end = stream.point();
             task.launched(&end, stream);
             let (task, stream, ending) = (Some(task), Arc::clone(stream), Ending { end, watch });
             WorkState::Launched(LaunchedWork { task, ending, stream, label: T::label })

@@ -39,6 +39,8 @@ thread_local! {
 /// has not done so within the last 100 ms, and every 100 ms from then on. That holds for every
 /// wait: initialization, collective calls, long moves between them,
 /// [`Work::wait`](crate::Work::wait), [`Stream::synchronize`](crate::Stream::synchronize), GPUs.
+/// (A thread runs it later if it copies between a GPU's memory and the host's, or if NCCL keeps it
+/// until a call is enqueued.)
 /// If the hook returns [`ControlFlow::Break`], the wait ends:
 ///
 /// | wait | what becomes of it |

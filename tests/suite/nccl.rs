@@ -14,6 +14,7 @@ mod graphs;
 mod interrupts;
 mod libraries;
 mod messages;
+mod waits;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -122,11 +123,12 @@ fn child() {
         ["messages", name] => messages::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["dicts"] => dicts::play(ranks),
+        ["waits", ref name @ ..] => waits::play(&name.join(" "), ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        let is_fault = ["faults", "interrupts"].contains(&words[0]) || role.starts_with("graphs differing_");
+        let is_fault = ["faults", "interrupts", "waits"].contains(&words[0]) || role.starts_with("graphs differing_");
         libraries::assert_nothing_is_left(is_fault);
     }
 }

@@ -128,10 +128,11 @@ impl NcclBackend {
     /// The first communicator of a domain: its ranks exchange their features. Collective.
     fn begin(handle: NcclHandle, control: Option<Arc<dyn Backend>>, deadline: Instant) -> Result<Self> {
         let (features, is_own) = (Features::of(&handle), handle.is_own);
-        let [_, world_size] = handle.rank_and_size()?;
+        let [_, world_size] = handle.rank_and_size(deadline)?;
         let origins = (0..world_size).map(Rank).collect();
         let domain = Arc::new(NcclDomain::new(control.clone(), is_own));
-        let mut backend = Self::with(handle, origins, features, domain, control.map(Control::new))?;
+        let control = control.map(Control::new);
+        let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
         backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
         Ok(backend)
@@ -144,8 +145,9 @@ impl NcclBackend {
         features: Features,
         domain: Arc<NcclDomain>,
         control: Option<Control>,
+        deadline: Instant,
     ) -> Result<Self> {
-        let [rank, world_size] = handle.rank_and_size()?;
+        let [rank, world_size] = handle.rank_and_size(deadline)?;
         if world_size as usize != origins.len() {
             bail!(
                 System,

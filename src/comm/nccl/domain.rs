@@ -1,13 +1,18 @@
 //! What ends together: a communicator of NCCL's and everything that was split from it.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use super::super::backend::{Backend, SharedGraph};
-use super::handle::NcclHandle;
-use crate::cuda::{Graph, helper};
+use super::handle::{ABORT_TIMEOUT, NcclHandle};
+use super::watchdog;
+use crate::cuda::Graph;
 use crate::error::{Error, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
+
+/// How long a thread may take to come out of NCCL when NCCL's abort flags are set.
+const COME_OUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A communicator and everything that was split from it. An error of one ends all.
 pub(super) struct NcclDomain {
@@ -65,7 +70,10 @@ impl NcclDomain {
         lock(&self.handles).iter().filter_map(Weak::upgrade).try_for_each(|handle| handle.asynchronous_error())
     }
 
-    pub(super) fn add(&self, handle: &Arc<NcclHandle>) {
+    pub(super) fn add(self: &Arc<Self>, handle: &Arc<NcclHandle>) {
+        if handle.is_blocking {
+            watchdog::watch(self);
+        }
         let mut handles = lock(&self.handles);
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(handle));
@@ -82,27 +90,19 @@ impl NcclDomain {
     /// time, until they are aborted.
     pub(super) fn end(&self, error: Error) {
         let handles = self.begin_end(error);
-        // Together: one abort may wait for what another communicator still does on the GPU.
-        std::thread::scope(|scope| {
-            for handle in &handles {
-                // Without a thread, one after the other.
-                let aborting = std::thread::Builder::new().spawn_scoped(scope, || handle.abort());
-                aborting.map_or_else(|_| handle.abort(), drop);
-            }
-        });
+        let deadline = Instant::now() + ABORT_TIMEOUT;
+        handles.iter().for_each(|handle| handle.wait_for_abort(deadline));
     }
 
     /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators,
     /// and stay behind if an abort hangs. Memory that a communicator may still use is freed by the
     /// device's thread for deferred release, which waits for the GPU first.
     pub(super) fn abandon(&self, error: Error) {
-        for handle in self.begin_end(error) {
-            helper::detach("ncclCommAbort", move || handle.abort());
-        }
+        self.begin_end(error);
     }
 
-    /// Ends the domain on the other ranks and on this one, except for the communicators returned,
-    /// which the caller has to abort.
+    /// Ends the domain on the other ranks and on this one. Returns the communicators, whose aborts
+    /// have begun. (Together: one may wait for what another communicator still does on the GPU.)
     fn begin_end(&self, error: Error) -> Vec<Arc<NcclHandle>> {
         if let Some(control) = &self.control {
             control.abort(error.kind(), &error.to_string());
@@ -117,6 +117,24 @@ impl NcclDomain {
                 *graph = None;
             }
         }
+        let handles = self.handles();
+        handles.iter().for_each(|handle| handle.begin_abort());
+        handles
+    }
+
+    fn handles(&self) -> Vec<Arc<NcclHandle>> {
         lock(&self.handles).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// For the watchdog: if a thread stays too long inside one of the communicators, or a peer has
+    /// failed meanwhile, has it come out. The call then fails, which ends the domain. If the thread
+    /// does not come out, ends the domain here.
+    pub(super) fn watch(&self) {
+        for handle in self.handles() {
+            let Some((error, since)) = handle.throw_out(|| self.check()) else { continue };
+            if since.elapsed() >= COME_OUT_TIMEOUT {
+                self.abandon(error.clone());
+            }
+        }
     }
 }

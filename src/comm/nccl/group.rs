@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
 
 use super::super::backend::{CallGroup, GroupedCall, MAX_GROUPED_CALLS};
 use super::NcclBackend;
+use super::access::{Stage, Stay};
 use super::bindings::*;
 use super::handle::NcclHandle;
 use super::library::function;
@@ -47,9 +49,12 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
     let Some(first) = backends(group).next() else { return Ok(()) };
     let library = first.handle.library;
     let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
-    let mut held: [Option<MutexGuard<'_, bool>>; MAX_GROUPED_CALLS] = Default::default();
+    let mut held: [Option<MutexGuard<'_, Stage>>; MAX_GROUPED_CALLS] = Default::default();
+    let mut stays: [Option<Stay<'_>>; MAX_GROUPED_CALLS] = Default::default();
+    // NCCL takes all calls in together.
+    let deadline = group.calls().map(|call| call.request.deadline).max().unwrap_or_else(Instant::now);
     let mut last = 0;
-    for place in &mut held {
+    for (place, stay) in held.iter_mut().zip(&mut stays) {
         // Each once, and in one order, so that two threads with groups do not wait for each other.
         let address = |handle: &Arc<NcclHandle>| Arc::as_ptr(handle).addr();
         let handles = backends(group).map(|backend| &backend.handle);
@@ -57,7 +62,8 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
             break;
         };
         last = address(next);
-        *place = Some(next.hold()?);
+        *place = Some(next.hold(deadline)?);
+        *stay = Some(next.stay(deadline));
     }
     let _current = first.handle.device.enter()?;
     // SAFETY: a group is the thread's own; the caller's promise.
@@ -79,6 +85,7 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
         failed?;
         if result == ncclSuccess { ended } else { result }
     };
+    drop(stays);
     // What NCCL still does, it does for each communicator by itself.
     group.calls().try_for_each(|call| {
         let Some(backend) = backend_of(call) else { return Ok(()) };

@@ -1,22 +1,33 @@
 //! NCCL's communicator, and the rules for its use: one thread at a time, no other call while one is
-//! in progress, no thread inside when it is aborted, and no wait without a deadline.
+//! in progress, no thread inside when it is freed, and no wait without a deadline.
+//!
+//! The library's own communicators block where NCCL can end a call that is stuck
+//! ([`Library::can_block`]). Then a collective costs what it costs without this library. NCCL makes
+//! and joins a thread for each collective of a communicator that does not block (`asyncJobLaunch`
+//! and `ncclGroupEndInternal` in NCCL's `group.cc`).
+//!
+//! On a communicator that blocks, NCCL keeps a thread in a call: until all ranks have come (making,
+//! splitting and registering, which run on helper threads), or until the call has a place among
+//! what waits for the GPU (`waitWorkFifoAvailable` in `enqueue.cc`) and the connections that it
+//! needs (`ncclCollPreconnect` in `group.cc`). Such a thread comes out when NCCL's abort flags are
+//! set; see [`abort_job`](NcclHandle::abort_job).
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::access::{Access, Stage, Stay};
 use super::bindings::*;
 use super::library::{Library, function};
 use super::window::Windows;
-use crate::comm::rank_lock;
-use crate::cuda::helper::{self, Sent};
+use crate::cuda::helper::{self, Aside, Sent};
 use crate::cuda::{Device, Pause};
 use crate::error::{Error, Result, bail};
-use crate::util::{interrupt, lock};
+use crate::util::interrupt;
 
 /// How long an abort may take. NCCL's is known to hang (pytorch #119215, nccl #829 and #1013).
-const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long it may take to destroy a communicator, which waits until its peers destroy theirs.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
@@ -30,12 +41,13 @@ pub(super) struct NcclHandle {
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
     pub(super) is_own: bool,
+    /// Whether it is the library's own, and NCCL keeps a thread in a call that waits for others.
+    pub(super) is_blocking: bool,
     pub(super) windows: Windows,
-    /// Held while a thread is inside NCCL. Whether the communicator still exists.
-    is_open: Mutex<bool>,
+    access: Arc<Access>,
 }
 
-// SAFETY: NCCL's communicators may be used from any thread, one at a time, which the mutex ensures.
+// SAFETY: NCCL's communicators may be used from any thread, one at a time, which `access` ensures.
 unsafe impl Send for NcclHandle {}
 // SAFETY: as above.
 unsafe impl Sync for NcclHandle {}
@@ -53,18 +65,29 @@ impl NcclHandle {
         let what = "ncclCommInitRankConfig";
         let initialize = function!(library, ncclCommInitRankConfig)?;
         let new = NewCommunicator::default();
-        let result = new.fill(what, device, deadline, move |raw| {
-            let mut config = library.config();
-            // SAFETY: both pointers, to the new communicator and to a configuration, are valid
-            // during the call.
-            unsafe { initialize(raw, world_size as i32, id, rank as i32, &mut config) }
+        let aside = Aside::start(what, {
+            let device = Arc::clone(device);
+            move || {
+                let _current = device.enter_relaxed()?;
+                let mut config = library.config();
+                // SAFETY: both pointers, to the new communicator and to a configuration, are valid
+                // during the call.
+                Ok::<_, Error>(unsafe { initialize(new.place(), world_size as i32, id, rank as i32, &mut config) })
+            }
         })?;
-        // NCCL has written the communicator, though it is still in progress.
-        let raw = new.get();
-        if raw.is_null() {
-            return Err(library.error(what, result, raw));
-        }
-        let handle = Self::new(library, device, raw);
+        // NCCL writes the communicator before it waits for other ranks (ncclCommInitRankDev in
+        // NCCL's `init.cc`), and leaves it there if that fails.
+        let handle = || new.get().map(|raw| Self::new(library, device, raw));
+        let result = match wait_for(&aside, library.can_block(), true, deadline, alive) {
+            Ok(result) => result?,
+            Err(error) => {
+                if let Some(handle) = handle() {
+                    handle.leave_inside(handle.hold(deadline)?, aside, || ());
+                }
+                return Err(error);
+            }
+        };
+        let Some(handle) = handle() else { return Err(library.error(what, result, std::ptr::null_mut())) };
         handle.settle(what, result, deadline, alive).inspect_err(|_| handle.abort())?;
         Ok(handle)
     }
@@ -81,25 +104,37 @@ impl NcclHandle {
         let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
-        // A thread of NCCL's writes the child before the parent stops being in progress.
-        self.call_aside("ncclCommSplit", deadline, alive, move |parent| {
+        let device = Arc::clone(&self.device);
+        let child = move || new.get().map(|raw| Self::new(library, &device, raw));
+        let split = move |parent| {
             let mut config = library.config();
             // SAFETY: the parent exists while it is locked; the other pointers are valid during the
             // call.
-            unsafe { split(parent, color, key as i32, new.0.as_ptr(), &mut config) }
+            unsafe { split(parent, color, key as i32, new.place(), &mut config) }
+        };
+        // NCCL writes the child when it is made, also if that fails (ncclCommInitRankFunc in NCCL's
+        // `init.cc`).
+        let of_failure = child.clone();
+        let end_child = move || of_failure().iter().for_each(NcclHandle::begin_abort);
+        self.call_aside("ncclCommSplit", deadline, alive, split, end_child)?;
+        let Some(child) = child() else { return Ok(None) };
+        child.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|_| {
+            self.abort();
+            child.abort();
         })?;
-        let raw = new.get();
-        if raw.is_null() {
-            return Ok(None);
-        }
-        let handle = Self::new(library, &self.device, raw);
-        handle.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|_| handle.abort())?;
-        Ok(Some(handle))
+        Ok(Some(child))
     }
 
     fn new(library: &'static Library, device: &Arc<Device>, raw: ncclComm_t) -> Self {
-        let (device, windows) = (Arc::clone(device), Windows::default());
-        NcclHandle { library, device, raw, is_own: true, windows, is_open: Mutex::new(true) }
+        NcclHandle {
+            library,
+            device: Arc::clone(device),
+            raw,
+            is_own: true,
+            is_blocking: library.can_block(),
+            windows: Windows::default(),
+            access: Arc::new(Access::new()),
+        }
     }
 
     /// The caller's communicator.
@@ -118,15 +153,14 @@ impl NcclHandle {
         let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
         library.check("ncclCommCuDevice", result)?;
         let device = device(ordinal.max(0) as u32)?;
-        let (windows, is_open) = (Windows::default(), Mutex::new(true));
-        Ok(NcclHandle { library, device, raw, is_own: false, windows, is_open })
+        let (windows, access) = (Windows::default(), Arc::new(Access::new()));
+        Ok(NcclHandle { library, device, raw, is_own: false, is_blocking: false, windows, access })
     }
 
     /// This rank's number and the number of ranks.
-    pub(super) fn rank_and_size(&self) -> Result<[u32; 2]> {
+    pub(super) fn rank_and_size(&self, deadline: Instant) -> Result<[u32; 2]> {
         let (mut rank, mut count) = (0, 0);
-        let is_open = lock(&self.is_open);
-        self.check_open(*is_open)?;
+        let _held = self.hold(deadline)?;
         // SAFETY: the communicator exists; each call writes one number.
         unsafe {
             let result = function!(self.library, ncclCommUserRank)?(self.raw, &mut rank);
@@ -137,23 +171,27 @@ impl NcclHandle {
         Ok([rank.max(0) as u32, count.max(0) as u32])
     }
 
-    fn check_open(&self, is_open: bool) -> Result<()> {
-        if !is_open {
-            bail!(Aborted, "NCCL's communicator has been aborted");
-        }
-        Ok(())
+    /// Keeps every other thread out, for calls with [`raw`](Self::raw).
+    pub(super) fn hold(&self, deadline: Instant) -> Result<MutexGuard<'_, Stage>> {
+        self.access.hold(deadline)
     }
 
-    /// Keeps every other thread out, for calls with [`raw`](Self::raw).
-    pub(super) fn hold(&self) -> Result<MutexGuard<'_, bool>> {
-        let is_open = lock(&self.is_open);
-        self.check_open(*is_open)?;
-        Ok(is_open)
+    /// Says until when the thread, which [holds](Self::hold) the communicator, may be in a call.
+    pub(super) fn stay(&self, deadline: Instant) -> Stay<'_> {
+        self.access.stay(deadline)
     }
 
     /// The communicator, for a thread that [holds](Self::hold) it.
     pub(super) fn raw(&self) -> ncclComm_t {
         self.raw
+    }
+
+    /// For the watchdog: if the thread that is inside has to come out, has it do so, and gives the
+    /// reason and the moment at which this was found.
+    pub(super) fn throw_out(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
+        let trouble = self.access.trouble(alive)?;
+        self.begin_abort();
+        Some(trouble)
     }
 
     /// Makes one call, or several that belong together, and waits until none is in progress.
@@ -164,16 +202,19 @@ impl NcclHandle {
         alive: Alive<'_>,
         call: impl FnOnce(ncclComm_t) -> Result<ncclResult_t>,
     ) -> Result<()> {
-        let is_open = lock(&self.is_open);
-        self.check_open(*is_open)?;
+        let _held = self.hold(deadline)?;
         let _current = self.device.enter()?;
+        let stay = self.stay(deadline);
         let result = call(self.raw)?;
+        drop(stay);
         self.settle(what, result, deadline, alive)
     }
 
     /// Makes a call that may never return, on a helper thread, and waits until it is not in
-    /// progress. If it does not return by the deadline, the communicator is not used any more,
-    /// because a thread is inside.
+    /// progress. If the wait ends before the call does, the helper thread stays inside, and the
+    /// communicator is not used any more. If the call fails, or the thread comes out later, the
+    /// communicator is aborted, and then `later` runs. (A borrowed communicator is not aborted.
+    /// NCCL's may refer to what the call has made, so that is left behind too.)
     ///
     /// ncclCommSplit and ncclCommWindowRegister return success while they are in progress: NCCL
     /// 2.19 to 2.30.7 end their groups with NCCLCHECK, which passes over ncclInProgress. So after
@@ -184,37 +225,59 @@ impl NcclHandle {
         deadline: Instant,
         alive: Alive<'_>,
         call: impl FnOnce(ncclComm_t) -> ncclResult_t + Send + 'static,
+        later: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
-        let mut is_open = lock(&self.is_open);
-        self.check_open(*is_open)?;
+        let stage = self.hold(deadline)?;
         let device = Arc::clone(&self.device);
-        // SAFETY: NCCL takes a communicator from any thread. This one holds the lock until the call
+        // SAFETY: NCCL takes a communicator from any thread. This one holds it until the call
         // returns; if it does not, nothing uses the communicator again.
         let raw = unsafe { Sent::new(self.raw) };
-        let called = {
-            // On a communicator that does not block the call returns at once. `settle` runs the
-            // hook. An interrupt here would leave the thread inside, and nothing to abort.
-            let _mask = self.is_own.then(interrupt::mask);
-            helper::bounded(what, deadline, move || {
-                let _current = device.enter_relaxed()?;
-                Ok::<_, Error>(call(raw.into_inner()))
-            })
-        };
-        match called {
-            Ok(result) => {
-                let result = result?;
+        let aside = Aside::start(what, move || {
+            let _current = device.enter_relaxed()?;
+            Ok::<_, Error>(call(raw.into_inner()))
+        })?;
+        let settled = match wait_for(&aside, self.is_blocking, self.is_own, deadline, alive) {
+            Ok(result) => result.and_then(|result| {
                 let first = if result == ncclSuccess { ncclInProgress } else { result };
                 self.settle(what, first, deadline, alive)
-            }
+            }),
             Err(error) => {
-                *is_open = false;
-                Err(error)
+                self.leave_inside(stage, aside, later);
+                return Err(error);
             }
-        }
+        };
+        drop(stage);
+        settled.inspect_err(|_| {
+            if self.is_own {
+                self.abort();
+                later();
+            }
+        })
     }
 
-    /// Waits until a call is not in progress any more. The caller holds the lock, or has the only
-    /// reference to the handle.
+    /// Leaves a helper thread inside the communicator, and begins an abort. It ends when the thread
+    /// has come out, and then `later` runs too.
+    fn leave_inside<T: Send + 'static>(
+        &self,
+        mut stage: MutexGuard<'_, Stage>,
+        aside: Aside<T>,
+        later: impl FnOnce() + Send + 'static,
+    ) {
+        *stage = Stage::LeftInside;
+        drop(stage);
+        let (access, is_own) = (Arc::clone(&self.access), self.is_own);
+        helper::detach("a call of NCCL that has not returned", move || {
+            aside.join();
+            access.come_out();
+            if is_own && access.wait_for_end(Instant::now() + ABORT_TIMEOUT) {
+                later();
+            }
+        });
+        self.begin_abort();
+    }
+
+    /// Waits until a call is not in progress any more. The caller holds the communicator, or has
+    /// the only reference to the handle.
     pub(super) fn settle(
         &self,
         what: &str,
@@ -222,6 +285,8 @@ impl NcclHandle {
         deadline: Instant,
         alive: Alive<'_>,
     ) -> Result<()> {
+        // NCCL's own error would only say that the call was aborted.
+        self.access.check()?;
         let mut pause = Pause::begin(what);
         while result != ncclSuccess {
             if result != ncclInProgress {
@@ -248,8 +313,8 @@ impl NcclHandle {
     /// The error that NCCL has met since the last call. Not asked while a thread is inside, which
     /// finds the error by itself.
     pub(super) fn asynchronous_error(&self) -> Result<()> {
-        let Ok(is_open) = self.is_open.try_lock() else { return Ok(()) };
-        self.check_open(*is_open)?;
+        let Some(held) = self.access.try_hold() else { return Ok(()) };
+        let _held = held?;
         let state = self.state()?;
         let is_well = state == ncclSuccess || state == ncclInProgress;
         if is_well { Ok(()) } else { Err(self.library.error("a collective on the GPU", state, self.raw)) }
@@ -258,58 +323,113 @@ impl NcclHandle {
     /// Deregisters a window. One of a communicator that was aborted went with it.
     pub(super) fn deregister(&self, window: NonNull<ncclWindow_vidmem>) -> Result<()> {
         let deregister = function!(self.library, ncclCommWindowDeregister)?;
-        if !*lock(&self.is_open) {
+        if self.access.is_ending() {
             return Ok(());
         }
         let _mask = interrupt::mask();
         let deadline = Instant::now() + ABORT_TIMEOUT;
         // SAFETY: NCCL takes a window from any thread, and this is its last use.
         let window = unsafe { Sent::new(window) };
-        self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), move |raw| {
+        let deregister = move |raw| {
             // SAFETY: the communicator exists, and the window is one of its own.
             unsafe { deregister(raw, window.into_inner().as_ptr()) }
-        })
+        };
+        self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), deregister, || ())
     }
 
-    /// Aborts the communicator and what it does on the GPU. Waits for a thread that is inside NCCL;
-    /// if that does not come out, the communicator is leaked. Bounded.
+    /// Aborts the communicator and what it does on the GPU, and waits, for a bounded time, until
+    /// that is done.
     pub(super) fn abort(&self) {
-        if !self.is_own {
-            return;
-        }
-        let _mask = interrupt::mask();
-        let Some(mut is_open) = rank_lock::take(&self.is_open, Instant::now() + ABORT_TIMEOUT) else {
-            crate::util::log::event!(WARN, "a call of NCCL does not return; its communicator is left behind");
-            return;
-        };
-        if !std::mem::replace(&mut *is_open, false) {
-            return;
-        }
-        let Ok(abort) = function!(self.library, ncclCommAbort) else { return };
-        let device = Arc::clone(&self.device);
-        // SAFETY: as in `call_aside`: the lock is held, and the communicator is marked as gone.
-        let raw = unsafe { Sent::new(self.raw) };
-        let done = helper::bounded("ncclCommAbort", Instant::now() + ABORT_TIMEOUT, move || {
-            let Ok(_current) = device.enter_relaxed() else { return ncclSuccess };
-            // SAFETY: the lock was held when `is_open` became false, so no thread is inside, and
-            // none comes in any more.
-            unsafe { abort(raw.into_inner()) }
-        });
-        if let Err(error) = done.and_then(|result| self.library.check("ncclCommAbort", result)) {
-            crate::util::log::event!(WARN, "{error}");
+        self.begin_abort();
+        self.wait_for_abort(Instant::now() + ABORT_TIMEOUT);
+    }
+
+    /// Waits until the abort that has begun has ended. If that takes longer than `deadline`, the
+    /// communicator is left behind.
+    pub(super) fn wait_for_abort(&self, deadline: Instant) {
+        if self.is_own && !self.access.wait_for_end(deadline) {
+            crate::util::log::event!(WARN, "ncclCommAbort has not ended in time; NCCL's communicator is left behind");
         }
     }
+
+    /// Begins to abort the communicator, on a helper thread. It stays behind if the abort hangs, or
+    /// if a thread does not come out of NCCL.
+    pub(super) fn begin_abort(&self) {
+        if !self.is_own || !self.access.begin_end() {
+            return;
+        }
+        match self.abort_job() {
+            Ok(job) => helper::detach("ncclCommAbort", || {
+                job().unwrap_or_else(|error| crate::util::log::event!(WARN, "{error}"));
+            }),
+            Err(error) => crate::util::log::event!(WARN, "{error}"),
+        }
+    }
+
+    /// What aborts the communicator.
+    ///
+    /// NCCL frees it, so no thread may be inside by then. In a communicator that blocks a thread
+    /// may be stuck inside, which comes out only when NCCL's abort flags are set. In a group
+    /// ncclCommAbort does just that; the rest, which frees, is done when the group ends:
+    /// ncclCommAbort in `init.cc` of NCCL 2.27.3 to 2.30.7 calls setCommAbortFlags at once, and
+    /// hands commReclaim to ncclAsyncLaunch, which puts it into the thread's open group
+    /// (`group.cc`). It checks nothing else of the communicator, and touches no queue of it.
+    ///
+    /// ncclCommRevoke does not serve. Where the communicator blocks, it runs commRevokeAsync
+    /// (`init.cc`) on the calling thread: that works on the communicator's queues of callbacks,
+    /// beside the thread that is inside, and takes the abort flags back, perhaps before that thread
+    /// has seen them.
+    fn abort_job(&self) -> Result<impl FnOnce() -> Result<()> + Send + 'static> {
+        let (library, is_blocking) = (self.library, self.is_blocking);
+        let abort = function!(library, ncclCommAbort)?;
+        let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
+        let (device, access) = (Arc::clone(&self.device), Arc::clone(&self.access));
+        // SAFETY: NCCL takes a communicator from any thread; the job frees it, when no thread is
+        // inside and none comes in any more.
+        let raw = unsafe { Sent::new(self.raw) };
+        Ok(move || {
+            let raw = raw.into_inner();
+            let _current = device.enter_relaxed()?;
+            if is_blocking {
+                // SAFETY: the communicator exists, and the group is this thread's own.
+                let results = unsafe { [start(), abort(raw)] };
+                results.into_iter().try_for_each(|result| library.check("ncclCommAbort", result))?;
+            }
+            access.wait_until_empty();
+            // SAFETY: no thread is inside, and this is the last use.
+            let result = unsafe { if is_blocking { end() } else { abort(raw) } };
+            access.end();
+            library.check("ncclCommAbort", result)
+        })
+    }
+}
+
+/// Waits for a call on a helper thread that was made on a communicator of the library's own, or on
+/// one of the caller's.
+///
+/// Where the library's own communicator blocks, the wait may end early: an abort follows. Where it
+/// does not block, the call returns at once, and then `settle` waits; an interrupt before would
+/// leave the thread inside, and nothing to abort.
+fn wait_for<T: Send + 'static>(
+    aside: &Aside<T>,
+    is_blocking: bool,
+    is_own: bool,
+    deadline: Instant,
+    alive: Alive<'_>,
+) -> Result<T> {
+    let _mask = (is_own && !is_blocking).then(interrupt::mask);
+    aside.wait(deadline, || if is_blocking { alive() } else { Ok(()) })
 }
 
 impl Drop for NcclHandle {
     fn drop(&mut self) {
-        let is_open = std::mem::replace(self.is_open.get_mut().unwrap_or_else(|e| e.into_inner()), false);
         if !self.is_own || !self.device.is_here() {
             return;
         }
-        let (library, windows) = (self.library, std::mem::take(&mut self.windows));
-        if !is_open {
-            if !windows.is_empty() {
+        let (library, windows, stage) = (self.library, std::mem::take(&mut self.windows), self.access.stage());
+        if stage != Some(Stage::Open) || self.access.is_ending() {
+            // As long as the abort has not ended, NCCL may use the memory.
+            if stage == Some(Stage::Ended) && !windows.is_empty() {
                 self.device.release_later("ncclMemFree", move || {
                     // SAFETY: the communicator was aborted, and the GPU has done the work on the
                     // memory.
@@ -366,24 +486,13 @@ impl Default for NewCommunicator {
 }
 
 impl NewCommunicator {
-    /// Makes the call that writes it, on a helper thread, because it may never return.
-    fn fill(
-        self,
-        what: &'static str,
-        device: &Arc<Device>,
-        deadline: Instant,
-        call: impl FnOnce(*mut ncclComm_t) -> ncclResult_t + Send + 'static,
-    ) -> Result<ncclResult_t> {
-        let device = Arc::clone(device);
-        // The call returns at once. After an interrupt here the communicator would be lost.
-        let _mask = interrupt::mask();
-        helper::bounded(what, deadline, move || {
-            let _current = device.enter_relaxed()?;
-            Ok(call(self.0.as_ptr()))
-        })?
+    /// Where NCCL writes it.
+    fn place(self) -> *mut ncclComm_t {
+        self.0.as_ptr()
     }
 
-    fn get(self) -> ncclComm_t {
-        self.0.load(Ordering::Acquire)
+    /// The communicator, if NCCL has written it.
+    fn get(self) -> Option<ncclComm_t> {
+        Some(self.0.load(Ordering::Acquire)).filter(|raw| !raw.is_null())
     }
 }

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use super::NcclId;
 use super::bindings::*;
+use crate::cuda::helper::settle_at_exit;
 use crate::error::{Error, ErrorKind, Result, bail};
 
 /// The file names to try, in TensorRT's order.
@@ -14,6 +15,12 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// The oldest version that TensorRT takes.
 const OLDEST: Version = Version { major: 2, minor: 19, patch: 0 };
+
+/// The oldest version that brings a thread out of a call on a communicator that blocks:
+/// ncclCommAbort in a group only sets flags, and every wait for other ranks or for the GPU ends by
+/// them. (Until 2.21 ncclCommAbort frees at once. Until 2.26 a wait for room among what was
+/// enqueued, waitWorkFifoAvailable in `enqueue.cc`, does not end.)
+const OLDEST_THAT_MAY_BLOCK: Version = Version { major: 2, minor: 27, patch: 3 };
 
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +81,10 @@ impl Library {
             // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's
             // documented type.
             match unsafe { Nccl::new(name) } {
-                Ok(raw) => return Self::check_version(raw, name),
+                Ok(raw) => {
+                    settle_at_exit();
+                    return Self::check_version(raw, name);
+                }
                 Err(e) => {
                     let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
                     reasons.push(format!("{name} ({why})"));
@@ -123,6 +133,11 @@ impl Library {
         self.raw.ncclCommWindowRegister.is_ok() && self.raw.ncclCommWindowDeregister.is_ok()
     }
 
+    /// Whether communicators of the library's own block.
+    pub(super) fn can_block(&self) -> bool {
+        self.version >= OLDEST_THAT_MAY_BLOCK
+    }
+
     /// The bytes of a new id for a communicator.
     pub(super) fn unique_id(&self) -> Result<[u8; NcclId::BYTE_LEN]> {
         let mut id = ncclUniqueId { internal: [0; 128] };
@@ -162,7 +177,7 @@ impl Library {
         error.followed_by(&format!("; NCCL's last message, which may be about something else: {hint:?}"))
     }
 
-    /// The configuration of a new communicator: calls do not block. Its size is that of the oldest
+    /// The configuration of a new communicator: whether calls block. Its size is that of the oldest
     /// version's, which every newer one takes. The fields behind are set to "undefined" all the
     /// same, because that size includes padding.
     pub(super) fn config(&self) -> ncclConfig_t {
@@ -171,7 +186,7 @@ impl Library {
             size: std::mem::offset_of!(ncclConfig_t, trafficClass).next_multiple_of(align_of::<ncclConfig_t>()),
             magic: NCCL_API_MAGIC,
             version: OLDEST.code() as u32,
-            blocking: 0,
+            blocking: i32::from(self.can_block()),
             cgaClusterSize: undefined,
             minCTAs: undefined,
             maxCTAs: undefined,

@@ -7,6 +7,7 @@
 
 #[rustfmt::skip]
 mod bindings;
+mod access;
 mod bootstrap;
 mod calls;
 mod domain;
@@ -18,6 +19,7 @@ mod messages;
 mod route;
 mod scratch;
 mod staging;
+mod watchdog;
 mod window;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -448,7 +450,8 @@ impl Backend for NcclBackend {
             return Err(self.fail(error!(System, "ncclCommSplit gave no communicator")));
         };
         let origins = group.members.iter().map(|&rank| self.origin(rank)).collect();
-        let descendant = Self::with(handle, origins, self.features, Arc::clone(&self.domain), control);
+        let domain = Arc::clone(&self.domain);
+        let descendant = Self::with(handle, origins, self.features, domain, control, deadline);
         descendant.map(|backend| Some(Box::new(backend) as Box<dyn Backend>)).map_err(|error| self.fail(error))
     }
 

@@ -206,12 +206,13 @@ impl SymmetricMemory {
         let address = unsafe { Sent::new(self.address) };
         // NCCL may write the window after the deadline, so this is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
-        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, move |raw| {
+        let register = move |raw| {
             let address = address.into_inner().as_ptr().cast();
             let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
-        })?;
+        };
+        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ())?;
         let raw = NonNull::new(window.load(Ordering::Acquire));
         let is_dropped = AtomicBool::new(false);
         self.window = raw.map(|raw| Arc::new(Window { raw, address: self.address, is_dropped }));

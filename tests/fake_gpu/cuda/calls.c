@@ -70,6 +70,8 @@ static uint64_t *counter(const char *function) {
 
 static CUresult begin(const char *function, enum need need) {
     uint64_t calls = ++*counter(function);
+    if (is_over)
+        fatal("%s is called although the exit handler has begun", function);
     if (fault_count < 0)
         read_faults();
     for (int i = 0; i < fault_count; i++) {

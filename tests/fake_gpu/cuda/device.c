@@ -6,7 +6,7 @@
 #define COMPUTE_CAPABILITY_MAJOR 75
 #define COMPUTE_CAPABILITY_MINOR 76
 
-bool initialized;
+bool initialized, is_over;
 
 static struct context *primaries[MOST_DEVICES];
 static _Thread_local CUcontext stack[DEEPEST_STACK];
@@ -36,8 +36,26 @@ static CUresult initialize(void) {
     return CUDA_SUCCESS;
 }
 
+/* The real driver's exit handler takes contexts apart, under threads that still use them. Calls
+ * that come while it works, or later, end the process with an error. */
+static void take_apart(void) {
+    pthread_mutex_lock(&lock);
+    is_over = true;
+    pthread_mutex_unlock(&lock);
+    long milliseconds = environment_number("FAKE_CUDA_EXIT_MS", 0);
+    struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static void register_exit(void) {
+    if (atexit(take_apart) != 0)
+        abort();
+}
+
 EXPORT CUresult cuInit(unsigned flags) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     ENTER(NOTHING);
+    pthread_once(&once, register_exit);
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : LOCKED(initialize());
 }
 

@@ -19,6 +19,8 @@
  *   FAKE_CUDA_DEVICES   the number of devices (8)
  *   FAKE_CUDA_SM        their compute capability (90)
  *   FAKE_CUDA_MEMORY    the memory of each in bytes (1 GiB)
+ *   FAKE_CUDA_EXIT_MS   how long the exit handler takes that cuInit has registered (0); a call
+ *                       after its beginning ends the process with an error
  *   FAKE_CUDA_FAULTS    function:nth:error, separated by commas: the nth call (from 1, of all
  *                       threads; * is every call) returns that error and does nothing else
  *

@@ -77,7 +77,8 @@ struct context {
     struct stream *default_stream;
 };
 
-extern bool initialized;
+/* Whether cuInit was called, and whether the library's exit handler was. */
+extern bool initialized, is_over;
 int device_count(void);
 /* The calling thread's context, or NULL. */
 struct context *current_context(void);

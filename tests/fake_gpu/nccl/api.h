@@ -17,7 +17,9 @@
  * and returns an error too where it can. Violations are:
  *   - a call other than ncclCommGetAsyncError, ncclCommAbort and ncclGetLastError while the
  *     communicator is in progress
- *   - two threads inside one communicator, or an abort while another thread is inside
+ *   - two threads inside one communicator, or its abort while another thread is inside; from 2.22
+ *     on an abort in a group only sets flags, and the violation is ncclGroupEnd meanwhile
+ *   - an abort of the child of a split that failed before an abort of the parent
  *   - the use of a communicator that was destroyed or aborted, also by a graph
  *   - a call other than those that end it on a communicator that was finalized or revoked
  *   - a current device that is not the communicator's
@@ -28,6 +30,9 @@
  * Errors without a violation come from NCCL's own checks, and from buffers that overlap and are not
  * in place.
  *
+ * A communicator that blocks keeps the caller until all ranks have come in init, split, window
+ * registration, finalize and destroy. Abort flags end these waits, and those of collectives.
+ *
  * A communicator with blocking = 0 returns ncclInProgress from init, finalize and revoke, and with
  * more than one rank from every collective call or group. Split and window registration return
  * ncclSuccess although they are in progress, as NCCL's do. A thread of the library finishes the
@@ -36,7 +41,10 @@
  *
  * The environment, read once: FAKE_NCCL, separated by commas:
  *   in_progress=FUNCTION:MS          on non-blocking communicators the function always returns
- *                                    ncclInProgress, and finishes after that time
+ *                                    ncclInProgress, and finishes after that time; on blocking
+ *                                    ones it keeps the caller for that time
+ *   fifo=N                           a collective keeps its caller as long as N of the
+ *                                    communicator wait for the GPU
  *   never_in_progress                no function does: the library's thread is always faster
  *   fail=FUNCTION:NTH:RESULT[:RANK]  the nth call (from 1; of that rank, or of all ranks) fails,
  *                                    and so does the communicator; ncclInvalidArgument (4) does

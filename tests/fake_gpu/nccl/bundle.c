@@ -201,6 +201,16 @@ static void run(void *data) {
         free(bundle);
 }
 
+/* Waits until few enough collectives wait for the GPU, and says whether that came (enqueue.cc of
+ * NCCL 2.30.7, waitWorkFifoAvailable, in which abort flags end the wait). */
+static bool wait_for_room(const struct communicator *communicator) {
+    int most = script_fifo();
+    while (most >= 0 && communicator->enqueued - communicator->executed >= (uint64_t)most
+           && !communicator_stopped(communicator))
+        pthread_cond_wait(&changed, &lock);
+    return !communicator_stopped(communicator);
+}
+
 ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     struct bundle *bundle = data;
     const struct driver *cuda = driver();
@@ -210,13 +220,19 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     int error = cuda->stream_is_capturing(bundle->stream, &status);
     bundle->captured = status == CAPTURE_ACTIVE;
     pthread_mutex_lock(&lock);
+    bool aborted = !bundle->captured && !wait_for_room(communicator);
     if (bundle->captured) {
         bundle->next = recorded;
         recorded = bundle;
-    } else {
+    } else if (!aborted) {
         bundle->turn = communicator->enqueued++;
     }
     pthread_mutex_unlock(&lock);
+    if (aborted) {
+        void *popped;
+        cuda->context_pop(&popped);
+        return failure(ncclInternalError, "aborted while the GPU's queue was full");
+    }
     if (error == 0)
         error = cuda->launch_host_function(bundle->stream, run, bundle);
     void *context;

@@ -109,7 +109,7 @@ ncclResult_t enter(
         visited = communicator->inside > 0 && !pthread_equal(communicator->visitor, pthread_self());
         if (why != NULL)
             note_violation("rank %d: %s: %s", communicator->rank, function, why);
-        if (visited)
+        if (visited && (allowances & BESIDE_OTHERS) == 0)
             note_violation("rank %d: %s: another thread is inside the communicator", communicator->rank, function);
         if (communicator->inside++ == 0)
             communicator->visitor = pthread_self();
@@ -210,12 +210,27 @@ static int progress(const char *function, struct communicator *communicator, boo
     return collective && calls % 3 != 0 ? 0 : 1;
 }
 
+/* On a communicator that blocks the script keeps the calling thread in the call, until that time is
+ * over or the abort flags are set. */
+static ncclResult_t keep_caller(const char *function, struct communicator *communicator) {
+    int milliseconds = script_in_progress(function);
+    if (milliseconds < 0)
+        return ncclSuccess;
+    wait_in_progress(communicator, milliseconds);
+    pthread_mutex_lock(&lock);
+    bool ended = communicator_ended(communicator);
+    pthread_mutex_unlock(&lock);
+    return ended ? failure(ncclInternalError, "%s: aborted", function) : ncclSuccess;
+}
+
 ncclResult_t complete(
     const char *function, struct communicator *communicator, bool collective, work_function work, void *argument) {
     pthread_mutex_lock(&lock);
     int milliseconds = progress(function, communicator, collective);
     communicator->pending = milliseconds >= 0;
     pthread_mutex_unlock(&lock);
+    if (communicator->blocking)
+        TRY(keep_caller(function, communicator));
     if (milliseconds < 0)
         return do_work(communicator, work, argument);
     struct job *job = allocate(sizeof *job);
@@ -274,6 +289,8 @@ ncclResult_t complete_group(const char *function, struct bundle *bundles) {
     for (struct bundle *bundle = bundles; bundle != NULL && milliseconds >= 0; bundle = bundle->next)
         bundle->communicator->pending = true;
     pthread_mutex_unlock(&lock);
+    if (bundles->communicator->blocking)
+        TRY(keep_caller(function, bundles->communicator));
     if (milliseconds < 0)
         return enqueue_in_order(bundles);
     struct group_job *job = allocate(sizeof *job);
@@ -379,17 +396,37 @@ static void settle(struct communicator *communicator) {
         pthread_cond_wait(&changed, &lock);
 }
 
+void abort_finish(struct communicator *communicator) {
+    pthread_mutex_lock(&lock);
+    if (communicator->inside > 0)
+        note_violation("rank %d: the communicator is freed while a thread is inside", communicator->rank);
+    if (communicator->parent != NULL && communicator->parent->stage != ABORTED)
+        note_violation("rank %d: the child of a failed split is aborted before its parent", communicator->rank);
+    settle(communicator);
+    end(communicator, ABORTED);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Sets the abort flags. Frees the communicator too, but in a group that is left to ncclGroupEnd:
+ * from 2.22 on ncclCommAbort hands commReclaim to ncclAsyncLaunch (init.cc, group.cc), and so other
+ * threads may be inside. */
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t handle) {
     struct communicator *communicator;
-    TRY(enter(__func__, handle, IN_ANY_STATE | MAY_BE_IN_PROGRESS, &communicator, "%s", ""));
+    bool grouped = group_is_open() && FAKE_NCCL_VERSION >= 22200;
+    int allowances = IN_ANY_STATE | MAY_BE_IN_PROGRESS | (grouped ? IN_GROUP | BESIDE_OTHERS : 0);
+    TRY(enter(__func__, handle, allowances, &communicator, "%s", ""));
     if (script_has("hang_abort"))
         hang();
     pthread_mutex_lock(&lock);
     communicator->fate->aborted = true;
-    settle(communicator);
-    end(communicator, ABORTED);
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    return leave(communicator, ncclSuccess);
+    leave(communicator, ncclSuccess);
+    if (grouped)
+        group_add_abort(communicator);
+    else
+        abort_finish(communicator);
+    return ncclSuccess;
 }
 
 #if FAKE_NCCL_VERSION >= 22807

@@ -10,6 +10,8 @@ static _Thread_local struct {
     struct bundle *bundles;
     struct communicator *inits[MOST_COMMUNICATORS];
     int init_count;
+    struct communicator *aborts[MOST_COMMUNICATORS];
+    int abort_count;
 } group;
 
 bool group_is_open(void) {
@@ -26,6 +28,12 @@ void group_add_init(struct communicator *communicator) {
         group_fail(failure(ncclInvalidUsage, "a communicator is made in a group with collectives"));
     else
         group.inits[group.init_count++] = communicator;
+}
+
+void group_add_abort(struct communicator *communicator) {
+    if (group.abort_count == MOST_COMMUNICATORS)
+        abort();
+    group.aborts[group.abort_count++] = communicator;
 }
 
 void group_add_call(struct communicator *communicator, const struct call *call, cudaStream_t stream) {
@@ -88,6 +96,9 @@ static ncclResult_t finish(const char *function) {
         }
     }
     group.init_count = 0;
+    for (int i = 0; i < group.abort_count; i++)
+        abort_finish(group.aborts[i]);
+    group.abort_count = 0;
     group.result = ncclSuccess;
     return result;
 }

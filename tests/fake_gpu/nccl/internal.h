@@ -46,6 +46,8 @@ const struct driver *driver(void);
 bool script_has(const char *flag);
 /* For how many milliseconds the function is to be in progress, or -1. */
 int script_in_progress(const char *function);
+/* How many collectives may wait for the GPU, or -1. */
+int script_fifo(void);
 /* The result with which the call is to fail, or ncclSuccess. */
 ncclResult_t script_failure(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);
 bool script_stall(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);
@@ -134,6 +136,9 @@ struct communicator {
     void *context;
     int rank, device, capability;
     bool blocking, share;
+    /* The parent of a split that failed, which still refers to this child (childAbortFlag in
+     * init.cc), or NULL. */
+    const struct communicator *parent;
     enum stage stage;
     ncclResult_t async_error;
     /* A thread of the library works on it. */
@@ -170,6 +175,7 @@ enum allowance {
     MAY_BE_REVOKED = 8,
     ON_ANY_DEVICE = 16,
     IN_GROUP = 32,
+    BESIDE_OTHERS = 64,
     IN_ANY_STATE = MAY_HAVE_FAILED | MAY_BE_FINALIZED | MAY_BE_REVOKED | ON_ANY_DEVICE,
 };
 /* Begins a call on a communicator: counts and notes it, lets scripted faults happen, checks the
@@ -232,6 +238,10 @@ bool group_is_open(void);
 void group_fail(ncclResult_t result);
 void group_add_call(struct communicator *communicator, const struct call *call, cudaStream_t stream);
 void group_add_init(struct communicator *communicator);
+void group_add_abort(struct communicator *communicator);
+
+/* Frees a communicator whose abort flags are set, when nothing of it works any more. */
+void abort_finish(struct communicator *communicator);
 
 /* Joins a communicator's ranks, as work for `complete`. */
 ncclResult_t join_ranks(struct communicator *communicator, void *nothing);

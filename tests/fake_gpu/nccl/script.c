@@ -51,6 +51,7 @@ static bool is_known(const struct rule *rule) {
         {"stall", true, 1, 2},
         {"hang_abort", false, 0, 0},
         {"null_window", false, 0, 0},
+        {"fifo", false, 1, 1},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(known[i].name, rule->name) == 0 && known[i].function == (rule->function[0] != '\0')
@@ -95,6 +96,11 @@ int script_in_progress(const char *function) {
             return (int)rule->numbers[0];
     }
     return -1;
+}
+
+int script_fifo(void) {
+    const struct rule *rule = next_rule("fifo", NULL);
+    return rule != NULL ? (int)rule->numbers[0] : -1;
 }
 
 /* Whether the rule, whose rank is its number `rank_at` if it has so many, means this call. */

@@ -56,6 +56,15 @@ static ncclResult_t split(struct communicator *communicator, void *argument) {
         struct communicator *child = assembly->results[communicator->rank];
         *wish->handle = child != NULL ? communicator_handle(child) : NULL;
         assembly_leave(communicator, assembly);
+    } else if (wish->color != NCCL_SPLIT_NOCOLOR) {
+        /* NCCL gives a child that is good for nothing but an abort (ncclCommInitRankFunc in
+         * init.cc). */
+        struct communicator *child = communicator_new(clique_new(1), 0, NULL, wish->blocking);
+        child->device = communicator->device;
+        child->context = communicator->context;
+        child->parent = communicator;
+        child->async_error = ncclInternalError;
+        *wish->handle = communicator_handle(child);
     }
     pthread_mutex_unlock(&lock);
     free(wish);

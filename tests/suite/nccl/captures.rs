@@ -42,11 +42,11 @@ pub fn play(name: &str, ranks: u32) {
 }
 
 /// The caller's own use of the driver.
-pub(super) struct Driver(Library);
+pub struct Driver(Library);
 
 impl Driver {
     /// With the communicator's GPU current on this thread.
-    pub(super) fn on(communicator: &Communicator) -> Self {
+    pub fn on(communicator: &Communicator) -> Self {
         let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
         // SAFETY: the library is loaded already; the functions have these types.
         unsafe {
@@ -77,7 +77,7 @@ impl Driver {
         stream
     }
 
-    pub(super) fn begin_capture(&self, stream: &Stream) {
+    pub fn begin_capture(&self, stream: &Stream) {
         // SAFETY: the function has this type; the stream is alive.
         let result = unsafe {
             let begin = self.0.get::<unsafe extern "C" fn(Handle, i32) -> i32>("cuStreamBeginCapture_v2");
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     /// Ends the capture, which nothing has invalidated.
-    pub(super) fn end_capture(&self, stream: &Stream) {
+    pub fn end_capture(&self, stream: &Stream) {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the function has this type; the stream is alive.
         let result = unsafe {

@@ -11,7 +11,7 @@ use distcollective::comm::{BackendKind, NcclId, Operands};
 use distcollective::tensor::MemorySpace;
 use distcollective::{
     Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank,
-    ReduceOperation, Result, Stream, inputs, outputs,
+    ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 use fake_gpu::Variant;
 
@@ -59,6 +59,11 @@ pub fn play(name: &str, ranks: u32) {
         }
         "windows dropped apart" => on_gpus(ranks, |communicator| windows_dropped_apart(&communicator)),
         "late rank" => late_rank(ranks),
+        "stuck beside" => stuck_beside(ranks),
+        "stuck for good" => stuck_for_good(ranks),
+        "full queue" => full_queue(ranks),
+        "full queue without a peer" => full_queue_without_a_peer(ranks),
+        "half a split" => half_a_split(ranks),
         "abort" => abort(ranks),
         "disagreement" => sums(ranks, |communicator| {
             let count = 1 + communicator.rank().index();
@@ -174,6 +179,112 @@ fn abort(ranks: u32) {
     for error in results {
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
         println!("{error}");
+    }
+}
+
+/// Waits until NCCL has got this call so many times.
+fn wait_for_calls(function: &str, count: usize) {
+    let end = Instant::now() + TIMEOUT;
+    while nccl_calls(function) < count {
+        assert!(Instant::now() < end, "{function} is not called {count} times");
+        std::thread::yield_now();
+    }
+}
+
+/// Rank 0 is stuck inside NCCL, and has a deadline that the test does not reach. The others abort.
+fn stuck_beside(ranks: u32) {
+    let results = on_communicators(DEADLINE, communicators(ranks), |communicator| -> Option<Error> {
+        if communicator.rank() == Rank(0) {
+            return communicator.with_timeout(10 * TIMEOUT).all_reduce(&mut [1f32], ReduceOperation::Sum).err();
+        }
+        wait_for_calls("ncclAllReduce", 1);
+        communicator.abort("the user has closed the window").expect("an end");
+        None
+    });
+    println!("{:?}", results[0].as_ref().expect("rank 0 fails"));
+}
+
+/// Rank 0's thread does not come out of NCCL, whatever this library does. The other ranks are told.
+fn stuck_for_good(ranks: u32) {
+    let results = on_communicators(DEADLINE, communicators(ranks), |communicator| -> Option<Error> {
+        if communicator.rank() == Rank(0) {
+            std::thread::spawn(move || communicator.with_timeout(SHORT).all_reduce(&mut [1f32], ReduceOperation::Sum));
+            return None;
+        }
+        communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).err()
+    });
+    for error in results.into_iter().flatten() {
+        println!("{error:?}");
+    }
+}
+
+/// Enqueues more sums than fit, without waiting for any.
+fn enqueue_sums(communicator: &Communicator, count: usize) -> Result<Vec<Work<Operands>>> {
+    let stream = cuda_stream(communicator)?;
+    let enqueue = |_| {
+        let mut buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [1])?;
+        buffer.write(0, &1f32.to_le_bytes())?;
+        let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        Ok(communicator.collective_async(sum, Operands::in_place(buffer), &stream)?)
+    };
+    (0..count).map(enqueue).collect()
+}
+
+/// Rank 0 is kept inside NCCL until the others come.
+fn full_queue(ranks: u32) {
+    on_gpus(ranks, move |communicator| {
+        if communicator.rank() != Rank(0) {
+            wait_for_calls("ncclAllReduce", 3);
+        }
+        for work in enqueue_sums(&communicator, 5)? {
+            let mut sum = [0; 4];
+            work.wait()?.output.expect("handed back").read(0, &mut sum)?;
+            assert_eq!(f32::from_le_bytes(sum), ranks as f32);
+        }
+        communicator.barrier()
+    });
+}
+
+/// Rank 0 is kept inside NCCL, and no rank comes.
+fn full_queue_without_a_peer(ranks: u32) {
+    let results = on_communicators(DEADLINE, communicators(ranks), |communicator| -> Error {
+        if communicator.rank() == Rank(0) {
+            let works = enqueue_sums(&communicator.with_timeout(SHORT), 5).expect("an error comes with the work");
+            return works.into_iter().find_map(|work| work.wait().err()).expect("the queue is full").into();
+        }
+        loop {
+            match communicator.check() {
+                Ok(()) => std::thread::yield_now(),
+                Err(error) => return error,
+            }
+        }
+    });
+    for error in results {
+        println!("{error:?}");
+    }
+}
+
+/// One rank does not come to a split. NCCL leaves the others a child that is good for nothing but
+/// an abort.
+fn half_a_split(ranks: u32) {
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| -> Error {
+        if communicator.rank().0 + 1 < ranks {
+            return communicator.with_timeout(SHORT).split(Some(0), 0).map(drop).expect_err("a rank does not come");
+        }
+        loop {
+            match communicator.check() {
+                Ok(()) => std::thread::yield_now(),
+                Err(error) => return error,
+            }
+        }
+    });
+    for error in results {
+        println!("{error:?}");
+    }
+    let end = Instant::now() + TIMEOUT;
+    while nccl_live("communicator") > 0 {
+        assert!(Instant::now() < end, "a communicator is not aborted");
+        std::thread::yield_now();
     }
 }
 
@@ -313,7 +424,13 @@ impl Makers {
 
 /// Runs a role with a script for the test library, and looks for texts in the output.
 fn says(role: &str, ranks: u32, script: &str, expected: &[&str]) {
-    let text = Child::new(&format!("faults {role}"), ranks).with(&[("FAKE_NCCL", script)]).passes();
+    says_on(Variant::Current, role, ranks, script, expected);
+}
+
+/// [`says`] with other libraries. With the current NCCL communicators block, with the old one they
+/// do not.
+fn says_on(variant: Variant, role: &str, ranks: u32, script: &str, expected: &[&str]) {
+    let text = Child::new(&format!("faults {role}"), ranks).on(variant).with(&[("FAKE_NCCL", script)]).passes();
     for part in expected {
         assert!(text.contains(part), "{role} with {script:?} does not say {part:?}:\n{text}");
     }
@@ -328,7 +445,10 @@ fn a_communicator_that_cannot_be_made_is_an_error_in_time() {
     // Rank 0 waits, and returns at once.
     says("init", 2, "fail=ncclCommInitRankConfig:1:2:1", &["rank 1 ended the communicator"]);
     says("init", 2, "stall=ncclCommInitRankConfig:1:0", &["has not returned by the deadline"]);
-    says("init", 2, "in_progress=ncclCommInitRankConfig:60000", &["was still in progress at the deadline"]);
+    let lasting = "in_progress=ncclCommInitRankConfig:60000";
+    says("init", 2, lasting, &["ncclCommInitRankConfig has not returned by the deadline"]);
+    says_on(Variant::Old, "init", 2, lasting, &["was still in progress at the deadline"]);
+    says_on(Variant::Old, "init", 2, "stall=ncclCommInitRankConfig:1:0", &["has not returned by the deadline"]);
     says("init", 2, "fail=ncclGetUniqueId:1:2", &["ncclGetUniqueId: NCCL says ncclSystemError"]);
 }
 
@@ -366,9 +486,79 @@ fn what_stays_in_progress_ends_at_the_deadline() {
     if needs_test_libraries() {
         return;
     }
-    says("sum", 2, "in_progress=ncclAllReduce:60000", &["DeadlineExceeded", "still in progress at the deadline"]);
-    says("split", 2, "in_progress=ncclCommSplit:60000", &["DeadlineExceeded"]);
-    says("windows fail", 2, "in_progress=ncclCommWindowRegister:60000", &["DeadlineExceeded"]);
+    let lasting = "in_progress=ncclAllReduce:60000";
+    says_on(Variant::Old, "sum", 2, lasting, &["DeadlineExceeded", "still in progress at the deadline"]);
+    says_on(Variant::Old, "split", 2, "in_progress=ncclCommSplit:60000", &["DeadlineExceeded"]);
+}
+
+#[test]
+fn a_thread_that_is_stuck_in_nccl_comes_out_at_the_deadline() {
+    if needs_test_libraries() {
+        return;
+    }
+    let kept = |rank| {
+        format!(
+            "DeadlineExceeded: rank {rank}: all_reduce(sum) of 1 float32 (collective 1 of ranks 0 and 1): NCCL kept the call"
+        )
+    };
+    for role in ["sum", "enqueued sum"] {
+        says(
+            role,
+            2,
+            "in_progress=ncclAllReduce:60000",
+            &["DeadlineExceeded", "NCCL kept the call until the deadline"],
+        );
+    }
+    says("sum", 2, "in_progress=ncclAllReduce:60000", &[&kept(0), &kept(1)]);
+    says("split", 2, "in_progress=ncclCommSplit:60000", &["ncclCommSplit has not returned by the deadline"]);
+    let register = "in_progress=ncclCommWindowRegister:60000";
+    says("windows fail", 2, register, &["ncclCommWindowRegister has not returned by the deadline"]);
+}
+
+#[test]
+fn a_thread_that_is_stuck_in_nccl_comes_out_when_a_peer_fails() {
+    if needs_test_libraries() {
+        return;
+    }
+    says(
+        "stuck beside",
+        3,
+        "in_progress=ncclAllReduce:60000",
+        &["Aborted: rank 0: ", "the user has closed the window"],
+    );
+}
+
+#[test]
+fn a_thread_that_never_comes_out_of_nccl_keeps_no_other_rank() {
+    if needs_test_libraries() {
+        return;
+    }
+    says(
+        "stuck for good",
+        3,
+        "stall=ncclAllReduce:1:0",
+        &["rank 1: all_reduce", "rank 2: ", "rank 0 ended the communicator: NCCL kept the call"],
+    );
+}
+
+#[test]
+fn a_full_queue_keeps_the_caller_until_its_deadline() {
+    if needs_test_libraries() {
+        return;
+    }
+    says("full queue", 2, "fifo=2", &[]);
+    let stuck = "(collective 3 of ranks 0 and 1): NCCL kept the call until the deadline";
+    says("full queue without a peer", 2, "fifo=2", &[stuck, "rank 1: rank 0 ended the communicator"]);
+}
+
+#[test]
+fn what_a_failed_split_leaves_is_aborted() {
+    if needs_test_libraries() {
+        return;
+    }
+    for variant in [Variant::Current, Variant::Old] {
+        says_on(variant, "half a split", 2, "", &["DeadlineExceeded: rank 0", "rank 1: rank 0 ended"]);
+    }
 }
 
 #[test]
@@ -400,8 +590,10 @@ fn being_in_progress_for_long_is_no_error() {
     if needs_test_libraries() {
         return;
     }
-    for script in ["never_in_progress", "in_progress=ncclAllReduce:50"] {
-        Child::new("eager", 2).with(&[("FAKE_NCCL", script)]).passes();
+    for variant in [Variant::Current, Variant::Old] {
+        for script in ["never_in_progress", "in_progress=ncclAllReduce:50"] {
+            Child::new("eager", 2).on(variant).with(&[("FAKE_NCCL", script)]).passes();
+        }
     }
 }
 

@@ -169,6 +169,15 @@ test_in_child!(a_script_that_cannot_be_read, Current, &[("FAKE_NCCL", "fail=nccl
     (nccl().version)(&mut version);
 });
 
+test_in_child!(a_call_after_the_end, Current, &[("FAKE_CUDA_EXIT_MS", "1000")], aborts "although the exit handler has begun", || {
+    ok((cuda().init)(0));
+    std::thread::spawn(|| loop {
+        let mut count = 0;
+        (cuda().device_count)(&mut count);
+        std::thread::sleep(Duration::from_millis(1));
+    });
+});
+
 test_in_child!(faults_that_cannot_be_read, Current, &[("FAKE_CUDA_FAULTS", "cuInit")], aborts "cannot be read", || {
     (cuda().init)(0);
 });

@@ -1,5 +1,6 @@
 //! Communicators: making, splitting, windows, ending, and what is not allowed with them.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Barrier};
 
 use crate::child::test_in_child;
@@ -252,16 +253,125 @@ test_in_child!(abort_frees_a_rank_whose_peers_never_come, Current, &[], || {
     ok((nccl().abort)(communicator));
     on_ranks(2, false, |rank| {
         // A transfer without a receiver, and a split that one rank does not call.
+        let mut child = NO_HANDLE;
         if rank.rank == 0 {
-            let (at, mut child) = (upload(&[1u8]), NO_HANDLE);
+            let at = upload(&[1u8]);
             rank.called((nccl().send)(at, 1, INT8, 1, rank.communicator, rank.stream));
             ok((nccl().split)(rank.communicator, 0, 0, &mut child, std::ptr::null_mut()));
             assert_eq!(async_error(rank.communicator), IN_PROGRESS);
         }
         rank.abort();
         cuda::synchronize(rank.stream);
+        if rank.rank == 0 {
+            ok((nccl().abort)(child));
+        }
     });
     assert_eq!(live(c"communicator"), 0);
+    no_violations();
+});
+
+test_in_child!(the_child_of_a_failed_split_is_aborted_after_its_parent, Current, &[], || {
+    on_ranks(2, false, |rank| {
+        let mut child = NO_HANDLE;
+        if rank.rank == 0 {
+            ok((nccl().split)(rank.communicator, 0, 0, &mut child, std::ptr::null_mut()));
+            ok((nccl().group_start)());
+            ok((nccl().abort)(rank.communicator));
+            while async_error(rank.communicator) == IN_PROGRESS {
+                std::thread::yield_now();
+            }
+            let child = child as usize;
+            let early = std::thread::spawn(move || {
+                cuda::use_device(0);
+                (nccl().abort)(child as Handle)
+            });
+            ok(early.join().expect("no panic"));
+            ok((nccl().group_end)());
+        } else {
+            rank.abort();
+        }
+    });
+    assert_eq!(live(c"communicator"), 0);
+    violation("rank 0: the child of a failed split is aborted before its parent");
+});
+
+/// Has a thread call all_reduce, which does not return by itself, and ends it on this thread. The
+/// communicator is freed when the thread has come out, or before. Gives what all_reduce gives.
+fn end_a_stuck_call(when_out: bool) -> i32 {
+    let result = Arc::new(AtomicI32::new(0));
+    let stuck = Arc::clone(&result);
+    on_ranks(1, true, move |rank| {
+        let (communicator, stream, at) = (rank.communicator as usize, rank.stream as usize, upload(&[1.0f32]));
+        let thread = std::thread::spawn(move || {
+            cuda::use_device(0);
+            (nccl().all_reduce)(at, at, 1, FLOAT32, SUM, communicator as Handle, stream as Handle)
+        });
+        while !log().contains("ncclAllReduce") {
+            std::thread::yield_now();
+        }
+        ok((nccl().group_start)());
+        ok((nccl().abort)(rank.communicator));
+        if !when_out {
+            ok((nccl().group_end)());
+        }
+        stuck.store(thread.join().expect("no panic"), Ordering::SeqCst);
+        if when_out {
+            ok((nccl().group_end)());
+        }
+    });
+    result.load(Ordering::SeqCst)
+}
+
+test_in_child!(
+    an_abort_in_a_group_ends_a_call_that_blocks,
+    Current,
+    &[("FAKE_NCCL", "in_progress=ncclAllReduce:60000")],
+    || {
+        assert_eq!(end_a_stuck_call(true), INTERNAL_ERROR);
+        assert_eq!(live(c"communicator"), 0);
+        no_violations();
+    }
+);
+
+test_in_child!(
+    an_abort_frees_nothing_under_a_thread,
+    Current,
+    &[("FAKE_NCCL", "in_progress=ncclAllReduce:60000")],
+    || {
+        end_a_stuck_call(false);
+        // The thread may have come out by itself, before the group ended.
+        assert!(violations().iter().all(|text| text.contains("freed while a thread is inside")), "{:?}", violations());
+    }
+);
+
+test_in_child!(an_older_abort_does_not_go_into_a_group, Old, &[], || {
+    cuda::use_device(0);
+    let mut communicator = NO_HANDLE;
+    ok((nccl().init_plain)(&mut communicator, 1, unique_id(), 0));
+    ok((nccl().group_start)());
+    (nccl().abort)(communicator);
+    violation("rank 0: ncclCommAbort: this does not go into a group");
+});
+
+test_in_child!(a_full_queue_keeps_the_caller, Current, &[("FAKE_NCCL", "fifo=2")], || {
+    on_ranks(2, true, |rank| {
+        let at = upload(&[1.0f32]);
+        if rank.rank == 1 {
+            // Rank 0 is inside its third call, which waits for this rank.
+            while log().matches("rank 0: ncclAllReduce").count() < 3 {
+                std::thread::yield_now();
+            }
+            assert!(!log().contains("rank 0: ncclCommCount"));
+        }
+        for _ in 0..3 {
+            ok(rank.all_reduce(at, 1));
+        }
+        let mut size = 0;
+        ok((nccl().count)(rank.communicator, &mut size));
+        cuda::synchronize(rank.stream);
+        assert_eq!(download::<f32>(at, 1), [8.0]);
+        rank.end();
+    });
     no_violations();
 });
 

@@ -1,0 +1,165 @@
+//! Which thread is inside NCCL with a communicator, and until when it may stay there.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::comm::rank_lock;
+use crate::error::{Error, Result, bail, error};
+use crate::util::lock;
+
+/// How often a thread that waits for an abort looks whether it has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What has become of a communicator.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Open,
+    /// A helper thread is inside, and no thread waits for it any more.
+    LeftInside,
+    /// It was aborted.
+    Ended,
+}
+
+/// The access to a communicator. Helper threads have it too, and may live longer than the handle.
+pub(super) struct Access {
+    /// Held while a thread is inside.
+    stage: Mutex<Stage>,
+    /// The helper thread that was left inside has come out.
+    came_out: Condvar,
+    /// An abort has begun. From then on no thread comes in.
+    is_ending: AtomicBool,
+    /// Until when the thread that is inside NCCL may stay, in nanoseconds since [`epoch`]; 0 if
+    /// none is.
+    leave_by: AtomicU64,
+    /// Why the watchdog has the thread come out, and since when.
+    trouble: OnceLock<(Error, Instant)>,
+}
+
+/// A thread's stay inside NCCL, which the watchdog looks at.
+pub(super) struct Stay<'a>(&'a AtomicU64);
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// A moment of the process.
+fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(Instant::now)
+}
+
+/// An [`Instant`] as a number other than 0.
+fn nanoseconds(moment: Instant) -> u64 {
+    u64::try_from(moment.saturating_duration_since(epoch()).as_nanos()).unwrap_or(u64::MAX).max(1)
+}
+
+impl Access {
+    pub(super) fn new() -> Self {
+        Access {
+            stage: Mutex::new(Stage::Open),
+            came_out: Condvar::new(),
+            is_ending: AtomicBool::new(false),
+            leave_by: AtomicU64::new(0),
+            trouble: OnceLock::new(),
+        }
+    }
+
+    /// Keeps every other thread out until the guard is dropped.
+    pub(super) fn hold(&self, deadline: Instant) -> Result<MutexGuard<'_, Stage>> {
+        let stage = rank_lock::enter(&self.stage, deadline)?;
+        self.check_open(*stage)?;
+        Ok(stage)
+    }
+
+    /// [`hold`](Self::hold), if no thread is inside.
+    pub(super) fn try_hold(&self) -> Option<Result<MutexGuard<'_, Stage>>> {
+        let stage = self.stage.try_lock().ok()?;
+        Some(self.check_open(*stage).map(|()| stage))
+    }
+
+    /// The thread holds the stage.
+    fn check_open(&self, stage: Stage) -> Result<()> {
+        self.check()?;
+        if stage != Stage::Open || self.is_ending() {
+            bail!(Aborted, "NCCL's communicator has been aborted");
+        }
+        Ok(())
+    }
+
+    /// Says until when the thread, which holds the stage, may stay inside NCCL.
+    pub(super) fn stay(&self, deadline: Instant) -> Stay<'_> {
+        self.leave_by.store(nanoseconds(deadline), Ordering::Release);
+        Stay(&self.leave_by)
+    }
+
+    /// The error because of which the watchdog had the thread come out.
+    pub(super) fn check(&self) -> Result<()> {
+        self.trouble.get().map_or(Ok(()), |(error, _)| Err(error.clone()))
+    }
+
+    /// For the watchdog: why the thread that is inside has to come out, and since when.
+    pub(super) fn trouble(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
+        let (leave_by, now) = (self.leave_by.load(Ordering::Acquire), Instant::now());
+        if leave_by == 0 {
+            return None;
+        }
+        if self.trouble.get().is_none() {
+            let late = (nanoseconds(now) >= leave_by).then(|| {
+                error!(DeadlineExceeded, "NCCL kept the call until the deadline; perhaps a rank has not come")
+            });
+            let trouble = late.or_else(|| alive().err())?;
+            let _ = self.trouble.set((trouble, now));
+        }
+        self.trouble.get()
+    }
+
+    /// Whether an abort has begun.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Lets no thread in any more. Whether this is the first time.
+    pub(super) fn begin_end(&self) -> bool {
+        !self.is_ending.swap(true, Ordering::AcqRel)
+    }
+
+    /// Waits until the thread that is inside has come out, however long that takes. An abort has
+    /// begun, so none comes in.
+    pub(super) fn wait_until_empty(&self) {
+        let is_inside = |stage: &mut Stage| *stage == Stage::LeftInside;
+        drop(self.came_out.wait_while(lock(&self.stage), is_inside).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The helper thread that was left inside has come out.
+    pub(super) fn come_out(&self) {
+        *lock(&self.stage) = Stage::Open;
+        self.came_out.notify_all();
+    }
+
+    /// The abort has ended.
+    pub(super) fn end(&self) {
+        *lock(&self.stage) = Stage::Ended;
+    }
+
+    /// What has become of the communicator; `None` while a thread is inside.
+    pub(super) fn stage(&self) -> Option<Stage> {
+        self.stage.try_lock().ok().map(|stage| *stage)
+    }
+
+    /// Waits for the end of the abort that has begun, and says whether it came. Does not wait for a
+    /// helper thread that was left inside.
+    pub(super) fn wait_for_end(&self, deadline: Instant) -> bool {
+        while Instant::now() < deadline {
+            match rank_lock::take(&self.stage, deadline).as_deref() {
+                Some(Stage::Open) => {}
+                Some(Stage::LeftInside | Stage::Ended) => return true,
+                None => return false,
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        false
+    }
+}
