@@ -8,10 +8,15 @@
 //!
 //! Each rank has the tensor `[rank + 1]`, unless the example says something else.
 
+#[path = "../../cli/src/output.rs"]
+mod output;
+
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use distcollective::{Communicator, Environment, Error, ErrorKind, ReduceOperation, Result};
+
+use crate::output::{fail, print};
 
 /// The number of ranks.
 const RANKS: u32 = 4;
@@ -38,6 +43,7 @@ enum Example {
     Gather,
     AllGather,
     Async,
+    SendRecv,
 }
 
 impl Example {
@@ -51,6 +57,7 @@ impl Example {
             Example::Gather => gather,
             Example::AllGather => all_gather,
             Example::Async => asynchronous,
+            Example::SendRecv => send_recv,
         }
     }
 }
@@ -65,24 +72,24 @@ fn broadcast(communicator: &Communicator) -> Result<()> {
     let rank = communicator.rank();
     let mut tensor = [if rank.0 == ROOT { 1.0f32 } else { 0.0 }];
     communicator.broadcast(&mut tensor, ROOT)?;
-    println!("Rank {rank} has data: {:?}", tensor[0]);
+    print(format!("Rank {rank} has data: {:?}\n", tensor[0]));
     Ok(())
 }
 
 fn all_reduce(communicator: &Communicator) -> Result<()> {
     let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
-    println!("Rank {rank} initial tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} initial tensor: {:?}\n", tensor[0]));
     communicator.all_reduce(&mut tensor, ReduceOperation::Sum)?;
-    println!("Rank {rank} final tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} final tensor: {:?}\n", tensor[0]));
     Ok(())
 }
 
 /// Only the root gets the sum. The others keep their tensor.
 fn reduce(communicator: &Communicator) -> Result<()> {
     let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
-    println!("Rank {rank} initial tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} initial tensor: {:?}\n", tensor[0]));
     communicator.reduce(&mut tensor, ReduceOperation::Sum, ROOT)?;
-    println!("Rank {rank} final tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} final tensor: {:?}\n", tensor[0]));
     Ok(())
 }
 
@@ -93,22 +100,22 @@ fn scatter(communicator: &Communicator) -> Result<()> {
     let mut tensor = [0.0f32];
     let is_root = rank.0 == ROOT;
     if is_root {
-        println!("Rank {rank} scatter list: {:?}", list.as_flattened());
+        print(format!("Rank {rank} scatter list: {:?}\n", list.as_flattened()));
     }
     communicator.scatter_list(is_root.then_some(&list), &mut tensor, ROOT)?;
-    println!("Rank {rank} received tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} received tensor: {:?}\n", tensor[0]));
     Ok(())
 }
 
 /// The root gets a list of tensors, one from each rank.
 fn gather(communicator: &Communicator) -> Result<()> {
     let (rank, tensor) = (communicator.rank(), tensor_of(communicator));
-    println!("Rank {rank} sent tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
     let mut list = vec![[0.0f32]; communicator.world_size() as usize];
     let is_root = rank.0 == ROOT;
     communicator.gather_list(&tensor, is_root.then_some(&mut list), ROOT)?;
     if is_root {
-        println!("Rank {rank} gathered list: {:?}", list.as_flattened());
+        print(format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()));
     }
     Ok(())
 }
@@ -116,10 +123,10 @@ fn gather(communicator: &Communicator) -> Result<()> {
 /// Every rank gets the list.
 fn all_gather(communicator: &Communicator) -> Result<()> {
     let (rank, tensor) = (communicator.rank(), tensor_of(communicator));
-    println!("Rank {rank} sent tensor: {:?}", tensor[0]);
+    print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
     let mut list = vec![[0.0f32]; communicator.world_size() as usize];
     communicator.all_gather_list(&tensor, &mut list)?;
-    println!("Rank {rank} gathered list: {:?}", list.as_flattened());
+    print(format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()));
     Ok(())
 }
 
@@ -129,7 +136,21 @@ fn asynchronous(communicator: &Communicator) -> Result<()> {
     let work = communicator.all_reduce_async(vec![rank.0 as f32], ReduceOperation::Sum)?;
     let operands = work.wait()?;
     let sum = operands.output.expect("the work hands the buffer back");
-    println!("Rank {rank} async all_reduce result: {:?}", sum.as_slice::<f32>()?[0]);
+    print(format!("Rank {rank} async all_reduce result: {:?}\n", sum.as_slice::<f32>()?[0]));
+    Ok(())
+}
+
+/// Ranks 0 and 2 send their tensor to the next rank.
+fn send_recv(communicator: &Communicator) -> Result<()> {
+    const TAG: u32 = 0;
+    let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
+    if rank.0 % 2 == 0 {
+        communicator.send(&tensor, rank.0 + 1, TAG)?;
+        print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
+    } else {
+        communicator.recv(&mut tensor, rank.0 - 1, TAG)?;
+        print(format!("Rank {rank} received tensor: {:?}\n", tensor[0]));
+    }
     Ok(())
 }
 
@@ -149,11 +170,8 @@ fn run(example: Example) -> Result<()> {
 
 fn main() -> ExitCode {
     distcollective::log::show_warnings();
-    match run(Arguments::parse().example) {
+    match run(output::parse::<Arguments>().example) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(error),
     }
 }

@@ -10,10 +10,21 @@
 //! Run it with `cargo run --release --bin weight_sync`, where ranks are threads, or under a
 //! launcher, where each is a process: `distcollective launch -n 3 -- weight_sync`.
 
+#[path = "../../cli/src/output.rs"]
+mod output;
+
 use std::process::ExitCode;
 
+use clap::Parser;
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{Buffer, Communicator, Environment, Error, ErrorKind, Rank, Result, TensorDict};
+
+use crate::output::{fail, print};
+
+/// Broadcasts the weights of a model that one rank trains to the ranks that serve it.
+#[derive(Parser)]
+#[command(name = "weight_sync", version)]
+struct Arguments {}
 
 /// The consumer and two producers, where no launcher says how many ranks there are.
 const RANKS: u32 = 3;
@@ -83,7 +94,7 @@ fn run_rank(group: &Communicator, sync: impl Fn(&mut TensorDict) -> Result<()>) 
     let mut served = None;
     for step in 1..=STEPS {
         if is_consumer {
-            println!("Rank {rank} (consumer) step {step}: loss {:.4} before it", model.train()?);
+            print(format!("Rank {rank} (consumer) step {step}: loss {:.4} before it\n", model.train()?));
         }
         sync(&mut model.weights)?;
         let own = model.predict()?;
@@ -95,7 +106,7 @@ fn run_rank(group: &Communicator, sync: impl Fn(&mut TensorDict) -> Result<()>) 
             return Err(Error::new(ErrorKind::Disagreement, text));
         }
         if !is_consumer {
-            println!("Rank {rank} (producer) step {step}: serves the new weights, which predict {own:.4?}");
+            print(format!("Rank {rank} (producer) step {step}: serves the new weights, which predict {own:.4?}\n"));
         }
         served = Some(own);
     }
@@ -123,12 +134,10 @@ fn as_threads() -> Result<()> {
 
 fn main() -> ExitCode {
     distcollective::log::show_warnings();
+    let Arguments {} = output::parse();
     let result = if Environment::detect_launcher().is_some() { as_one_rank() } else { as_threads() };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(error),
     }
 }

@@ -26,6 +26,11 @@ fn lines(example: &str) -> Vec<String> {
         "gather" => sent().chain([format!("Rank 0 gathered list: {list}")]).collect(),
         "all_gather" => sent().chain((0..4).map(|rank| format!("Rank {rank} gathered list: {list}"))).collect(),
         "async" => of_ranks(|rank| format!("Rank {rank} async all_reduce result: 6.0")).collect(),
+        "send_recv" => {
+            let sent = |rank: u32| [(rank, "sent"), (rank + 1, "received")];
+            let lines = [0, 2].into_iter().flat_map(|rank| sent(rank).map(|line| (rank + 1, line)));
+            lines.map(|(value, (rank, verb))| format!("Rank {rank} {verb} tensor: {value}.0")).collect()
+        }
         _ => panic!("{example} is no example"),
     };
     lines.sort();
@@ -40,7 +45,8 @@ fn written_by(command: &mut Command) -> Vec<String> {
     lines
 }
 
-const EXAMPLES: [&str; 7] = ["broadcast", "all_reduce", "reduce", "scatter", "gather", "all_gather", "async"];
+const EXAMPLES: [&str; 8] =
+    ["broadcast", "all_reduce", "reduce", "scatter", "gather", "all_gather", "async", "send_recv"];
 
 #[test]
 fn four_threads_write_the_lines() {
