@@ -1,7 +1,8 @@
 //! Collectives whose ranks reach each other's buffers, in one process or in symmetric memory. A
 //! rank reads what it takes in place. In all_reduce each rank reduces its share of the elements and
 //! writes the result to every output, so that it reads its share of every input once, and writes
-//! its share of every output once. In a long reduce each rank writes its share to the root's output.
+//! its share of every output once. In a long reduce each rank writes its share to the root's
+//! output.
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
