@@ -156,7 +156,7 @@ fn take_little_memory(communicator: &Communicator) {
     };
     measure("after the bootstrap", 128 * KIB);
     communicator.broadcast(&mut [1u8; 1000], Rank(0)).expect("a broadcast");
-    measure("after rank 0 gave", (128 + 512) * KIB);
+    measure("after rank 0 gave", (128 + 1024) * KIB);
 }
 
 #[test]

@@ -40,17 +40,18 @@ pub(super) fn watch(domain: &Arc<NcclDomain>) {
 
 fn look_again_and_again() {
     let _mask = interrupt::mask();
+    let mut domains = Vec::new();
     loop {
         std::thread::sleep(INTERVAL);
-        let domains: Vec<_> = {
+        {
             let mut watched = lock(&WATCHED);
             watched.domains.retain(|domain| domain.strong_count() > 0);
             if watched.domains.is_empty() {
                 watched.has_thread = false;
                 return;
             }
-            watched.domains.iter().filter_map(Weak::upgrade).collect()
-        };
-        domains.iter().for_each(|domain| domain.watch());
+            domains.extend(watched.domains.iter().filter_map(Weak::upgrade));
+        }
+        domains.drain(..).for_each(|domain| domain.watch());
     }
 }
