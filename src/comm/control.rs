@@ -27,7 +27,6 @@ pub(crate) struct Votes {
 }
 
 impl Control {
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend makes it"))]
     pub(super) fn new(host: Arc<dyn Backend>) -> Self {
         Control { host, runs: AtomicU64::new(0) }
     }
@@ -77,7 +76,7 @@ impl Control {
     pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
         let number = self.runs.load(Ordering::Relaxed) + 1;
         self.announce(Purpose::Capture, number as usize, deadline)?;
-        self.runs.store(number, Ordering::Relaxed);
+        self.runs.store(number, Ordering::Release);
         Ok(())
     }
 
@@ -88,11 +87,18 @@ impl Control {
         self.check()
     }
 
+    /// A barrier whose error names the ranks that have not come. Collective.
+    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend calls it"))]
+    pub(super) fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        self.host.monitored_barrier(deadline)
+    }
+
     /// Whether a peer captures a run that this rank has begun without a capture. It would wait for
     /// this rank, and this rank for the peer's part of the run. Cheap: waits ask it often.
     pub(crate) fn check(&self) -> Result<()> {
+        // The runs first: a capture of this rank that is awaited may end in between.
+        let runs = self.runs.load(Ordering::Acquire) as usize;
         let Some(Signature { purpose: Purpose::Capture, call }) = self.host.awaited() else { return Ok(()) };
-        let runs = self.runs.load(Ordering::Relaxed) as usize;
         if call.block_elements > runs {
             return Ok(());
         }

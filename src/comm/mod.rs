@@ -293,7 +293,7 @@ impl Communicator {
     ///   the communicator has ended.
     /// - `Unsupported`: NCCL does not tell who is missing. On GPUs this needs ranks of one machine
     ///   that met through [`Environment`](crate::Environment) or
-    ///   [`CommunicatorBuilder::in_process`], and a communicator that was not split from another.
+    ///   [`CommunicatorBuilder::in_process`].
     ///
     /// All others are in the contract of [`Communicator`].
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {

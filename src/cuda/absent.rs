@@ -123,7 +123,7 @@ impl CudaStream {
     }
 
     pub(crate) fn expect(&self, _deadline: Instant) {
-        match self.none {}
+        match self.0 {}
     }
 
     pub(crate) fn point(&self) -> Point {

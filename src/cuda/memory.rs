@@ -37,7 +37,8 @@ impl DeviceMemory {
     /// Allocates `byte_len` bytes, not initialized; for 0 bytes one, so that there is an address.
     pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
         let allocate = || {
-            let _current = device.enter()?;
+            // Another thread's capture goes on.
+            let _current = device.enter_relaxed()?;
             let mut address: CUdeviceptr = 0;
             // SAFETY: writes one address.
             check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })?;

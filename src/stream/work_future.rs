@@ -80,7 +80,13 @@ impl<T: Send + 'static> Future for WorkFuture<T> {
         }
         match work.wait_until(Instant::now()) {
             Ok(result) => Poll::Ready(result),
-            Err(_) => unreachable!("the wait for work that is done ends at once"),
+            // On a CUDA stream whose capture has just ended, work that had passed its deadline may
+            // not be done after all.
+            Err(work) => {
+                (self.work, self.slot) = (Some(work), None);
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
+use crate::util::panic_message;
 use crate::util::text::count_of;
 
 /// The call, as errors name it.
@@ -350,7 +351,10 @@ impl Broadcast {
             }
             byte_count += piece.byte_len as u64;
             if let Some(progress) = &self.options.progress {
-                progress(BroadcastProgress { byte_count, total_bytes });
+                let call = || progress(BroadcastProgress { byte_count, total_bytes });
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).map_err(|panic| {
+                    error!(Plugin, "the progress function panicked: {}", panic_message(panic.as_ref()))
+                })?;
             }
         }
         Ok(())

@@ -587,3 +587,40 @@ fn messages_on_raw_addresses() {
         assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
     });
 }
+
+/// A short message that has come before its receive, behind one of another tag.
+#[test]
+fn a_receive_ends_with_a_message_that_came_before_it() {
+    on_both(2, |communicator| {
+        if communicator.rank() == Rank(1) {
+            communicator.send(&[1i32], 0, 1).expect("a send");
+            communicator.send(&[2i32], 0, 2).expect("a send");
+        } else {
+            let mut second = [0i32];
+            communicator.recv(&mut second, 1, 2).expect("the second message");
+            let first = communicator.irecv(vec![0i32], 1, 1).expect("right arguments");
+            let first = first.wait().expect("the first message").content.buffer;
+            assert_eq!((first.as_slice::<i32>().expect("int32")[0], second[0]), (1, 2));
+        }
+        communicator.barrier().expect("a barrier");
+    });
+}
+
+/// Messages of one tag are received in order although they do not all have room.
+#[test]
+fn many_messages_are_received_in_order() {
+    on_both(2, |communicator| {
+        const COUNT: i32 = 200;
+        if communicator.rank() == Rank(0) {
+            let works: Vec<_> =
+                (0..COUNT).map(|number| communicator.isend(vec![number; 3], 1, 0).expect("right arguments")).collect();
+            works.into_iter().for_each(|work| drop(work.wait().expect("a send")));
+        } else {
+            for number in 0..COUNT {
+                let mut received = [0i32; 3];
+                communicator.recv(&mut received, 0, 0).expect("a message");
+                assert_eq!(received, [number; 3]);
+            }
+        }
+    });
+}

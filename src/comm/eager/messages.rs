@@ -93,8 +93,9 @@ impl Received {
 /// or one for which there is no room, waits until its receiver takes it. So ranks that send to each
 /// other before they receive wait for each other, if their messages are long:
 /// [`batch_isend_irecv`](Self::batch_isend_irecv) is for that. After a second a warning in the log
-/// names the ranks of such a cycle, and the error at the deadline does too. While a rank receives
-/// from a peer, messages of the peer for later receives move to private memory.
+/// names the ranks of such a cycle, and the error at the deadline does too. While
+/// a receive that a peer may serve, or a long send to it, has not ended, the peer's other messages
+/// move to private memory. That has no limit, and the peer does not wait.
 ///
 /// A rank that drops its last handle logs how many messages it has not received.
 ///

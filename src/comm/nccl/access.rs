@@ -102,7 +102,10 @@ impl Access {
 
     /// For the watchdog: why the thread that is inside has to come out, and since when.
     pub(super) fn trouble(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
-        let (leave_by, now) = (self.leave_by.load(Ordering::Acquire), Instant::now());
+        // The clock first: the thread may have left meanwhile, and another have come with a later
+        // deadline.
+        let now = Instant::now();
+        let leave_by = self.leave_by.load(Ordering::Acquire);
         if leave_by == 0 {
             return None;
         }

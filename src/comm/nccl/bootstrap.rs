@@ -158,6 +158,8 @@ impl NcclBackend {
         }
         let handle = Arc::new(handle);
         domain.add(&handle);
+        let control = control.map(Arc::new);
+        control.iter().for_each(|control| domain.add_control(control));
         Ok(NcclBackend {
             stream: Arc::new(CudaStream::new(&handle.device)?),
             stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,

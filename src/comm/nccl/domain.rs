@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::backend::{Backend, SharedGraph};
+use super::super::backend::{Backend, Control, SharedGraph};
 use super::handle::{ABORT_TIMEOUT, NcclHandle};
 use super::watchdog;
 use crate::cuda::Graph;
@@ -21,6 +21,8 @@ pub(super) struct NcclDomain {
     /// Recorded runs of these communicators. NCCL does not destroy a communicator before its
     /// graphs.
     graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
+    /// What the ranks of each communicator agree on over the host.
+    controls: Mutex<Vec<Weak<Control>>>,
     /// The control communicator: the same ranks on the host, if they are on one machine. NCCL does
     /// not tell a rank that a peer has failed or died; the control communicator does, at once.
     control: Option<Arc<dyn Backend>>,
@@ -35,6 +37,7 @@ impl NcclDomain {
             ended: OnceLock::new(),
             handles: Mutex::default(),
             graphs: Mutex::default(),
+            controls: Mutex::default(),
             control,
             is_own,
             process: ProcessGuard::current(),
@@ -55,11 +58,6 @@ impl NcclDomain {
         self.control.as_ref().map_or(Ok(()), |control| control.check_peers())
     }
 
-    /// The control communicator, if there is one.
-    pub(super) fn control(&self) -> Option<&Arc<dyn Backend>> {
-        self.control.as_ref()
-    }
-
     /// The error that ended the domain on this rank.
     pub(super) fn ended(&self) -> Option<&Error> {
         self.ended.get()
@@ -77,6 +75,18 @@ impl NcclDomain {
         let mut handles = lock(&self.handles);
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(handle));
+    }
+
+    /// Has the watchdog look whether a peer captures a run that this rank is stuck in.
+    pub(super) fn add_control(&self, control: &Arc<Control>) {
+        let mut controls = lock(&self.controls);
+        controls.retain(|control| control.strong_count() > 0);
+        controls.push(Arc::downgrade(control));
+    }
+
+    fn check_controls(&self) -> Result<()> {
+        let controls: Vec<_> = lock(&self.controls).iter().filter_map(Weak::upgrade).collect();
+        controls.iter().try_for_each(|control| control.check())
     }
 
     /// Has a graph destroyed before the communicators are.
@@ -111,14 +121,16 @@ impl NcclDomain {
         if self.ended.set(error).is_err() || !self.process.is_current() {
             return Vec::new();
         }
+        // Before the graphs: a thread that is stuck in the launch of one may hold the driver's
+        // lock.
+        let handles = self.handles();
+        handles.iter().for_each(|handle| handle.begin_abort());
         for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
             // A graph that is being launched is destroyed with its context.
             if let Ok(mut graph) = graph.try_lock() {
                 *graph = None;
             }
         }
-        let handles = self.handles();
-        handles.iter().for_each(|handle| handle.begin_abort());
         handles
     }
 
@@ -131,7 +143,9 @@ impl NcclDomain {
     /// does not come out, ends the domain here.
     pub(super) fn watch(&self) {
         for handle in self.handles() {
-            let Some((error, since)) = handle.throw_out(|| self.check()) else { continue };
+            let Some((error, since)) = handle.throw_out(|| self.check().and_then(|()| self.check_controls())) else {
+                continue;
+            };
             if since.elapsed() >= COME_OUT_TIMEOUT {
                 self.abandon(error.clone());
             }

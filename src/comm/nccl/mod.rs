@@ -71,7 +71,7 @@ pub(crate) struct NcclBackend {
     features: Features,
     domain: Arc<NcclDomain>,
     /// The control communicator of these ranks, if they are on one machine.
-    control: Option<Control>,
+    control: Option<Arc<Control>>,
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
     stand_in: DeviceMemory,
@@ -295,7 +295,7 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
         self.domain.check()?;
-        self.control.as_ref().map_or(Ok(()), Control::check)?;
+        self.control.as_ref().map_or(Ok(()), |control| control.check())?;
         self.domain.asynchronous_error()
     }
 
@@ -380,13 +380,12 @@ impl Backend for NcclBackend {
     /// On the control communicator, because NCCL does not tell which ranks are missing.
     fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
         self.domain.check()?;
-        // A control communicator has the ranks of the first communicator.
-        match self.domain.control().filter(|control| control.world_size() == self.world_size()) {
+        match &self.control {
             Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
             None => bail!(
                 Unsupported,
                 "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \
-                 needs one machine and all ranks of it; call `barrier`"
+                 needs one machine; call `barrier`"
             ),
         }
     }
@@ -426,7 +425,7 @@ impl Backend for NcclBackend {
     }
 
     fn control(&self) -> Option<&Control> {
-        self.control.as_ref()
+        self.control.as_deref()
     }
 
     fn drain(&self, stream: Option<&Arc<CudaStream>>) {

@@ -104,7 +104,8 @@ impl Messenger {
         let own_end = own.and_then(|own| mailbox.take_end(own));
         let mut ends = Vec::new();
         let mut is_another_ready = false;
-        if matches!(has_moved, Ok(true)) {
+        // A receive may also end without a move, with a message that came before it.
+        if has_moved.is_ok() {
             mailbox.take_asynchronous_ends(&mut ends);
             is_another_ready =
                 mailbox.operations.iter().any(|operation| Some(operation.number) != own && operation.can_move());

@@ -78,7 +78,7 @@ impl RunningCall<'_> {
         if round > self.progress.stage_room {
             let slowest = self.peers().map(|peer| self.host.segment.taken(peer)).min();
             self.progress.stage_room =
-                slowest.map_or(u64::MAX, |taken| taken + stage_count(self.host.segment.len()) as u64);
+                slowest.map_or(u64::MAX, |taken| taken.saturating_add(stage_count(self.host.segment.len()) as u64));
         }
         round <= self.progress.stage_room
     }
