@@ -76,7 +76,7 @@ def steps(folder, machine, arguments):
         yield Step(f"suite, {n} ranks", [suite("nccl::two_ranks", "nccl::contexts")], 150, on_ranks)
         filters = ["nccl::two_exact_ranks", "nccl::exact"]
         commands = [suite(*filters), bench("exact", "--ranks", n)]
-        yield Step(f"exact mode, {n} ranks", commands, 100, on_ranks)
+        yield Step(f"exact mode, {n} ranks", commands, 60, on_ranks)
         yield Step(f"eager calls and graphs, {n} ranks", [role(name, n) for name in more], 60, on_ranks)
         yield Step(f"calls, {n} ranks as threads", [bench("calls", "--ranks", n, "--seconds", "40")], 75, sharing)
         one_process = "the test libraries have all ranks in one process" if arguments.fakes else None
