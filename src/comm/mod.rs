@@ -63,7 +63,7 @@ pub(crate) use signature::{GraphNumber, Purpose, Signature};
 ///   returned by then. It gets the error from its next call; [`finalize`](Self::finalize) is the
 ///   last one.
 /// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever
-///   [`Stream`](crate::Stream)s they are issued on. A blocking call runs after work that was issued
+///   [`Stream`]s they are issued on. A blocking call runs after work that was issued
 ///   before it. Clones and handles of `with_timeout` share that order. Calls from several threads
 ///   are ordered by the moment at which they enter the library; the caller has to make this order
 ///   the same on every rank. A run of an [`ExecutionContext`](crate::ExecutionContext) or a
