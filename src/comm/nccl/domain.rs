@@ -85,8 +85,7 @@ impl NcclDomain {
     }
 
     fn check_controls(&self) -> Result<()> {
-        let controls: Vec<_> = lock(&self.controls).iter().filter_map(Weak::upgrade).collect();
-        controls.iter().try_for_each(|control| control.check())
+        living(&self.controls).try_for_each(|control| control.check())
     }
 
     /// Has a graph destroyed before the communicators are.
@@ -142,7 +141,7 @@ impl NcclDomain {
     /// failed meanwhile, has it come out. The call then fails, which ends the domain. If the thread
     /// does not come out, ends the domain here.
     pub(super) fn watch(&self) {
-        for handle in self.handles() {
+        for handle in living(&self.handles) {
             let Some((error, since)) = handle.throw_out(|| self.check().and_then(|()| self.check_controls())) else {
                 continue;
             };
@@ -151,4 +150,10 @@ impl NcclDomain {
             }
         }
     }
+}
+
+/// Those of a list that are there, without a lock between them and without an allocation. If the
+/// list changes meanwhile, one may be left out.
+fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> impl Iterator<Item = Arc<T>> {
+    (0..).map_while(|index| lock(list).get(index).cloned()).filter_map(|weak| weak.upgrade())
 }
