@@ -126,8 +126,11 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
     let x = [1.0f32; 24];
     let (mut r, mut z) = (Buffer::zeroed(DataType::Bfloat16, [6, 4])?, [0i8; 24]);
     const ROUNDS: usize = 40;
+    let mut settled = None;
     for round in 0..ROUNDS {
         if round == ROUNDS / 2 {
+            // On GPUs this waits until what was dropped so far is released.
+            settled = Some(communicator.allocate(DataType::Uint8, [1])?);
             communicator.barrier()?;
             COUNTING.store(true, Ordering::SeqCst);
             communicator.barrier()?;
@@ -141,16 +144,18 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
     }
     communicator.barrier()?;
     COUNTING.store(false, Ordering::SeqCst);
+    drop(settled);
     communicator.barrier()
 }
 
 fn allocates_nothing(communicators: Vec<Communicator>) {
     let engine = engine().expect("an engine");
     let (sender, results) = channel();
-    for communicator in communicators {
+    let start = |communicator: Communicator| {
         let (sender, engine) = (sender.clone(), engine.clone());
-        std::thread::spawn(move || sender.send(run(&communicator, &engine)).expect("the test listens"));
-    }
+        std::thread::spawn(move || sender.send(run(&communicator, &engine)).expect("the test listens"))
+    };
+    let threads: Vec<_> = communicators.into_iter().map(start).collect();
     for _ in 0..RANKS {
         results.recv_timeout(TIMEOUT).expect("the ranks finish").expect("no error");
     }
@@ -160,6 +165,8 @@ fn allocates_nothing(communicators: Vec<Communicator>) {
     std::hint::black_box(vec![0u8; 100]);
     COUNTING.store(false, Ordering::SeqCst);
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > before, "the counter counts");
+    // The process ends when they have dropped their communicators.
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
 /// The work of a child process. It has no other test, because the whole process is counted.

@@ -71,8 +71,13 @@ pub(crate) fn settle_at_exit() {
         // The threads are the parent's if this is a child that was forked.
         if PROCESS.get().is_some_and(ProcessGuard::is_current) && !is_over() {
             let deadline = Instant::now() + EXIT_TIMEOUT;
-            settle(EXIT_TIMEOUT);
-            device::settle_all(deadline);
+            // A helper's end may release memory, and a release may drop a communicator, for which
+            // another helper is started.
+            for _ in 0..2 {
+                settle(deadline.saturating_duration_since(Instant::now()));
+                device::settle_all(deadline);
+            }
+            settle(deadline.saturating_duration_since(Instant::now()));
             IS_OVER.store(true, Ordering::Release);
             // Threads that wait for a GPU see that at once.
             device::settle_all(Instant::now() + COME_OUT_TIMEOUT);
