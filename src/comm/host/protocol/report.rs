@@ -138,7 +138,9 @@ impl Report<'_> {
                     true => "died",
                     false => "left the communicator",
                 };
-                error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone()))
+                let lost = error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone()));
+                // A rank that fails meanwhile aborts before it leaves. Its reason does not name it.
+                self.host.domain().check().err().unwrap_or(lost)
             }
         }
     }
