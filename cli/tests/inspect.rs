@@ -122,7 +122,8 @@ fn each_command_has_a_manual_page() {
     let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"run") && commands.contains(&"inspect"), "{commands:?}");
     for command in commands.into_iter().filter(|command| *command != "help") {
-        assert!(page("distcollective.1").contains(&format!("distcollective\\-{command}(1)")), "{command}");
+        let reference = format!("distcollective\\-{}(1)", command.replace('-', "\\-"));
+        assert!(page("distcollective.1").contains(&reference), "{command}");
         assert!(page(&format!("distcollective-{command}.1")).contains(".SH OPTIONS"), "{command}");
     }
     assert!(!page("distcollective.1").contains("help(1)"));
