@@ -264,9 +264,11 @@ fn reserves(communicator: &Communicator) -> Result<()> {
 /// Ranks that connect with different modes.
 fn connect(ranks: u32) {
     let id = Arc::new(NcclId::new().expect("an id"));
+    let is_gpu_shared = std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some();
     let errors = on_ranks(ranks, move |host| {
         let determinism = if host.rank() == Rank(0) { Determinism::Exact } else { Determinism::Backend };
-        let builder = Communicator::builder().nccl(&id).world_size(ranks).rank(host.rank()).device(host.rank().0);
+        let device = if is_gpu_shared { 0 } else { host.rank().0 };
+        let builder = Communicator::builder().nccl(&id).world_size(ranks).rank(host.rank()).device(device);
         let connected = builder.determinism(determinism).timeout(patient(TIMEOUT)).connect();
         // No rank drops its communicator before the others have compared.
         host.barrier().expect("all ranks come");
