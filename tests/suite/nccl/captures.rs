@@ -108,13 +108,10 @@ fn wait_for_calls(function: &str, count: usize) {
     }
 }
 
-/// Waits until what was dropped so far has been freed: until a while has passed without a call.
-fn wait_until_calls_rest(function: &str) {
-    let mut before = usize::MAX;
-    while before != cuda_calls(function) {
-        before = cuda_calls(function);
-        std::thread::sleep(Duration::from_millis(200));
-    }
+/// Waits until what this rank has dropped so far is freed: an allocation that fails waits for it.
+fn free_what_was_dropped(communicator: &Communicator) {
+    let error = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [1 << 50]).expect_err("too much memory");
+    assert!(error.to_string().contains("cuMemAlloc"), "{error}");
 }
 
 /// What is dropped during a capture of the strictest mode is released before the capture ends, and
@@ -188,8 +185,7 @@ fn recording(communicator: &Communicator) -> Result<()> {
     bindings.bind_input("x", bools()?)?;
     bindings.bind_output("y", bools()?)?;
     bindings = context.enqueue(bindings, &stream)?.wait()?;
-    communicator.barrier()?;
-    wait_until_calls_rest("cuMemFree_v2");
+    free_what_was_dropped(communicator);
     communicator.barrier()?;
     let (live, frees) = (cuda_live("device memory"), cuda_calls("cuMemFree_v2"));
     communicator.barrier()?;
@@ -245,13 +241,7 @@ fn count<T: Send + 'static>(
     mut enqueue: impl FnMut(usize) -> Result<Work<T>>,
 ) -> Result<Vec<T>> {
     let ranks = communicator.world_size() as usize;
-    // Releases are made in order, so the earlier ones have ended when this memory is freed.
-    let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
-    barrier.wait();
-    let frees = cuda_calls("cuMemFree_v2");
-    barrier.wait();
-    drop(buffer);
-    wait_for_calls("cuMemFree_v2", frees + ranks);
+    free_what_was_dropped(communicator);
     barrier.wait();
     let before = asked();
     barrier.wait();
