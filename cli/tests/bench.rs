@@ -3,7 +3,7 @@
 
 use std::process::Output;
 
-use test_support::{text, timed};
+use test_support::{Folder, text, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
@@ -50,13 +50,20 @@ fn assert_right(operation: &str, speeds: &[&str]) {
 
 #[test]
 fn the_table_has_the_columns_and_the_sizes_step() {
-    let table = bench(&["--min-bytes", "8", "--max-bytes", "1K", "--factor", "4", "--iters", "2", "--warmup", "0"]);
-    for line in
-        ["# ranks: 2", "# ranks_are: threads", "# backend: host", "# buffers: own", "# warmup: 0", "# iterations: 2"]
-    {
+    let short = ["--iters", "2", "--warmup", "0", "--batches", "3"];
+    let table = bench(&[&["-b", "8", "-e", "1K", "-f", "4"], &short[..]].concat());
+    for line in [
+        "# ranks: 2",
+        "# ranks_are: threads",
+        "# backend: host",
+        "# buffers: own",
+        "# warmup: 0",
+        "# iterations: 2",
+        "# batches: 3",
+    ] {
         assert!(table.lines().any(|l| l == line), "{line}\n{table}");
     }
-    assert!(table.contains("# time: each rank's mean"), "{table}");
+    assert!(table.contains("# time: the median of the batches"), "{table}");
     let speed = ["time", "algbw", "busbw", "#wrong"];
     let columns = [&["#", "size", "count", "type", "redop", "root"], &speed[..], &speed[..]].concat();
     assert!(table.lines().any(|line| line.split_whitespace().eq(columns.iter().copied())), "{table}");
@@ -97,7 +104,7 @@ fn assert_nothing_wrong(sizes: usize, arguments: &[&str]) {
     assert_eq!(rows.len(), sizes * OPERATIONS.len(), "{csv}");
     for row in rows {
         assert_eq!(row.len(), header.len(), "{csv}");
-        assert_right(row[operation], &row[speeds..]);
+        assert_right(row[operation], &row[speeds..speeds + 8]);
     }
 }
 
@@ -167,6 +174,83 @@ fn unchecked_results_are_neither_right_nor_wrong() {
 }
 
 #[test]
+fn percentiles_lie_between_the_shortest_and_the_longest_batch() {
+    let arguments = ["--op", "all_gather,broadcast,all_gather", "-e", "64", "--percentiles", "0,50,90,100", "--json"];
+    let json = bench(&[&arguments[..], &["--iters", "3", "--batches", "7", "--dirty", "--barrier"]].concat());
+    let rows: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let operations: Vec<&str> = rows.iter().map(|row| row["operation"].as_str().expect("a name")).collect();
+    assert_eq!(operations, [["all_gather"; 4], ["broadcast"; 4]].concat(), "each operation once, in their order");
+    for row in rows {
+        for form in ["out_of_place", "in_place"] {
+            let names = ["min", "p0", "time", "p50", "p90", "p100", "max"];
+            let times = names.map(|name| row[format!("{form}_{name}_us")].as_f64().expect("a time"));
+            assert!(times[0] == times[1] && times[2] == times[3] && times[5] == times[6], "{row}");
+            assert!(times.is_sorted(), "{row}");
+            assert_eq!(row[format!("{form}_iterations")], 3, "{row}");
+        }
+        assert_eq!(
+            (&row["inputs"], &row["barrier"]),
+            (&"rewritten before each call".into(), &"after each call".into())
+        );
+    }
+    let table = bench(&["-e", "8", "--percentiles", "90"]);
+    assert!(table.lines().any(|line| line.ends_with("#wrong        p90        p90")), "{table}");
+    assert_eq!(rows_of(&table, 15), 1, "{table}");
+}
+
+/// The number of rows, which must have this many cells.
+fn rows_of(table: &str, cells: usize) -> usize {
+    let rows = rows(table);
+    assert!(rows.iter().all(|row| row.len() == cells), "{table}");
+    rows.len()
+}
+
+#[test]
+fn points_have_the_bytes_of_a_rank() {
+    let common = ["--op", "all", "-n", "4", "-b", "64", "-e", "128", "--iters", "2", "--batches", "5"];
+    let text = bench(&[&common[..], &["--points", "mine", "--barrier"]].concat());
+    let points: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    let expected: Vec<(String, &str)> = OPERATIONS
+        .iter()
+        .flat_map(|operation| ["64", "128"].map(|bytes| (format!("{operation}_bar"), bytes)))
+        .collect();
+    let found: Vec<(String, &str)> = points.iter().map(|point| (point[2].to_owned(), point[3])).collect();
+    assert_eq!(found, expected);
+    for point in points {
+        assert_eq!((&point[..2], &point[7..]), (&["mine", "4"][..], &["5", "2"][..]), "{text}");
+        let times: Vec<f64> = point[4..7].iter().map(|time| time.parse().expect("a time")).collect();
+        assert!(0.0 < times[1] && times[1] <= times[0] && times[0] <= times[2], "median, minimum, maximum: {point:?}");
+    }
+}
+
+#[test]
+fn a_plot_has_a_chart_for_each_operation_and_a_line_for_each_label() {
+    let folder = Folder::create();
+    let (peers, plot) = (folder.file("peers.csv"), folder.file("plot.svg"));
+    let lines = "slow,2,all_reduce,8,90,80,100,9,100\nslow,2,all_reduce,16,WRONG\nslow,4,all_reduce,8,1,1,1,9,1\n";
+    std::fs::write(&peers, lines).expect("a file");
+    let [peers, plot] = [&peers, &plot].map(|path| path.to_str().expect("text"));
+    let arguments = ["--op", "all_reduce,gather", "-e", "16", "--plot", plot, "--peers", peers];
+    for processes in [&[][..], &["--processes"]] {
+        bench(&[&arguments[..], processes].concat());
+        let svg = std::fs::read_to_string(plot).expect("a plot");
+        std::fs::remove_file(plot).expect("it is there");
+        for (part, count) in [("all_reduce, 2 ranks", 1), ("gather, 2 ranks", 1), ("distcollective", 2), ("slow", 1)] {
+            assert_eq!(svg.matches(part).count(), count, "{part}\n{svg}");
+        }
+    }
+    std::fs::write(peers, "slow,2,all_reduce,8,90,80,100,9,many\n").expect("a file");
+    for (path, says) in
+        [(peers, "peers.csv: line 1: a point's ranks, bytes"), ("none.csv", "none.csv: it cannot be read: ")]
+    {
+        let (output, stdout, stderr) = run(&["bench", "-e", "8", "--plot", plot, "--peers", path]);
+        assert!(output.status.code() == Some(1) && stdout.is_empty() && stderr.contains(says), "{stderr}");
+    }
+    let (output, _, stderr) = run(&["bench", "-e", "8", "--plot", "no folder/plot.svg"]);
+    assert!(output.status.code() == Some(1) && stderr.contains("plot.svg: it cannot be written: "), "{stderr}");
+}
+
+#[test]
 fn the_help_says_what_the_columns_mean() {
     let help = bench(&["--help"]);
     for part in ["algbw is size / time", "2(n-1)/n for all_reduce", "PERFORMANCE.md", "Example: distcollective bench"] {
@@ -186,6 +270,8 @@ fn what_is_wrong_is_one_line() {
             "no size from 1 to 3 bytes has a float32 for the rank",
         ),
         (&["--op", "scatter", "--max-bytes", "7", "--min-bytes", "1"], "no size from 1 to 7 bytes"),
+        (&["--bind", "0"], "--bind has 1 set of CPUs for 2 ranks"),
+        (&["--bind", "0;65000"], "65000"),
     ] {
         let (output, stdout, stderr) = run(&[&["bench"], arguments].concat());
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -205,6 +291,10 @@ fn what_is_wrong_is_one_line() {
         (["--check", "2"], "2 is not in 0..=1"),
         (["--iters", "0"], "0 is not in 1.."),
         (["--csv", "--json"], "cannot be used with"),
+        (["--batches", "0"], "0 is not in 1..=100000"),
+        (["--percentiles", "101"], "101 is not in 0..=100"),
+        (["--points", "a,b"], "a label has no comma"),
+        (["--peers", "a.csv"], "required arguments were not provided"),
     ] {
         let (output, _, stderr) = run(&[&["bench"], &arguments[..]].concat());
         let line = stderr.lines().next().unwrap_or_default();

@@ -3,29 +3,12 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use test_support::{has, skip, timed};
+use test_support::{Folder, has, skip, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
-
-/// A folder for one test, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("dcl-run-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Debian's Python, whose numpy is a package.
 const PYTHON: &str = "/usr/bin/python3";
@@ -63,7 +46,7 @@ fn fails(folder: &Path, arguments: &[&str], says: &str) {
 
 #[test]
 fn files_get_what_numpy_gives() {
-    let folder = Folder::new("numpy");
+    let folder = Folder::create();
     for (dtype, make) in [
         ("float32", "np.random.rand(2, 3).astype('f4')"),
         ("float16", "np.random.rand(2, 3).astype('f2')"),
@@ -71,21 +54,21 @@ fn files_get_what_numpy_gives() {
         ("uint8", "np.random.randint(0, 200, (2, 3)).astype('u1')"),
         ("bool", "np.random.rand(2, 3) < 0.5"),
     ] {
-        let written = python(&folder.0, &format!("[np.save(f'in{{r}}.npy', {make}) for r in range(3)]"));
+        let written = python(folder.path(), &format!("[np.save(f'in{{r}}.npy', {make}) for r in range(3)]"));
         if written.is_none() {
             return;
         }
-        succeeds(&folder.0, &["--op", "all_gather", "-n", "3", "--dtype", dtype]);
+        succeeds(folder.path(), &["--op", "all_gather", "-n", "3", "--dtype", dtype]);
         python(
-            &folder.0,
+            folder.path(),
             "x = [np.load(f'in{r}.npy') for r in range(3)]
 for r in range(3):
     y = np.load(f'out{r}.npy')
     assert y.dtype == x[0].dtype and np.array_equal(y, np.concatenate(x)), (x, y)",
         );
-        succeeds(&folder.0, &["--op", "all_reduce", "--reduce-op", "max", "-n", "3"]);
+        succeeds(folder.path(), &["--op", "all_reduce", "--reduce-op", "max", "-n", "3"]);
         python(
-            &folder.0,
+            folder.path(),
             "x = [np.load(f'in{r}.npy') for r in range(3)]
 for r in range(3):
     assert np.array_equal(np.load(f'out{r}.npy'), np.maximum(np.maximum(x[0], x[1]), x[2]))",
@@ -95,7 +78,7 @@ for r in range(3):
 
 #[test]
 fn every_layout_that_numpy_writes_is_read() {
-    let folder = Folder::new("layouts");
+    let folder = Folder::create();
     for dtype in ["f4", "f2", "i8", "i4", "i1", "u1", "?"] {
         let write = format!(
             "x = np.random.randint(0, 100, (2, 3, 4)).astype('{dtype}')
@@ -105,12 +88,12 @@ for r in range(9):
     with open(f'in{{r}}.npy', 'wb') as file:
         np.lib.format.write_array(file, layouts[r % 3], version=(1 + r // 3, 0))"
         );
-        if python(&folder.0, &write).is_none() {
+        if python(folder.path(), &write).is_none() {
             return;
         }
-        succeeds(&folder.0, &["--op", "all_gather", "-n", "9"]);
+        succeeds(folder.path(), &["--op", "all_gather", "-n", "9"]);
         python(
-            &folder.0,
+            folder.path(),
             "x, y = np.load('x.npy'), np.load('out4.npy')
 assert y.dtype == x.dtype and np.array_equal(y, np.concatenate([x] * 9)), (x, y)",
         );
@@ -119,49 +102,64 @@ assert y.dtype == x.dtype and np.array_equal(y, np.concatenate([x] * 9)), (x, y)
 
 #[test]
 fn roots_groups_and_types_that_numpy_does_not_have() {
-    let folder = Folder::new("groups");
+    let folder = Folder::create();
     let write = "[np.save(f'in{r}.npy', np.full((2,), 0x3f80 + r, 'u2')) for r in range(3)]";
-    if python(&folder.0, write).is_none() {
+    if python(folder.path(), write).is_none() {
         return;
     }
-    succeeds(&folder.0, &["--op", "gather", "--root", "2", "--groups", "2,0", "-n", "3", "--dtype", "bfloat16"]);
-    assert!(!folder.0.join("out0.npy").exists() && !folder.0.join("out1.npy").exists());
-    python(&folder.0, "assert np.array_equal(np.load('out2.npy'), np.array([0x3f82, 0x3f82, 0x3f80, 0x3f80], 'u2'))");
+    succeeds(folder.path(), &["--op", "gather", "--root", "2", "--groups", "2,0", "-n", "3", "--dtype", "bfloat16"]);
+    assert!(!folder.file("out0.npy").exists() && !folder.file("out1.npy").exists());
+    python(
+        folder.path(),
+        "assert np.array_equal(np.load('out2.npy'), np.array([0x3f82, 0x3f82, 0x3f80, 0x3f80], 'u2'))",
+    );
     // One and one is two: 0x38 + 0x38 = 0x40 in float8_e4m3.
-    python(&folder.0, "[np.save(f'in{r}.npy', np.full((1,), 0x38, 'u1')) for r in range(2)]");
-    succeeds(&folder.0, &["--op", "all_reduce", "--reduce-op", "sum", "-n", "2", "--dtype", "float8"]);
-    python(&folder.0, "assert np.load('out1.npy') == 0x40");
+    python(folder.path(), "[np.save(f'in{r}.npy', np.full((1,), 0x38, 'u1')) for r in range(2)]");
+    succeeds(folder.path(), &["--op", "all_reduce", "--reduce-op", "sum", "-n", "2", "--dtype", "float8"]);
+    python(folder.path(), "assert np.load('out1.npy') == 0x40");
 }
 
 #[test]
 fn what_is_wrong_is_one_line() {
-    let folder = Folder::new("wrong");
+    let folder = Folder::create();
     let write = "np.save('in0.npy', np.zeros((2, 2), 'f4')); np.save('in1.npy', np.zeros((3, 2), 'f4'))";
-    if python(&folder.0, write).is_none() {
+    if python(folder.path(), write).is_none() {
         return;
     }
     let sum = ["--op", "all_reduce", "--reduce-op", "sum"];
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in1.npy is float32 [3, 2], and in0.npy is float32 [2, 2]");
     fails(
-        &folder.0,
+        folder.path(),
+        &[&sum[..], &["-n", "2"]].concat(),
+        "in1.npy is float32 [3, 2], and in0.npy is float32 [2, 2]",
+    );
+    fails(
+        folder.path(),
         &[&sum[..], &["-n", "1", "--dtype", "int8"]].concat(),
         "in0.npy: it holds float32, and --dtype asks for int8",
     );
-    fails(&folder.0, &["--op", "all_reduce", "-n", "1"], "all_reduce reduces; give sum, prod, max, min or avg with");
-    fails(&folder.0, &["--op", "gather", "-n", "1"], "gather has a root; give it with --root");
-    python(&folder.0, "np.save('in1.npy', np.zeros((2, 2), 'f8'))");
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in1.npy: it holds float64, which collectives do not take");
-    python(&folder.0, "np.save('in1.npy', np.zeros((2, 2), 'f4')); open('in0.npy', 'r+b').truncate(90)");
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "in0.npy: it is not an .npy file, because it ends within");
-    python(&folder.0, "[np.save(f'in{r}.npy', np.zeros((5, 2), 'f4')) for r in range(2)]");
-    fails(&folder.0, &[&sum[..], &["-n", "3"]].concat(), "in2.npy: No such file or directory");
     fails(
-        &folder.0,
+        folder.path(),
+        &["--op", "all_reduce", "-n", "1"],
+        "all_reduce reduces; give sum, prod, max, min or avg with",
+    );
+    fails(folder.path(), &["--op", "gather", "-n", "1"], "gather has a root; give it with --root");
+    python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'f8'))");
+    fails(
+        folder.path(),
+        &[&sum[..], &["-n", "2"]].concat(),
+        "in1.npy: it holds float64, which collectives do not take",
+    );
+    python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'f4')); open('in0.npy', 'r+b').truncate(90)");
+    fails(folder.path(), &[&sum[..], &["-n", "2"]].concat(), "in0.npy: it is not an .npy file, because it ends within");
+    python(folder.path(), "[np.save(f'in{r}.npy', np.zeros((5, 2), 'f4')) for r in range(2)]");
+    fails(folder.path(), &[&sum[..], &["-n", "3"]].concat(), "in2.npy: No such file or directory");
+    fails(
+        folder.path(),
         &["--op", "all_to_all", "-n", "2"],
         "(all_to_all): dimension 0 is 5, which is not a multiple of 2 ranks; input is float32 [5, 2]",
     );
-    python(&folder.0, "import os\nos.mkdir('out1.npy')");
-    fails(&folder.0, &[&sum[..], &["-n", "2"]].concat(), "out1.npy: Is a directory");
+    python(folder.path(), "import os\nos.mkdir('out1.npy')");
+    fails(folder.path(), &[&sum[..], &["-n", "2"]].concat(), "out1.npy: Is a directory");
 }
 
 #[test]
@@ -180,17 +178,17 @@ fn a_timeout_is_above_0_and_need_not_be_whole() {
 
 #[test]
 fn a_partition_runs_each_group_by_itself_and_json_tells_what_was_written() {
-    let folder = Folder::new("partition");
-    if python(&folder.0, "[np.save(f'in{r}.npy', np.full((1, 2), r, '>f4')) for r in range(5)]").is_none() {
+    let folder = Folder::create();
+    if python(folder.path(), "[np.save(f'in{r}.npy', np.full((1, 2), r, '>f4')) for r in range(5)]").is_none() {
         return;
     }
     let gather = ["--op", "gather", "--root", "1", "--ranks", "5", "--groups", "0,1;3,2", "--json"];
     let options = ["--backend", "gloo", "--timeout", "8"];
-    let (output, text) = run(&folder.0, &[&gather[..], &options].concat());
+    let (output, text) = run(folder.path(), &[&gather[..], &options].concat());
     assert!(output.status.success(), "{text}");
     // The root is the second member of each group. Rank 4 takes no part.
     python(
-        &folder.0,
+        folder.path(),
         "import os
 assert np.array_equal(np.load('out1.npy'), [[0, 0], [1, 1]]), np.load('out1.npy')
 assert np.array_equal(np.load('out2.npy'), [[3, 3], [2, 2]]), np.load('out2.npy')
@@ -209,14 +207,14 @@ assert not any(os.path.exists(f'out{r}.npy') for r in (0, 3, 4))",
 
 #[test]
 fn no_input_is_overwritten_by_whatever_name() {
-    let folder = Folder::new("overwrite");
-    if python(&folder.0, "[np.save(f'in{r}.npy', np.full((2,), r, 'f4')) for r in range(2)]").is_none() {
+    let folder = Folder::create();
+    if python(folder.path(), "[np.save(f'in{r}.npy', np.full((2,), r, 'f4')) for r in range(2)]").is_none() {
         return;
     }
-    let before = |rank| std::fs::read(folder.0.join(format!("in{rank}.npy"))).expect("an input");
+    let before = |rank| std::fs::read(folder.file(format!("in{rank}.npy"))).expect("an input");
     let inputs = [before(0), before(1)];
-    symlink("in1.npy", folder.0.join("soft0.npy")).expect("a symbolic link");
-    std::fs::hard_link(folder.0.join("in0.npy"), folder.0.join("hard1.npy")).expect("a link");
+    symlink("in1.npy", folder.file("soft0.npy")).expect("a symbolic link");
+    std::fs::hard_link(folder.file("in0.npy"), folder.file("hard1.npy")).expect("a link");
     for (output, says) in [
         ("in{rank}.npy", "the output in0.npy is the input in0.npy, which would be lost; give --output another name"),
         ("./in{rank}.npy", "the output ./in0.npy is the input in0.npy"),
@@ -225,7 +223,7 @@ fn no_input_is_overwritten_by_whatever_name() {
     ] {
         let files = ["--input", "in{rank}.npy", "--output", output];
         let sum = ["run", "--op", "all_reduce", "--reduce-op", "sum", "-n", "2"];
-        let (ended, text) = test_support::run(timed(DISTCOLLECTIVE).args(sum).args(files).current_dir(&folder.0));
+        let (ended, text) = test_support::run(timed(DISTCOLLECTIVE).args(sum).args(files).current_dir(folder.path()));
         assert!(ended.status.code() == Some(1) && text.contains(says), "{output}: {text}");
         assert_eq!([before(0), before(1)], inputs, "{output}");
     }
@@ -234,7 +232,7 @@ fn no_input_is_overwritten_by_whatever_name() {
 /// Files that once took all memory, much time, or made the program panic.
 #[test]
 fn a_hostile_file_is_one_line_with_its_name() {
-    let folder = Folder::new("hostile");
+    let folder = Folder::create();
     let file = |shape: &str| {
         let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}");
         let len = (dictionary.len() as u32).to_le_bytes();
@@ -248,29 +246,29 @@ fn a_hostile_file_is_one_line_with_its_name() {
         (file(&format!("({},)", "9".repeat(2_000_000))), "bytes, and at most 10000 are read"),
         (file(&format!("({},)", "9".repeat(9_000))), "a dimension of it is larger than memory can be"),
     ] {
-        std::fs::write(folder.0.join("in0.npy"), bytes).expect("a file");
+        std::fs::write(folder.file("in0.npy"), bytes).expect("a file");
         if says.is_empty() {
-            succeeds(&folder.0, &["--op", "all_gather", "-n", "1"]);
+            succeeds(folder.path(), &["--op", "all_gather", "-n", "1"]);
         } else {
-            fails(&folder.0, &["--op", "all_gather", "-n", "1"], says);
-            fails(&folder.0, &["--op", "all_gather", "-n", "1"], "error: in0.npy: ");
+            fails(folder.path(), &["--op", "all_gather", "-n", "1"], says);
+            fails(folder.path(), &["--op", "all_gather", "-n", "1"], "error: in0.npy: ");
         }
     }
-    std::fs::remove_file(folder.0.join("in0.npy")).expect("a file");
+    std::fs::remove_file(folder.file("in0.npy")).expect("a file");
     // A pipe without a writer.
-    if Command::new("mkfifo").arg(folder.0.join("in0.npy")).status().is_ok_and(|status| status.success()) {
-        fails(&folder.0, &["--op", "all_gather", "-n", "1"], "in0.npy: it is not a regular file");
+    if Command::new("mkfifo").arg(folder.file("in0.npy")).status().is_ok_and(|status| status.success()) {
+        fails(folder.path(), &["--op", "all_gather", "-n", "1"], "in0.npy: it is not a regular file");
     }
 }
 
 #[test]
 fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
-    let folder = Folder::new("progress");
+    let folder = Folder::create();
     let write = |rows: usize| {
         for rank in 0..2 {
             let dictionary = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {})}}", 1 << 20);
             let header = [b"\x93NUMPY\x01\x00", &(dictionary.len() as u16).to_le_bytes()[..], dictionary.as_bytes()];
-            let file = File::create(folder.0.join(format!("in{rank}.npy"))).expect("a file");
+            let file = File::create(folder.file(format!("in{rank}.npy"))).expect("a file");
             (&file).write_all(&header.concat()).expect("a header");
             // The rest reads as zeros.
             file.set_len((header.concat().len() + (rows << 20)) as u64).expect("a file of that length");
@@ -278,14 +276,14 @@ fn large_files_have_a_bar_where_there_is_a_terminal_and_only_there() {
     };
     let arguments = ["--op", "all_gather", "-n", "2"];
     write(20);
-    let (output, text) = run(&folder.0, &arguments);
+    let (output, text) = run(folder.path(), &arguments);
     assert!(output.status.success() && text.is_empty(), "{text}");
 
     let in_terminal = || {
         let command =
             format!("{DISTCOLLECTIVE} run --input 'in{{rank}}.npy' --output 'out{{rank}}.npy' {}", arguments.join(" "));
         let mut script = timed("script");
-        script.args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).current_dir(&folder.0);
+        script.args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).current_dir(folder.path());
         let (output, text) = test_support::run(&mut script);
         assert!(output.status.success(), "{text}");
         text

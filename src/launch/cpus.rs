@@ -42,31 +42,44 @@ fn place(cpu: usize, what: &str) -> i64 {
 ///   kernel itself would leave that CPU out of the set.
 /// - `System`: the system does not tell.
 pub(super) fn cpu_sets(sets: &[BTreeSet<usize>]) -> Result<Vec<CpuSet>> {
-    let all = sets.iter().flatten().copied().filter(|cpu| *cpu < CpuSet::MAX_CPU).collect();
-    let usable = usable(&all)?;
-    let set = |(rank, cpus): (u32, &BTreeSet<usize>)| {
-        if cpus.is_empty() {
-            bail!(InvalidArgument, "rank {rank} cannot run on an empty set of CPUs");
-        }
-        if let Some(missing) = cpus.iter().find(|cpu| !usable.contains(cpu)) {
-            bail!(
-                InvalidArgument,
-                "rank {rank} cannot run on CPU {missing}, which this machine does not have or this process may not use; it \
-                 has {}",
-                ranges(numbers(&own_cpus()?))
-            );
-        }
-        Ok(kernel_set(cpus))
-    };
-    (0..).zip(sets).map(set).collect()
+    let usable = usable(sets)?;
+    (0..).zip(sets).map(|(rank, cpus): (u32, _)| cpu_set(&format!("rank {rank}"), cpus, &usable)).collect()
+}
+
+/// Has the calling thread, and threads that it starts from now on, run on these CPUs alone.
+///
+/// # Errors
+///
+/// - `InvalidArgument`: the set is empty, or has a CPU that this machine does not have or this
+///   process may not use.
+/// - `System`: the system does not tell, or refuses.
+pub fn bind_thread(cpus: &BTreeSet<usize>) -> Result<()> {
+    let set = cpu_set("this thread", cpus, &usable(std::slice::from_ref(cpus))?)?;
+    sched_setaffinity(None, &set).map_err(|e| error!(System, "this thread cannot be bound to CPUs: {e}").with_source(e))
+}
+
+fn cpu_set(subject: &str, cpus: &BTreeSet<usize>, usable: &BTreeSet<usize>) -> Result<CpuSet> {
+    if cpus.is_empty() {
+        bail!(InvalidArgument, "{subject} cannot run on an empty set of CPUs");
+    }
+    if let Some(missing) = cpus.iter().find(|cpu| !usable.contains(cpu)) {
+        bail!(
+            InvalidArgument,
+            "{subject} cannot run on CPU {missing}, which this machine does not have or this process may not use; it \
+             has {}",
+            ranges(numbers(&own_cpus()?))
+        );
+    }
+    Ok(kernel_set(cpus))
 }
 
 /// Which of these CPUs a process of this one can have: those that exist, are on, and that its
 /// control group has. They may be more than the process itself has now.
-fn usable(cpus: &BTreeSet<usize>) -> Result<BTreeSet<usize>> {
+fn usable(sets: &[BTreeSet<usize>]) -> Result<BTreeSet<usize>> {
+    let cpus = sets.iter().flatten().copied().filter(|cpu| *cpu < CpuSet::MAX_CPU).collect();
     // A set is a thread's own, so a thread tries it.
     let tried = std::thread::scope(|scope| {
-        let try_set = || sched_setaffinity(None, &kernel_set(cpus)).and_then(|()| sched_getaffinity(None));
+        let try_set = || sched_setaffinity(None, &kernel_set(&cpus)).and_then(|()| sched_getaffinity(None));
         std::thread::Builder::new().spawn_scoped(scope, try_set).map(|thread| thread.join())
     });
     match tried.map_err(|e| error!(System, "no thread for CPUs: {e}").with_source(e))? {

@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex};
 
 pub use control::JobControl;
 use cpus::cpu_sets;
-pub use cpus::cpu_shares;
+pub use cpus::{bind_thread, cpu_shares};
 pub use outcome::Outcome;
 pub use output::RankOutput;
 use output::SharedOutput;

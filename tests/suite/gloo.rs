@@ -2,13 +2,12 @@
 //! movement, MAX and MIN, and within the bounds of `tolerance` for sums and products of floats.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 
 use distcollective::collective::Collective;
 use distcollective::tensor::{TensorView, TensorViewMut};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Rank, ReduceOperation, Result};
-use test_support::{skip, timed};
+use test_support::{Folder, skip, timed};
 
 use crate::ranks::on_ranks;
 use crate::reference::to_f32;
@@ -118,7 +117,7 @@ fn gloo(n: u32, cases: &[Case]) -> Option<Vec<Vec<Option<Vec<u8>>>>> {
         skip("PyTorch with gloo is not installed");
         return None;
     }
-    let folder = Folder::new(n);
+    let folder = Folder::create();
     let described: Vec<serde_json::Value> = cases
         .iter()
         .map(|case| {
@@ -131,16 +130,16 @@ fn gloo(n: u32, cases: &[Case]) -> Option<Vec<Vec<Option<Vec<u8>>>>> {
             })
         })
         .collect();
-    fs::write(folder.0.join("cases.json"), serde_json::Value::from(described).to_string()).expect("a file");
+    fs::write(folder.file("cases.json"), serde_json::Value::from(described).to_string()).expect("a file");
     for rank in 0..n {
         let bytes: Vec<u8> = cases.iter().flat_map(|case| case.bytes(rank)).collect();
-        fs::write(folder.0.join(format!("in{rank}")), bytes).expect("a file");
+        fs::write(folder.file(format!("in{rank}")), bytes).expect("a file");
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/gloo.py");
-    let (output, text) = test_support::run(timed(PYTHON).arg(script).arg(&folder.0).arg(n.to_string()));
+    let (output, text) = test_support::run(timed(PYTHON).arg(script).arg(folder.path()).arg(n.to_string()));
     assert!(output.status.success(), "{text}");
     let of_rank = |rank: u32| {
-        let all = fs::read(folder.0.join(format!("out{rank}"))).expect("an output");
+        let all = fs::read(folder.file(format!("out{rank}"))).expect("an output");
         let mut rest = &all[..];
         let mut next = || {
             let (len, after) = rest.split_first_chunk::<8>().expect("a length");
@@ -154,23 +153,6 @@ fn gloo(n: u32, cases: &[Case]) -> Option<Vec<Vec<Option<Vec<u8>>>>> {
         cases.iter().map(|_| next()).collect()
     };
     Some((0..n).map(of_rank).collect())
-}
-
-/// A folder for one run, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(n: u32) -> Self {
-        let path = std::env::temp_dir().join(format!("dcl-gloo-{}-{n}", std::process::id()));
-        fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn matches_gloo(n: u32) {

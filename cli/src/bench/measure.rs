@@ -1,15 +1,19 @@
 //! The part of one rank: it runs each layer on all sizes, measures the time and checks the results.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use distcollective::collective::InPlace;
 use distcollective::dist_collective::BoundLayer;
+use distcollective::launch::bind_thread;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
     Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
+    Work,
 };
 
+use super::plot::Plot;
 use super::report::{Format, Measured, Report, Row, Settings};
 use super::values::Values;
 
@@ -20,26 +24,69 @@ pub struct Bench {
     pub ranks: usize,
     /// The requested sizes in bytes, ascending.
     pub sizes: Vec<usize>,
-    pub iterations: u32,
-    pub warmup: u32,
+    /// The sizes are those of what a rank has to itself, and not of the whole tensor.
+    pub sizes_per_rank: bool,
+    pub timing: Timing,
     pub check: bool,
     pub symmetric: bool,
+    /// The CPUs of each rank's thread, if ranks are threads that are bound.
+    pub cpus: Option<Vec<BTreeSet<usize>>>,
     pub format: Format,
     pub settings: Settings,
+    pub percentiles: Vec<u8>,
+    pub plot: Option<Plot>,
 }
+
+/// How a call is repeated and timed.
+pub struct Timing {
+    /// The calls in a batch; `None` for as many as take [`BATCH_TIME`].
+    pub iterations: Option<u32>,
+    pub batches: u32,
+    pub warmup: u32,
+    /// The input is rewritten before each call.
+    pub dirty: bool,
+    /// A barrier follows each call, and its time is counted.
+    pub barrier: bool,
+}
+
+/// How long a batch takes whose number of calls is not given.
+const BATCH_TIME: Duration = Duration::from_millis(10);
+
+/// How often the time of a number of calls is taken to choose that number: the shortest counts, as
+/// the others may have waited for a processor.
+const TRIALS: usize = 3;
 
 impl Bench {
     /// Runs the part of one rank, and returns the number of wrong elements on all ranks. Rank 0
     /// prints. Collective.
     pub fn run(&self, communicator: &Communicator) -> Result<u64> {
-        let report = if communicator.rank().0 == 0 { Some(Report::begin(self.format, &self.settings)) } else { None };
-        self.layers.iter().try_fold(0, |wrong, layer| Ok(wrong + self.run_layer(layer, communicator, report.as_ref())?))
+        if let Some(sets) = &self.cpus {
+            bind_thread(&sets[communicator.rank().index()])?;
+        }
+        // Nothing is printed if a rank cannot begin.
+        communicator.barrier()?;
+        let mut report = (communicator.rank().0 == 0).then(|| Report::begin(self));
+        let mut wrong = 0;
+        for layer in &self.layers {
+            wrong += self.run_layer(layer, communicator, report.as_mut())?;
+        }
+        report.map_or(Ok(()), Report::end)?;
+        Ok(wrong)
     }
 
     /// The elements of a block for each size, without the sizes that have none.
     pub fn counts(&self, operation: CollectiveOperation) -> Vec<usize> {
-        let bytes = self.blocks(operation) * self.data_type.byte_len();
+        let blocks = if self.sizes_per_rank { self.blocks_of_a_rank(operation) } else { self.blocks(operation) };
+        let bytes = blocks * self.data_type.byte_len();
         self.sizes.iter().map(|size| size / bytes).filter(|count| *count > 0).collect()
+    }
+
+    /// The number of blocks in what a rank has to itself: its input, or for scatter its output.
+    pub fn blocks_of_a_rank(&self, operation: CollectiveOperation) -> usize {
+        match operation {
+            CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll => self.ranks,
+            _ => 1,
+        }
     }
 
     /// The number of blocks in the larger of input and output.
@@ -54,12 +101,13 @@ impl Bench {
         &self,
         layer: &DistCollectiveLayer,
         communicator: &Communicator,
-        report: Option<&Report<'_>>,
+        mut report: Option<&mut Report<'_>>,
     ) -> Result<u64> {
         let operation = layer.collective_operation();
         let (counts, blocks) = (self.counts(operation), self.blocks(operation));
         let rank = Rank {
             bench: self,
+            layer,
             communicator,
             bound: layer.bind(communicator, self.data_type)?,
             stream: match communicator.space() {
@@ -70,13 +118,12 @@ impl Bench {
         };
         let largest = counts.last().map_or(0, |count| count * blocks);
         let mut buffers = [self.buffer(communicator, largest)?, self.buffer(communicator, largest)?];
-        if let Some(report) = report {
+        if let Some(report) = &mut report {
             report.operation(operation);
         }
         let mut wrong = 0;
         for count in counts {
-            let (apart, in_place) = rank.places(operation, count)?;
-            let mut measure = |places: Places| rank.measure(&mut buffers, &places);
+            let mut measured = rank.measure(&mut buffers, &rank.places(operation, count)?)?.into_iter();
             let row = Row {
                 operation,
                 reduce_op: layer.reduce_op(),
@@ -84,12 +131,13 @@ impl Bench {
                 data_type: self.data_type,
                 ranks: self.ranks,
                 size: count * blocks * self.data_type.byte_len(),
+                size_per_rank: count * self.blocks_of_a_rank(operation) * self.data_type.byte_len(),
                 count,
-                out_of_place: measure(apart)?,
-                in_place: in_place.map(measure).transpose()?,
+                out_of_place: measured.next().expect("every operation has this form"),
+                in_place: measured.next(),
             };
             wrong += row.wrong();
-            if let Some(report) = report {
+            if let Some(report) = &mut report {
                 report.row(&row);
             }
         }
@@ -121,6 +169,7 @@ const UNWRITTEN: u8 = 0xa5;
 /// One rank with one layer.
 struct Rank<'a> {
     bench: &'a Bench,
+    layer: &'a DistCollectiveLayer,
     communicator: &'a Communicator,
     bound: BoundLayer,
     stream: Stream,
@@ -128,9 +177,9 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// The places for a call out of place, and in place if the operation has such a form. Blocks
-    /// have `count` elements.
-    fn places(&self, operation: CollectiveOperation, count: usize) -> Result<(Places, Option<Places>)> {
+    /// The places for a call out of place, and then in place if the operation has such a form.
+    /// Blocks have `count` elements.
+    fn places(&self, operation: CollectiveOperation, count: usize) -> Result<Vec<Places>> {
         let dims = match operation {
             CollectiveOperation::ReduceScatter | CollectiveOperation::AllToAll | CollectiveOperation::Scatter => {
                 [count * self.bench.ranks]
@@ -152,52 +201,129 @@ impl Rank<'_> {
             InPlace::OutputAt { element_offset } => Some(places(1, 0, element_offset)),
             InPlace::Never => None,
         };
-        Ok((places(0, 0, 0), in_place))
+        Ok(std::iter::once(places(0, 0, 0)).chain(in_place).collect())
     }
 
-    /// The time of a call, and the number of wrong elements after one more. Collective.
-    fn measure(&self, buffers: &mut [Buffer; 2], places: &Places) -> Result<Measured> {
-        self.prepare(buffers, places)?;
-        self.calls(self.bench.warmup, buffers, places)?;
-        self.communicator.barrier()?;
-        let start = Instant::now();
-        self.calls(self.bench.iterations, buffers, places)?;
-        let mut nanoseconds = [start.elapsed().as_nanos() as i64];
-        // The time of the slowest rank. The collective also keeps ranks from starting the next call
-        // early.
-        self.communicator.all_reduce(&mut nanoseconds, ReduceOperation::Max)?;
-        let mut wrong = None;
-        if self.bench.check {
-            // In place, each iteration has reduced the result of the one before. So start again.
-            self.prepare(buffers, places)?;
-            self.calls(1, buffers, places)?;
-            let mut sum = [self.wrong(buffers, places)? as i64];
-            self.communicator.all_reduce(&mut sum, ReduceOperation::Sum)?;
-            wrong = Some(sum[0].cast_unsigned());
-        }
-        Ok(Measured { nanoseconds: nanoseconds[0] as f64 / f64::from(self.bench.iterations), wrong })
-    }
-
-    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places) -> Result<()> {
-        buffers[1].write(places.output.start, &vec![UNWRITTEN; places.output.len()])?;
-        let mut input = vec![0; places.input.len()];
+    /// The times of calls at each of these places, and the number of wrong elements after one more.
+    /// The batches of the places alternate. Collective.
+    fn measure(&self, buffers: &mut [Buffer; 2], all: &[Places]) -> Result<Vec<Measured>> {
+        let mut input = vec![0; all[0].input.len()];
         self.values.fill(&mut input);
-        buffers[places.input_buffer].write(places.input.start, &input)
+        let mut calls = Vec::with_capacity(all.len());
+        for places in all {
+            self.prepare(buffers, places, &input)?;
+            self.calls(self.bench.timing.warmup, buffers, places)?;
+            calls.push(self.calls_in_a_batch(buffers, places, &input)?);
+        }
+        let batches = self.bench.timing.batches as usize;
+        let mut nanoseconds = Vec::with_capacity(batches * all.len());
+        for _ in 0..batches {
+            for (places, calls) in all.iter().zip(&calls) {
+                nanoseconds.push(self.batch(*calls, buffers, places, &input)?.as_nanos() as i64);
+            }
+        }
+        // The times of the slowest rank.
+        self.communicator.all_reduce(&mut nanoseconds, ReduceOperation::Max)?;
+        let measure = |(index, places)| {
+            let calls: u32 = calls[index];
+            let batches = nanoseconds.iter().skip(index).step_by(all.len());
+            let mean = |nanoseconds: &i64| *nanoseconds as f64 / f64::from(calls);
+            Ok(Measured::new(batches.map(mean).collect(), calls, self.wrong_after_a_call(buffers, places, &input)?))
+        };
+        all.iter().enumerate().map(measure).collect()
     }
 
-    /// Enqueues `count` calls and waits for them.
+    /// The number of calls in a batch, the same on every rank. Collective.
+    fn calls_in_a_batch(&self, buffers: &mut [Buffer; 2], places: &Places, input: &[u8]) -> Result<u32> {
+        if let Some(iterations) = self.bench.timing.iterations {
+            return Ok(iterations);
+        }
+        let mut calls = 1;
+        loop {
+            let mut slowest = [0; TRIALS];
+            for nanoseconds in &mut slowest {
+                *nanoseconds = self.batch(calls, buffers, places, input)?.as_nanos() as i64;
+            }
+            self.communicator.all_reduce(&mut slowest, ReduceOperation::Max)?;
+            let share =
+                BATCH_TIME.as_nanos() as f64 / slowest.into_iter().min().map_or(1.0, |least| least.max(1) as f64);
+            if share <= 2.0 {
+                return Ok((f64::from(calls) * share).round().max(1.0) as u32);
+            }
+            // A first call may be slow; so the number grows step by step.
+            calls *= 2;
+        }
+    }
+
+    /// The time of so many calls on this rank. Collective.
+    fn batch(&self, calls: u32, buffers: &mut [Buffer; 2], places: &Places, input: &[u8]) -> Result<Duration> {
+        if !self.bench.timing.dirty {
+            self.communicator.barrier()?;
+            let start = Instant::now();
+            self.calls(calls, buffers, places)?;
+            return Ok(start.elapsed());
+        }
+        let mut time = Duration::ZERO;
+        for _ in 0..calls {
+            if self.reads_input() {
+                buffers[places.input_buffer].write(places.input.start, input)?;
+            }
+            self.communicator.barrier()?;
+            let start = Instant::now();
+            self.calls(1, buffers, places)?;
+            time += start.elapsed();
+        }
+        Ok(time)
+    }
+
+    /// Whether the operation reads this rank's input.
+    fn reads_input(&self) -> bool {
+        match self.layer.collective_operation() {
+            CollectiveOperation::Broadcast | CollectiveOperation::Scatter => {
+                self.layer.root().map(Root::number) == Some(self.communicator.rank().0)
+            }
+            _ => true,
+        }
+    }
+
+    /// The number of wrong elements on all ranks after a call, if results are checked. Collective.
+    fn wrong_after_a_call(&self, buffers: &mut [Buffer; 2], places: &Places, input: &[u8]) -> Result<Option<u64>> {
+        if !self.bench.check {
+            return Ok(None);
+        }
+        // In place, each call has reduced the result of the one before. So start again.
+        self.prepare(buffers, places, input)?;
+        self.calls(1, buffers, places)?;
+        let mut sum = [self.wrong(buffers, places)? as i64];
+        self.communicator.all_reduce(&mut sum, ReduceOperation::Sum)?;
+        Ok(Some(sum[0].cast_unsigned()))
+    }
+
+    fn prepare(&self, buffers: &mut [Buffer; 2], places: &Places, input: &[u8]) -> Result<()> {
+        buffers[1].write(places.output.start, &vec![UNWRITTEN; places.output.len()])?;
+        buffers[places.input_buffer].write(places.input.start, input)
+    }
+
+    /// Enqueues `count` calls, each with its barrier if there is one, and waits for them.
     fn calls(&self, count: u32, buffers: &mut [Buffer; 2], places: &Places) -> Result<()> {
         let input = buffers[places.input_buffer].as_mut_ptr().wrapping_add(places.input.start);
         let output = buffers[1].as_mut_ptr().wrapping_add(places.output.start);
-        // On the host each call has finished when it returns.
-        let mut under_way = Vec::with_capacity(count as usize);
+        let is_gpu = matches!(self.communicator.space(), MemorySpace::Cuda(_));
+        let mut under_way = Vec::new();
         for _ in 0..count {
             // SAFETY: both ranges have the lengths of the layer's tensors, and `prepare` has
             // checked that they lie in the buffers. The buffers stay borrowed until the waits
             // below. If a wait fails, the calls after it have failed too and no longer use them.
             under_way.push(unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?);
+            // On the host each call has finished when it returns.
+            if !is_gpu || self.bench.timing.barrier {
+                finish(&mut under_way)?;
+            }
+            if self.bench.timing.barrier {
+                self.communicator.barrier()?;
+            }
         }
-        under_way.into_iter().try_for_each(|work| work.wait().map(drop).map_err(Into::into))
+        finish(&mut under_way)
     }
 
     fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> Result<usize> {
@@ -208,4 +334,9 @@ impl Rank<'_> {
         buffers[1].read(places.output.start, &mut output)?;
         Ok(self.values.wrong(&output))
     }
+}
+
+/// Waits for calls in their order.
+fn finish<T: Send + 'static>(under_way: &mut Vec<Work<T>>) -> Result<()> {
+    under_way.drain(..).try_for_each(|work| work.wait().map(drop).map_err(Into::into))
 }

@@ -1,9 +1,12 @@
 //! `distcollective bench`: the speed of collectives, and whether their results are right.
 
 mod measure;
+mod plot;
 mod report;
 mod values;
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -15,10 +18,11 @@ use distcollective::{
 };
 use serde_json::Value;
 
-use crate::launch::{Output, Prefix};
+use crate::launch::{Binding, Output, Prefix};
 use crate::names;
 use crate::output::{CLOSED, fail};
-use measure::Bench;
+use measure::{Bench, Timing};
+use plot::Plot;
 use report::Format;
 
 /// Errors of the library and the options. The user sees their text.
@@ -34,8 +38,9 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// broadcast and reduce, one n-th for the others. Sizes are rounded down to whole blocks; sizes
 /// with less than one element for each rank are skipped.
 ///
-/// The time of a rank is the mean of its iterations, which begin after a barrier. The time shown is
-/// the largest of all ranks. algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for
+/// A batch is calls back to back, which begin after a barrier; its time is the mean of its calls on
+/// the slowest rank. The time shown is the median of the batches. Batches out of place and in place
+/// alternate. With --dirty each call is timed by itself, after a barrier. algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for
 /// all_reduce; (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for
 /// broadcast and reduce. These are the definitions of nccl-tests (PERFORMANCE.md; for gather and
 /// scatter its code). GB/s are 10^9 bytes per second.
@@ -43,12 +48,20 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// #wrong is the number of elements, on all ranks, that differ from the exact result in any bit. If
 /// there are any, the exit code is 1.
 ///
+/// CSV and JSON have more columns: the calls in a batch, and the shortest and the longest batch.
+///
+/// --points prints a line for each size, as other programs' benchmarks do whose figures --plot can
+/// show with --peers: label,ranks,operation,bytes,median,min,max,batches,iterations. Times are in
+/// microseconds, out of place. The operation of a benchmark with --barrier ends with _bar. Bytes are
+/// those of what a rank has to itself: its input, or for scatter its output. --min-bytes and
+/// --max-bytes are then such bytes too.
+///
 /// Example: distcollective bench --op all_gather -n 4 --max-bytes 64M
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The operation
-    #[arg(long, default_value = "all_reduce", value_parser = names::operations())]
-    op: Operations,
+    /// The operations, separated by commas
+    #[arg(long, default_value = "all_reduce", value_delimiter = ',', value_parser = names::operations())]
+    op: Vec<Operations>,
     /// The reduction, for operations that reduce
     #[arg(long, default_value = "sum", value_parser = names::reduce_operation())]
     reduce_op: ReduceOperation,
@@ -65,20 +78,36 @@ pub struct Arguments {
     #[arg(long)]
     processes: bool,
     /// The first size, in bytes or with a unit: K, M, G or KiB, MiB, GiB (powers of 1024)
-    #[arg(long, default_value = "8", value_parser = bytes)]
+    #[arg(short = 'b', long, default_value = "8", value_parser = bytes)]
     min_bytes: usize,
     /// The largest size, in bytes or with such a unit
-    #[arg(long, default_value = "1M", value_parser = bytes)]
+    #[arg(short = 'e', long, default_value = "1M", value_parser = bytes)]
     max_bytes: usize,
     /// Each size is the one before times this factor
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// The number of measured iterations
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
-    /// The number of iterations before the measured ones
+    /// The number of calls in a batch [default: as many as take 10 ms]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: Option<u32>,
+    /// The number of measured batches
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batches: u32,
+    /// The number of calls before the measured ones
     #[arg(long, default_value_t = 5)]
     warmup: u32,
+    /// Rewrite the input before each call, which is not timed, as programs do
+    #[arg(long)]
+    dirty: bool,
+    /// A barrier after each call, whose time is counted: a root cannot run ahead then
+    #[arg(long)]
+    barrier: bool,
+    /// Percentiles of the batches' times, in more columns: 90,99
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=100))]
+    percentiles: Vec<u8>,
+    /// Which CPUs each rank may use: auto (share if there is a CPU for each rank), none, core (one each), share (an
+    /// equal part of them) or sets such as '0-3;4-7'
+    #[arg(long, default_value = "auto")]
+    bind: Binding,
     /// Whether to check results: 0 or 1
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
@@ -91,6 +120,15 @@ pub struct Arguments {
     /// Print one JSON object per line instead of the table
     #[arg(long, conflicts_with = "csv")]
     json: bool,
+    /// Print points with this label instead of the table
+    #[arg(long, value_name = "LABEL", conflicts_with_all = ["csv", "json"], value_parser = label)]
+    points: Option<String>,
+    /// Draw times over sizes into this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// A file of points that the plot has too; may be given several times
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    peers: Vec<PathBuf>,
     /// How long each collective waits for other ranks, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long, value_parser = crate::seconds)]
     timeout: Option<Duration>,
@@ -99,8 +137,13 @@ pub struct Arguments {
     symmetric: bool,
 }
 
-/// The operations that `--op` names. Clap would take a field of type `Vec` for a repeated option.
+/// The operations that one name stands for.
 type Operations = Vec<CollectiveOperation>;
+
+/// Reads a label, which is one value of a line of values.
+fn label(text: &str) -> std::result::Result<String, &'static str> {
+    if text.is_empty() || text.contains([',', '\n']) { Err("a label has no comma") } else { Ok(text.to_owned()) }
+}
 
 /// Reads a number of bytes: `8`, `64K`, `1MiB`.
 fn bytes(text: &str) -> std::result::Result<usize, String> {
@@ -152,12 +195,13 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     // Finds mistakes in the options before any rank starts.
     prepare(arguments, n, "threads", "")?;
     Communicator::check_backend(arguments.backend, n)?;
+    let cpus = arguments.bind.sets(n)?;
     if arguments.processes {
-        return start_processes(n);
+        return start_processes(n, cpus);
     }
     let timeout = crate::timeout(arguments.timeout)?;
     let communicators = Communicator::builder().backend(arguments.backend).timeout(timeout).in_process(n)?;
-    let bench = prepare(arguments, n, "threads", communicators[0].backend().name())?;
+    let bench = Bench { cpus, ..prepare(arguments, n, "threads", communicators[0].backend().name())? };
     // Every rank returns the same number.
     let run = |communicator: Communicator| bench.run(&communicator);
     Ok(exit_code(Communicator::spawn_on(communicators, run)?[0]))
@@ -168,22 +212,38 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
     if let Some(asked) = arguments.n.filter(|asked| *asked != n) {
         return Err(format!("-n is {asked}, and the launcher started {n}").into());
     }
-    let layers = arguments.op.iter().map(|&operation| layer(arguments, operation, n)).collect::<Result<Vec<_>>>()?;
+    let mut operations: Operations = Vec::new();
+    for operation in arguments.op.iter().flatten().copied() {
+        if !operations.contains(&operation) {
+            operations.push(operation);
+        }
+    }
+    let layers = operations.iter().map(|&operation| layer(arguments, operation, n)).collect::<Result<Vec<_>>>()?;
     let sizes = std::iter::successors(Some(arguments.min_bytes), |size| size.checked_mul(arguments.factor as usize))
         .take_while(|size| *size <= arguments.max_bytes)
         .collect();
     let bench = Bench {
         layers,
         sizes,
+        sizes_per_rank: arguments.points.is_some(),
         data_type: arguments.dtype,
         ranks: n as usize,
-        iterations: arguments.iters,
-        warmup: arguments.warmup,
+        timing: Timing {
+            iterations: arguments.iters,
+            batches: arguments.batches,
+            warmup: arguments.warmup,
+            dirty: arguments.dirty,
+            barrier: arguments.barrier,
+        },
+        cpus: None,
+        percentiles: arguments.percentiles.clone(),
+        plot: arguments.plot.clone().map(|file| Plot::new(file, &arguments.peers)).transpose()?,
         check: arguments.check == 1,
         symmetric: arguments.symmetric,
         format: match arguments {
             Arguments { csv: true, .. } => Format::Csv,
             Arguments { json: true, .. } => Format::Json,
+            Arguments { points: Some(label), .. } => Format::Points(label.clone()),
             _ => Format::Table,
         },
         settings: vec![
@@ -193,10 +253,13 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
             ("backend", Value::from(backend)),
             ("buffers", Value::from(if arguments.symmetric { "symmetric" } else { "own" })),
             ("warmup", Value::from(arguments.warmup)),
-            ("iterations", Value::from(arguments.iters)),
+            ("iterations", arguments.iters.map_or(Value::from("10 ms"), Value::from)),
+            ("batches", Value::from(arguments.batches)),
+            ("inputs", Value::from(if arguments.dirty { "rewritten before each call" } else { "left as they are" })),
+            ("barrier", Value::from(if arguments.barrier { "after each call" } else { "before each batch" })),
         ],
     };
-    if arguments.op.iter().any(|operation| bench.counts(*operation).is_empty()) {
+    if operations.iter().any(|operation| bench.counts(*operation).is_empty()) {
         let (min, max, data_type) = (arguments.min_bytes, arguments.max_bytes, arguments.dtype);
         let ranks = if n == 1 { "the rank".to_owned() } else { format!("each of {n} ranks") };
         return Err(format!("no size from {min} to {max} bytes has a {data_type} for {ranks}").into());
@@ -215,14 +278,17 @@ fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Resul
 }
 
 /// Starts this program once for each rank, with the variables of a launcher.
-fn start_processes(ranks: u32) -> Result<ExitCode> {
+fn start_processes(ranks: u32, cpus: Option<Vec<BTreeSet<usize>>>) -> Result<ExitCode> {
     let program = std::env::current_exe()?;
     let command = |_: Rank| {
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1));
         command
     };
-    let job = Job::new(ranks);
+    let mut job = Job::new(ranks);
+    if let Some(cpus) = cpus {
+        job = job.cpus(cpus);
+    }
     let output = Output::new(job.control());
     output.end_when_stdout_closes()?;
     let stdout = output.stream(std::io::stdout(), Prefix::None, None);

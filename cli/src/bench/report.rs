@@ -1,15 +1,19 @@
-//! The output of `bench`: a table with the columns of nccl-tests, CSV or JSON.
+//! The output of `bench`: a table with the columns of nccl-tests, CSV, JSON or points.
 
-use distcollective::{CollectiveOperation, DataType, ReduceOperation};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation, Result};
 use serde_json::{Map, Value};
 
+use super::measure::Bench;
+use super::plot::Point;
 use crate::output::print;
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub enum Format {
     Table,
     Csv,
     Json,
+    /// Points with this label.
+    Points(String),
 }
 
 /// The settings of a benchmark: lines above the table, and columns of CSV and JSON.
@@ -24,6 +28,8 @@ pub struct Row {
     pub ranks: usize,
     /// In bytes.
     pub size: usize,
+    /// The bytes of what a rank has to itself.
+    pub size_per_rank: usize,
     pub count: usize,
     pub out_of_place: Measured,
     /// `None` if the operation has no in-place form.
@@ -31,10 +37,29 @@ pub struct Row {
 }
 
 pub struct Measured {
-    pub nanoseconds: f64,
+    /// The mean time of a call in each batch, of the slowest rank, ascending.
+    nanoseconds: Vec<f64>,
+    /// The number of calls in a batch.
+    calls: u32,
     /// The number of wrong elements on all ranks, if the results were checked.
-    pub wrong: Option<u64>,
+    wrong: Option<u64>,
 }
+
+impl Measured {
+    pub fn new(mut nanoseconds: Vec<f64>, calls: u32, wrong: Option<u64>) -> Self {
+        nanoseconds.sort_by(f64::total_cmp);
+        Measured { nanoseconds, calls, wrong }
+    }
+
+    /// A time in microseconds which this many percent of the batches do not exceed: the nearest
+    /// rank of the sorted batches. 0 is the shortest, 50 the median and 100 the longest.
+    fn percentile(&self, percent: u8) -> f64 {
+        let rank = (self.nanoseconds.len() * usize::from(percent)).div_ceil(100);
+        self.nanoseconds[rank.saturating_sub(1)] / 1e3
+    }
+}
+
+const MEDIAN: u8 = 50;
 
 const COLUMNS: [&str; 14] = [
     "operation",
@@ -62,6 +87,9 @@ const HEADER: [[&str; 13]; 3] = [
 
 const WIDTHS: [usize; 13] = [11, 11, 12, 6, 5, 13, 9, 9, 8, 13, 9, 9, 8];
 
+/// The width of a column of the table after those.
+const WIDTH: usize = 11;
+
 impl Row {
     pub fn wrong(&self) -> u64 {
         self.out_of_place.wrong.unwrap_or(0) + self.in_place.as_ref().and_then(|measured| measured.wrong).unwrap_or(0)
@@ -83,10 +111,41 @@ impl Row {
     }
 
     fn speed(&self, measured: &Measured) -> [Value; 4] {
-        // Bytes per nanosecond are GB per second.
-        let algbw = self.size as f64 / measured.nanoseconds;
+        let microseconds = measured.percentile(MEDIAN);
+        let algbw = self.size as f64 / microseconds / 1e3;
         let busbw = algbw * self.busbw_factor();
-        [(measured.nanoseconds / 1e3).into(), algbw.into(), busbw.into(), measured.wrong.into()]
+        [microseconds.into(), algbw.into(), busbw.into(), measured.wrong.into()]
+    }
+
+    /// What CSV and JSON have after [`COLUMNS`], and the table where percentiles are asked for.
+    fn details(&self, percentiles: &[u8]) -> Vec<(String, Value)> {
+        let both = [("out_of_place", Some(&self.out_of_place)), ("in_place", self.in_place.as_ref())];
+        let of = |(form, measured): (&str, Option<&Measured>)| {
+            let percentile = |name: String, percent: u8| {
+                (format!("{form}_{name}_us"), measured.map(|measured| measured.percentile(percent)).into())
+            };
+            let calls = (format!("{form}_iterations"), measured.map(|measured| measured.calls).into());
+            let ends = [percentile("min".to_owned(), 0), percentile("max".to_owned(), 100)];
+            let asked = percentiles.iter().map(|percent| percentile(format!("p{percent}"), *percent));
+            std::iter::once(calls).chain(ends).chain(asked).collect::<Vec<_>>()
+        };
+        both.into_iter().flat_map(of).collect()
+    }
+
+    /// The row out of place, as a point of a plot.
+    fn point(&self, label: &str, has_barrier: bool) -> Point {
+        let measured = &self.out_of_place;
+        Point {
+            label: label.to_owned(),
+            ranks: self.ranks,
+            operation: format!("{}{}", self.operation, if has_barrier { "_bar" } else { "" }),
+            bytes: self.size_per_rank,
+            median: measured.percentile(MEDIAN),
+            min: measured.percentile(0),
+            max: measured.percentile(100),
+            batches: measured.nanoseconds.len(),
+            iterations: measured.calls as usize,
+        }
     }
 
     /// The factor of nccl-tests: its PERFORMANCE.md, and for gather and scatter its code.
@@ -106,60 +165,87 @@ impl Row {
 }
 
 pub struct Report<'a> {
-    format: Format,
-    settings: &'a Settings,
+    bench: &'a Bench,
+    points: Vec<Point>,
 }
 
 impl<'a> Report<'a> {
     /// Prints the settings and the header of CSV.
-    pub fn begin(format: Format, settings: &'a Settings) -> Self {
-        match format {
+    pub fn begin(bench: &'a Bench) -> Self {
+        match bench.format {
             Format::Table => {
-                for (name, value) in settings {
+                for (name, value) in &bench.settings {
                     print(format!("# {name}: {}\n", text(value)));
                 }
-                print("# time: each rank's mean of the iterations after a barrier; the largest, by all_reduce\n");
+                print("# time: the median of the batches; of each the mean call of the slowest rank\n");
                 print("# size: the whole tensor; count: a rank's block of it\n");
             }
-            Format::Csv => {
-                let names: Vec<&str> = settings.iter().map(|(name, _)| *name).chain(COLUMNS).collect();
-                print(format!("{}\n", names.join(",")));
-            }
-            Format::Json => {}
+            Format::Json | Format::Csv | Format::Points(_) => {}
         }
-        Report { format, settings }
+        Report { bench, points: Vec::new() }
     }
 
     /// Prints the header of an operation's rows in the table.
     pub fn operation(&self, operation: CollectiveOperation) {
-        if matches!(self.format, Format::Table) {
+        if matches!(self.bench.format, Format::Table) {
             print(format!("#\n# {operation}\n"));
-            HEADER.iter().for_each(|cells| print(format!("#{}\n", line(cells).trim_end())));
+            let percentiles = self.bench.percentiles.iter().map(|percent| format!("p{percent}"));
+            for (number, cells) in HEADER.iter().enumerate() {
+                let more = percentiles.clone().map(|percentile| match number {
+                    0 => String::new(),
+                    1 => percentile,
+                    _ => "(us)".to_owned(),
+                });
+                print(format!("#{}{}\n", line(cells), columns(&more.clone().chain(more).collect::<Vec<_>>())));
+            }
         }
     }
 
-    pub fn row(&self, row: &Row) {
-        let values = row.values();
-        let settings = self.settings.iter().cloned();
-        print(match self.format {
+    pub fn row(&mut self, row: &Row) {
+        let bench = self.bench;
+        let (values, details) = (row.values(), row.details(&bench.percentiles));
+        let settings = bench.settings.iter().cloned().map(|(name, value)| (name.to_owned(), value));
+        let named = COLUMNS.into_iter().map(str::to_owned).zip(values);
+        print(match &bench.format {
             Format::Table => {
-                let cells = values.iter().skip(1).map(|value| match value.as_f64().filter(|_| value.is_f64()) {
-                    Some(number) => format!("{number:.3}"),
-                    None => text(value),
-                });
-                format!(" {}\n", line(&cells.collect::<Vec<_>>()))
+                let cells: Vec<String> = named.skip(1).map(|(_, value)| cell(&value)).collect();
+                let is_percentile = |name: &str| bench.percentiles.iter().any(|p| name.ends_with(&format!("_p{p}_us")));
+                let more = details.iter().filter(|(name, _)| is_percentile(name)).map(|(_, value)| cell(value));
+                format!(" {}{}\n", line(&cells), columns(&more.collect::<Vec<_>>()))
             }
             Format::Csv => {
-                let cells: Vec<String> = settings.map(|(_, value)| value).chain(values).map(|v| text(&v)).collect();
-                format!("{}\n", cells.join(","))
+                let all: Vec<(String, Value)> = settings.chain(named).chain(details).collect();
+                let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+                let cells: Vec<String> = all.iter().map(|(_, value)| text(value)).collect();
+                let header = if self.points.is_empty() { format!("{}\n", names.join(",")) } else { String::new() };
+                format!("{header}{}\n", cells.join(","))
             }
             Format::Json => {
-                let fields = settings.chain(COLUMNS.into_iter().zip(values));
-                let object: Map<String, Value> = fields.map(|(name, value)| (name.to_owned(), value)).collect();
+                let object: Map<String, Value> = settings.chain(named).chain(details).collect();
                 format!("{}\n", Value::from(object))
             }
+            Format::Points(label) => format!("{}\n", row.point(label, bench.timing.barrier)),
         });
+        self.points.push(row.point("distcollective", bench.timing.barrier));
     }
+
+    /// Draws the plot, if one is asked for.
+    pub fn end(self) -> Result<()> {
+        self.bench.plot.as_ref().map_or(Ok(()), |plot| plot.draw(self.points))
+    }
+}
+
+/// The cell of a value in the table.
+fn cell(value: &Value) -> String {
+    match value.as_f64().filter(|_| value.is_f64()) {
+        Some(number) => format!("{number:.3}"),
+        None => text(value),
+    }
+}
+
+/// More cells at the end of a line of the table.
+fn columns(cells: &[String]) -> String {
+    cells.iter().map(|cell| format!("{cell:>WIDTH$}")).collect()
 }
 
 /// A line of the table.

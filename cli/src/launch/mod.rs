@@ -13,7 +13,7 @@ use distcollective::launch::{Job, Outcome};
 use distcollective::{ErrorKind, Rank};
 
 use crate::output::{CLOSED, STYLES, tell, tell_error};
-use bind::Binding;
+pub use bind::Binding;
 pub use output::{Output, Prefix};
 
 /// Starts N ranks of a program with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and

@@ -3,37 +3,15 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 use distcollective::tensor_dict::{BroadcastOptions, OpaqueType, Tensor};
 use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, Result, TensorDict};
 
+use test_support::Folder;
+
 use super::{assert_has, bytes_of, filled, pattern, weights};
 use crate::ranks::on_ranks;
-
-/// A folder for one test, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("dcl-dict-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn map(path: &Path) -> Result<TensorDict> {
     // SAFETY: no test changes a file that it has mapped; `save` replaces it.
@@ -42,7 +20,7 @@ fn map(path: &Path) -> Result<TensorDict> {
 
 #[test]
 fn a_file_is_read_back_in_both_ways() {
-    let folder = Folder::new();
+    let folder = Folder::create();
     let path = folder.file("w.safetensors");
     weights(5).save(&path).expect("it is written");
     for dict in [TensorDict::load(&path).expect("it is read"), map(&path).expect("it is mapped")] {
@@ -66,12 +44,12 @@ fn a_file_is_read_back_in_both_ways() {
         bytes_of(mapped.get("pieces").expect("it is there")),
         bytes_of(weights(5).get("pieces").expect("it is"))
     );
-    assert_eq!(fs::read_dir(&folder.0).expect("a folder").count(), 1, "no other file is left");
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "no other file is left");
 }
 
 #[test]
 fn a_mapped_file_is_a_source_and_is_replaced_as_a_receiver() {
-    let folder = Folder::new();
+    let folder = Folder::create();
     let path = folder.file("w.safetensors");
     weights(6).save(&path).expect("it is written");
     for src in 0..2 {
@@ -91,7 +69,7 @@ fn a_mapped_file_is_a_source_and_is_replaced_as_a_receiver() {
 pub fn broadcast_a_mapped_file(communicator: &Communicator) {
     let mut dict = TensorDict::new();
     if communicator.rank() == Rank(0) {
-        let folder = Folder::new();
+        let folder = Folder::create();
         weights(8).save(folder.file("w.safetensors")).expect("it is written");
         dict = map(&folder.file("w.safetensors")).expect("it is mapped");
         let byte = Tensor::from(Buffer::from(vec![5u8]));
@@ -114,7 +92,7 @@ fn write(path: &Path, header: &str, elements: usize) {
 
 #[test]
 fn a_file_that_breaks_a_rule_is_an_error_with_its_name() {
-    let folder = Folder::new();
+    let folder = Folder::create();
     let path = folder.file("bad.safetensors");
     let refused = |says: &str| {
         for result in [TensorDict::load(&path), map(&path)] {
@@ -179,13 +157,13 @@ fn a_file_that_breaks_a_rule_is_an_error_with_its_name() {
             "{error}"
         );
     }
-    let error = TensorDict::load(&folder.0).expect_err("a folder");
+    let error = TensorDict::load(folder.path()).expect_err("a folder");
     assert!(error.to_string().contains("it is not a regular file"), "{error}");
 }
 
 #[test]
 fn tensors_that_the_format_does_not_have_are_not_written() {
-    let folder = Folder::new();
+    let folder = Folder::create();
     let path = folder.file("w.safetensors");
     fs::write(&path, "kept").expect("a file");
     let dict = |name: &str, tensor: Tensor| {
@@ -208,14 +186,14 @@ fn tensors_that_the_format_does_not_have_are_not_written() {
     let error = weights(0).save(folder.file("no/such/folder")).expect_err("no folder");
     assert!(error.kind() == ErrorKind::System && error.to_string().contains("it cannot be written"), "{error}");
     assert_eq!(fs::read(&path).expect("it is read"), b"kept");
-    assert_eq!(fs::read_dir(&folder.0).expect("a folder").count(), 1, "no other file is left");
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "no other file is left");
 }
 
 /// The file is sparse: its tensor takes no place on the disk, and the source needs no memory for
 /// it.
 #[test]
 fn a_tensor_that_is_larger_than_memory_is_an_error_on_every_rank() {
-    let folder = Folder::new();
+    let folder = Folder::create();
     let path = folder.file("large.safetensors");
     let len: u64 = 1 << 42;
     let header = format!(r#"{{"large":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{len}]}}}}"#, len / 4);

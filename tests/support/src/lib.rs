@@ -1,11 +1,14 @@
 //! Helpers that the tests of several packages share.
 
+mod folder;
 pub mod processes;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
+
+pub use folder::Folder;
 
 /// The folder of the repository.
 pub fn root() -> &'static Path {
