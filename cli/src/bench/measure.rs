@@ -201,6 +201,8 @@ impl Rank<'_> {
             InPlace::OutputAt { element_offset } => Some(places(1, 0, element_offset)),
             InPlace::Never => None,
         };
+        // A point has no time in place.
+        let in_place = in_place.filter(|_| !matches!(self.bench.format, Format::Points(_)));
         Ok(std::iter::once(places(0, 0, 0)).chain(in_place).collect())
     }
 
