@@ -38,8 +38,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// broadcast and reduce, one n-th for the others. Sizes are rounded down to whole blocks; sizes
 /// with less than one element for each rank are skipped.
 ///
-/// A batch is calls back to back, which begin after a barrier; its time is the mean of its calls on
-/// the slowest rank. The time shown is the median of the batches. Batches out of place and in place
+/// A batch is calls back to back, which begin after a barrier; its time is the mean of its calls
+/// on the slowest rank. The time shown is the median of the batches. Batches out of place and in place
 /// alternate. With --dirty each call is timed by itself, after a barrier. algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for
 /// all_reduce; (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for
 /// broadcast and reduce. These are the definitions of nccl-tests (PERFORMANCE.md; for gather and
@@ -52,8 +52,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 ///
 /// --points prints a line for each size, as other programs' benchmarks do whose figures --plot can
 /// show with --peers: label,ranks,operation,bytes,median,min,max,batches,iterations. Times are in
-/// microseconds, out of place. The operation of a benchmark with --barrier ends with _bar. Bytes are
-/// those of what a rank has to itself: its input, or for scatter its output. --min-bytes and
+/// microseconds, out of place. The operation of a benchmark with --barrier ends with _bar. Bytes
+/// are those of what a rank has to itself: its input, or for scatter its output. --min-bytes and
 /// --max-bytes are then such bytes too.
 ///
 /// Example: distcollective bench --op all_gather -n 4 --max-bytes 64M
@@ -104,8 +104,8 @@ pub struct Arguments {
     /// Percentiles of the batches' times, in more columns: 90,99
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=100))]
     percentiles: Vec<u8>,
-    /// Which CPUs each rank may use: auto (share if there is a CPU for each rank), none, core (one each), share (an
-    /// equal part of them) or sets such as '0-3;4-7'
+    /// Which CPUs each rank may use: auto (share if there is a CPU for each rank), none, core (one
+    /// each), share (an equal part of them) or sets such as '0-3;4-7'
     #[arg(long, default_value = "auto")]
     bind: Binding,
     /// Whether to check results: 0 or 1
