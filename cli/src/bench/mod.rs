@@ -38,12 +38,12 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// broadcast and reduce, one n-th for the others. Sizes are rounded down to whole blocks; sizes
 /// with less than one element for each rank are skipped.
 ///
-/// A batch is calls back to back, which begin after a barrier; its time is the mean of its calls
-/// on the slowest rank. The time shown is the median of the batches. Batches out of place and in place
-/// alternate. With --dirty each call is timed by itself, after a barrier. algbw is size / time. busbw is algbw times a factor: 2(n-1)/n for
-/// all_reduce; (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter; 1 for
-/// broadcast and reduce. These are the definitions of nccl-tests (PERFORMANCE.md; for gather and
-/// scatter its code). GB/s are 10^9 bytes per second.
+/// A batch is calls back to back, which begin after a barrier; its time is the mean of its calls on
+/// the slowest rank. The time shown is the median of the batches. Batches out of place and in place
+/// alternate. With --dirty each call is timed by itself, after a barrier. algbw is size / time.
+/// busbw is algbw times a factor: 2(n-1)/n for all_reduce; (n-1)/n for all_gather, reduce_scatter,
+/// all_to_all, gather and scatter; 1 for broadcast and reduce. These are the definitions of
+/// nccl-tests (PERFORMANCE.md; for gather and scatter its code). GB/s are 10^9 bytes per second.
 ///
 /// #wrong is the number of elements, on all ranks, that differ from the exact result in any bit. If
 /// there are any, the exit code is 1.
