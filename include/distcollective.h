@@ -1587,7 +1587,7 @@ dcl_status_t dcl_stream_new_cuda(int32_t device, dcl_stream_t **stream);
  * the stream with dcl_stream_free.
  *
  * During a stream capture, calls on the stream are recorded in the caller's graph, and their work
- * is done at once. A call that needs memory of its own has to run once before, uncaptured;
+ * is done at once. A call that needs a kernel of the library has to run once before, uncaptured;
  * otherwise it returns DCL_STATUS_NOT_READY. The caller keeps the buffers, bound layers,
  * communicators and contexts until it has destroyed the graph. A context in a graph keeps the
  * communicator that it had. Launches of the graph must not overlap other work of the same context.

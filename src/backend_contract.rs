@@ -35,7 +35,7 @@ fn an_engine_runs_on_any_backend() -> Result<()> {
     context.set_communicator(&communicator)?;
     let asked = calls.take();
     assert_eq!(count(&asked, "check_device"), 3, "{asked:?}");
-    assert_eq!(count(&asked, "reserve all_reduce(sum)"), 3, "{asked:?}");
+    assert_eq!(count(&asked, "prepare all_reduce(sum)"), 3, "{asked:?}");
     assert_eq!(count(&asked, "allocate_region for graphs: true"), 1, "{asked:?}");
     assert!(count(&asked, "run set_communicator") > 0, "ranks compare their plans: {asked:?}");
 

@@ -57,6 +57,7 @@ fn the_table_has_the_columns_and_the_sizes_step() {
         "# ranks_are: threads",
         "# backend: host",
         "# buffers: own",
+        "# exact: false",
         "# warmup: 0",
         "# iterations: 2",
         "# batches: 3",

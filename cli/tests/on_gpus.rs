@@ -33,11 +33,30 @@ fn the_demo_runs_unchanged() {
 
 #[test]
 fn the_benchmark_finds_nothing_wrong() {
-    for arguments in [&["--reduce-op", "avg"][..], &["--symmetric", "--dtype", "bfloat16"], &["--dtype", "bool"]] {
+    let variants =
+        [&["--reduce-op", "avg"][..], &["--symmetric", "--dtype", "bfloat16"], &["--dtype", "bool"], &["--exact"]];
+    for arguments in variants {
         let bench = [DISTCOLLECTIVE, "bench", "--backend", "nccl", "--op", "all", "--max-bytes", "4K", "--factor", "8"];
         let (output, text) = run(Variant::Current, "2", &[&bench, arguments].concat());
         assert!(output.status.success() && text.contains("# backend: nccl"), "{text}");
         assert!(text.lines().filter(|line| !line.starts_with('#')).count() >= 8, "{text}");
+    }
+}
+
+/// NCCL's reduction fails here, and an exact one does not call it.
+#[test]
+fn exact_mode_is_an_option() {
+    let bench = [DISTCOLLECTIVE, "bench", "--backend", "nccl", "--op", "reduce", "--max-bytes", "64"];
+    for (command, shown) in
+        [(&bench[..], "# exact: true"), (&[demo(), "--backend", "nccl", "--op", "reduce"], "; exact")]
+    {
+        for (arguments, works) in [(&[][..], false), (&["--exact"], true)] {
+            let mut timed = timed(command[0]);
+            timed.args(&command[1..]).args(arguments);
+            timed.env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_NCCL", "fail=ncclReduce:1:3");
+            let (output, text) = test_support::run(&mut timed);
+            assert_eq!((output.status.success(), text.contains(shown)), (works, works), "{text}");
+        }
     }
 }
 

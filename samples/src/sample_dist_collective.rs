@@ -25,11 +25,11 @@ use clap::Parser;
 use distcollective::comm::BackendKind;
 use distcollective::comm::timeout_or;
 use distcollective::launch;
-use distcollective::network::Shuffle;
+use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Engine, Environment, Error, ErrorKind, Network, Rank,
-    ReduceOperation, Result, Stream,
+    Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, Engine, Environment, Error, ErrorKind,
+    Network, Rank, ReduceOperation, Result, Stream,
 };
 use output::{CLOSED, fail, print, tell_error};
 
@@ -68,6 +68,9 @@ struct Arguments {
     /// which is NCCL if it can be used
     #[arg(long, default_value = "auto")]
     backend: BackendKind,
+    /// Reduce in exact mode: GPUs give the bits of the host, and NCCL only moves elements
+    #[arg(long)]
+    exact: bool,
 }
 
 /// How long a rank waits for the others, unless `DCL_TIMEOUT` says otherwise.
@@ -285,6 +288,9 @@ fn build(job: &Job, operation: CollectiveOperation) -> Result<Vec<u8>> {
     let layer = network.add_dist_collective(transposed, operation, reduce_op, root, &[])?;
     network.layer_mut(layer)?.set_nb_rank(*ranks)?;
     network.layer_mut(layer)?.set_name(operation.name());
+    if let (true, LayerBody::DistCollective(layer)) = (arguments.exact, network.layer_mut(layer)?.body_mut()) {
+        layer.set_determinism(Determinism::Exact);
+    }
     let collective = network.output(layer)?;
     network.mark_output(collective, "collective")?;
     if !writes_on_root_only(operation) {
@@ -449,7 +455,9 @@ fn check(name: &str, got: &Buffer, expected: &[u8]) -> Result<()> {
 }
 
 fn print_summary(job: &Job, ranks_are: &str, backend: &str, rows: &[Row]) {
-    print(format!("\nranks: {} {ranks_are}; type: {}; backend: {backend}\n", job.ranks, job.arguments.dtype));
+    let Arguments { dtype, exact, .. } = job.arguments;
+    let exact = if exact { "; exact" } else { "" };
+    print(format!("\nranks: {} {ranks_are}; type: {dtype}; backend: {backend}{exact}\n", job.ranks));
     print(format!("{:<15} {:<10} {:<10} {:>12}  result\n", "operation", "input", "output", "enqueue"));
     for row in rows {
         let (input, output) =

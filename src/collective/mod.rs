@@ -3,6 +3,7 @@
 
 mod call;
 mod determinism;
+mod exact;
 mod geometry;
 mod groups;
 mod operation;
@@ -10,6 +11,9 @@ mod rules;
 
 pub(crate) use call::Call;
 pub use determinism::Determinism;
+pub(crate) use exact::ExactReduction;
+#[cfg(feature = "nccl")]
+pub(crate) use exact::Shares;
 pub(crate) use geometry::Side;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};

@@ -80,10 +80,10 @@ pub(crate) trait Backend: Watch + Any {
         Ok(())
     }
 
-    /// Makes what [`run`](Self::run) needs for calls up to the size of this one, on this stream or
-    /// on the default stream, so that they allocate and compile nothing.
-    fn reserve(&self, _call: &Call, _stream: Option<&Arc<CudaStream>>, _deadline: Instant) -> Result<()> {
-        Ok(())
+    /// Makes what [`run_with_scratch`](Self::run_with_scratch) needs for calls up to the size of
+    /// this one, so that they compile nothing. Returns the length of their scratch memory in bytes.
+    fn prepare(&self, _call: &Call) -> Result<usize> {
+        Ok(0)
     }
 
     /// Runs one collective. It is done when this returns, or with a CUDA stream enqueued there.
@@ -98,6 +98,18 @@ pub(crate) trait Backend: Watch + Any {
     /// Until the call is done, the buffers that it uses on this rank are valid for the lengths that
     /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
     unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
+
+    /// [`run`](Self::run) with the memory that the call uses between its steps: on the GPU, as long
+    /// as [`prepare`](Self::prepare) has said. It allocates nothing. Collective; whether a rank
+    /// brings such memory is its own matter.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), also for the scratch memory.
+    unsafe fn run_with_scratch(&self, request: &Request<'_>, _scratch: *mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(request) }
+    }
 
     /// [`run`](Self::run) of scatter, gather or all_gather on a list: on the side that has a block
     /// for each rank, each block is at an address of its own, all in one memory. `blocks` is empty

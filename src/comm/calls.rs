@@ -82,6 +82,19 @@ impl Communicator {
         unsafe { self.backend.run(&request.of_communicator(self.own_rank(), self.determinism)) }
     }
 
+    /// [`run_checked`](Self::run_checked) of a call that is [prepared](Self::prepare), with scratch
+    /// memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`run_checked`](Self::run_checked), also for the scratch memory.
+    pub(crate) unsafe fn run_with_scratch(&self, request: &Request<'_>, scratch: *mut [u8]) -> Result<()> {
+        self.check_process().map_err(|e| request.label(e))?;
+        let request = request.of_communicator(self.own_rank(), self.determinism);
+        // SAFETY: the caller's promise, and the rules that the request has passed.
+        unsafe { self.backend.run_with_scratch(&request, scratch) }
+    }
+
     /// [`run_checked`](Self::run_checked) of a call on a list of blocks, which have passed the same
     /// rules.
     ///
@@ -177,9 +190,10 @@ impl Communicator {
         self.backend.check_device()
     }
 
-    /// Makes what calls up to the size of this one need, on this stream or on the default stream.
-    pub(crate) fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
-        self.backend.reserve(&call.at_least(self.determinism), stream, deadline)
+    /// Makes what calls up to the size of this one need besides memory. Returns the length of their
+    /// scratch memory in bytes.
+    pub(crate) fn prepare(&self, call: &Call) -> Result<usize> {
+        self.backend.prepare(&call.at_least(self.determinism))
     }
 
     /// Where ranks agree on what their backend does not compare; `None` if the backend compares

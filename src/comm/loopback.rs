@@ -78,10 +78,9 @@ impl Backend for Loopback {
         Ok(())
     }
 
-    fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, _deadline: Instant) -> Result<()> {
-        assert!(stream.is_none(), "there is no CUDA stream");
-        self.calls.add(format!("reserve {call}"));
-        Ok(())
+    fn prepare(&self, call: &Call) -> Result<usize> {
+        self.calls.add(format!("prepare {call}"));
+        Ok(0)
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {

@@ -10,12 +10,12 @@ use super::graphs::Graphs;
 use super::regions::Regions;
 use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
-use crate::cuda::{CudaStream, Device, Kernel, Transposition};
+use crate::cuda::{Device, Kernel, Transposition};
 use crate::data_type::DataType;
 use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::memory::MemorySpace;
+use crate::memory::{Buffer, MemorySpace};
 use crate::network::{LayerBody, LayerId, Source, TensorId};
 use crate::util::deadline_after;
 use crate::util::lock;
@@ -98,9 +98,8 @@ impl CommunicatorBinding {
         };
         binding.warn_if_idle(communicator);
         binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
-        // Layers on groups run on this communicator's stream too, not on their group's.
-        let reserved = binding.reserve(communicator.default_stream(), deadline);
-        reserved.inspect_err(|error| communicator.abort_with(error))?;
+        let scratch = binding.make_scratch().inspect_err(|error| communicator.abort_with(error))?;
+        lock(&binding.regions).memory.scratch = scratch;
         crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(binding)
     }
@@ -122,19 +121,21 @@ impl CommunicatorBinding {
         }
     }
 
-    /// Makes what the largest calls need on a stream, so that running them there allocates nothing.
-    /// `None` if layers run on the caller's thread.
-    pub(super) fn reserve(&self, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
+    /// Makes what the largest calls need, so that a run makes nothing. Gives their scratch memory:
+    /// collectives run one after the other, so they share it.
+    fn make_scratch(&self) -> Result<Option<Buffer>> {
         let EngineInner { network, analysis, .. } = &*self.engine;
+        let mut longest = 0;
         for &id in &analysis.schedule {
             let Some(resolved) = &analysis.collectives[id.index()] else { continue };
             let Role::Member(communicator) = self.role(id) else { continue };
             let input = network.layers[id.index()].inputs[0].index();
             let elements = analysis.extents[input].element_count;
             let call = resolved.call(analysis.types[input], elements, resolved.nb_rank as usize);
-            communicator.reserve(&call, stream, deadline)?;
+            longest = longest.max(communicator.prepare(&call)?);
         }
-        Ok(())
+        let make = || Buffer::zeroed_in(self.space(), DataType::Uint8, [longest as i64]);
+        (longest > 0).then(make).transpose()
     }
 
     /// Locks the memory for a run. Another thread may have it: runs on a communicator take turns,

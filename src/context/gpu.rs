@@ -57,10 +57,9 @@ pub(super) unsafe fn run(
     let control = communicator.control().filter(|_| binding.graphs.is_collective);
     match (binding.graphs.deciders(control), control) {
         (Some(deciders), _) if !is_capturing => {
-            let prepare = |stream: &Arc<CudaStream>| binding.reserve(Some(stream), deadline);
             let decided = (communicator, deciders, &binding.graphs.counts);
             // SAFETY: the caller's promise.
-            unsafe { replays.run(decided, (shapes, located), (stream, deadline), prepare, layers)? };
+            unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers)? };
         }
         (_, Some(control)) => {
             if is_capturing {

@@ -34,8 +34,16 @@ pub(super) struct Memory {
     pub(super) communicator: Option<Buffer>,
     /// What only this rank uses.
     pub(super) private: Option<Buffer>,
+    /// What collectives use between their steps, on a GPU.
+    pub(super) scratch: Option<Buffer>,
     /// The constants on the GPU, by layer; on the host they are the engine's own.
     pub(super) constants: Vec<Option<Buffer>>,
+}
+
+impl Memory {
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.scratch.as_ref().map_or(0, Buffer::byte_len)
+    }
 }
 
 impl Regions {

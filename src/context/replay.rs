@@ -106,13 +106,12 @@ impl Replays {
     /// # Safety
     ///
     /// `layers` enqueues the run on the stream it is given, on memory that is valid until the run
-    /// is done. `prepare` makes what the run needs on a stream.
+    /// is done.
     pub(super) unsafe fn run(
         &mut self,
         (communicator, deciders, counts): (&Communicator, Deciders<'_>, &RunCounts),
         (shapes, io): (&Arc<Shapes>, &RunIo),
         (stream, deadline): (&Arc<CudaStream>, Instant),
-        prepare: impl FnOnce(&Arc<CudaStream>) -> Result<()>,
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
         let step = self.step(deciders, (shapes, io), deadline)?;
@@ -123,7 +122,7 @@ impl Replays {
                 return layers(stream);
             }
             Step::Record(number) => {
-                let recorded = self.record(communicator, stream, prepare, layers)?;
+                let recorded = self.record(communicator, stream, layers)?;
                 *lock(&self.kept[number].graph) = Some(recorded);
                 number
             }
@@ -161,7 +160,6 @@ impl Replays {
         &mut self,
         communicator: &Communicator,
         stream: &Arc<CudaStream>,
-        prepare: impl FnOnce(&Arc<CudaStream>) -> Result<()>,
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<Graph> {
         let own = match &self.stream {
@@ -171,9 +169,11 @@ impl Replays {
                 self.stream.insert(Arc::new(CudaStream::new(stream.device())?))
             }
         };
-        prepare(own)?;
         let capture = Capture::begin(own)?;
-        layers(own)?;
+        {
+            let _visit = own.visit()?;
+            layers(own)?;
+        }
         capture.finish()
     }
 }

@@ -1,6 +1,7 @@
 //! One run of an engine: its tensors located, its layers done in the order of the schedule.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,9 +57,9 @@ impl RunIo {
 }
 
 /// Runs the engine, or enqueues the run on a CUDA stream. An error ends the communicator, so that
-/// the other ranks do not wait for this one. Three errors do not, because nothing was left out: a
-/// plugin tried to run the context that runs it, a capture needs what it cannot make, or the stream
-/// of the last run is being captured.
+/// the other ranks do not wait for this one. Three errors do not, because nothing runs of which a
+/// part was left out: a plugin tried to run the context that runs it, a capture needs what it
+/// cannot make, or the stream of the last run is being captured.
 ///
 /// # Safety
 ///
@@ -91,7 +92,8 @@ pub(super) unsafe fn run(
     let Err(error) = result else { return Ok(()) };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {
-        // The run needs something that a capture cannot make. Nothing has been recorded.
+        // The run needs something that a capture cannot make. Layers before it may have been
+        // recorded, so the caller drops what the capture gives.
         return Err(error);
     }
     // Graphs have to be destroyed before its communicator.
@@ -122,15 +124,18 @@ pub(super) struct EngineRun<'a> {
 pub(super) struct Addresses<'a> {
     communicator: *mut u8,
     private: *mut u8,
+    /// For the collectives, one after the other.
+    scratch: *mut [u8],
     /// The constants, if they are not the engine's own.
     constants: &'a [Option<Buffer>],
 }
 
 impl<'a> Addresses<'a> {
     pub(super) fn of(memory: &'a mut Memory) -> Self {
-        let base = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(std::ptr::null_mut(), Buffer::as_mut_ptr);
+        let base = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(ptr::null_mut(), Buffer::as_mut_ptr);
         let (communicator, private) = (base(&mut memory.communicator), base(&mut memory.private));
-        Addresses { communicator, private, constants: &memory.constants }
+        let scratch = ptr::slice_from_raw_parts_mut(base(&mut memory.scratch), memory.scratch_bytes());
+        Addresses { communicator, private, scratch, constants: &memory.constants }
     }
 }
 
@@ -224,7 +229,7 @@ impl<'a> EngineRun<'a> {
     /// Where a tensor is; null for a tensor of the caller's that is not bound, and so not used.
     fn address(&self, tensor: TensorId) -> *mut u8 {
         let engine = &*self.binding.engine;
-        let bound = |index: usize| self.io.tensors[index].as_ref().map_or(std::ptr::null_mut(), |raw| raw.address);
+        let bound = |index: usize| self.io.tensors[index].as_ref().map_or(ptr::null_mut(), |raw| raw.address);
         match &engine.memory.locations[tensor.index()] {
             Location::Input(number) => bound(*number),
             Location::Output(number) => bound(engine.input_count() + number),
@@ -235,7 +240,7 @@ impl<'a> EngineRun<'a> {
                     LayerBody::Constant(constant) => Some(constant.value()),
                     _ => None,
                 });
-                value.map_or(std::ptr::null_mut(), |value| value.as_ptr().cast_mut())
+                value.map_or(ptr::null_mut(), |value| value.as_ptr().cast_mut())
             }
         }
     }
@@ -349,7 +354,7 @@ impl<'a> EngineRun<'a> {
         role.check_spaces(call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
         // SAFETY: the call was made for the shapes of these tensors, which
         // `CommunicatorBinding::check` has found right, or which lie in places of the memory plan.
-        unsafe { role.run(call, &resolved.subject, sides, self.deadline, self.executor) }
+        unsafe { role.run(call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
     }
 
     /// # Safety

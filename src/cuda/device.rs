@@ -342,6 +342,11 @@ impl Visit {
         self.is_capturing
     }
 
+    /// Whether this thread visits a stream that is being captured.
+    pub(crate) fn is_recording() -> bool {
+        VISITED.get().is_some_and(|(_, is_capturing)| is_capturing)
+    }
+
     /// Whether a stream is being captured, if this thread visits it.
     pub(super) fn status_of(stream: u64) -> Option<bool> {
         VISITED.get().filter(|(visited, _)| *visited == stream).map(|(_, is_capturing)| is_capturing)

@@ -1,9 +1,14 @@
 //! CUDA graphs: work that is recorded once and launched many times.
 
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use super::driver::check;
-use super::sys::{self, CUgraphExec, CUstreamCaptureMode};
+use super::sys::{
+    self, CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject_flags,
+    CUuserObjectRetain_flags,
+};
 use super::{CudaStream, Device};
 use crate::error::{Result, bail};
 
@@ -36,10 +41,10 @@ impl<'a> Capture<'a> {
     pub(crate) fn finish(mut self) -> Result<Graph> {
         let Some(stream) = self.stream.take() else { bail!(System, "a capture ends once") };
         let _current = stream.device().enter()?;
-        let mut graph = std::ptr::null_mut();
+        let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive, and `begin` has begun a capture of it.
         check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) })?;
-        let mut executable = std::ptr::null_mut();
+        let mut executable = ptr::null_mut();
         // SAFETY: the capture made the graph; it is not used after it was instantiated.
         let result = unsafe {
             let result = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
@@ -55,7 +60,7 @@ impl Drop for Capture<'_> {
     fn drop(&mut self) {
         let Some(stream) = self.stream else { return };
         let Ok(_current) = stream.device().enter() else { return };
-        let mut graph = std::ptr::null_mut();
+        let mut graph = ptr::null_mut();
         // SAFETY: as in `finish`; the graph is null if the capture failed.
         unsafe {
             let _ = sys::cuStreamEndCapture(stream.raw(), &mut graph);
@@ -63,6 +68,53 @@ impl Drop for Capture<'_> {
                 let _ = sys::cuGraphDestroy(graph);
             }
         }
+    }
+}
+
+/// The graph into which a stream's work is being recorded, by the caller or by the library.
+pub(crate) struct CapturedGraph {
+    id: u64,
+    raw: CUgraph,
+}
+
+impl CapturedGraph {
+    /// The graph of a stream that is being captured.
+    pub(super) fn of(stream: &CudaStream) -> Result<Self> {
+        let _current = stream.device().enter()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut raw, null) = (0, ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the stream is alive; writes three values, and not the others, which are null.
+        let result = unsafe {
+            sys::cuStreamGetCaptureInfo_v2(stream.raw(), &mut status, &mut id, &mut raw, null, ptr::null_mut())
+        };
+        check("cuStreamGetCaptureInfo", result)?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+            bail!(InvalidArgument, "the stream's capture has ended or has been invalidated");
+        }
+        Ok(CapturedGraph { id, raw })
+    }
+
+    /// A number that no other capture of the process has.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Keeps a reference until the graph and all that was made of it are destroyed, and do not run
+    /// any more. If the driver does not take it, the reference may stay for ever.
+    pub(crate) fn keep(&self, reference: Arc<()>) -> Result<()> {
+        // The driver does not allow calls of its own here.
+        unsafe extern "C" fn release(reference: *mut c_void) {
+            // SAFETY: `keep` has made the pointer, and the driver passes it on once.
+            drop(unsafe { Arc::from_raw(reference.cast_const().cast::<()>()) });
+        }
+        let mut object = ptr::null_mut();
+        let flags = CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
+        let reference = Arc::into_raw(reference).cast_mut().cast();
+        // SAFETY: writes one pointer; `release` takes the reference.
+        check("cuUserObjectCreate", unsafe { sys::cuUserObjectCreate(&mut object, reference, release, 1, flags) })?;
+        let flags = CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
+        // SAFETY: the capture goes on, so the graph exists; the object is this thread's.
+        check("cuGraphRetainUserObject", unsafe { sys::cuGraphRetainUserObject(self.raw, object, 1, flags) })
     }
 }
 

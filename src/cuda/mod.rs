@@ -27,10 +27,10 @@ mod sys;
 mod transfer;
 mod transposition;
 
-pub(crate) use device::{Device, call_out, check_interrupt, device_count};
+pub(crate) use device::{Device, Visit, call_out, check_interrupt, device_count};
 pub(crate) use driver::driver_version;
 pub(crate) use event::Pause;
-pub(crate) use graph::{Capture, Graph};
+pub(crate) use graph::{Capture, CapturedGraph, Graph};
 pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;

@@ -10,6 +10,7 @@ use super::Device;
 use super::device::Visit;
 use super::driver::check;
 use super::event::Event;
+use super::graph::CapturedGraph;
 use super::memory::new_generation;
 use super::point::{Point, StreamState};
 use super::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
@@ -109,6 +110,11 @@ impl CudaStream {
                  stream is captured"
             ),
         }
+    }
+
+    /// The graph into which the stream's work is being recorded; `None` if it is not.
+    pub(crate) fn captured_graph(&self) -> Result<Option<CapturedGraph>> {
+        self.is_capturing()?.then(|| CapturedGraph::of(self)).transpose()
     }
 
     /// Says that the caller enqueues work now which may take until `deadline`.

@@ -33,6 +33,7 @@ handles! {
     CUgraphExec = CUgraphExec_st;
     CUmodule = CUmod_st;
     CUstream = CUstream_st;
+    CUuserObject = CUuserObject_st;
 }
 
 /// The result of a call: any number, since drivers have more results than are named here.
@@ -68,6 +69,16 @@ pub(super) enum CUevent_flags {
 #[repr(C)]
 pub(super) enum CUstream_flags {
     CU_STREAM_NON_BLOCKING = 1,
+}
+
+#[repr(C)]
+pub(super) enum CUuserObject_flags {
+    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+}
+
+#[repr(C)]
+pub(super) enum CUuserObjectRetain_flags {
+    CU_GRAPH_USER_OBJECT_MOVE = 1,
 }
 
 /// `cuThreadExchangeStreamCaptureMode` writes one, so any number is allowed.
@@ -122,6 +133,14 @@ functions! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult;
     fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) -> CUresult;
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult;
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
+        id: *mut c_ulonglong,
+        graph: *mut CUgraph,
+        dependencies: *mut *const c_void,
+        dependency_count: *mut usize
+    ) -> CUresult;
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) -> CUresult;
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> CUresult;
     fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult;
@@ -151,4 +170,12 @@ functions! {
     fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CUresult;
     fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult;
     fn cuGraphDestroy(graph: CUgraph) -> CUresult;
+    fn cuUserObjectCreate(
+        object: *mut CUuserObject,
+        value: *mut c_void,
+        destroy: unsafe extern "C" fn(*mut c_void),
+        reference_count: c_uint,
+        flags: c_uint
+    ) -> CUresult;
+    fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CUresult;
 }

@@ -73,17 +73,19 @@ impl Role {
     }
 
     /// Runs the layer's call, or enqueues it, on buffers that have passed
-    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
+    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces). The call of
+    /// an engine brings scratch memory.
     ///
     /// # Safety
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that it says, and used by no other code.
+    /// are valid for the lengths that it says, and used by no other code. So is scratch memory.
     pub(crate) unsafe fn run(
         &self,
         call: &Call,
         subject: &str,
         [input, output]: [Address; 2],
+        scratch: Option<*mut [u8]>,
         deadline: Instant,
         executor: Executor<'_>,
     ) -> Result<()> {
@@ -97,16 +99,13 @@ impl Role {
             Role::Member(communicator) => {
                 let signature = Signature { purpose: Purpose::Collective, call: *call };
                 let stream = executor.stream();
+                let request = Request { signature, label: Some(subject), input, output, deadline, stream };
                 // SAFETY: the caller's promise, and the buffers passed the check.
                 unsafe {
-                    communicator.run_checked(&Request {
-                        signature,
-                        label: Some(subject),
-                        input,
-                        output,
-                        deadline,
-                        stream,
-                    })
+                    match scratch {
+                        Some(scratch) => communicator.run_with_scratch(&request, scratch),
+                        None => communicator.run_checked(&request),
+                    }
                 }
             }
         }
@@ -320,7 +319,7 @@ impl BoundLayer {
         let subject = &self.layer.subject;
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
-        let run = || unsafe { self.role.run(&call, subject, sides, deadline, Executor::Caller) };
+        let run = || unsafe { self.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
         self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
@@ -379,7 +378,7 @@ impl Task for LayerTask {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let BoundLayer { layer, role, communicator, .. } = &self.bound;
         // SAFETY: the promise of `enqueue`, which has checked the buffers.
-        unsafe { role.run(&self.call, &layer.subject, self.sides, self.deadline, Executor::of(stream)) }
+        unsafe { role.run(&self.call, &layer.subject, self.sides, None, self.deadline, Executor::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 

@@ -39,8 +39,6 @@ thread_local! {
 /// has not done so within the last 100 ms, and every 100 ms from then on. That holds for every
 /// wait: initialization, collective calls, long moves between them,
 /// [`Work::wait`](crate::Work::wait), [`Stream::synchronize`](crate::Stream::synchronize), GPUs.
-/// (A thread runs it later if it copies between a GPU's memory and the host's, or if NCCL keeps it
-/// until a call is enqueued.)
 /// If the hook returns [`ControlFlow::Break`], the wait ends:
 ///
 /// | wait | what becomes of it |
@@ -49,6 +47,12 @@ thread_local! {
 /// | initialization | the call returns [`ErrorKind::Interrupted`](crate::ErrorKind::Interrupted); ranks that have met this one are told |
 /// | [`Work::wait`](crate::Work::wait) | the work goes on, and the call gives the [`Work`](crate::Work) back |
 /// | [`Stream::synchronize`](crate::Stream::synchronize) | the work goes on |
+///
+/// A thread that copies between a GPU's memory and the host's runs the hook when it has done so. A
+/// thread that enqueues a call of NCCL's may be kept there until the other ranks have come, as for
+/// the first collective of a communicator. It runs the hook when NCCL lets go of it. What ends the
+/// call before that is its deadline, the failure of a rank of the same machine, or
+/// [`Communicator::abort`](crate::Communicator::abort) on another thread.
 ///
 /// The hook runs on the thread that made the call, several threads at once if several wait. Threads
 /// of the library never run it; so a wait of a plugin on a worker stream does not either. The

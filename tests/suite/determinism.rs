@@ -83,6 +83,32 @@ pub fn differences_are_errors(communicator: &Communicator) -> Result<()> {
     communicator.barrier()
 }
 
+/// At the largest shape, the longest scratch memory of the exact reductions: 3 contributions of up
+/// to 512 KiB together, or a share of each rank for each.
+#[test]
+fn a_plan_shows_the_memory_of_exact_reductions() {
+    let engine = |determinism, longest: i64| -> Result<Engine> {
+        let mut network = Network::new();
+        for (name, len) in [("short", 1000), ("long", longest)] {
+            let x = network.add_input(name, DataType::Float32, [-1])?;
+            network.set_optimization_profile(x, [3], [3], [len])?;
+            let y = network.add(sum(3, determinism).named(name), x)?;
+            network.mark_output(y, &format!("{name} sum"))?;
+        }
+        let z = network.add_input("z", DataType::Float32, [1 << 20])?;
+        let z = network.add(DistCollective::all_gather().nb_rank(3).determinism(determinism), z)?;
+        network.mark_output(z, "gathered")?;
+        Builder::new().build(&network)
+    };
+    let bytes = |engine: &Engine| engine.inspect().to_json()["memory"]["exact_scratch_bytes"].clone();
+    assert_eq!(bytes(&engine(Determinism::Backend, 1000).expect("an engine")), 0);
+    assert_eq!(bytes(&engine(Determinism::Exact, 999).expect("an engine")), 12_000);
+    assert_eq!(bytes(&engine(Determinism::Exact, 600_000).expect("an engine")), 2_400_000);
+    let plan = engine(Determinism::Exact, 600_000).and_then(|engine| engine.serialize()).expect("a plan");
+    let text = Engine::deserialize(&plan).expect("an engine").inspect().to_string();
+    assert!(text.contains("\n  2400000 bytes for steps of exact reductions, on GPUs only\n"), "{text}");
+}
+
 #[test]
 fn ranks_that_differ_disagree() {
     for result in on_ranks(3, |communicator| differences_are_errors(&communicator)) {

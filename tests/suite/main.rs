@@ -15,6 +15,7 @@ mod determinism;
 mod eager;
 mod errors;
 mod gloo;
+mod layers;
 mod limits;
 mod messages;
 #[cfg(feature = "nccl")]
@@ -22,6 +23,7 @@ mod nccl;
 mod networks;
 mod order;
 mod participation;
+mod plugins;
 mod processes;
 mod profiles;
 mod programs;

@@ -8,13 +8,16 @@
 mod captures;
 mod contexts;
 mod dicts;
+mod ends;
 mod exact;
 mod faults;
 mod graphs;
 mod interrupts;
 mod libraries;
 mod messages;
+mod stuck;
 mod waits;
+mod windows;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -117,6 +120,9 @@ fn child() {
         ["captures", ref name @ ..] => captures::play(&name.join(" "), ranks),
         ["exact", ref name @ ..] => exact::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
+        ["ends", name] => ends::play(name, ranks),
+        ["stuck", ref name @ ..] => stuck::play(&name.join(" "), ranks),
+        ["windows", ref name @ ..] => windows::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
@@ -128,7 +134,9 @@ fn child() {
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        let is_fault = ["faults", "interrupts", "waits"].contains(&words[0]) || role.starts_with("graphs differing_");
+        let is_fault = ["ends", "faults", "interrupts", "stuck", "waits", "windows"].contains(&words[0])
+            || role.starts_with("graphs differing_")
+            || role == "captures failure";
         libraries::assert_nothing_is_left(is_fault);
     }
 }

@@ -14,7 +14,7 @@ use distcollective::comm::BackendKind;
 use distcollective::launch::{Job, Outcome};
 use distcollective::tensor::Dims;
 use distcollective::{
-    CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Environment, Rank, ReduceOperation,
+    CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Environment, Rank, ReduceOperation,
 };
 use serde_json::Value;
 
@@ -135,6 +135,9 @@ pub struct Arguments {
     /// Use symmetric buffers, which the communicator allocates, instead of private ones
     #[arg(long)]
     symmetric: bool,
+    /// Reduce in exact mode: GPUs give the bits of the host, and NCCL only moves elements
+    #[arg(long)]
+    exact: bool,
 }
 
 /// The operations that one name stands for.
@@ -252,6 +255,7 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
             ("ranks_are", Value::from(ranks_are)),
             ("backend", Value::from(backend)),
             ("buffers", Value::from(if arguments.symmetric { "symmetric" } else { "own" })),
+            ("exact", Value::from(arguments.exact)),
             ("warmup", Value::from(arguments.warmup)),
             ("iterations", arguments.iters.map_or(Value::from("10 ms"), Value::from)),
             ("batches", Value::from(arguments.batches)),
@@ -272,6 +276,9 @@ fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Resul
     let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
     let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &[])?;
     layer.set_nb_rank(n)?;
+    if arguments.exact {
+        layer.set_determinism(Determinism::Exact);
+    }
     layer.check_type(arguments.dtype)?;
     layer.output_dims(&Dims::new(&[i64::from(n)])?)?;
     Ok(layer)

@@ -6,9 +6,8 @@ use std::time::Instant;
 use super::NcclBackend;
 use super::bindings::*;
 use super::library::function;
-use super::route::{Route, Shares, contributions, results};
-use super::scratch::Scratch;
-use crate::collective::{Call, Collective, ReduceOperation};
+use super::route::{Route, contributions, results};
+use crate::collective::{Call, Collective, ReduceOperation, Shares};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::element::{bf16, f16};
@@ -101,7 +100,8 @@ fn with_reduction(collective: &Collective, reduce_op: ReduceOperation) -> Collec
 }
 
 impl NcclBackend {
-    /// Enqueues a call.
+    /// Enqueues a call. `scratch` gives memory of a length in bytes, which nothing else uses until
+    /// the call is done.
     ///
     /// # Safety
     ///
@@ -109,7 +109,7 @@ impl NcclBackend {
     /// lengths that it says, and used by nothing else.
     pub(super) unsafe fn issue(
         &self,
-        scratch: &mut Scratch,
+        scratch: impl FnOnce(usize) -> Result<*mut u8>,
         call: &Call,
         sides: [*mut u8; 2],
         stream: &Arc<CudaStream>,
@@ -123,7 +123,7 @@ impl NcclBackend {
         let [input, output] = sides.map(|side| self.or_stand_in(side));
         let route = Route::of(call, n, &self.features);
         self.prepare(route, call, stream)?;
-        let scratch = scratch.take(route.scratch_bytes(call, n), stream)?;
+        let scratch = scratch(route.scratch_bytes(call, n))?;
         let input_elements = call.input_bytes(n) / call.data_type.byte_len();
         let output_elements = call.output_bytes(n) / call.data_type.byte_len();
         // SAFETY: the caller's promise; scratch is as long as the route asked for; a side that is

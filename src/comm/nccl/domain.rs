@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::backend::{Backend, Control, SharedGraph};
 use super::handle::{ABORT_TIMEOUT, NcclHandle};
 use super::watchdog;
-use crate::cuda::Graph;
+use crate::cuda::{Graph, Visit};
 use crate::error::{Error, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
@@ -96,9 +96,13 @@ impl NcclDomain {
     }
 
     /// Ends all communicators because of this error or an earlier one, and waits, for a bounded
-    /// time, until they are aborted.
+    /// time, until they are aborted. A thread that records work into a graph does not wait: NCCL
+    /// frees no communicator of which a capture has recorded a call.
     pub(super) fn end(&self, error: Error) {
         let handles = self.begin_end(error);
+        if Visit::is_recording() {
+            return;
+        }
         let deadline = Instant::now() + ABORT_TIMEOUT;
         handles.iter().for_each(|handle| handle.wait_for_abort(deadline));
     }

@@ -43,6 +43,7 @@ pub(super) struct NcclHandle {
     pub(super) is_own: bool,
     /// Whether it is the library's own, and NCCL keeps a thread in a call that waits for others.
     pub(super) is_blocking: bool,
+    /// Its windows, and memory that it may use.
     pub(super) windows: Windows,
     access: Arc<Access>,
 }
@@ -320,12 +321,9 @@ impl NcclHandle {
         if is_well { Ok(()) } else { Err(self.library.error("a collective on the GPU", state, self.raw)) }
     }
 
-    /// Deregisters a window. One of a communicator that was aborted went with it.
-    pub(super) fn deregister(&self, window: NonNull<ncclWindow_vidmem>) -> Result<()> {
+    /// Deregisters a window. An error leaves open whether NCCL still uses the memory under it.
+    pub(super) fn deregister(&self, window: NonNull<ncclWindow_vidmem>, alive: Alive<'_>) -> Result<()> {
         let deregister = function!(self.library, ncclCommWindowDeregister)?;
-        if self.access.is_ending() {
-            return Ok(());
-        }
         let _mask = interrupt::mask();
         let deadline = Instant::now() + ABORT_TIMEOUT;
         // SAFETY: NCCL takes a window from any thread, and this is its last use.
@@ -334,7 +332,7 @@ impl NcclHandle {
             // SAFETY: the communicator exists, and the window is one of its own.
             unsafe { deregister(raw, window.into_inner().as_ptr()) }
         };
-        self.call_aside("ncclCommWindowDeregister", deadline, &|| Ok(()), deregister, || ())
+        self.call_aside("ncclCommWindowDeregister", deadline, alive, deregister, || ())
     }
 
     /// Aborts the communicator and what it does on the GPU, and waits, for a bounded time, until

@@ -113,12 +113,19 @@ impl NcclBackend {
         rank_lock::enter(&self.state, deadline).map_err(|error| self.fail(error))
     }
 
-    /// Runs one collective, with the rank lock held.
+    /// Runs one collective, with the rank lock held, perhaps on a list or with the caller's scratch
+    /// memory.
     ///
     /// # Safety
     ///
-    /// As [`Backend::run`].
-    unsafe fn run_locked(&self, state: &mut RankState, request: &Request<'_>, list: Option<&[Address]>) -> Result<()> {
+    /// As [`Backend::run`], also for the scratch memory.
+    unsafe fn run_locked(
+        &self,
+        state: &mut RankState,
+        request: &Request<'_>,
+        list: Option<&[Address]>,
+        scratch: Option<*mut [u8]>,
+    ) -> Result<()> {
         self.domain.check().map_err(|e| request.label(e))?;
         let is_counted = request.signature.purpose.is_counted();
         state.counted += u64::from(is_counted);
@@ -127,7 +134,7 @@ impl NcclBackend {
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
-                Some(stream) => self.enqueue(state, request, list, stream),
+                Some(stream) => self.enqueue(state, request, list, scratch, stream),
                 None => self.complete(state, request, list),
             }
         };
@@ -167,21 +174,27 @@ impl NcclBackend {
     ///
     /// # Safety
     ///
-    /// As [`Backend::run`].
+    /// As [`run_locked`](Self::run_locked).
     unsafe fn enqueue(
         &self,
         state: &mut RankState,
         request: &Request<'_>,
         list: Option<&[Address]>,
+        scratch: Option<*mut [u8]>,
         stream: &Arc<CudaStream>,
     ) -> Result<()> {
         let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
         let blocks = list.map(|list| list.iter().map(|block| block.pointer).collect::<Vec<_>>());
+        let memory = |byte_len| match scratch {
+            Some(scratch) if scratch.len() < byte_len => bail!(System, "the call's scratch memory is too short"),
+            Some(scratch) => Ok(scratch.cast()),
+            None => state.scratch.take(byte_len, stream),
+        };
         // SAFETY: the caller's promise.
         unsafe {
             match blocks {
                 Some(blocks) => self.issue_list(&call, sides, &blocks, stream, request.deadline),
-                None => self.issue(&mut state.scratch, &call, sides, stream, request.deadline),
+                None => self.issue(memory, &call, sides, stream, request.deadline),
             }
         }
     }
@@ -229,7 +242,10 @@ impl NcclBackend {
             }
             let (call, sides) = with_something_to_do(request, [input, output]);
             match list {
-                None => self.issue(&mut state.scratch, &call, sides, stream, deadline)?,
+                None => {
+                    let memory = |byte_len| state.scratch.take(byte_len, stream);
+                    self.issue(memory, &call, sides, stream, deadline)?
+                }
                 Some(list) => {
                     // Those in host memory are next to each other in staging memory.
                     let (staged, is_staged) =
@@ -343,28 +359,28 @@ impl Backend for NcclBackend {
         )
     }
 
-    fn reserve(&self, call: &Call, stream: Option<&Arc<CudaStream>>, deadline: Instant) -> Result<()> {
+    fn prepare(&self, call: &Call) -> Result<usize> {
         let route = Route::of(call, self.origins.len(), &self.features);
         self.device().prepare(route.kernels(call).into_iter().flatten())?;
-        let bytes = route.scratch_bytes(call, self.origins.len());
-        let (mut state, stream) = (self.lock(deadline)?, stream.unwrap_or(&self.stream));
-        // For another stream a capture may follow, just before which nothing is dropped.
-        if Arc::ptr_eq(stream, &self.stream) {
-            state.scratch.prune();
-        }
-        state.scratch.reserve(self.device(), bytes, stream)
+        Ok(route.scratch_bytes(call, self.origins.len()))
     }
 
     unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
         let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request, None) }
+        unsafe { self.run_locked(&mut state, request, None, None) }
+    }
+
+    unsafe fn run_with_scratch(&self, request: &Request<'_>, scratch: *mut [u8]) -> Result<()> {
+        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_locked(&mut state, request, None, Some(scratch)) }
     }
 
     unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
         let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request, Some(blocks)) }
+        unsafe { self.run_locked(&mut state, request, Some(blocks), None) }
     }
 
     fn can_group(&self, call: &Call, rank_count: usize) -> bool {

@@ -3,7 +3,7 @@
 
 use super::handle::NcclHandle;
 use super::library::Version;
-use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation};
+use crate::collective::{Call, Collective, Determinism, ExactReduction, ReduceOperation};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 
@@ -81,31 +81,6 @@ pub(super) enum Route {
     Shares,
 }
 
-/// The length of all ranks' contributions together, in bytes, up to which they are not reduced by
-/// shares. A small collective of NCCL's takes 5 to 15 µs. To receive the additional bytes takes 1
-/// to 25 µs, at 20 to 400 GB/s. (Estimated, not measured.)
-const LONGEST_EXCHANGE: usize = 512 << 10;
-
-/// The bytes that kernels handle at once.
-const PACKET_BYTES: usize = 16;
-
-/// How the elements of a reduction are shared among the ranks. Each rank reduces `share` elements,
-/// a number of whole packets. The `rest`, less than a packet for each rank, is reduced by every
-/// rank that wants it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shares {
-    pub(super) share: usize,
-    pub(super) rest: usize,
-}
-
-impl Shares {
-    pub(super) fn of(call: &Call, rank_count: usize) -> Self {
-        let packet = PACKET_BYTES / call.data_type.byte_len();
-        let share = call.block_elements / rank_count / packet * packet;
-        Shares { share, rest: call.block_elements - rank_count * share }
-    }
-}
-
 /// Whether 1/n, and with it each n-th of an element that is not subnormal, is exact in the type.
 /// Between the largest and the smallest normal float16 are 30 powers of two.
 fn averages_exactly(data_type: DataType, rank_count: usize) -> bool {
@@ -137,11 +112,9 @@ impl Route {
 
     /// The route of a reduction by a kernel.
     fn of_kernel(call: &Call, rank_count: usize) -> Self {
-        let is_long = call.block_bytes() * rank_count > LONGEST_EXCHANGE;
-        match call.collective.operation() {
-            CollectiveOperation::ReduceScatter => Route::Exchange,
-            _ if is_long && Shares::of(call, rank_count).share > 0 => Route::Shares,
-            _ => Route::Exchange,
+        match ExactReduction::of(call, rank_count) {
+            ExactReduction::Exchange => Route::Exchange,
+            ExactReduction::Shares => Route::Shares,
         }
     }
 
@@ -155,12 +128,8 @@ impl Route {
             Route::Average if call.data_type == DataType::Float32 => 0,
             Route::Average => input_elements * DataType::Float32.byte_len(),
             Route::Bool => input_elements,
-            Route::Exchange => call.block_bytes() * rank_count,
-            Route::Shares => {
-                let share = Shares::of(call, rank_count).share * call.data_type.byte_len();
-                let most_of_rest = rank_count * PACKET_BYTES;
-                LONGEST_EXCHANGE.max(rank_count * share.max(most_of_rest))
-            }
+            Route::Exchange => ExactReduction::Exchange.scratch_bytes(call, rank_count),
+            Route::Shares => ExactReduction::Shares.scratch_bytes(call, rank_count),
         }
     }
 
@@ -187,47 +156,4 @@ pub(super) fn contributions(collective: &Collective) -> Collective {
 /// The collective that brings the shares of a result to the ranks that want it.
 pub(super) fn results(collective: &Collective) -> Collective {
     collective.root().map_or(Collective::AllGather, |root| Collective::Gather { root })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NCCL: Features =
-        Features { reduces_float8: true, has_all_to_all: true, has_windows: true, has_graph_windows: true };
-
-    /// The exact all_reduce of so many elements.
-    fn call(data_type: DataType, block_elements: usize) -> Call {
-        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        Call::of_blocks(collective, data_type, block_elements).at_least(Determinism::Exact)
-    }
-
-    #[test]
-    fn what_a_call_needs_is_enough_for_shorter_calls() {
-        for data_type in [DataType::Int8, DataType::Float16, DataType::Float32, DataType::Int64] {
-            for n in [2, 3, 8, 100, 1000] {
-                let mut most = 0;
-                let lengths = (0..5000).chain((5000..600_000).step_by(997));
-                for call in lengths.map(|elements| call(data_type, elements)) {
-                    let route = Route::of(&call, n, &NCCL);
-                    let bytes = route.scratch_bytes(&call, n);
-                    assert!(bytes >= most, "{call} among {n}: {bytes} bytes, and {most} for a shorter one");
-                    most = bytes;
-                    let Shares { share, rest } = Shares::of(&call, n);
-                    let used = match route {
-                        Route::Shares => share.max(rest) * n,
-                        _ => call.block_elements * n,
-                    };
-                    assert!(bytes >= used * data_type.byte_len(), "{call} among {n}: {bytes} bytes");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn shares_are_whole_packets_and_leave_little() {
-        for (elements, share, rest) in [(1 << 20, 1 << 18, 0), (1_000_003, 250_000, 3), (15, 0, 15), (31, 4, 15)] {
-            assert_eq!(Shares::of(&call(DataType::Float32, elements), 4), Shares { share, rest });
-        }
-    }
 }

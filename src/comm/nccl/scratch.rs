@@ -2,68 +2,71 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::cuda::{CudaStream, Device, DeviceMemory};
-use crate::error::{Result, bail};
+use crate::cuda::{CapturedGraph, CudaStream, DeviceMemory};
+use crate::error::Result;
 
-/// Memory for each stream on which calls need some. Work on one stream runs in order, so one call
-/// at a time uses it. If it grows, the smaller piece is kept, because a graph may have recorded it.
-/// It grows by doubling, so all pieces of a stream together are at most twice the largest.
+/// Memory for the calls that bring none. Work on one stream runs in order, so one call at a time
+/// uses the memory of a stream. Work that a capture records may run at any time later, and beside
+/// work that was enqueued or recorded on the same stream, so each capture gets memory of its own.
 #[derive(Default)]
 pub(super) struct Scratch {
     pieces: Vec<Piece>,
 }
 
 struct Piece {
-    stream: u64,
-    /// Dead when the stream is dropped.
+    user: User,
+    /// Dead when the stream is dropped, or when the graph and all that was made of it are gone.
     alive: Weak<()>,
-    /// A graph of the caller's uses it, which may be launched as long as the communicator lives.
-    is_recorded: bool,
     memory: DeviceMemory,
 }
 
+/// What uses memory in one order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct User {
+    stream: u64,
+    /// The capture that records the stream's work.
+    capture: Option<u64>,
+}
+
 impl Scratch {
-    /// Drops the memory of dropped streams. It is freed when the GPU does not use it any more.
-    pub(super) fn prune(&mut self) {
-        self.pieces.retain(|piece| piece.is_recorded || piece.alive.strong_count() > 0);
-    }
-
-    /// Makes a stream's memory at least this long. Drops nothing: a capture may follow at once.
-    pub(super) fn reserve(&mut self, device: &Arc<Device>, byte_len: usize, stream: &CudaStream) -> Result<()> {
-        let before = self.of(stream).map_or(0, |piece| piece.memory.byte_len());
-        if byte_len > before {
-            let memory = DeviceMemory::new(device, byte_len.max(2 * before))?;
-            self.pieces.push(Piece { stream: stream.id(), alive: stream.alive(), is_recorded: false, memory });
-        }
-        Ok(())
-    }
-
-    /// The latest piece of a stream.
-    fn of(&mut self, stream: &CudaStream) -> Option<&mut Piece> {
-        self.pieces.iter_mut().rev().find(|piece| piece.stream == stream.id())
-    }
-
     /// The memory for the call that is enqueued on this stream next.
     pub(super) fn take(&mut self, byte_len: usize, stream: &CudaStream) -> Result<*mut u8> {
         if byte_len == 0 {
             return Ok(std::ptr::null_mut());
         }
-        let is_capturing = stream.is_capturing()?;
-        if self.of(stream).is_none_or(|piece| piece.memory.byte_len() < byte_len) {
-            if is_capturing {
-                bail!(
-                    NotReady,
-                    "the first call of this size on a stream needs memory, which a capture does not allow; run it once before"
-                );
-            }
-            self.prune();
-            self.reserve(stream.device(), byte_len, stream)?;
+        let graph = stream.captured_graph()?;
+        let user = User { stream: stream.id(), capture: graph.as_ref().map(CapturedGraph::id) };
+        if graph.is_none() {
+            // Freed when the GPU does not use it any more. Not during a capture, in which only what
+            // is needed is done.
+            self.pieces.retain(|piece| piece.user == user || piece.alive.strong_count() > 0);
         }
-        Ok(self.of(stream).map_or(std::ptr::null_mut(), |piece| {
-            // The caller may have made a new `Stream` of the same CUDA stream.
-            piece.alive = stream.alive();
-            piece.is_recorded |= is_capturing;
-            piece.memory.address()
-        }))
+        // The latest is the longest.
+        let latest = self.pieces.iter_mut().rev().find(|piece| piece.user == user);
+        let before = latest.as_ref().map_or(0, |piece| piece.memory.byte_len());
+        if let Some(piece) = latest.filter(|piece| piece.memory.byte_len() >= byte_len) {
+            if graph.is_none() {
+                // The caller may have made a new `Stream` of the same CUDA stream.
+                piece.alive = stream.alive();
+            }
+            return Ok(piece.memory.address());
+        }
+        // It grows by doubling, so that all that a capture gets is at most twice the longest.
+        let memory = DeviceMemory::new(stream.device(), byte_len.max(2 * before))?;
+        let alive = match graph {
+            Some(graph) => {
+                let reference = Arc::default();
+                let alive = Arc::downgrade(&reference);
+                graph.keep(reference)?;
+                alive
+            }
+            None => {
+                self.pieces.retain(|piece| piece.user != user);
+                stream.alive()
+            }
+        };
+        let address = memory.address();
+        self.pieces.push(Piece { user, alive, memory });
+        Ok(address)
     }
 }

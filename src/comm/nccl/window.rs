@@ -46,10 +46,21 @@ unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
     library.check("ncclMemFree", unsafe { free(address.as_ptr().cast()) })
 }
 
-/// The windows of a communicator, in the order in which its ranks registered them, which is the
-/// same on all ranks.
+/// The windows of a communicator, and memory that it may still use.
 #[derive(Default)]
-pub(super) struct Windows(Mutex<Vec<Arc<Window>>>);
+pub(super) struct Windows {
+    /// In the order in which the ranks registered them, which is the same on all ranks.
+    registered: Mutex<Vec<Arc<Window>>>,
+    /// Memory of which NCCL has not said that it is registered, or not any more: the call has
+    /// failed, or has not returned.
+    unsettled: Mutex<Vec<Memory>>,
+}
+
+/// An address, which is used only when the memory is freed.
+struct Memory(NonNull<u8>);
+
+// SAFETY: NCCL takes the address from any thread.
+unsafe impl Send for Memory {}
 
 /// A window, and the memory under it.
 struct Window {
@@ -66,12 +77,17 @@ unsafe impl Sync for Window {}
 
 impl Windows {
     fn push(&self, window: &Arc<Window>) {
-        lock(&self.0).push(Arc::clone(window));
+        lock(&self.registered).push(Arc::clone(window));
+    }
+
+    /// Keeps memory until the communicator has ended.
+    fn keep(&self, address: NonNull<u8>) {
+        lock(&self.unsettled).push(Memory(address));
     }
 
     /// Which of the oldest windows this rank has dropped, as bits; `None` without windows.
     fn dropped(&self) -> Option<i64> {
-        let windows = lock(&self.0);
+        let windows = lock(&self.registered);
         let is_dropped = |window: &Arc<Window>| i64::from(window.is_dropped.load(Ordering::Acquire));
         let bits = windows.iter().take(MOST_COMPARED).enumerate();
         (!windows.is_empty()).then(|| bits.fold(0, |bits, (index, window)| bits | (is_dropped(window) << index)))
@@ -84,36 +100,48 @@ impl Windows {
             index += 1;
             index <= MOST_COMPARED && bits >> (index - 1) & 1 == 1
         };
-        lock(&self.0).extract_if(.., &mut is_meant).collect()
+        lock(&self.registered).extract_if(.., &mut is_meant).collect()
     }
 
-    /// Frees the memory under all windows, when the communicator has ended. Its windows went with
-    /// it.
+    /// Frees all memory, when the communicator has ended. Its windows went with it.
     ///
     /// # Safety
     ///
     /// The communicator was destroyed or aborted, and nothing uses the memory. The device is
     /// current.
     pub(super) unsafe fn free(self, library: &Library) {
-        for window in self.0.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        let registered = self.registered.into_inner().unwrap_or_else(|e| e.into_inner());
+        let unsettled = self.unsettled.into_inner().unwrap_or_else(|e| e.into_inner());
+        let registered = registered.iter().map(|window| window.address);
+        for address in registered.chain(unsettled.iter().map(|memory| memory.0)) {
             // SAFETY: the caller's promise.
-            if let Err(error) = unsafe { free(library, window.address) } {
+            if let Err(error) = unsafe { free(library, address) } {
                 crate::util::log::event!(WARN, "{error}");
             }
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+        lock(&self.registered).is_empty() && lock(&self.unsettled).is_empty()
     }
 }
 
-/// The memory of a communicator's buffer, and the window over it if there is one.
+/// The memory of a communicator's buffer.
 struct SymmetricMemory {
     handle: Arc<NcclHandle>,
     address: NonNull<u8>,
     generation: u64,
-    window: Option<Arc<Window>>,
+    owner: Owner,
+}
+
+/// What frees memory that is dropped.
+enum Owner {
+    /// The drop.
+    Buffer,
+    /// The communicator, when every rank has dropped the window over it.
+    Window(Arc<Window>),
+    /// The communicator, when it has ended.
+    Communicator,
 }
 
 // SAFETY: an address and a handle, which are used only when the memory is freed.
@@ -153,11 +181,17 @@ impl NcclBackend {
                 registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
-            let all = self.gather(&[i64::from(memory.window.is_some())], Purpose::Allocate, deadline)?;
-            if let Some(window) = memory.window.take_if(|_| all.contains(&[0])) {
-                self.handle.deregister(window.raw).map_err(|error| self.fail(error))?;
+            let is_registered = matches!(memory.owner, Owner::Window(_));
+            let all = self.gather(&[i64::from(is_registered)], Purpose::Allocate, deadline)?;
+            if let Owner::Window(window) = &memory.owner {
+                if all.contains(&[0]) {
+                    let window = Arc::clone(window);
+                    self.deregister(&[window])?;
+                    memory.owner = Owner::Buffer;
+                } else {
+                    self.handle.windows.push(window);
+                }
             }
-            memory.window.iter().for_each(|window| self.handle.windows.push(window));
         }
         // SAFETY: NCCL's memory is aligned to its granularity, holds that many zeros as long as the
         // lease lives, and nothing else refers to it.
@@ -170,8 +204,9 @@ impl NcclBackend {
         let windows = &self.handle.windows;
         let Some(dropped) = windows.dropped() else { return Ok(()) };
         let all = self.gather(&[dropped], Purpose::Allocate, deadline)?;
-        for window in windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped)) {
-            self.handle.deregister(window.raw).map_err(|error| self.fail(error))?;
+        let released = windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped));
+        self.deregister(&released)?;
+        for window in released {
             let library = self.handle.library;
             // SAFETY: an address, which only the closure uses from here on.
             let address = unsafe { Sent::new(window.address) };
@@ -184,6 +219,17 @@ impl NcclBackend {
         }
         Ok(())
     }
+
+    /// Deregisters windows that are in no list. If that fails, the communicator keeps all of their
+    /// memory.
+    fn deregister(&self, windows: &[Arc<Window>]) -> Result<()> {
+        let deregistered =
+            windows.iter().try_for_each(|window| self.handle.deregister(window.raw, &|| self.domain.check()));
+        deregistered.map_err(|error| {
+            windows.iter().for_each(|window| self.handle.windows.keep(window.address));
+            self.fail(error)
+        })
+    }
 }
 
 impl SymmetricMemory {
@@ -195,7 +241,7 @@ impl SymmetricMemory {
         let result = unsafe { allocate(&mut address, registered_len(byte_len)) };
         handle.library.check("ncclMemAlloc", result)?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
-        Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), window: None })
+        Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), owner: Owner::Buffer })
     }
 
     /// Registers the memory. Collective.
@@ -212,10 +258,14 @@ impl SymmetricMemory {
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         };
-        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ())?;
-        let raw = NonNull::new(window.load(Ordering::Acquire));
-        let is_dropped = AtomicBool::new(false);
-        self.window = raw.map(|raw| Arc::new(Window { raw, address: self.address, is_dropped }));
+        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ()).inspect_err(|_| {
+            self.handle.windows.keep(self.address);
+            self.owner = Owner::Communicator;
+        })?;
+        if let Some(raw) = NonNull::new(window.load(Ordering::Acquire)) {
+            let is_dropped = AtomicBool::new(false);
+            self.owner = Owner::Window(Arc::new(Window { raw, address: self.address, is_dropped }));
+        }
         Ok(())
     }
 }
@@ -238,19 +288,19 @@ impl Lease for SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        let (handle, window) = (Arc::clone(&self.handle), self.window.take());
+        let (handle, owner) = (Arc::clone(&self.handle), std::mem::replace(&mut self.owner, Owner::Communicator));
         // SAFETY: an address, which only the closure uses from here on.
         let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
-        device.release_later("ncclMemFree", move || match window {
-            // The communicator frees the memory when every rank has come so far.
-            Some(window) => {
+        device.release_later("ncclMemFree", move || match owner {
+            Owner::Communicator => Ok(()),
+            Owner::Window(window) => {
                 window.is_dropped.store(true, Ordering::Release);
                 Ok(())
             }
             // SAFETY: allocated by `new` and freed once; there is no window, and the GPU has done
             // the work on the memory.
-            None => unsafe { free(handle.library, address.into_inner()) },
+            Owner::Buffer => unsafe { free(handle.library, address.into_inner()) },
         });
     }
 }

@@ -98,7 +98,7 @@ uint64_t fake_cuda_calls(const char *function) {
 
 size_t fake_cuda_live(const char *kind) {
     static const char *const kinds[HANDLE_KINDS] = {
-        "context", "stream", "event", "module", "function", "graph", "graph exec"};
+        "context", "stream", "event", "module", "function", "graph", "graph exec", "user object"};
     pthread_mutex_lock(&lock);
     size_t live = (size_t)-1;
     for (int i = 0; i < HANDLE_KINDS; i++) {

@@ -15,8 +15,10 @@ struct capture {
     struct stream *streams[MOST_CAPTURED_STREAMS];
     uint32_t clocks[MOST_CAPTURED_STREAMS][MOST_CAPTURED_STREAMS];
     int stream_count;
-    struct operation *first, **end;
-    size_t nodes;
+    /* What it records into, as the program knows it from the first question on. */
+    struct graph *graph;
+    CUgraph handle;
+    struct operation **end;
 };
 
 static struct capture *captures;
@@ -61,7 +63,7 @@ CUresult capture_add(struct stream *stream, const struct operation *operation) {
     struct operation *clone = operation_clone(operation);
     *capture->end = clone;
     capture->end = &clone->next;
-    capture->nodes++;
+    capture->graph->nodes++;
     capture->clocks[stream->captured_as][stream->captured_as]++;
     return CUDA_SUCCESS;
 }
@@ -120,7 +122,8 @@ static CUresult begin(CUstream handle, int mode) {
     capture->id = ++last_id;
     capture->owner = pthread_self();
     capture->mode = mode;
-    capture->end = &capture->first;
+    capture->graph = allocate(sizeof *capture->graph);
+    capture->end = &capture->graph->first;
     captures = capture;
     enter_capture(capture, stream);
     return CUDA_SUCCESS;
@@ -131,6 +134,12 @@ EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
     return LOCKED(begin(stream, mode));
+}
+
+static CUgraph handle_of(struct capture *capture) {
+    if (capture->handle == NULL)
+        capture->handle = handle_new(HANDLE_GRAPH, capture->graph);
+    return capture->handle;
 }
 
 /* Takes the capture apart, and gives what it recorded if that is a graph. */
@@ -145,17 +154,11 @@ static CUresult finish(struct capture *capture, CUgraph *handle) {
     while (*place != capture)
         place = &(*place)->next;
     *place = capture->next;
-    *handle = NULL;
-    if (result == CUDA_SUCCESS) {
-        struct graph *graph = allocate(sizeof *graph);
-        *graph = (struct graph){.first = capture->first, .nodes = capture->nodes};
-        *handle = handle_new(HANDLE_GRAPH, graph);
-        capture->first = NULL;
-    }
-    while (capture->first != NULL) {
-        struct operation *operation = capture->first;
-        capture->first = operation->next;
-        operation_free(operation);
+    *handle = result == CUDA_SUCCESS ? handle_of(capture) : NULL;
+    if (result != CUDA_SUCCESS) {
+        if (capture->handle != NULL)
+            handle_drop(HANDLE_GRAPH, capture->handle);
+        graph_free(capture->graph);
     }
     free(capture);
     return result;
@@ -191,6 +194,25 @@ static CUresult get_status(CUstream handle, int *status) {
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     ENTER(CONTEXT);
     return status == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(get_status(stream, status));
+}
+
+static CUresult get_info(CUstream handle, int *status, unsigned long long *id, CUgraph *graph) {
+    TRY(get_status(handle, status));
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return CUDA_SUCCESS;
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    *id = stream->capture->id;
+    *graph = handle_of(stream->capture);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, unsigned long long *id, CUgraph *graph,
+    const CUgraphNode **dependencies, size_t *dependency_count) {
+    ENTER(CONTEXT);
+    if (status == NULL || id == NULL || graph == NULL || dependencies != NULL || dependency_count != NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return LOCKED(get_info(stream, status, id, graph));
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {

@@ -47,6 +47,7 @@ typedef void *CUfunction;
 typedef void *CUgraph;
 typedef void *CUgraphExec;
 typedef void *CUgraphNode;
+typedef void *CUuserObject;
 typedef void (*CUhostFn)(void *data);
 
 typedef enum {
@@ -94,6 +95,8 @@ enum {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+    CU_GRAPH_USER_OBJECT_MOVE = 1,
 };
 
 #define CU_STREAM_LEGACY ((CUstream)1)

@@ -11,6 +11,64 @@ static void free_list(struct operation *operation) {
     }
 }
 
+void kept_clone(const struct kept *kept, struct kept *clone) {
+    *clone = *kept;
+    for (int i = 0; i < kept->count; i++)
+        kept->objects[i]->references++;
+}
+
+/* The destructor must not call the driver, whose lock it does not find free. */
+void kept_release(struct kept *kept) {
+    for (int i = 0; i < kept->count; i++) {
+        struct user_object *object = kept->objects[i];
+        if (--object->references > 0)
+            continue;
+        object->destroy(object->value);
+        free(object);
+    }
+    kept->count = 0;
+}
+
+void graph_free(struct graph *graph) {
+    kept_release(&graph->kept);
+    free_list(graph->first);
+    free(graph);
+}
+
+static CUresult retain(CUgraph graph_handle, CUuserObject object_handle, unsigned count) {
+    struct graph *graph = handle_get(HANDLE_GRAPH, graph_handle);
+    struct user_object *object = handle_get(HANDLE_USER_OBJECT, object_handle);
+    if (graph == NULL || object == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (count != 1 || graph->kept.count == MOST_KEPT)
+        return CUDA_ERROR_INVALID_VALUE;
+    graph->kept.objects[graph->kept.count++] = object;
+    /* The program gives its own reference away. */
+    handle_drop(HANDLE_USER_OBJECT, object_handle);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
+    ENTER(INITIALIZED);
+    return flags != CU_GRAPH_USER_OBJECT_MOVE ? CUDA_ERROR_INVALID_VALUE : LOCKED(retain(graph, object, count));
+}
+
+static CUresult create_object(CUuserObject *handle, const struct user_object *object) {
+    struct user_object *new = allocate(sizeof *new);
+    *new = *object;
+    *handle = handle_new(HANDLE_USER_OBJECT, new);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuUserObjectCreate(
+    CUuserObject *object, void *value, CUhostFn destroy, unsigned references, unsigned flags) {
+    ENTER(INITIALIZED);
+    const struct user_object new = {value, destroy, 1};
+    return object == NULL || destroy == NULL || references != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+               ? CUDA_ERROR_INVALID_VALUE
+               : LOCKED(create_object(object, &new));
+}
+
 void exec_run(struct exec *exec, uint64_t turn) {
     while (exec->finished != turn)
         pthread_cond_wait(&changed, &lock);
@@ -22,6 +80,7 @@ void exec_run(struct exec *exec, uint64_t turn) {
 void exec_release(struct exec *exec) {
     if (--exec->references > 0)
         return;
+    kept_release(&exec->kept);
     free_list(exec->first);
     free(exec);
 }
@@ -40,6 +99,7 @@ static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle) {
         return CUDA_ERROR_INVALID_HANDLE;
     struct exec *exec = allocate(sizeof *exec);
     exec->references = 1;
+    kept_clone(&graph->kept, &exec->kept);
     struct operation **end = &exec->first;
     for (const struct operation *operation = graph->first; operation != NULL; operation = operation->next) {
         *end = operation_clone(operation);
@@ -91,8 +151,7 @@ static CUresult destroy_graph(CUgraph handle) {
     if (graph == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     handle_drop(HANDLE_GRAPH, handle);
-    free_list(graph->first);
-    free(graph);
+    graph_free(graph);
     return CUDA_SUCCESS;
 }
 

@@ -59,6 +59,7 @@ enum handle_kind {
     HANDLE_FUNCTION,
     HANDLE_GRAPH,
     HANDLE_EXEC,
+    HANDLE_USER_OBJECT,
     HANDLE_KINDS
 };
 void *handle_new(enum handle_kind kind, void *object);
@@ -210,14 +211,31 @@ CUresult capture_add(struct stream *stream, const struct operation *operation);
 void capture_record_event(struct stream *stream, struct event *event);
 CUresult capture_wait_event(struct stream *stream, const struct event *event);
 
+/* What a program has a graph keep. It is destroyed with the last graph that keeps it. */
+struct user_object {
+    void *value;
+    CUhostFn destroy;
+    int references;
+};
+#define MOST_KEPT 8
+struct kept {
+    struct user_object *objects[MOST_KEPT];
+    int count;
+};
+void kept_clone(const struct kept *kept, struct kept *clone);
+void kept_release(struct kept *kept);
+
 struct graph {
     struct operation *first;
     size_t nodes;
+    struct kept kept;
 };
+void graph_free(struct graph *graph);
 
 struct exec {
     int references;
     struct operation *first;
+    struct kept kept;
     uint64_t launched, finished;
 };
 void exec_run(struct exec *exec, uint64_t turn);

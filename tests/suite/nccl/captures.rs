@@ -2,26 +2,33 @@
 //! the driver for.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
 use distcollective::context::{Bindings, ContextOptions};
+use distcollective::log::{LogLevel, set_log_handler};
 use distcollective::stream::Work;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Network, Rank, ReduceOperation, Result, Stream,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, Network, Rank, ReduceOperation, Result,
+    Stream,
 };
 use libloading::Library;
 
 use super::libraries::{cuda_calls, cuda_live};
-use super::{Child, available_ranks, cuda_stream, is_on_gpu, on_gpus};
+use super::{Child, available_ranks, communicators, cuda_stream, is_on_gpu, needs_test_libraries, on_gpus};
+use crate::ranks::on_communicators;
 
 type Handle = *mut c_void;
 
 const GLOBAL: i32 = 0;
 const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+
+/// The deadline of a test in which an abort hangs, for which a thread may wait 10 s.
+const LONG: Duration = Duration::from_secs(40);
 
 /// How many calls are counted on each rank.
 const CALLS: usize = 5;
@@ -32,6 +39,15 @@ pub fn play(name: &str, ranks: u32) {
         "releases" => on_gpus(ranks, |communicator| releases(&communicator)),
         "questions" => on_gpus(ranks, |communicator| questions(&communicator)),
         "recording" => on_gpus(ranks, |communicator| recording(&communicator)),
+        "scratch" => {
+            let barrier = Arc::new(Barrier::new(ranks as usize));
+            on_gpus(ranks, move |communicator| scratch(&communicator, &barrier));
+        }
+        "scratch of a context" => {
+            let barrier = Arc::new(Barrier::new(ranks as usize));
+            on_gpus(ranks, move |communicator| scratch_of_a_context(&communicator, &barrier));
+        }
+        "failure" => failure(ranks),
         "destroyed stream" => on_gpus(ranks, |communicator| destroyed_stream(&communicator)),
         "calls" => {
             let barrier = Arc::new(Barrier::new(ranks as usize));
@@ -88,6 +104,12 @@ impl Driver {
 
     /// Ends the capture, which nothing has invalidated.
     pub fn end_capture(&self, stream: &Stream) {
+        let graph = self.captured(stream);
+        assert_eq!(self.call("cuGraphDestroy", graph), 0);
+    }
+
+    /// Ends the capture, and gives its graph.
+    fn captured(&self, stream: &Stream) -> Handle {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the function has this type; the stream is alive.
         let result = unsafe {
@@ -95,7 +117,33 @@ impl Driver {
             end.expect("it")(stream.as_raw_cuda().expect("a CUDA stream"), &mut graph)
         };
         assert_eq!(result, 0, "the capture was invalidated");
+        graph
+    }
+
+    /// Ends the capture, and makes a graph that can be launched.
+    fn launchable(&self, stream: &Stream) -> Handle {
+        let graph = self.captured(stream);
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the function has this type; the graph is alive.
+        let result = unsafe {
+            let make =
+                self.0.get::<unsafe extern "C" fn(*mut Handle, Handle, u64) -> i32>("cuGraphInstantiateWithFlags");
+            make.expect("it")(&mut executable, graph, 0)
+        };
+        assert_eq!(result, 0);
         assert_eq!(self.call("cuGraphDestroy", graph), 0);
+        executable
+    }
+
+    /// Launches a graph, and waits until it is done.
+    fn launch(&self, executable: Handle, stream: &Stream) -> Result<()> {
+        // SAFETY: the function has this type; graph and stream are alive.
+        let result = unsafe {
+            let launch = self.0.get::<unsafe extern "C" fn(Handle, Handle) -> i32>("cuGraphLaunch");
+            launch.expect("it")(executable, stream.as_raw_cuda().expect("a CUDA stream"))
+        };
+        assert_eq!(result, 0);
+        stream.synchronize()
     }
 }
 
@@ -109,7 +157,7 @@ fn wait_for_calls(function: &str, count: usize) {
 }
 
 /// Waits until what this rank has dropped so far is freed: an allocation that fails waits for it.
-fn free_what_was_dropped(communicator: &Communicator) {
+pub fn free_what_was_dropped(communicator: &Communicator) {
     let error = Buffer::zeroed_in(communicator.space(), DataType::Uint8, [1 << 50]).expect_err("too much memory");
     assert!(error.to_string().contains("cuMemAlloc"), "{error}");
 }
@@ -141,7 +189,7 @@ fn questions(communicator: &Communicator) -> Result<()> {
     let driver = Driver::on(communicator);
     let enqueue = || {
         let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
-        Ok::<_, distcollective::Error>(communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?)
+        Ok::<_, Error>(communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?)
     };
     let (asked, not_asked) = (enqueue()?, enqueue()?);
     stream.synchronize()?;
@@ -200,6 +248,104 @@ fn recording(communicator: &Communicator) -> Result<()> {
     communicator.barrier()?;
     drop(bindings);
     Ok(())
+}
+
+/// How much memory of GPUs there is when all ranks have come here and freed what they have dropped.
+fn live_memory(communicator: &Communicator, barrier: &Barrier) -> usize {
+    free_what_was_dropped(communicator);
+    barrier.wait();
+    let live = cuda_live("device memory");
+    barrier.wait();
+    live
+}
+
+/// Each capture gets scratch memory of its own, which no later call on the stream uses. It is freed
+/// when the graph and what was made of it are gone.
+fn scratch(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    let ranks = communicator.world_size() as usize;
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let bools = || Buffer::zeroed_in(communicator.space(), DataType::Bool, [64]);
+    let sum = |operands| Ok::<_, Error>(communicator.collective_async(SUM, operands, &stream)?.wait()?);
+    let (mut eager, mut recorded) = (Operands::in_place(bools()?), Operands::in_place(bools()?));
+    eager = sum(eager)?;
+    let live = live_memory(communicator, barrier);
+
+    driver.begin_capture(&stream);
+    recorded = sum(sum(recorded)?)?;
+    let kept = driver.launchable(&stream);
+    assert_eq!(live_memory(communicator, barrier), live + ranks, "two calls of one capture share memory");
+    eager = sum(eager)?;
+    assert_eq!(live_memory(communicator, barrier), live + ranks, "the stream has kept its own memory");
+    driver.begin_capture(&stream);
+    recorded = sum(recorded)?;
+    let dropped = driver.launchable(&stream);
+    assert_eq!(live_memory(communicator, barrier), live + 2 * ranks, "another capture gets other memory");
+
+    // A call finds out which graphs are gone.
+    assert_eq!(driver.call("cuGraphExecDestroy", dropped), 0);
+    eager = sum(eager)?;
+    assert_eq!(live_memory(communicator, barrier), live + ranks, "one graph is gone");
+    if communicator.rank() == Rank(0) {
+        recorded.output.as_mut().expect("in place").write(63, &[1])?;
+    }
+    driver.launch(kept, &stream)?;
+    let mut any = [0; 64];
+    recorded.output.as_ref().expect("in place").read(0, &mut any)?;
+    assert_eq!((any[0], any[63]), (0, 1));
+    assert_eq!(driver.call("cuGraphExecDestroy", kept), 0);
+    eager = sum(eager)?;
+    assert_eq!(live_memory(communicator, barrier), live, "both are gone");
+    drop((eager, recorded));
+    Ok(())
+}
+
+/// The scratch memory of a context is a part of the context, on whatever streams it runs.
+fn scratch_of_a_context(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    let live = live_memory(communicator, barrier);
+    for cuda_graph in [false, true] {
+        let options = ContextOptions::default().cuda_graph(cuda_graph);
+        let mut context = any(communicator.world_size())?.create_execution_context_with(options)?;
+        context.set_communicator(communicator)?;
+        let bools = || Buffer::zeroed_in(communicator.space(), DataType::Bool, [64]);
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", bools()?)?;
+        bindings.bind_output("y", bools()?)?;
+        let with_context = live_memory(communicator, barrier);
+        for stream in [cuda_stream(communicator)?, cuda_stream(communicator)?, Stream::inline()] {
+            bindings = context.enqueue(bindings, &stream)?.wait()?;
+        }
+        assert_eq!(live_memory(communicator, barrier), with_context, "runs allocate nothing");
+        drop((context, bindings));
+        assert_eq!(live_memory(communicator, barrier), live, "nothing of the context is left");
+    }
+    Ok(())
+}
+
+/// A call fails on one rank while it is recorded. An abort that has begun hangs, as NCCL's does
+/// until the graph is gone.
+fn failure(ranks: u32) {
+    set_log_handler(LogLevel::Warn, |_, text| println!("{text}")).expect("no handler before");
+    let has_returned = Arc::new(AtomicBool::new(false));
+    let results = on_communicators(LONG, communicators(ranks), move |communicator| -> Result<Option<Error>> {
+        if communicator.rank() == Rank(0) {
+            while !has_returned.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            return Ok(None);
+        }
+        let stream = cuda_stream(&communicator)?;
+        let driver = Driver::on(&communicator);
+        let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+        driver.begin_capture(&stream);
+        let failed = communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?.wait();
+        driver.end_capture(&stream);
+        has_returned.store(true, Ordering::SeqCst);
+        Ok(failed.err().map(Error::from))
+    });
+    for error in results.into_iter().filter_map(|result| result.expect("no other error")) {
+        println!("{error:?}");
+    }
 }
 
 /// The caller destroys a stream on which a context ran last. The context runs on another one.
@@ -322,6 +468,27 @@ fn a_question_about_work_does_not_invalidate_a_capture() {
 #[test]
 fn recording_frees_nothing() {
     plays_on_fakes("recording", &[2]);
+}
+
+#[test]
+fn each_capture_has_scratch_memory_of_its_own() {
+    plays_on_fakes("scratch", &[2, 3]);
+}
+
+#[test]
+fn the_scratch_memory_of_a_context_goes_with_it() {
+    plays_on_fakes("scratch of a context", &[2]);
+}
+
+#[test]
+fn a_failure_during_a_capture_waits_for_no_abort() {
+    if needs_test_libraries() {
+        return;
+    }
+    let script = [("FAKE_NCCL", "hang_abort,fail=ncclAllReduce:1:3:1")];
+    let text = Child::new("captures failure", 2).with(&script).passes_within(LONG);
+    assert!(text.contains("ncclInternalError"), "{text}");
+    assert!(!text.contains("ncclCommAbort has not ended in time"), "the failing call has waited:\n{text}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use distcollective::{
 };
 
 use super::captures::Driver;
-use super::faults::Makers;
+use super::ends::Makers;
 use super::libraries::cuda_calls;
 use super::{Child, TIMEOUT, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators, patient};

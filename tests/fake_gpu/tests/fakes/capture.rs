@@ -1,5 +1,8 @@
 //! Capture and graphs.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::child::test_in_child;
 use crate::cuda::*;
 
@@ -65,6 +68,58 @@ test_in_child!(what_is_captured_runs_with_every_launch, Current, &[], || {
     ok((cuda().graph_exec_destroy)(exec));
     assert_eq!((cuda().graph_launch)(exec, stream), INVALID_HANDLE);
     synchronize(stream);
+});
+
+/// The number of the stream's capture, and its graph.
+fn info(stream: Handle) -> (u64, Handle) {
+    let (mut status, mut id, mut graph) = (-1, 0, NO_HANDLE);
+    let (none, no_count) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok((cuda().capture_info)(stream, &mut status, &mut id, &mut graph, none, no_count));
+    assert_eq!(status != 0, graph != NO_HANDLE);
+    (id, graph)
+}
+
+/// Has the graph keep an object whose end adds one to the count.
+fn keep(graph: Handle, ended: &AtomicU32) {
+    extern "C" fn end(ended: *mut c_void) {
+        // SAFETY: `keep` has made the pointer, of a count that lives as long as its test.
+        unsafe { &*ended.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+    }
+    let (mut object, value) = (NO_HANDLE, std::ptr::from_ref(ended).cast_mut().cast());
+    ok((cuda().user_object)(&mut object, value, end, 1, 1));
+    ok((cuda().graph_retain)(graph, object, 1, 1));
+    assert_eq!((cuda().graph_retain)(graph, object, 1, 1), INVALID_HANDLE);
+}
+
+test_in_child!(what_a_graph_keeps_ends_with_the_last_launch, Current, &[], || {
+    use_device(0);
+    let (stream, gate, address, ended) = (stream(), Gate::new(), allocate(1), AtomicU32::new(0));
+    let count = || ended.load(Ordering::Relaxed);
+    assert_eq!(info(stream), (0, NO_HANDLE));
+    begin(stream);
+    let (first, captured) = info(stream);
+    ok((cuda().set_on)(address, 1, 1, stream));
+    keep(captured, &ended);
+    let graph = end(stream);
+    assert_eq!(graph, captured);
+    let exec = instantiate(graph);
+    assert_eq!(count(), 0);
+    gate.close(stream);
+    ok((cuda().graph_launch)(exec, stream));
+    ok((cuda().graph_exec_destroy)(exec));
+    assert_eq!(count(), 0);
+    gate.open();
+    synchronize(stream);
+    assert_eq!(count(), 1);
+
+    // A capture that is invalidated has no graph.
+    begin(stream);
+    let (second, captured) = info(stream);
+    assert_ne!(first, second);
+    keep(captured, &ended);
+    assert_eq!((cuda().stream_synchronize)(stream), CAPTURE_UNSUPPORTED);
+    assert_eq!(end_badly(stream), CAPTURE_INVALIDATED);
+    assert_eq!(count(), 2);
 });
 
 test_in_child!(launches_of_one_graph_are_in_order, Current, &[], || {

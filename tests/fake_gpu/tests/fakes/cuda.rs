@@ -68,6 +68,8 @@ library!(Cuda, "libcuda.so.1", {
     capture_begin = "cuStreamBeginCapture_v2"(Handle, c_int) -> c_int;
     capture_end = "cuStreamEndCapture"(Handle, *mut Handle) -> c_int;
     capture_status = "cuStreamIsCapturing"(Handle, *mut c_int) -> c_int;
+    capture_info = "cuStreamGetCaptureInfo_v2"(Handle, *mut c_int, *mut u64, *mut Handle, *mut *const Handle,
+        *mut usize) -> c_int;
     capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut c_int) -> c_int;
     event_create = "cuEventCreate"(*mut Handle, c_uint) -> c_int;
     event_destroy = "cuEventDestroy_v2"(Handle) -> c_int;
@@ -85,6 +87,8 @@ library!(Cuda, "libcuda.so.1", {
     graph_launch = "cuGraphLaunch"(Handle, Handle) -> c_int;
     graph_exec_destroy = "cuGraphExecDestroy"(Handle) -> c_int;
     graph_destroy = "cuGraphDestroy"(Handle) -> c_int;
+    user_object = "cuUserObjectCreate"(*mut Handle, *mut c_void, HostFunction, c_uint, c_uint) -> c_int;
+    graph_retain = "cuGraphRetainUserObject"(Handle, Handle, c_uint, c_uint) -> c_int;
     graph_nodes = "cuGraphGetNodes"(Handle, *mut Handle, *mut usize) -> c_int;
     error_name = "cuGetErrorName"(c_int, *mut *const c_char) -> c_int;
     proc_address = "cuGetProcAddress_v2"(*const c_char, *mut Handle, c_int, u64, *mut c_int) -> c_int;

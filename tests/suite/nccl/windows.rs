@@ -1,0 +1,159 @@
+//! Windows: where they are, when they go, and what becomes of their memory after a fault.
+
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use distcollective::{
+    Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank,
+    ReduceOperation, Result, inputs, outputs,
+};
+use fake_gpu::Variant;
+
+use super::captures::free_what_was_dropped;
+use super::faults::{says, sums};
+use super::libraries::{cuda_calls, nccl_calls, nccl_live};
+use super::stuck::wait_for_calls;
+use super::{Child, TIMEOUT, communicators, needs_test_libraries, on_gpus};
+use crate::ranks::{DEADLINE, on_communicators};
+
+/// Plays a role in a child.
+pub fn play(name: &str, ranks: u32) {
+    match name {
+        "are registered" => {
+            on_gpus(ranks, |communicator| windows(&communicator));
+            println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
+        }
+        "fail" => {
+            let barrier = Arc::new(Barrier::new(ranks as usize));
+            sums(ranks, move |communicator| failing(communicator, &barrier));
+        }
+        "dropped apart" => on_gpus(ranks, |communicator| windows_dropped_apart(&communicator)),
+        "deregistered for ever" => deregistered_for_ever(ranks),
+        _ => panic!("{name} is no role"),
+    }
+}
+
+/// A context with a window, which has run.
+fn with_window(communicator: &Communicator) -> Result<ExecutionContext> {
+    let n = communicator.world_size();
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [1024])?;
+    let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n), x)?;
+    let y = network.add(DistCollective::all_gather().nb_rank(n), sum)?;
+    network.mark_output(y, "y")?;
+    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let mut y = vec![0f32; 1024 * n as usize];
+    context.execute(inputs!["x" => &[1f32; 1024]], outputs!["y" => &mut y])?;
+    assert!(y.iter().all(|y| *y == n as f32));
+    Ok(context)
+}
+
+/// The tensor between two collectives lies in memory that is registered where it can be.
+fn windows(communicator: &Communicator) -> Result<()> {
+    with_window(communicator).map(drop)
+}
+
+/// NCCL does not say that the memory is registered, and may use it nevertheless. So it is not freed
+/// before the communicator has ended.
+fn failing(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    let result = windows(communicator);
+    free_what_was_dropped(communicator);
+    barrier.wait();
+    assert_eq!(nccl_calls("ncclMemFree"), 0);
+    barrier.wait();
+    result
+}
+
+/// Rank 1 does not come back from NCCL, which deregisters a window that all ranks have dropped. It
+/// is told that another rank has failed, and does not free the memory.
+fn deregistered_for_ever(ranks: u32) {
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| -> Result<Error> {
+        drop(with_window(&communicator)?);
+        free_what_was_dropped(&communicator);
+        communicator.barrier()?;
+        if communicator.rank() == Rank(0) {
+            let communicator = communicator.clone();
+            std::thread::spawn(move || {
+                wait_for_calls("ncclCommWindowDeregister", ranks as usize);
+                communicator.abort("the user has closed the window").expect("an end");
+            });
+        }
+        let error = with_window(&communicator).map(drop).expect_err("NCCL keeps the call of rank 1");
+        free_what_was_dropped(&communicator);
+        Ok(error)
+    });
+    for error in results {
+        let error = error.expect("no other error");
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        println!("{error}");
+    }
+}
+
+/// Ranks drop a context with a window at different moments. A window that is registered between
+/// these moments is bound at the same offset on all ranks; the next one replaces the dropped one.
+fn windows_dropped_apart(communicator: &Communicator) -> Result<()> {
+    let n = communicator.world_size() as usize;
+    let mut first = Some(with_window(communicator)?);
+    let second = with_window(communicator)?;
+    if communicator.rank() == Rank(0) {
+        first = None;
+        // Releases are made in order.
+        let frees = cuda_calls("cuMemFree_v2");
+        drop(Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?);
+        let end = Instant::now() + TIMEOUT;
+        while cuda_calls("cuMemFree_v2") == frees && Instant::now() < end {
+            std::thread::yield_now();
+        }
+    }
+    communicator.barrier()?;
+    let third = with_window(communicator)?;
+    communicator.barrier()?;
+    assert_eq!(nccl_live("window"), 3 * n);
+    drop(first);
+    communicator.barrier()?;
+    let fourth = with_window(communicator)?;
+    communicator.barrier()?;
+    assert_eq!(nccl_live("window"), 3 * n);
+    communicator.barrier()?;
+    drop((second, third, fourth));
+    Ok(())
+}
+
+#[test]
+fn without_windows_memory_is_memory() {
+    if needs_test_libraries() {
+        return;
+    }
+    says("windows are registered", 3, "null_window", &["windows: 3"]);
+    says("windows are registered", 3, "never_in_progress", &["windows: 3"]);
+    let text = Child::new("windows are registered", 2).on(Variant::Old).passes();
+    assert!(text.contains("windows: 0"), "{text}");
+}
+
+#[test]
+fn windows_are_bound_alike_although_ranks_drop_others_at_different_moments() {
+    if needs_test_libraries() {
+        return;
+    }
+    says("windows dropped apart", 2, "", &[]);
+    says("windows dropped apart", 3, "", &[]);
+}
+
+#[test]
+fn memory_whose_registration_has_no_end_is_kept() {
+    if needs_test_libraries() {
+        return;
+    }
+    for script in ["stall=ncclCommWindowRegister:1:0", "in_progress=ncclCommWindowRegister:60000"] {
+        says("windows fail", 2, script, &["ncclCommWindowRegister has not returned by the deadline"]);
+    }
+}
+
+#[test]
+fn a_rank_that_deregisters_a_window_is_told_of_a_failure() {
+    if needs_test_libraries() {
+        return;
+    }
+    says("windows deregistered for ever", 2, "stall=ncclCommWindowDeregister:1:1", &["the user has closed the window"]);
+}
