@@ -10,7 +10,8 @@
  *   2. A layer by itself, for an engine that has its own graph (it is what an IPluginV3 needs):
  *      dcl_dist_collective_new -> dcl_dist_collective_bind -> dcl_bound_layer_enqueue.
  *   3. Communicators with eager collectives: dcl_environment_*, dcl_communicator_*, dcl_all_reduce
- *      and the other collectives, dcl_stream_* and dcl_work_*.
+ *      and the other collectives, dcl_send and the other messages, dcl_tensor_dict_*, dcl_stream_*
+ *      and dcl_work_*.
  *
  * The README has tables of what each operation computes: shapes, types, rounding. Enumerators have
  * TensorRT's numbers.
@@ -32,7 +33,8 @@
  *   - DCL_STATUS_BUSY if another call has exclusive use of the object (see "Threads");
  *   - DCL_STATUS_SYSTEM if the operating system, the GPU or one of its libraries fails;
  *   - DCL_STATUS_INTERNAL if this library has a bug.
- * A [collective] call can also return the statuses that are listed under "Failures".
+ * A [collective] call, and one that sends or receives a message, can also return the statuses that
+ * are listed under "Failures".
  *
  * Handles. A dcl_..._t pointer identifies an object. It is not the object's address, and the caller
  * must not dereference it. The library checks each handle: NULL, a freed handle, a handle of
@@ -59,7 +61,8 @@
  *   [local]       The call waits for no other rank. It may wait for the calling thread's own work,
  *                 the operating system, the GPU driver or, where the description says so, a
  *                 callback of the caller.
- *   [waits]       The call waits for enqueued work, at most until the work's timeouts.
+ *   [waits]       The call waits for enqueued work, or for the other rank of a message, at most
+ *                 until the timeout of the work or of the communicator.
  *   [collective]  All ranks of the communicator make the call, in the same order. The call waits
  *                 for the other ranks, at most until the communicator's timeout. Each rank calls
  *                 from a thread of its own: if one thread makes the call for two ranks in turn, the
@@ -336,6 +339,7 @@ typedef struct dcl_communicator dcl_communicator_t;
 typedef struct dcl_buffer dcl_buffer_t;
 typedef struct dcl_stream dcl_stream_t;
 typedef struct dcl_work dcl_work_t;
+typedef struct dcl_tensor_dict dcl_tensor_dict_t;
 
 /* -------------------------------------------------------------------------------------------------
  * The library
@@ -1793,6 +1797,324 @@ dcl_status_t dcl_gather_bytes(dcl_communicator_t *communicator, const void *byte
  * [collective, shared] */
 dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *const *list,
                                const size_t *byte_lens, int32_t root, dcl_buffer_t **received);
+
+/* -------------------------------------------------------------------------------------------------
+ * 3g. Messages from one rank to another
+ *
+ * torch.distributed's send, recv, isend, irecv and batch_isend_irecv. The rules of all:
+ * - `buffer` is an address in the communicator's memory, aligned to the element, of `count`
+ *   elements. It may be NULL if `count` is 0.
+ * - A message has a tag from 0 to DCL_MAX_TAG. A receive takes the first message with its tag from
+ *   `src`, in the order in which that rank sent them. A `src` of DCL_ANY_SOURCE takes a message
+ *   from any rank. A message may be shorter than the buffer.
+ * - Messages are not collective, and on the host they are not ordered against collectives. Several
+ *   threads of a rank may send and receive at once.
+ * - On the host a sender has room for 16 messages to each rank, of up to 4040 bytes each (less
+ *   among more than 64 ranks). A longer message, or one for which there is no room, waits until its
+ *   receiver takes it. Ranks that send such messages to each other use dcl_batch_isend_irecv.
+ * - NCCL has neither tags nor receives from any rank: any tag but 0, and DCL_ANY_SOURCE, are
+ *   DCL_STATUS_UNSUPPORTED. It compares no lengths, so both ranks pass the same `count`. It orders
+ *   messages and collectives by issue.
+ * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if the address is NULL, misaligned or
+ *   in other memory; DCL_STATUS_INVALID_ARGUMENT if the rank or the tag is out of range.
+ * - Errors that end the communicator: those under "Failures" at the top. DCL_STATUS_DISAGREEMENT
+ *   means that the message is longer than the receive's buffer or of another type. The sender may
+ *   learn of it from its next call.
+ *
+ *     float sent[4] = {0}, got[4];
+ *     dcl_message_t messages[2] = {DCL_MESSAGE_INIT, DCL_MESSAGE_INIT};
+ *     messages[0].is_send = 1;
+ *     messages[0].buffer = sent;
+ *     messages[1].buffer = got;
+ *     messages[0].count = messages[1].count = 4;
+ *     messages[0].peer = (rank + 1) % nranks;
+ *     messages[1].peer = (rank + nranks - 1) % nranks;
+ *     status = dcl_batch_isend_irecv(communicator, messages, 2, &work);
+ * ---------------------------------------------------------------------------------------------- */
+
+/* A `src` that stands for any rank. */
+#define DCL_ANY_SOURCE (-1)
+
+/* The highest tag of a message. */
+#define DCL_MAX_TAG 32767
+
+/* Sends a message to rank `dst`. When the function returns, the caller may change the buffer. The
+ * message need not have been received by then. [waits, shared] */
+dcl_status_t dcl_send(dcl_communicator_t *communicator, const void *buffer, size_t count,
+                      dcl_data_type_t data_type, int32_t dst, int32_t tag);
+
+/* Receives a message into the beginning of a buffer. *source receives the rank that sent it, and
+ * *received_count the number of its elements. Both pointers may be NULL. [waits, shared] */
+dcl_status_t dcl_recv(dcl_communicator_t *communicator, void *buffer, size_t count,
+                      dcl_data_type_t data_type, int32_t src, int32_t tag, int32_t *source,
+                      size_t *received_count);
+
+/* Begins to send a message. *work receives a handle; free it with dcl_work_free. Until the work has
+ * ended, the memory must stay valid and the caller must not write it. [local, shared] */
+dcl_status_t dcl_isend(dcl_communicator_t *communicator, const void *buffer, size_t count,
+                       dcl_data_type_t data_type, int32_t dst, int32_t tag, dcl_work_t **work);
+
+/* Begins to receive a message. *work receives a handle; free it with dcl_work_free. Until the work
+ * has ended, the memory must stay valid and the caller must neither read nor write it.
+ * dcl_work_get_received returns what has come. [local, shared] */
+dcl_status_t dcl_irecv(dcl_communicator_t *communicator, void *buffer, size_t count,
+                       dcl_data_type_t data_type, int32_t src, int32_t tag, dcl_work_t **work);
+
+/* A message of dcl_batch_isend_irecv. */
+typedef struct dcl_message {
+    size_t struct_size;
+    /* What is sent, or where the message is received. */
+    void *buffer;
+    /* The number of elements that are sent, or at most received. */
+    size_t count;
+    dcl_data_type_t data_type;
+    /* Not 0: a send. 0: a receive. */
+    int32_t is_send;
+    /* The receiver of a send, or the sender; DCL_ANY_SOURCE stands for any sender. */
+    int32_t peer;
+    int32_t tag;
+} dcl_message_t;
+#define DCL_MESSAGE_INIT {sizeof(dcl_message_t), NULL, 0, DCL_DATA_TYPE_FLOAT, 0, 0, 0}
+
+/* Writes what DCL_MESSAGE_INIT has to a structure of `struct_size` bytes. [local, shared] */
+dcl_status_t dcl_message_init(dcl_message_t *message, size_t struct_size);
+
+/* Begins `nb_messages` messages with one work for all of them. Ranks that exchange messages,
+ * however long, do not wait for each other if each passes its sends and receives to one such call.
+ * The library reads the array during the call only. `work` and the buffers are as in dcl_isend and
+ * dcl_irecv. If an argument of one message is wrong, no message has begun. [local, shared] */
+dcl_status_t dcl_batch_isend_irecv(dcl_communicator_t *communicator, const dcl_message_t *messages,
+                                   int32_t nb_messages, dcl_work_t **work);
+
+/* Returns what message `index` of a work has received: the rank that sent it, and the number of its
+ * elements. Messages are counted as they were passed, from 0. Each output pointer may be NULL.
+ *
+ * Errors: DCL_STATUS_NOT_READY if no dcl_work_wait or dcl_work_wait_for has returned success;
+ * DCL_STATUS_INVALID_ARGUMENT if the work has no such message, or the message is a send.
+ * [local, exclusive] */
+dcl_status_t dcl_work_get_received(dcl_work_t *work, int32_t index, int32_t *source,
+                                   size_t *received_count);
+
+/* -------------------------------------------------------------------------------------------------
+ * 3h. Dictionaries of tensors
+ *
+ * The weights of a model by name, and their broadcast after a training step. A tensor has a name, a
+ * type, dimensions and elements row by row. The elements are in memory of the library, in memory of
+ * the caller (borrowed), in a mapped file, or in memory that processes share. The last two are
+ * read-only.
+ *
+ *     dcl_tensor_dict_t *weights;
+ *     dcl_dims_t dims = {2, {64, 32}};
+ *     status = dcl_tensor_dict_new(&weights);
+ *     status = dcl_tensor_dict_insert(weights, "w", DCL_DATA_TYPE_FLOAT, &dims,
+ *                                     DCL_DEVICE_HOST, w);
+ *     status = dcl_broadcast_tensor_dict(communicator, weights, NULL, NULL, NULL);
+ *     status = dcl_tensor_dict_free(weights);
+ * ---------------------------------------------------------------------------------------------- */
+
+/* The `device` of host memory. */
+#define DCL_DEVICE_HOST (-1)
+
+/* A `device` that the caller does not set. */
+#define DCL_DEVICE_UNSET (-2)
+
+/* Creates a dictionary without tensors. Free it with dcl_tensor_dict_free. [local, shared] */
+dcl_status_t dcl_tensor_dict_new(dcl_tensor_dict_t **dict);
+
+/* Frees a dictionary and what its tensors own. [local, shared] */
+dcl_status_t dcl_tensor_dict_free(dcl_tensor_dict_t *dict);
+
+/* Reads a safetensors file into memory. Free the dictionary with dcl_tensor_dict_free.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the file is no safetensors file, or was cut or changed.
+ * [local, shared] */
+dcl_status_t dcl_tensor_dict_load(const char *path, dcl_tensor_dict_t **dict);
+
+/* Maps a safetensors file: its elements are read when they are used, and take no memory of the
+ * process. Until the dictionary is freed, no program may change the file or make it shorter. Free
+ * the dictionary with dcl_tensor_dict_free.
+ *
+ * Errors: as dcl_tensor_dict_load. [local, shared] */
+dcl_status_t dcl_tensor_dict_map(const char *path, dcl_tensor_dict_t **dict);
+
+/* Writes a safetensors file. It takes the place of one of that name when it is complete.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the format does not have an element type.
+ * [local, shared] */
+dcl_status_t dcl_tensor_dict_save(dcl_tensor_dict_t *dict, const char *path);
+
+/* Adds a tensor at the end; one of the same name is freed, and the new one takes its place.
+ * `device` is the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates
+ * zeros. Otherwise the tensor borrows the caller's memory: until the tensor is removed or replaced,
+ * or the dictionary is freed, the memory must stay valid. No call of the library may use the tensor
+ * while the caller writes the memory.
+ *
+ * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_UNSUPPORTED if there
+ * is no such GPU. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_insert(dcl_tensor_dict_t *dict, const char *name,
+                                    dcl_data_type_t data_type, const dcl_dims_t *dims,
+                                    int32_t device, void *address);
+
+/* Adds a tensor whose elements are not one after the other, in host memory that it borrows as in
+ * dcl_tensor_dict_insert. `strides` has a number of elements for each dimension; it may be negative
+ * or 0. `address` is that of the element with the indices 0. A broadcast replaces such a tensor of
+ * a receiver. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_insert_strided(dcl_tensor_dict_t *dict, const char *name,
+                                            dcl_data_type_t data_type, const dcl_dims_t *dims,
+                                            const int64_t *strides, void *address);
+
+/* Adds a tensor of a type that this library does not have, in host memory: one with a name, such as
+ * safetensors' "F64" or "U16", and 1 to 1024 bits. Only dictionaries carry it. `address` is as in
+ * dcl_tensor_dict_insert.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the elements do not fill whole bytes.
+ * [local, exclusive] */
+dcl_status_t dcl_tensor_dict_insert_opaque(dcl_tensor_dict_t *dict, const char *name,
+                                           const char *type_name, int32_t bit_len,
+                                           const dcl_dims_t *dims, void *address);
+
+/* Removes a tensor, and frees what it owns. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_remove(dcl_tensor_dict_t *dict, const char *name);
+
+/* Returns the number of tensors. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_nb_tensors(dcl_tensor_dict_t *dict, int32_t *nb_tensors);
+
+/* Copies out the name of a tensor by its index, in the order of the dictionary. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_name(dcl_tensor_dict_t *dict, int32_t index, char *buffer,
+                                      size_t capacity, size_t *length);
+
+/* Returns the type of a tensor's elements.
+ *
+ * Errors: DCL_STATUS_UNSUPPORTED if this library does not have the type. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_type(dcl_tensor_dict_t *dict, const char *name,
+                                      dcl_data_type_t *data_type);
+
+/* Copies out the name of the type of a tensor's elements, such as "float32" or "F64".
+ * [local, shared] */
+dcl_status_t dcl_tensor_dict_get_type_name(dcl_tensor_dict_t *dict, const char *name, char *buffer,
+                                           size_t capacity, size_t *length);
+
+/* Returns a tensor's dimensions. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_dims(dcl_tensor_dict_t *dict, const char *name, dcl_dims_t *dims);
+
+/* Returns the length of a tensor's elements in bytes. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_byte_len(dcl_tensor_dict_t *dict, const char *name,
+                                          size_t *byte_len);
+
+/* Returns the number of the GPU that has a tensor's elements, or DCL_DEVICE_HOST.
+ * [local, shared] */
+dcl_status_t dcl_tensor_dict_get_device(dcl_tensor_dict_t *dict, const char *name,
+                                        int32_t *device);
+
+/* Returns the address of a tensor's elements. It is valid until the tensor is removed or replaced,
+ * or the dictionary is freed. The caller must not write read-only elements, which are those of
+ * dcl_tensor_dict_map and of a broadcast with `shared`: the kernel ends the process.
+ *
+ * Errors: DCL_STATUS_INVALID_BUFFER if the tensor is strided. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_get_address(dcl_tensor_dict_t *dict, const char *name, void **address);
+
+/* Copies `byte_len` bytes of a tensor's elements, row by row from `byte_offset` on, from whatever
+ * memory they are in. A strided tensor gives whole elements.
+ *
+ * Errors: DCL_STATUS_INVALID_BUFFER if the range is not in the tensor. [local, shared] */
+dcl_status_t dcl_tensor_dict_read(dcl_tensor_dict_t *dict, const char *name, size_t byte_offset,
+                                  void *bytes, size_t byte_len);
+
+/* Copies `byte_len` bytes to a tensor's elements, from `byte_offset` on, in whatever memory they
+ * are.
+ *
+ * Errors: DCL_STATUS_INVALID_BUFFER if the range is not in the tensor, or the tensor is strided or
+ * read-only. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_write(dcl_tensor_dict_t *dict, const char *name, size_t byte_offset,
+                                   const void *bytes, size_t byte_len);
+
+/* Returns the number of texts about the dictionary, which a safetensors file has as __metadata__.
+ * [local, shared] */
+dcl_status_t dcl_tensor_dict_get_nb_metadata(dcl_tensor_dict_t *dict, int32_t *nb_metadata);
+
+/* Copies out the key of a text by its index, in alphabetical order. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_metadata_key(dcl_tensor_dict_t *dict, int32_t index, char *buffer,
+                                              size_t capacity, size_t *length);
+
+/* Copies out the text of a key.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is none. [local, shared] */
+dcl_status_t dcl_tensor_dict_get_metadata(dcl_tensor_dict_t *dict, const char *key, char *buffer,
+                                          size_t capacity, size_t *length);
+
+/* Sets the text of a key. NULL removes it. [local, exclusive] */
+dcl_status_t dcl_tensor_dict_set_metadata(dcl_tensor_dict_t *dict, const char *key,
+                                          const char *text);
+
+/* Is told how many bytes of all elements a rank has sent or received. It must not call the
+ * communicator, and must not leave by an exception or longjmp. */
+typedef void (*dcl_progress_callback_t)(uint64_t byte_count, uint64_t total_bytes, void *user_data);
+
+/* How a dictionary is broadcast. */
+typedef struct dcl_broadcast_options {
+    size_t struct_size;
+    /* The rank, of the group, that gives its dictionary. All ranks pass the same. */
+    int32_t src;
+    /* Where a receiver's tensors lie at the end: the number of a GPU or DCL_DEVICE_HOST. If it is
+     * DCL_DEVICE_UNSET, a tensor that the receiver has is filled where it is, and a new one is in
+     * the memory of the communicator. */
+    int32_t device;
+    /* The group, for dcl_environment_broadcast_tensor_dict. NULL means "default": all ranks. */
+    const char *group_name;
+    /* The backend that the group has to have. NULL means any. */
+    const char *backend;
+    /* Not 0: what arrives ends in host memory, whatever `device` says. */
+    int32_t offload_to_cpu;
+    /* Not 0: new tensors are in pinned host memory. It needs CUDA. */
+    int32_t pin_memory;
+    /* Not 0: receivers get read-only views of one copy, in memory that the processes share. It
+     * needs the host backend, and all ranks pass the same. The copy is freed when all processes
+     * have freed their views. */
+    int32_t shared;
+    /* 0. */
+    int32_t reserved;
+    /* Called on this rank after each piece. With `shared`, a receiver calls it once. May be NULL.
+     * The callback and `user_data` must stay valid until the broadcast is done. */
+    dcl_progress_callback_t progress;
+    void *user_data;
+} dcl_broadcast_options_t;
+#define DCL_BROADCAST_OPTIONS_INIT \
+    {sizeof(dcl_broadcast_options_t), 0, DCL_DEVICE_UNSET, NULL, NULL, 0, 0, 0, 0, NULL, NULL}
+
+/* Writes what DCL_BROADCAST_OPTIONS_INIT has to a structure of `struct_size` bytes.
+ * [local, shared] */
+dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t struct_size);
+
+/* Gives every rank the tensors of the source's dictionary. `options` may be NULL.
+ *
+ * The source's dictionary stays as it is. On another rank a tensor with the name, type and
+ * dimensions of one that arrives is filled in place; one that the rank lacks is added at the end;
+ * all others stay.
+ *
+ * `stream` and `work` are as in dcl_execution_context_enqueue; a CUDA stream is
+ * DCL_STATUS_UNSUPPORTED. Until dcl_work_wait or dcl_stream_synchronize has returned, other calls
+ * on the dictionary return DCL_STATUS_BUSY. If the work is freed before, the tensors are lost.
+ *
+ * Errors that every rank gets, and after which no dictionary has changed and the communicator still
+ * works:
+ * - DCL_STATUS_INVALID_ARGUMENT: an option does not fit.
+ * - DCL_STATUS_DISAGREEMENT: the ranks pass different sources, or not all pass `shared`.
+ * - DCL_STATUS_INVALID_BUFFER: a rank has a tensor of a name that arrives, with another type or
+ *   other dimensions.
+ * - DCL_STATUS_SYSTEM: a rank has no memory for what would arrive.
+ * After any other error, the elements of the tensors that a receiver had are undefined, and no
+ * tensor has been added. [collective, shared] */
+dcl_status_t dcl_broadcast_tensor_dict(dcl_communicator_t *communicator, dcl_tensor_dict_t *dict,
+                                       const dcl_broadcast_options_t *options, dcl_stream_t *stream,
+                                       dcl_work_t **work);
+
+/* dcl_broadcast_tensor_dict in the group that the options name, on the calling thread.
+ *
+ * Errors: those of dcl_broadcast_tensor_dict; DCL_STATUS_INVALID_ARGUMENT if there is no such
+ * group; DCL_STATUS_NOT_A_MEMBER if this rank is not in it. [collective, shared] */
+dcl_status_t dcl_environment_broadcast_tensor_dict(dcl_environment_t *environment,
+                                                   dcl_tensor_dict_t *dict,
+                                                   const dcl_broadcast_options_t *options);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -182,11 +182,15 @@ inline constexpr Timeout default_timeout{DCL_TIMEOUT_DEFAULT};
 inline constexpr std::int32_t no_color = DCL_NO_COLOR;
 // The `device` of host memory.
 inline constexpr std::int32_t host_memory = -1;
+// A `device` that the caller does not set.
+inline constexpr std::int32_t unset_device = DCL_DEVICE_UNSET;
+// The sender of a receive from any rank.
+inline constexpr std::int32_t any_source = DCL_ANY_SOURCE;
 
 // The C structures with their initial values. The caller owns their strings, and the library reads
 // them during the call only. The functions that do the same for other languages have no wrapper
 // here: dcl_execution_context_options_init, dcl_environment_config_init, dcl_bootstrap_config_init,
-// dcl_plugin_init and dcl_plugin_creator_init.
+// dcl_plugin_init, dcl_plugin_creator_init, dcl_message_init and dcl_broadcast_options_init.
 struct ExecutionContextOptions : dcl_execution_context_options_t {
     ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
 };
@@ -195,6 +199,35 @@ struct EnvironmentConfig : dcl_environment_config_t {
 };
 struct BootstrapConfig : dcl_bootstrap_config_t {
     BootstrapConfig() noexcept : dcl_bootstrap_config_t DCL_BOOTSTRAP_CONFIG_INIT {}
+};
+struct BroadcastOptions : dcl_broadcast_options_t {
+    BroadcastOptions() noexcept : dcl_broadcast_options_t DCL_BROADCAST_OPTIONS_INIT {}
+};
+struct Message : dcl_message_t {
+    Message() noexcept : dcl_message_t DCL_MESSAGE_INIT {}
+
+    static Message send(const void *buffer, std::size_t count, DataType data_type, std::int32_t dst,
+                        std::int32_t tag = 0) noexcept {
+        Message message = recv(const_cast<void *>(buffer), count, data_type, dst, tag);
+        message.is_send = 1;
+        return message;
+    }
+    static Message recv(void *buffer, std::size_t count, DataType data_type, std::int32_t src,
+                        std::int32_t tag = 0) noexcept {
+        Message message;
+        message.buffer = buffer;
+        message.count = count;
+        message.data_type = static_cast<dcl_data_type_t>(data_type);
+        message.peer = src;
+        message.tag = tag;
+        return message;
+    }
+};
+
+// What a receive has got: from which rank, and how many elements.
+struct Received {
+    std::int32_t source;
+    std::size_t count;
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -450,6 +483,13 @@ class Work : public detail::Owned<detail::Handle<dcl_work_t>, dcl_work_free> {
     Result<void> wait() { return detail::check(dcl_work_wait(get())); }
     // If the work has not ended within the timeout, the error's status is kPENDING.
     Result<void> wait_for(Timeout timeout) { return detail::check(dcl_work_wait_for(get(), timeout.count())); }
+    // What message `index` has received, after a wait.
+    Result<Received> get_received(std::int32_t index = 0) {
+        Received received{};
+        auto got = detail::check(dcl_work_get_received(get(), index, &received.source, &received.count));
+        if (!got) return got.error();
+        return received;
+    }
 };
 
 namespace detail {
@@ -484,6 +524,97 @@ class Buffer : public detail::Owned<detail::Handle<dcl_buffer_t>, dcl_buffer_fre
     }
     Result<void> write(std::size_t byte_offset, const void *bytes, std::size_t byte_len) {
         return detail::check(dcl_buffer_write(get(), byte_offset, bytes, byte_len));
+    }
+};
+
+// -------------------------------------------------------------------------------------------------
+// Dictionaries of tensors
+// -------------------------------------------------------------------------------------------------
+
+// Tensors by name, in an order. Tensors with an address borrow the caller's memory, which must stay
+// valid until they are removed or replaced.
+class TensorDict : public detail::Owned<detail::Handle<dcl_tensor_dict_t>, dcl_tensor_dict_free> {
+  public:
+    using Owned::Owned;
+
+    static Result<TensorDict> create() { return detail::output<dcl_tensor_dict_t *, TensorDict>(dcl_tensor_dict_new); }
+    static Result<TensorDict> load(const std::string &path) {
+        return detail::output<dcl_tensor_dict_t *, TensorDict>(dcl_tensor_dict_load, path.c_str());
+    }
+    // Until the dictionary is gone, no program may change the file.
+    static Result<TensorDict> map(const std::string &path) {
+        return detail::output<dcl_tensor_dict_t *, TensorDict>(dcl_tensor_dict_map, path.c_str());
+    }
+    Result<void> save(const std::string &path) const {
+        return detail::check(dcl_tensor_dict_save(get(), path.c_str()));
+    }
+
+    Result<void> insert(const std::string &name, DataType data_type, const Dims &dims, void *address = nullptr,
+                        std::int32_t device = host_memory) {
+        return detail::check(
+            dcl_tensor_dict_insert(get(), name.c_str(), detail::number(data_type), &dims, device, address));
+    }
+    // `strides` has a number of elements for each dimension.
+    Result<void> insert_strided(const std::string &name, DataType data_type, const Dims &dims,
+                                const std::vector<std::int64_t> &strides, void *address) {
+        if (strides.size() != dims.size())
+            return Error(Status::kINVALID_ARGUMENT, "there is one stride for each dimension");
+        return detail::check(dcl_tensor_dict_insert_strided(get(), name.c_str(), detail::number(data_type), &dims,
+                                                            strides.data(), address));
+    }
+    Result<void> insert_opaque(const std::string &name, const std::string &type_name, std::int32_t bit_len,
+                               const Dims &dims, void *address = nullptr) {
+        return detail::check(
+            dcl_tensor_dict_insert_opaque(get(), name.c_str(), type_name.c_str(), bit_len, &dims, address));
+    }
+    Result<void> remove(const std::string &name) { return detail::check(dcl_tensor_dict_remove(get(), name.c_str())); }
+
+    Result<std::int32_t> get_nb_tensors() const {
+        return detail::output<std::int32_t>(dcl_tensor_dict_get_nb_tensors, get());
+    }
+    Result<std::string> get_name(std::int32_t index) const {
+        return detail::copy_out<std::string>(dcl_tensor_dict_get_name, get(), index);
+    }
+    Result<DataType> get_type(const std::string &name) const {
+        return detail::output<dcl_data_type_t, DataType>(dcl_tensor_dict_get_type, get(), name.c_str());
+    }
+    Result<std::string> get_type_name(const std::string &name) const {
+        return detail::copy_out<std::string>(dcl_tensor_dict_get_type_name, get(), name.c_str());
+    }
+    Result<Dims> get_dims(const std::string &name) const {
+        return detail::output<Dims>(dcl_tensor_dict_get_dims, get(), name.c_str());
+    }
+    Result<std::size_t> get_byte_len(const std::string &name) const {
+        return detail::output<std::size_t>(dcl_tensor_dict_get_byte_len, get(), name.c_str());
+    }
+    Result<std::int32_t> get_device(const std::string &name) const {
+        return detail::output<std::int32_t>(dcl_tensor_dict_get_device, get(), name.c_str());
+    }
+    // The caller must not write elements of a mapped file or of a broadcast with `shared`.
+    Result<void *> get_address(const std::string &name) {
+        return detail::output<void *>(dcl_tensor_dict_get_address, get(), name.c_str());
+    }
+    Result<void> read(const std::string &name, std::size_t byte_offset, void *bytes, std::size_t byte_len) const {
+        return detail::check(dcl_tensor_dict_read(get(), name.c_str(), byte_offset, bytes, byte_len));
+    }
+    Result<void> write(const std::string &name, std::size_t byte_offset, const void *bytes, std::size_t byte_len) {
+        return detail::check(dcl_tensor_dict_write(get(), name.c_str(), byte_offset, bytes, byte_len));
+    }
+
+    Result<std::int32_t> get_nb_metadata() const {
+        return detail::output<std::int32_t>(dcl_tensor_dict_get_nb_metadata, get());
+    }
+    Result<std::string> get_metadata_key(std::int32_t index) const {
+        return detail::copy_out<std::string>(dcl_tensor_dict_get_metadata_key, get(), index);
+    }
+    Result<std::string> get_metadata(const std::string &key) const {
+        return detail::copy_out<std::string>(dcl_tensor_dict_get_metadata, get(), key.c_str());
+    }
+    Result<void> set_metadata(const std::string &key, const std::string &text) {
+        return detail::check(dcl_tensor_dict_set_metadata(get(), key.c_str(), text.c_str()));
+    }
+    Result<void> remove_metadata(const std::string &key) {
+        return detail::check(dcl_tensor_dict_set_metadata(get(), key.c_str(), nullptr));
     }
 };
 
@@ -700,6 +831,39 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::output<dcl_buffer_t *, Buffer>(dcl_scatter_bytes, get(), parts.data(), byte_lens.data(), root);
     }
 
+    // Gives every rank the tensors of the source's dictionary.
+    Result<void> broadcast_tensor_dict(TensorDict &dict, const BroadcastOptions &options = BroadcastOptions(),
+                                       const Stream &stream = Stream(), Work *work = nullptr) const {
+        return detail::enqueue(work, dcl_broadcast_tensor_dict, get(), dict.get(), &options, stream.get());
+    }
+
+    // Messages. The caller's memory must stay valid until the call, or its work, is done.
+    Result<void> send(const void *buffer, std::size_t count, DataType data_type, std::int32_t dst,
+                      std::int32_t tag = 0) const {
+        return detail::check(dcl_send(get(), buffer, count, detail::number(data_type), dst, tag));
+    }
+    Result<Received> recv(void *buffer, std::size_t count, DataType data_type, std::int32_t src,
+                          std::int32_t tag = 0) const {
+        Received received{};
+        auto got = detail::check(
+            dcl_recv(get(), buffer, count, detail::number(data_type), src, tag, &received.source, &received.count));
+        if (!got) return got.error();
+        return received;
+    }
+    Result<Work> isend(const void *buffer, std::size_t count, DataType data_type, std::int32_t dst,
+                       std::int32_t tag = 0) const {
+        return detail::output<dcl_work_t *, Work>(dcl_isend, get(), buffer, count, detail::number(data_type), dst, tag);
+    }
+    Result<Work> irecv(void *buffer, std::size_t count, DataType data_type, std::int32_t src,
+                       std::int32_t tag = 0) const {
+        return detail::output<dcl_work_t *, Work>(dcl_irecv, get(), buffer, count, detail::number(data_type), src, tag);
+    }
+    // The work is of all messages.
+    Result<Work> batch_isend_irecv(const std::vector<Message> &messages) const {
+        return detail::output<dcl_work_t *, Work>(dcl_batch_isend_irecv, get(), messages.data(),
+                                                  static_cast<std::int32_t>(messages.size()));
+    }
+
   private:
     // Checks that a list that this rank uses has one element for each rank. Without a root every
     // rank uses its list.
@@ -793,6 +957,9 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_new_group, get(), name.c_str(),
                                                                   ranks.data(),
                                                                   static_cast<std::int64_t>(ranks.size()));
+    }
+    Result<void> broadcast_tensor_dict(TensorDict &dict, const BroadcastOptions &options = BroadcastOptions()) const {
+        return detail::check(dcl_environment_broadcast_tensor_dict(get(), dict.get(), &options));
     }
     Result<Communicator> get_group(const std::string &name) const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_group, get(), name.c_str());

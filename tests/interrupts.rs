@@ -138,6 +138,44 @@ fn a_blocking_call_ends_the_communicator() {
     }
 }
 
+/// Messages whose other rank does not come, with the text that the error has for each.
+#[test]
+fn a_blocking_message_ends_the_communicator() {
+    type Call = fn(&Communicator) -> Result<()>;
+    let calls: [(&str, Call); 3] = [
+        ("recv: recv of 1 float32 from rank 1 with tag 3", |c| c.recv(&mut [0f32], 1, 3).map(drop)),
+        ("recv: recv of 1 float32 from any rank with tag 0", |c| c.recv(&mut [0f32], None, 0).map(drop)),
+        ("send: send of 5000 float32 to rank 1 with tag 0", |c| c.send(&[0f32; 5000], 1, 0)),
+    ];
+    for (name, call) in calls {
+        let [rank, peer] = two_ranks();
+        let error = hooked(second_time(), move || call(&rank).expect_err(name));
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
+        assert_eq!(error.to_string(), format!("rank 0: {name}: interrupted by the program while it waited"));
+        let told = within_the_deadline(move || peer.recv(&mut [0f32], 0, 0)).expect_err("rank 0 has ended it");
+        assert_eq!(told.kind(), ErrorKind::Aborted);
+    }
+}
+
+/// The message goes on; a later wait succeeds. The progress thread runs no hook.
+#[test]
+fn a_wait_for_a_message_gives_it_back() {
+    let [rank, peer] = two_ranks();
+    let work = hooked(second_time(), move || {
+        let receiving = rank.irecv(vec![0i32], 1, 0).expect("right arguments");
+        let WorkError::Interrupted(work) = receiving.wait().expect_err("the peer has not sent") else {
+            panic!("the hook ends the wait")
+        };
+        rank.check().expect("it works");
+        (work, rank)
+    });
+    let received = within_the_deadline(move || {
+        peer.send(&[7i32], 0, 0).expect("there is room");
+        work.0.wait().expect("a message").content
+    });
+    assert_eq!(received.buffer.as_slice::<i32>().expect("of the host"), [7]);
+}
+
 /// One rank alone waits for no other, so only the step between two pieces looks at the hook.
 #[test]
 fn a_long_move_ends_between_its_pieces() {
@@ -327,6 +365,8 @@ fn a_call_of_the_hook_does_not_wait() {
         let waited = pending.lock().expect("no panic").as_ref().map_or(Ok(()), Work::check_wait);
         let results = [
             inside.barrier(),
+            inside.send(&[1i32], 1, 0),
+            inside.irecv(vec![0i32], 1, 0).map(drop).map_err(Error::from),
             inside.split(None, 0).map(drop),
             inline,
             waited,

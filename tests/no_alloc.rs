@@ -1,4 +1,4 @@
-//! A steady-state enqueue allocates nothing, on any stream and backend.
+//! A steady-state enqueue allocates nothing, on any stream and backend; nor does a message.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -107,6 +107,21 @@ fn bindings(context: &ExecutionContext, space: MemorySpace) -> Result<Bindings> 
     Ok(bindings)
 }
 
+/// Messages of one rank and then of the other: one that travels in the ring, and one that is copied
+/// from the sender's buffer.
+fn exchange(communicator: &Communicator, long: &mut [f32]) -> Result<()> {
+    let other = Rank(1 - communicator.rank().0);
+    for sender in 0..RANKS {
+        for len in [3, long.len()] {
+            match communicator.rank() == Rank(sender) {
+                true => communicator.send(&long[..len], other, 0)?,
+                false => drop(communicator.recv(&mut long[..len], other, 0)?),
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Enqueues in every way, and counts in the second half.
 fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
     let space = communicator.space();
@@ -125,6 +140,7 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
     }
     let x = [1.0f32; 24];
     let (mut r, mut z) = (Buffer::zeroed(DataType::Bfloat16, [6, 4])?, [0i8; 24]);
+    let mut long = vec![0f32; 100_000];
     const ROUNDS: usize = 40;
     let mut settled = None;
     for round in 0..ROUNDS {
@@ -141,6 +157,9 @@ fn run(communicator: &Communicator, engine: &Engine) -> Result<()> {
             }
         }
         ways[0].0.execute(inputs!["x" => &x], outputs!["r" => &mut r, "z" => &mut z])?;
+        if space == MemorySpace::Host {
+            exchange(communicator, &mut long)?;
+        }
     }
     communicator.barrier()?;
     COUNTING.store(false, Ordering::SeqCst);

@@ -185,6 +185,11 @@ impl ConstVoidPointer {
     pub(super) fn address(&self) -> *const u8 {
         self.0.cast()
     }
+
+    /// The same address as the type of an argument that may be written.
+    pub(super) fn as_void(self) -> VoidPointer {
+        VoidPointer(self.0.cast_mut())
+    }
 }
 
 /// `void *`: memory to write, or an address that the library stores.
@@ -193,6 +198,8 @@ impl ConstVoidPointer {
 pub(super) struct VoidPointer(*mut c_void);
 
 impl VoidPointer {
+    pub(super) const NULL: VoidPointer = VoidPointer(std::ptr::null_mut());
+
     /// The address, which may be NULL only if `byte_len` is 0.
     pub(super) fn for_bytes(&self, name: &str, byte_len: usize) -> Result<*mut u8> {
         match self.0.is_null() && byte_len > 0 {

@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 
-use dcl::tensor::{Dims, MemorySpace};
+use dcl::tensor::Dims;
 use dcl::{Buffer, DataType};
 
-use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer, unsigned};
+use super::arguments::{ConstVoidPointer, OutPointer, VoidPointer};
 use super::communicator::CCommunicator;
 use super::handle::{Handle, Object, TryRwLock};
 use super::status::{CallError, Result, Status, call};
+use super::tensor_dict::space;
 
 /// `dcl_buffer_t`.
 pub(super) struct CBuffer {
@@ -21,8 +22,9 @@ impl Object for CBuffer {
 }
 
 impl CBuffer {
-    pub(super) fn new(buffer: Buffer) -> Self {
-        CBuffer { byte_len: buffer.byte_len(), buffer: TryRwLock::new(buffer) }
+    pub(super) fn handle(buffer: impl Into<Buffer>) -> Handle<Self> {
+        let buffer = buffer.into();
+        Handle::new(CBuffer { byte_len: buffer.byte_len(), buffer: TryRwLock::new(buffer) })
     }
 }
 
@@ -42,7 +44,7 @@ extern "C" fn dcl_communicator_allocate(
     call(|| {
         let (communicator, buffer) = (communicator.get()?, buffer.check("buffer")?);
         let made = communicator.communicator.allocate(DataType::Uint8, dims(byte_len)?)?;
-        buffer.set(Handle::new(CBuffer::new(made)));
+        buffer.set(CBuffer::handle(made));
         Ok(())
     })
 }
@@ -51,12 +53,8 @@ extern "C" fn dcl_communicator_allocate(
 extern "C" fn dcl_buffer_new(device: i32, byte_len: usize, buffer: OutPointer<Handle<CBuffer>>) -> Status {
     call(|| {
         let buffer = buffer.check("buffer")?;
-        let space = match device {
-            -1 => MemorySpace::Host,
-            _ => MemorySpace::Cuda(unsigned("device (-1 is the host)", device)?),
-        };
-        let made = Buffer::zeroed_in(space, DataType::Uint8, dims(byte_len)?)?;
-        buffer.set(Handle::new(CBuffer::new(made)));
+        let made = Buffer::zeroed_in(space(device)?, DataType::Uint8, dims(byte_len)?)?;
+        buffer.set(CBuffer::handle(made));
         Ok(())
     })
 }

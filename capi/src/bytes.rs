@@ -1,18 +1,11 @@
 //! Bytes of unknown length: `dcl_broadcast_bytes` and the like.
 
-use dcl::Communicator;
-
 use super::arguments::{ConstVoidPointer, InPointer, OutPointer};
 use super::buffer::CBuffer;
 use super::collectives::root;
 use super::communicator::CCommunicator;
 use super::handle::Handle;
 use super::status::{Result, Status, call};
-
-/// A buffer of bytes that were received.
-fn buffer(bytes: Vec<u8>) -> Handle<CBuffer> {
-    Handle::new(CBuffer::new(bytes.into()))
-}
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_broadcast_bytes(
@@ -30,7 +23,7 @@ extern "C" fn dcl_broadcast_bytes(
             false => Vec::new(),
         };
         communicator.broadcast_bytes(&mut all, root)?;
-        received.set(buffer(all));
+        received.set(CBuffer::handle(all));
         Ok(())
     })
 }
@@ -45,7 +38,7 @@ extern "C" fn dcl_all_gather_bytes(
     call(|| {
         let (communicator, received) = (communicator.get()?, received.check("received")?);
         let all = communicator.communicator.all_gather_bytes(bytes.get("bytes", byte_len)?)?;
-        received.set_array(all.into_iter().map(buffer));
+        received.set_array(all.into_iter().map(CBuffer::handle));
         Ok(())
     })
 }
@@ -64,7 +57,7 @@ extern "C" fn dcl_gather_bytes(
         let received = (communicator.rank() == root).then(|| received.check("received")).transpose()?;
         let all = communicator.gather_bytes(bytes.get("bytes", byte_len)?, root)?;
         if let (Some(received), Some(all)) = (received, all) {
-            received.set_array(all.into_iter().map(buffer));
+            received.set_array(all.into_iter().map(CBuffer::handle));
         }
         Ok(())
     })
@@ -81,24 +74,12 @@ extern "C" fn dcl_scatter_bytes(
     call(|| {
         let (communicator, root) = (communicator.get()?, self::root(root)?);
         let (communicator, received) = (&communicator.communicator, received.check("received")?);
-        let parts = match communicator.rank() == root {
-            true => Some(parts(communicator, &list, &byte_lens)?),
-            false => None,
-        };
-        received.set(buffer(communicator.scatter_bytes(parts.as_deref(), root)?));
+        let n = if communicator.rank() == root { communicator.world_size() } else { 0 };
+        let (list, byte_lens) = (list.array("list", n)?, byte_lens.array("byte_lens", n)?);
+        let parts = list.iter().zip(byte_lens).map(|(part, byte_len)| part.get("an element of list", byte_len));
+        let parts = parts.collect::<Result<Vec<&[u8]>>>()?;
+        let parts = (communicator.rank() == root).then_some(&parts[..]);
+        received.set(CBuffer::handle(communicator.scatter_bytes(parts, root)?));
         Ok(())
     })
-}
-
-/// A copy of each element of the root's list.
-fn parts(
-    communicator: &Communicator,
-    list: &InPointer<ConstVoidPointer>,
-    byte_lens: &InPointer<usize>,
-) -> Result<Vec<Vec<u8>>> {
-    let n = communicator.world_size();
-    let (list, byte_lens) = (list.array("list", n)?, byte_lens.array("byte_lens", n)?);
-    let part =
-        |(bytes, byte_len): (&ConstVoidPointer, &usize)| Ok(bytes.get("an element of list", *byte_len)?.to_vec());
-    list.iter().zip(&byte_lens).map(part).collect()
 }

@@ -71,7 +71,7 @@ impl Object for CEnvironment {
 }
 
 impl CEnvironment {
-    fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
+    pub(super) fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
         let environment = self.environment.read().unwrap_or_else(PoisonError::into_inner);
         environment.as_ref().map(act).ok_or_else(finalized)
     }

@@ -17,6 +17,8 @@
 //! | `bound_layer` | a layer by itself on a communicator |
 //! | `environment`, `communicator` | ranks |
 //! | `collectives`, `bytes` | eager collectives; bytes of unknown length |
+//! | `messages` | messages from one rank to another |
+//! | `tensor_dict`, `broadcast` | dictionaries of tensors; their broadcast |
 //! | `generator` | random numbers |
 //! | `buffer`, `stream` | memory; streams and work |
 //!
@@ -73,6 +75,7 @@ compile_error!("the handles of the C ABI need pointers of 64 bits");
 
 mod arguments;
 mod bound_layer;
+mod broadcast;
 mod buffer;
 mod bytes;
 mod collectives;
@@ -86,7 +89,9 @@ mod generator;
 mod handle;
 mod layer;
 mod library;
+mod messages;
 mod network;
 mod plugin;
 mod status;
 mod stream;
+mod tensor_dict;

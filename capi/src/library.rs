@@ -92,7 +92,7 @@ extern "C" fn dcl_reduce_operation_name(reduce_op: i32) -> *const c_char {
 type LogCallback = extern "C" fn(severity: i32, message: *const c_char, user_data: *mut c_void);
 
 /// The `user_data` of C's callback.
-struct UserData(*mut c_void);
+pub(super) struct UserData(pub(super) *mut c_void);
 
 // SAFETY: the header requires `user_data` that any thread may pass to the callback.
 unsafe impl Send for UserData {}

@@ -3,18 +3,20 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ops::ControlFlow;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dcl::comm::RawCollective;
+use dcl::comm::{Messages, RawCollective, Received};
 use dcl::dist_collective::LayerTask;
-use dcl::{Error, ErrorKind, Stream, Work};
+use dcl::stream::EnqueueError;
+use dcl::{Error, ErrorKind, Stream, TensorDict, Work};
 
 use super::arguments::{OutPointer, VoidPointer, timeout, unsigned};
 use super::context::RunWork;
 use super::handle::{Handle, Object, TryRwLock};
 use super::library::interruption_count;
 use super::status::{CallError, Result, Status, call, lock};
+use super::tensor_dict::CTensorDict;
 
 /// `dcl_stream_t`.
 pub(super) struct CStream {
@@ -43,8 +45,11 @@ struct WorkState {
     /// The work, until a call waits for it.
     pending: Option<AnyWork>,
     /// The work's result, after that.
-    result: Result<()>,
+    result: Result<Ended>,
 }
+
+/// What each message of the work has received. Other work has none.
+type Ended = Vec<Option<Received>>;
 
 impl Object for CWork {
     const TYPE: &'static str = "dcl_work_t";
@@ -55,6 +60,9 @@ pub(super) enum AnyWork {
     Run(RunWork),
     Layer(Work<LayerTask>),
     Collective(Work<RawCollective>),
+    Messages(Work<Messages>),
+    /// Gives the dictionary back to its handle.
+    Broadcast(Work<TensorDict>, Arc<CTensorDict>),
 }
 
 impl AnyWork {
@@ -63,6 +71,8 @@ impl AnyWork {
             AnyWork::Run(run) => run.work.is_done(),
             AnyWork::Layer(work) => work.is_done(),
             AnyWork::Collective(work) => work.is_done(),
+            AnyWork::Messages(work) => work.is_done(),
+            AnyWork::Broadcast(work, _) => work.is_done(),
         }
     }
 
@@ -72,6 +82,8 @@ impl AnyWork {
             AnyWork::Run(run) => run.work.is_settled(),
             AnyWork::Layer(work) => work.is_settled(),
             AnyWork::Collective(work) => work.is_settled(),
+            AnyWork::Messages(work) => work.is_settled(),
+            AnyWork::Broadcast(work, _) => work.is_settled(),
         }
     }
 
@@ -80,14 +92,19 @@ impl AnyWork {
             AnyWork::Run(run) => run.work.check_wait(),
             AnyWork::Layer(work) => work.check_wait(),
             AnyWork::Collective(work) => work.check_wait(),
+            AnyWork::Messages(work) => work.check_wait(),
+            AnyWork::Broadcast(work, _) => work.check_wait(),
         }?)
     }
 
     /// Waits for the work. Gives its result, or the work itself if it goes on, because the timeout
     /// is over or the caller's callback ends the wait.
-    fn wait(self, timeout: Duration) -> ControlFlow<Result<()>, Self> {
-        fn of<T, E: Into<CallError>>(result: Result<T, E>) -> ControlFlow<Result<()>, AnyWork> {
-            ControlFlow::Break(result.map(drop).map_err(Into::into))
+    fn wait(self, timeout: Duration) -> ControlFlow<Result<Ended>, Self> {
+        fn of<T, E: Into<CallError>>(result: Result<T, E>) -> ControlFlow<Result<Ended>, AnyWork> {
+            ControlFlow::Break(result.map(|_| Ended::new()).map_err(Into::into))
+        }
+        fn received<E: Into<CallError>>(result: Result<Messages, E>) -> ControlFlow<Result<Ended>, AnyWork> {
+            ControlFlow::Break(result.map(|messages| messages.received().to_vec()).map_err(Into::into))
         }
         let goes_on = ControlFlow::Continue;
         match self {
@@ -95,6 +112,20 @@ impl AnyWork {
             AnyWork::Layer(work) => work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Layer(work)), of),
             AnyWork::Collective(work) => {
                 work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)
+            }
+            AnyWork::Broadcast(work, home) => match work.wait_timeout(timeout) {
+                Ok(Ok(dict)) => {
+                    home.put_back(dict);
+                    ControlFlow::Break(Ok(Ended::new()))
+                }
+                Ok(Err(EnqueueError { error, operands })) => {
+                    home.put_back(*operands);
+                    ControlFlow::Break(Err(error.into()))
+                }
+                Err(work) => goes_on(AnyWork::Broadcast(work, home)),
+            },
+            AnyWork::Messages(work) => {
+                work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Messages(work)), received)
             }
         }
     }
@@ -122,7 +153,7 @@ impl CStream {
             let Some(done) = untracked.work.pop_front() else { return };
             drop(untracked);
             match done.wait(Duration::ZERO) {
-                ControlFlow::Break(Ok(())) => {}
+                ControlFlow::Break(Ok(_)) => {}
                 ControlFlow::Break(Err(error)) => drop(lock(&self.untracked).error.get_or_insert(error)),
                 ControlFlow::Continue(pending) => return lock(&self.untracked).work.push_front(pending),
             }
@@ -139,7 +170,7 @@ impl CStream {
         let mut left = std::mem::take(&mut lock(&self.untracked).work);
         while let Some(work) = left.pop_front() {
             match work.wait(WITHOUT_TIMEOUT) {
-                ControlFlow::Break(result) => first = first.and(result),
+                ControlFlow::Break(result) => first = first.and(result.map(drop)),
                 ControlFlow::Continue(pending) => {
                     left.push_front(pending);
                     let mut untracked = lock(&self.untracked);
@@ -174,7 +205,7 @@ pub(super) fn enqueue(
         _ if submitted.is_settled() => {
             // This waits for nothing.
             match submitted.wait(WITHOUT_TIMEOUT) {
-                ControlFlow::Break(result) => result.map(|()| None)?,
+                ControlFlow::Break(result) => result.map(|_| None)?,
                 ControlFlow::Continue(pending) => Some(pending),
             }
         }
@@ -185,9 +216,34 @@ pub(super) fn enqueue(
         _ => Some(submitted),
     };
     if let Some(handle) = handle {
-        handle.set(Handle::new(CWork { state: TryRwLock::new(WorkState { pending, result: Ok(()) }) }));
+        handle.set(CWork::new(pending));
     }
     Ok(())
+}
+
+impl CWork {
+    /// A handle of work; of none, if it has ended well.
+    fn new(pending: Option<AnyWork>) -> Handle<Self> {
+        Handle::new(CWork { state: TryRwLock::new(WorkState { pending, result: Ok(Ended::new()) }) })
+    }
+
+    pub(super) fn handle(work: AnyWork) -> Handle<Self> {
+        Self::new(Some(work))
+    }
+
+    /// What each message of the work has received, after a call that waited for it.
+    pub(super) fn received(&self) -> Result<Ended> {
+        let state = self.state.write()?;
+        match &state.pending {
+            Some(_) => {
+                Err(CallError::new(Status::NOT_READY, "no call has waited for the work's end; call dcl_work_wait"))
+            }
+            None => state
+                .result
+                .clone()
+                .map_err(|error| CallError::new(Status::NOT_READY, format!("the work has failed: {error}"))),
+        }
+    }
 }
 
 impl CStream {
@@ -299,7 +355,7 @@ fn wait(work: Handle<CWork>, timeout: Duration) -> Result<()> {
             }
         }
     }
-    state.result.clone()
+    state.result.as_ref().map(drop).map_err(Clone::clone)
 }
 
 #[unsafe(no_mangle)]

@@ -34,6 +34,9 @@ pub struct Arguments {
     /// The backend. gloo is another name of the host; auto is NCCL if it can be used
     #[arg(long, default_value = "host", value_parser = names::backend())]
     backend: BackendKind,
+    /// The ranks other than 0 share one copy
+    #[arg(long)]
+    shared: bool,
     /// How long the whole broadcast may take, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long, value_parser = crate::seconds)]
     timeout: Option<Duration>,
@@ -86,7 +89,7 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
         // The source's dictionary is rank 0's.
         let own = if rank == 0 { model.lock().ok().and_then(|mut model| model.take()) } else { None };
         let mut dict = own.unwrap_or_default();
-        communicator.broadcast_tensor_dict(&mut dict, &options(rank == n - 1, &bar))?;
+        communicator.broadcast_tensor_dict(&mut dict, &options(arguments.shared, rank == n - 1, rank == 0, &bar))?;
         Ok(dict)
     };
     let dicts = Communicator::spawn_on(communicators, receive).map_err(|e| e.to_string())?;
@@ -107,12 +110,13 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     }))
 }
 
-/// The last rank moves the bar: it is a receiver, if there is one.
-fn options(moves_bar: bool, bar: &ProgressBar) -> BroadcastOptions {
-    let bar = bar.clone();
-    match moves_bar {
-        true => BroadcastOptions::new().progress(move |progress| bar.set_position(progress.byte_count)),
-        false => BroadcastOptions::new(),
+/// The last rank moves the bar: it is a receiver, if there is one. Of ranks that share only the
+/// source sees the pieces.
+fn options(shared: bool, is_last: bool, is_source: bool, bar: &ProgressBar) -> BroadcastOptions {
+    let (bar, options) = (bar.clone(), BroadcastOptions::new().shared(shared));
+    match if shared { is_source } else { is_last } {
+        true => options.progress(move |progress| bar.set_position(progress.byte_count)),
+        false => options,
     }
 }
 

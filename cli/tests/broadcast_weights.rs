@@ -1,10 +1,15 @@
 //! `distcollective broadcast-weights`: copies of a file, and what is no file of safetensors.
 
+mod terminal;
+
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use test_support::{Folder, timed};
+
+use self::terminal::terminal;
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
@@ -44,6 +49,53 @@ fn every_rank_writes_the_file_that_rank_0_has() {
         (&3.into(), &22.into(), &"m.safetensors".into())
     );
     assert_eq!(fs::read(folder.file("m.safetensors")).expect("it is there"), model());
+}
+
+/// The bar is on a terminal only, and is gone at the end.
+#[test]
+fn a_terminal_shows_how_far_the_broadcast_has_come() {
+    let folder = Folder::new("terminal");
+    let len = 40 << 20;
+    let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
+    let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let path = folder.0.join("m.safetensors");
+    fs::write(&path, &start).expect("a file");
+    let file = fs::File::options().write(true).open(&path).expect("the file");
+    file.set_len(start.len() as u64 + len).expect("a longer file");
+    for sharing in [&[][..], &["--shared"]] {
+        let (mut screen, open) = terminal();
+        let mut command = timed(DISTCOLLECTIVE);
+        command.arg("broadcast-weights").arg(&path).args(["-n", "2"]).args(sharing);
+        let mut program = command.stdout(Stdio::piped()).stderr(open()).spawn().expect("it starts");
+        // Only the program has the other end open now.
+        drop((command, open));
+        let mut shown = Vec::new();
+        // A terminal whose other end is closed is an error.
+        let _ = screen.read_to_end(&mut shown);
+        let shown = String::from_utf8_lossy(&shown);
+        let mut printed = String::new();
+        program.stdout.take().expect("a pipe").read_to_string(&mut printed).expect("text");
+        assert!(program.wait().expect("it ends").success(), "{shown}");
+        assert!(printed.starts_with("2 ranks have 1 tensor of 41943040 bytes after "), "{printed}");
+        assert!(shown.contains("broadcasting [") && shown.contains("of 40.00 MiB"), "{shown:?}");
+        let last = shown.rsplit("\x1b[2K").next().expect("a last part");
+        assert!(!last.contains("broadcasting"), "it is cleared: {shown:?}");
+    }
+    let (output, text) = run(&folder.0, &["m.safetensors", "-n", "2"]);
+    assert!(output.status.success() && text.lines().count() == 1, "{text}");
+}
+
+/// The receivers' files come from the one copy that they share.
+#[test]
+fn ranks_that_share_write_the_same_files() {
+    let folder = Folder::new("shared");
+    fs::write(folder.0.join("m.safetensors"), model()).expect("a file");
+    let (output, text) =
+        run(&folder.0, &["m.safetensors", "-n", "3", "--shared", "--output", "copy{rank}.safetensors"]);
+    assert!(output.status.success(), "{text}");
+    for rank in 0..3 {
+        assert!(fs::read(folder.0.join(format!("copy{rank}.safetensors"))).expect("it was written") == model());
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `distcollective launch` itself: what reaches the ranks, what they write, what is left of them.
 
+mod terminal;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -10,6 +12,8 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use test_support::processes::{children, state, wait_until};
 use test_support::{run, text, timed};
+
+use self::terminal::terminal;
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
@@ -339,15 +343,6 @@ fn one_rank_may_read_the_standard_input() {
         let (code, rest, errors) = launcher.end();
         assert_eq!((code, rest.as_str()), (Some(0), expected), "{errors}");
     }
-}
-
-/// A terminal of its own: this end, and how to open the other one.
-fn terminal() -> (std::fs::File, impl Fn() -> std::fs::File) {
-    // Programs that are started do not have this end open.
-    let master = std::fs::File::options().read(true).write(true).open("/dev/ptmx").expect("a terminal");
-    rustix::pty::unlockpt(&master).expect("its own terminal");
-    let name = rustix::pty::ptsname(&master, Vec::new()).expect("a name").into_string().expect("UTF-8");
-    (master, move || std::fs::File::options().read(true).write(true).open(&name).expect("the terminal"))
 }
 
 /// What was typed for the run before is lost, but no line that comes after it.

@@ -13,7 +13,7 @@ use crate::collective::{Call, Collective, Determinism, ReduceOperation};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::memory::{Address, Buffer, MemorySpace};
+use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 
@@ -23,6 +23,9 @@ pub(crate) const MAX_GROUPED_CALLS: usize = 8;
 
 /// A recorded run of a context; `None` before it is recorded, and after its communicator ended.
 pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
+
+/// Writes memory that ranks share, on the rank that gives it.
+pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<()> + 'a;
 
 /// One rank of a communicator.
 ///
@@ -207,6 +210,19 @@ pub(crate) trait Backend: Watch + Any {
     /// has at the same offsets. `for_graphs` says that CUDA graphs will use it.
     fn allocate_region(&self, byte_len: usize, _for_graphs: bool, deadline: Instant) -> Result<Buffer> {
         self.allocate(byte_len, deadline)
+    }
+
+    /// Memory of at least `byte_len` bytes that this machine has once. Rank `source` writes it with
+    /// `fill`, which the other ranks do not give; after that nothing writes it. It is freed when
+    /// all ranks have dropped what this returns. An error ends the communicator. Collective.
+    fn share(
+        &self,
+        _byte_len: usize,
+        _source: GroupRank,
+        _fill: Option<&mut Fill<'_>>,
+        _deadline: Instant,
+    ) -> Result<ReadOnlyMemory> {
+        bail!(Unsupported, "backend {} has no memory that processes share", self.kind())
     }
 
     /// [`Watch::check`], and whether a peer has died, which otherwise the ranks that wait for it

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backend::{CallGroup, Control, Request, SharedGraph};
+use super::backend::{CallGroup, Control, Fill, Request, SharedGraph};
 use super::{Communicator, Purpose, Signature};
 use crate::collective::{Call, check_buffers};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
-use crate::memory::{Address, Buffer, MemorySpace};
+use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 use crate::util::interrupt;
@@ -210,6 +210,17 @@ impl Communicator {
     /// The error that ended the communicator, without this rank's name: for waits, which ask often.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.backend.check()
+    }
+
+    /// [`Backend::share`], in this rank's [turn](Self::in_turn).
+    pub(crate) fn share_memory(
+        &self,
+        byte_len: usize,
+        source: GroupRank,
+        fill: Option<&mut Fill<'_>>,
+        deadline: Instant,
+    ) -> Result<ReadOnlyMemory> {
+        self.backend.share(byte_len, source, fill, deadline)
     }
 
     /// Waits for what was enqueued on a stream. An error ends the communicator.

@@ -40,7 +40,7 @@ use crate::stream::Stream;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock};
-pub(crate) use backend::{CallGroup, Control, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use backend::{CallGroup, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub(crate) use control::Votes;
 pub(crate) use groups::not_a_member;
 pub use nccl::NcclId;

@@ -2,7 +2,9 @@
 
 #[cfg(feature = "ndarray")]
 mod array;
+mod borrowed;
 mod buffer;
+mod read_only;
 mod space;
 mod view;
 
@@ -11,5 +13,6 @@ pub use space::MemorySpace;
 pub use view::{TensorView, TensorViewMut};
 
 pub(crate) use buffer::Lease;
+pub(crate) use read_only::ReadOnlyMemory;
 pub(crate) use space::Address;
 pub(crate) use view::RawTensor;

@@ -91,6 +91,11 @@ impl Arrival {
     }
 }
 
+/// Checks that no tensor of the dictionary contradicts one that arrives.
+pub(super) fn check_existing(dict: &TensorDict, schema: &Schema) -> Result<()> {
+    schema.tensors.iter().try_for_each(|tensor| existing(dict, tensor).map(drop))
+}
+
 /// The dictionary's tensor of that name, which has to have the type and the shape.
 fn existing(dict: &TensorDict, tensor: &TensorSchema) -> Result<Option<usize>> {
     let Some(&index) = dict.indices.get(&tensor.name) else { return Ok(None) };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::TensorDict;
-use super::arrival::{Arrival, Destination};
+use super::arrival::{Arrival, Destination, check_existing};
 use super::options::{BroadcastOptions, BroadcastProgress, DEFAULT_GROUP};
 use super::payload::{Piece, pieces};
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
@@ -44,9 +44,11 @@ impl Communicator {
     /// Every rank gets these, no dictionary has changed, and the communicator stays as it was:
     /// - `InvalidArgument`: the source is not a rank; the backend is not the group's; a group is
     ///   named, which is for [`Environment::broadcast_tensor_dict`]; `pin_memory` where tensors are
-    ///   to lie on a GPU; names and shapes are longer than 16 MiB.
-    /// - `Unsupported`: `pin_memory` without CUDA; a device that is not there.
-    /// - `Disagreement`: the ranks name different sources.
+    ///   to lie on a GPU; `shared` with a GPU or pinned memory; names and shapes are longer than
+    ///   16 MiB.
+    /// - `Unsupported`: `pin_memory` without CUDA; a device that is not there; `shared` on another
+    ///   backend than the host's.
+    /// - `Disagreement`: the ranks name different sources, or not all ask for `shared`.
     /// - `InvalidBuffer`: a rank has a tensor of that name with another type or shape.
     /// - `System`: a rank has no memory for what would arrive.
     ///
@@ -118,16 +120,17 @@ impl Environment {
 
 /// One broadcast on one rank.
 pub(super) struct Broadcast {
-    communicator: Communicator,
-    options: BroadcastOptions,
-    deadline: Instant,
+    pub(super) communicator: Communicator,
+    pub(super) options: BroadcastOptions,
+    pub(super) deadline: Instant,
 }
 
 /// What a rank says first.
 struct Hello {
     accepts: bool,
-    /// Whether all of the rank's tensors can be filled in place.
+    /// Whether all of the rank's tensors can be filled in place, or need not be.
     is_fillable: bool,
+    is_shared: bool,
     src: u32,
     schema_len: i64,
     hash: [u8; 32],
@@ -139,7 +142,7 @@ type Words = [i64; 7];
 impl Hello {
     fn to_words(&self) -> Words {
         let mut words = Words::default();
-        words[0] = i64::from(self.accepts) | i64::from(self.is_fillable) << 1;
+        words[0] = i64::from(self.accepts) | i64::from(self.is_fillable) << 1 | i64::from(self.is_shared) << 2;
         (words[1], words[2]) = (self.src.into(), self.schema_len);
         for (word, bytes) in words[3..].iter_mut().zip(self.hash.as_chunks::<8>().0) {
             *word = i64::from_le_bytes(*bytes);
@@ -154,7 +157,8 @@ impl Hello {
             *bytes = word.to_le_bytes();
         }
         let [flags, src, schema_len, ..] = *words;
-        Hello { accepts: flags & 1 != 0, is_fillable: flags & 2 != 0, src: src as u32, schema_len, hash }
+        let [accepts, is_fillable, is_shared] = [1, 2, 4].map(|flag| flags & flag != 0);
+        Hello { accepts, is_fillable, is_shared, src: src as u32, schema_len, hash }
     }
 }
 
@@ -186,10 +190,11 @@ impl Broadcast {
     /// The whole broadcast, in this rank's turn.
     fn run(&self, dict: &mut TensorDict) -> Result<()> {
         let prepared = self.check().and_then(|pinning| Ok((pinning, EncodedSchema::of(dict)?)));
-        let place = self.options.place();
+        let (place, is_shared) = (self.options.place(), self.options.shared);
         let hello = Hello {
             accepts: prepared.is_ok(),
-            is_fillable: dict.iter().all(|(_, tensor)| tensor.is_fillable(place)),
+            is_fillable: is_shared || dict.iter().all(|(_, tensor)| tensor.is_fillable(place)),
+            is_shared,
             src: self.options.src.0,
             schema_len: prepared.as_ref().map_or(0, |(_, schema)| schema.bytes.len() as i64),
             hash: prepared.as_ref().map_or([0; 32], |(_, schema)| schema.hash),
@@ -206,14 +211,23 @@ impl Broadcast {
             if sends_schema {
                 self.send_schema(&schema)?;
             }
-            return self.payload(Side::Source(dict.tensors.iter().map(|(_, tensor)| tensor).collect()));
+            let tensors = dict.tensors.iter().map(|(_, tensor)| tensor).collect();
+            return if is_shared { self.share(tensors) } else { self.payload(Side::Source(tensors)) };
+        }
+        if is_shared {
+            let check = |schema| check_existing(dict, &schema).map(|()| schema);
+            let schema = match sends_schema {
+                true => self.receive_schema(&all[src], check)?,
+                false => Schema::decode(&schema.bytes)?,
+            };
+            return self.receive_shared(dict, schema);
         }
         if !sends_schema {
             return self.payload(Side::Receiver(dict.tensors.iter_mut().map(|(_, tensor)| tensor).collect()));
         }
         let space = place.unwrap_or(self.communicator.space());
         let destination = Destination { place, space, pinning: pinning.as_ref() };
-        let mut arrival = self.receive_schema(dict, &all[src], destination)?;
+        let mut arrival = self.receive_schema(&all[src], |schema| Arrival::prepare(dict, schema, destination))?;
         self.payload(Side::Receiver(arrival.tensors(dict)))?;
         arrival.finish(dict);
         Ok(())
@@ -221,7 +235,7 @@ impl Broadcast {
 
     /// Checks the options on this rank. Gives the GPU for which new tensors are pinned.
     fn check(&self) -> Result<Option<Arc<Device>>> {
-        let BroadcastOptions { src, group_name, backend, pin_memory, .. } = &self.options;
+        let BroadcastOptions { src, group_name, backend, pin_memory, shared, .. } = &self.options;
         let (communicator, place) = (&self.communicator, self.options.place());
         if src.0 >= communicator.world_size() {
             let ranks = count_of(communicator.world_size() as usize, "rank");
@@ -239,6 +253,13 @@ impl Broadcast {
             bail!(InvalidArgument, "the options ask for backend {backend}, and the group has backend {own}");
         }
         let space = place.unwrap_or(communicator.space());
+        if *shared && own != BackendKind::Host {
+            bail!(Unsupported, "shared is for ranks of one machine on the host backend, and the group has {own}");
+        }
+        if *shared && (*pin_memory || space != MemorySpace::Host) {
+            let other = if *pin_memory { "pin_memory" } else { "a device" };
+            bail!(InvalidArgument, "shared puts what arrives into memory of all receivers, and {other} elsewhere");
+        }
         let ordinal = match (space, communicator.space()) {
             (MemorySpace::Cuda(ordinal), _) | (_, MemorySpace::Cuda(ordinal)) => ordinal,
             _ => 0,
@@ -280,8 +301,14 @@ impl Broadcast {
         Err(Error::new(kind, format!("no dictionary has changed, because rank {rank} refuses: {text}")))
     }
 
-    /// Compares the source that each rank names. Every rank comes to the same result.
+    /// Compares the source that each rank names, and whether it asks for shared memory. Every rank
+    /// comes to the same result.
     fn check_sources(&self, all: &[Hello]) -> Result<()> {
+        if let Some(other) = all.iter().position(|hello| hello.is_shared != self.options.shared) {
+            let rank = self.communicator.origin(Rank(other as u32));
+            let [own, other] = [self.options.shared, all[other].is_shared];
+            bail!(Disagreement, "shared is {own} on this rank and {other} on rank {rank}; every rank gives the same");
+        }
         let src = self.options.src.0;
         let Some(other) = all.iter().position(|hello| hello.src != all[0].src) else { return Ok(()) };
         let other = if all[0].src == src { other } else { 0 };
@@ -300,8 +327,8 @@ impl Broadcast {
         self.agree(Ok(()))
     }
 
-    /// Receives the schema, and allocates what this rank lacks.
-    fn receive_schema(&self, dict: &TensorDict, source: &Hello, destination: Destination<'_>) -> Result<Arrival> {
+    /// Receives the schema, and prepares this rank for it.
+    fn receive_schema<T>(&self, source: &Hello, prepare: impl FnOnce(Schema) -> Result<T>) -> Result<T> {
         // The source wrote this length. All ranks see the same.
         let len = usize::try_from(source.schema_len).ok().filter(|len| (1..=MAX_SCHEMA_BYTES).contains(len));
         let Some(len) = len else {
@@ -316,14 +343,14 @@ impl Broadcast {
         // SAFETY: the bytes are as long, and used by nothing else.
         unsafe { self.broadcast(address, len) }?;
         let arrival = match hash_of(&bytes) == source.hash {
-            true => Schema::decode(&bytes).and_then(|schema| Arrival::prepare(dict, schema, destination)),
+            true => Schema::decode(&bytes).and_then(prepare),
             false => Err(error!(System, "the schema that came has not the hash that the source said")),
         };
         self.agree(arrival)
     }
 
     /// This rank's result, if no rank has an error.
-    fn agree<T>(&self, own: Result<T>) -> Result<T> {
+    pub(super) fn agree<T>(&self, own: Result<T>) -> Result<T> {
         let mut words = Words::default();
         words[0] = i64::from(own.is_ok());
         let all = self.gather(words)?;
@@ -333,11 +360,22 @@ impl Broadcast {
     /// Moves the elements. After an error of this rank alone the communicator ends, because the
     /// other ranks wait for pieces.
     fn payload(&self, side: Side<'_>) -> Result<()> {
-        self.move_pieces(side).inspect_err(|error| {
-            if self.communicator.check_alive().is_ok() {
-                self.communicator.abort_with(error);
-            }
-        })
+        self.move_pieces(side).inspect_err(|error| self.end(error))
+    }
+
+    /// Ends the communicator because of an error of this rank alone.
+    pub(super) fn end(&self, error: &Error) {
+        if self.communicator.check_alive().is_ok() {
+            self.communicator.abort_with(error);
+        }
+    }
+
+    /// Calls the progress function, if there is one.
+    pub(super) fn report(&self, byte_count: u64, total_bytes: u64) -> Result<()> {
+        let Some(progress) = &self.options.progress else { return Ok(()) };
+        let call = || progress(BroadcastProgress { byte_count, total_bytes });
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(call))
+            .map_err(|panic| error!(Plugin, "the progress function panicked: {}", panic_message(panic.as_ref())))
     }
 
     fn move_pieces(&self, mut side: Side<'_>) -> Result<()> {
@@ -350,12 +388,7 @@ impl Broadcast {
                 Side::Receiver(tensors) => self.receive(&piece, tensors, &mut pack)?,
             }
             byte_count += piece.byte_len as u64;
-            if let Some(progress) = &self.options.progress {
-                let call = || progress(BroadcastProgress { byte_count, total_bytes });
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).map_err(|panic| {
-                    error!(Plugin, "the progress function panicked: {}", panic_message(panic.as_ref()))
-                })?;
-            }
+            self.report(byte_count, total_bytes)?;
         }
         Ok(())
     }

@@ -13,11 +13,12 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::element_type::{ElementType, OpaqueType};
+use super::read_only::ReadOnly;
 use super::{Tensor, TensorDict};
 use crate::comm::host;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
-use crate::memory::{MemorySpace, RawTensor, TensorView};
+use crate::memory::{MemorySpace, ReadOnlyMemory};
 use crate::shape::Shape;
 use crate::util::text::clipped;
 
@@ -176,7 +177,7 @@ impl FileTensor {
             None => OpaqueType::new(type_name, info.dtype.bitsize() as u32)?.into(),
         };
         let (shape, range) = (Shape::new(&info.shape)?, info.data_offsets.0..info.data_offsets.1);
-        // The format's own check has compared the two; a view relies on it.
+        // The format's own check has compared the two.
         if element_type.byte_len(&shape)? != range.len() {
             bail!(InvalidArgument, "{element_type} {shape} has not the {} bytes that the header gives it", range.len());
         }
@@ -223,47 +224,14 @@ unsafe fn map(path: &Path) -> Result<TensorDict> {
     }
     // What is read soon can come from the disk early; without the hint it only comes later.
     let _ = file.advise(Advice::Sequential);
-    let file = Arc::new(file);
+    let file: ReadOnlyMemory = Arc::new(file);
     let mut dict = TensorDict::new();
     for FileTensor { name, element_type, shape, range } in header.tensors {
         let range = header.byte_len + range.start..header.byte_len + range.end;
-        let mapped = Mapped { file: Arc::clone(&file), range };
-        dict.insert(name, Tensor::mapped(element_type, shape, mapped)?);
+        dict.insert(name, Tensor::read_only(element_type, shape, ReadOnly::new(&file, range))?);
     }
     dict.metadata.extend(header.metadata);
     Ok(dict)
-}
-
-/// The elements of a tensor in a file that is mapped.
-pub(super) struct Mapped {
-    file: Arc<Mmap>,
-    /// Inside of the file.
-    range: Range<usize>,
-}
-
-impl Mapped {
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        &self.file[self.range.clone()]
-    }
-
-    /// A view of as many elements as there are.
-    pub(super) fn view(&self, data_type: DataType, shape: Shape) -> Result<TensorView<'_>> {
-        let bytes = self.as_bytes();
-        if !bytes.as_ptr().addr().is_multiple_of(data_type.byte_len()) {
-            bail!(InvalidBuffer, "the file has the tensor at an address that is not aligned to {data_type}; copy it");
-        }
-        let raw = RawTensor {
-            data_type,
-            address: bytes.as_ptr().cast_mut(),
-            space: MemorySpace::Host,
-            generation: 0,
-            byte_len: bytes.len(),
-            shape: Some(shape),
-        };
-        // SAFETY: the view borrows the bytes, which `FileTensor::new` has found as long as the
-        // tensor; they are aligned, and by the promise of `TensorDict::map` do not change.
-        Ok(unsafe { TensorView::from_raw(raw) })
-    }
 }
 
 /// The format's type of a tensor.

@@ -10,7 +10,9 @@ mod element_type;
 mod file;
 mod options;
 mod payload;
+mod read_only;
 mod schema;
+mod shared;
 mod strided;
 mod tensor;
 

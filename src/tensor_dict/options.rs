@@ -20,6 +20,7 @@ pub struct BroadcastOptions {
     pub(super) backend: BackendKind,
     pub(super) offload_to_cpu: bool,
     pub(super) pin_memory: bool,
+    pub(super) shared: bool,
     pub(super) progress: Option<Arc<dyn Fn(BroadcastProgress) + Send + Sync>>,
 }
 
@@ -42,6 +43,7 @@ impl Default for BroadcastOptions {
             backend: BackendKind::Auto,
             offload_to_cpu: false,
             pin_memory: false,
+            shared: false,
             progress: None,
         }
     }
@@ -95,8 +97,22 @@ impl BroadcastOptions {
         self
     }
 
-    /// Calls a function on this rank after each piece of the elements. It must not call the
-    /// communicator.
+    /// Gives receivers one copy in memory that all of them share, instead of one each. For ranks of
+    /// one machine on the host backend; every rank gives the same.
+    ///
+    /// Each tensor of a receiver that has the name of one that arrives is replaced by a read-only
+    /// view ([`Tensor::as_bytes`](super::Tensor::as_bytes), [`view`](super::Tensor::view)). The
+    /// source keeps its own tensors. A view owns a part of the copy: it stays valid when other
+    /// views, the dictionary or the communicator are dropped, and when ranks fail or end. The copy
+    /// is freed when all processes have dropped all of their views. A repeated broadcast makes a
+    /// new copy; the old one stays until its views are dropped.
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.shared = shared;
+        self
+    }
+
+    /// Calls a function on this rank after each piece of the elements; with
+    /// [`shared`](Self::shared), on a receiver once at the end. It must not call the communicator.
     pub fn progress(mut self, progress: impl Fn(BroadcastProgress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(progress));
         self
@@ -117,6 +133,7 @@ impl fmt::Debug for BroadcastOptions {
             .field("backend", &self.backend)
             .field("offload_to_cpu", &self.offload_to_cpu)
             .field("pin_memory", &self.pin_memory)
+            .field("shared", &self.shared)
             .finish_non_exhaustive()
     }
 }

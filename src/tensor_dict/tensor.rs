@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::element_type::{ElementType, OpaqueType};
-#[cfg(feature = "safetensors")]
-use super::file::Mapped;
+use super::read_only::ReadOnly;
 use super::strided::Strided;
 use crate::cuda::Device;
 use crate::data_type::DataType;
@@ -13,8 +12,8 @@ use crate::error::{Error, Result, bail};
 use crate::memory::{Address, Buffer, MemorySpace, TensorView, TensorViewMut};
 use crate::shape::{Dims, Shape};
 
-/// A tensor of a [`TensorDict`](super::TensorDict). It owns its elements, or shares a file that is
-/// mapped.
+/// A tensor of a [`TensorDict`](super::TensorDict). It owns its elements, or reads those in a
+/// mapped file or in memory that ranks share.
 pub struct Tensor {
     element_type: ElementType,
     shape: Shape,
@@ -26,8 +25,7 @@ enum Storage {
     /// The elements one after the other. An opaque type's are a buffer of bytes.
     Contiguous(Buffer),
     Strided(Strided),
-    #[cfg(feature = "safetensors")]
-    Mapped(Mapped),
+    ReadOnly(ReadOnly),
 }
 
 impl From<Buffer> for Tensor {
@@ -118,11 +116,10 @@ impl Tensor {
         Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
     }
 
-    /// A tensor in a mapped file, which holds as many bytes.
-    #[cfg(feature = "safetensors")]
-    pub(super) fn mapped(element_type: ElementType, shape: Shape, mapped: Mapped) -> Result<Self> {
+    /// A tensor in read-only memory, which holds as many bytes.
+    pub(super) fn read_only(element_type: ElementType, shape: Shape, elements: ReadOnly) -> Result<Self> {
         let byte_len = element_type.byte_len(&shape)?;
-        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Mapped(mapped) })
+        Ok(Tensor { element_type, shape, byte_len, storage: Storage::ReadOnly(elements) })
     }
 
     /// The type of the elements.
@@ -148,8 +145,8 @@ impl Tensor {
         }
     }
 
-    /// The elements as a buffer; `None` if they are strided or in a mapped file. An opaque type's
-    /// are a buffer of bytes.
+    /// The elements as a buffer; `None` if they are strided or read-only. An opaque type's are a
+    /// buffer of bytes.
     pub fn as_buffer(&self) -> Option<&Buffer> {
         match &self.storage {
             Storage::Contiguous(buffer) => Some(buffer),
@@ -157,7 +154,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as a buffer, for writing; `None` if they are strided or in a mapped file.
+    /// The elements as a buffer, for writing; `None` if they are strided or read-only.
     pub fn as_mut_buffer(&mut self) -> Option<&mut Buffer> {
         match &mut self.storage {
             Storage::Contiguous(buffer) => Some(buffer),
@@ -165,7 +162,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as a buffer, which is a copy if they are strided or in a mapped file.
+    /// The elements as a buffer, which is a copy if they are strided or read-only.
     ///
     /// # Errors
     ///
@@ -194,8 +191,7 @@ impl Tensor {
         match &self.storage {
             Storage::Contiguous(buffer) => buffer.as_bytes(),
             Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `read` copies from it"),
-            #[cfg(feature = "safetensors")]
-            Storage::Mapped(mapped) => Ok(mapped.as_bytes()),
+            Storage::ReadOnly(elements) => Ok(elements.as_bytes()),
         }
     }
 
@@ -211,8 +207,7 @@ impl Tensor {
         match &self.storage {
             Storage::Contiguous(buffer) => Ok(buffer.into()),
             Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `into_buffer` makes a copy"),
-            #[cfg(feature = "safetensors")]
-            Storage::Mapped(mapped) => mapped.view(self.check_known()?, self.shape),
+            Storage::ReadOnly(elements) => elements.view(self.check_known()?, self.shape),
         }
     }
 
@@ -221,13 +216,13 @@ impl Tensor {
     /// # Errors
     ///
     /// - `Unsupported`: the type is opaque.
-    /// - `InvalidBuffer`: the elements are strided or in a mapped file; see
+    /// - `InvalidBuffer`: the elements are strided or read-only; see
     ///   [`into_buffer`](Self::into_buffer).
     pub fn view_mut(&mut self) -> Result<TensorViewMut<'_>> {
         self.check_known()?;
         match &mut self.storage {
             Storage::Contiguous(buffer) => Ok(buffer.into()),
-            _ => bail!(InvalidBuffer, "the tensor is strided or in a mapped file; `into_buffer` makes a copy"),
+            _ => bail!(InvalidBuffer, "the tensor is strided or read-only; `into_buffer` makes a copy"),
         }
     }
 
@@ -263,9 +258,8 @@ impl Tensor {
                 }
                 strided.read(&self.shape, offset, bytes)
             }
-            #[cfg(feature = "safetensors")]
-            Storage::Mapped(mapped) => {
-                bytes.copy_from_slice(&mapped.as_bytes()[offset..][..bytes.len()]);
+            Storage::ReadOnly(elements) => {
+                bytes.copy_from_slice(&elements.as_bytes()[offset..][..bytes.len()]);
                 Ok(())
             }
         }
@@ -275,7 +269,7 @@ impl Tensor {
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         match self.as_mut_buffer() {
             Some(buffer) => buffer.write(offset, bytes),
-            None => bail!(InvalidBuffer, "the tensor is strided or in a mapped file"),
+            None => bail!(InvalidBuffer, "the tensor is strided or read-only"),
         }
     }
 
@@ -290,8 +284,7 @@ impl Tensor {
         match &self.storage {
             Storage::Contiguous(buffer) => Some(Address { pointer: buffer.as_ptr().cast_mut(), space: buffer.space() }),
             Storage::Strided(_) => None,
-            #[cfg(feature = "safetensors")]
-            Storage::Mapped(mapped) => Some(Address::host(mapped.as_bytes().as_ptr())),
+            Storage::ReadOnly(elements) => Some(Address::host(elements.as_bytes().as_ptr())),
         }
     }
 

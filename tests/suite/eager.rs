@@ -1,10 +1,11 @@
 //! Eager calls beyond the eight blocking ones: asynchronous forms, waiting in `async` functions,
 //! bytes of unknown length, barriers that name who is missing, numbers of ranks in groups.
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -235,6 +236,46 @@ fn work_wakes_the_task_that_polled_last_and_once() {
         }
         block_on(future).expect("it has ended");
         assert_eq!(counts.map(|count| count.0.load(Ordering::SeqCst)), [0, 1]);
+    });
+}
+
+/// A waker that does something when it is stored, and wakes nothing.
+struct WhenStored;
+
+thread_local! {
+    static WHEN_STORED: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+impl WhenStored {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(|_| Self::stored(), drop, drop, drop);
+
+    fn stored() -> RawWaker {
+        WHEN_STORED.take().into_iter().for_each(|act| act());
+        RawWaker::new(std::ptr::null(), &Self::TABLE)
+    }
+
+    fn waker(act: impl FnOnce() + 'static) -> Waker {
+        // SAFETY: the functions of the table do not use the pointer, and run on any thread.
+        let waker = unsafe { Waker::from_raw(Self::stored()) };
+        WHEN_STORED.set(Some(Box::new(act)));
+        waker
+    }
+}
+
+/// The work has ended, and its stream has looked for a waker, before the waker is there.
+#[test]
+fn work_that_ends_while_its_waker_is_stored_is_ready() {
+    on_ranks(1, |_| {
+        let [rank, peer] = Communicator::in_process(2).expect("ranks").try_into().expect("two");
+        let mut future = rank.barrier_async().expect("a thread").into_future();
+        let waker = WhenStored::waker(move || {
+            // When the second barrier has begun, the stream has nothing to do with the first.
+            let second = rank.barrier_async().expect("a thread");
+            (0..2).for_each(|_| peer.barrier().expect("rank 0 comes"));
+            second.wait().expect("rank 1 comes");
+        });
+        let polled = std::pin::Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_ready(), "nothing would wake the task");
     });
 }
 

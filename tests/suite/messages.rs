@@ -535,7 +535,7 @@ fn a_late_message_ends_the_communicator() {
             let later = communicator.irecv(vec![0u8], 1, 4).expect("right arguments");
             let error = Error::from(receiving.wait().expect_err("no message comes"));
             assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-            let text = "recv of 1 uint8 from rank 1 with tag 3: no message came from rank 1 before the deadline";
+            let text = "irecv: recv of 1 uint8 from rank 1 with tag 3: no message came from rank 1 before the deadline";
             assert!(error.to_string().ends_with(text), "{error}");
             assert_eq!(Error::from(later.wait().expect_err("it has ended")).kind(), ErrorKind::DeadlineExceeded);
         } else {
@@ -581,10 +581,37 @@ fn messages_on_raw_addresses() {
         let done = work.wait().expect("messages");
         assert_eq!(done.received(), [None, Some(Received { source: other, element_count: 1000 })]);
         assert!(received[..1000].iter().all(|x| *x == i64::from(communicator.rank().0)) && received[1000] == -1);
-        let odd = RawMessage { address: messages[0].address.wrapping_add(1), ..messages[0] };
-        // SAFETY: the call is refused.
-        let error = unsafe { communicator.enqueue_messages(&[odd]) }.expect_err("not aligned");
-        assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
+        // The same, one by one; the blocking calls end with messages that are on their way.
+        received.fill(-1);
+        // SAFETY: as above.
+        let (sending, receiving) = unsafe { messages.each_ref().map(|m| communicator.enqueue_message(m)).into() };
+        assert_eq!(sending.expect("right arguments").wait().expect("a message").received(), [None]);
+        let got = Some(Received { source: other, element_count: 1000 });
+        assert_eq!(receiving.expect("right arguments").wait().expect("a message").received(), [got]);
+        assert_eq!(received[999], i64::from(communicator.rank().0));
+        let short = RawMessage { element_count: 2, ..messages[0] };
+        // SAFETY: the vectors live during the calls.
+        let (sent, got) = unsafe { (communicator.execute_message(&short), communicator.execute_message(&messages[1])) };
+        assert_eq!(sent.expect("there is room").element_count, 2);
+        assert_eq!(got.expect("a message"), Received { source: other, element_count: 2 });
+
+        let odd = |message: RawMessage| RawMessage { address: message.address.wrapping_add(1), ..message };
+        for message in messages {
+            let (blocking, starts) = if message.dst.is_some() { ("send: ", "isend: ") } else { ("recv: ", "irecv: ") };
+            // SAFETY: the calls are refused.
+            let errors = unsafe {
+                [
+                    (blocking, communicator.execute_message(&odd(message)).map(drop)),
+                    (starts, communicator.enqueue_message(&odd(message)).map(drop)),
+                    ("batch_isend_irecv: ", communicator.enqueue_messages(&[odd(message)]).map(drop)),
+                ]
+            };
+            for (name, refused) in errors {
+                let error = refused.expect_err("not aligned");
+                assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
+                assert!(error.to_string().contains(name), "{name}{error}");
+            }
+        }
     });
 }
 

@@ -113,7 +113,7 @@ fn child() {
                     lose_a_stopped_peer_with_a_slice(&communicator.with_timeout(Duration::from_millis(300)));
                 }
                 "sum with a short deadline" => sum_until_told(&communicator.with_timeout(Duration::from_millis(300))),
-                other if other.starts_with("dict: ") => crate::tensor_dict::play(other, &communicator),
+                other if other.starts_with("dict: ") => crate::tensor_dict::play(other, communicator),
                 other if other.starts_with("pair: ") => crate::deaths::play(other, communicator),
                 other if other.starts_with("messages: ") => crate::messages::play(other, &communicator),
                 other => crate::limits::play(other, &communicator),

@@ -1,12 +1,12 @@
 //! Random programs of eager calls: every operation, blocking and asynchronous, lists, barriers,
-//! bytes, groups, several streams, and several threads of one rank. Every result is compared with
-//! the reference.
+//! bytes, messages, groups, several streams, and several threads of one rank. Every result is
+//! compared with the reference.
 
 use std::sync::Arc;
 
 use distcollective::collective::Collective;
-use distcollective::comm::{Operands, RawCollective};
-use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Rank, ReduceOperation, Stream, Work};
+use distcollective::comm::{Message, Messages, Operands, RawCollective, Received, Source};
+use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Error, Rank, ReduceOperation, Stream, Work};
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,6 +24,18 @@ enum How {
     OwnStream,
     /// On one of the thread's two worker streams.
     Worker(bool),
+}
+
+/// How a rank sends and receives at the same time.
+#[derive(Clone, Copy, Debug)]
+enum Exchange {
+    Batch,
+    /// An isend and an irecv, in this order or the other.
+    Apart {
+        receives_first: bool,
+    },
+    /// A send and a recv on two threads.
+    Threads,
 }
 
 /// One call of a program. It is the same on every rank; numbers are taken modulo what there is.
@@ -53,6 +65,21 @@ enum Step {
         how: How,
     },
     MonitoredBarrier,
+    /// A send of one rank and a recv of another one, or of any: then no other message has the tag.
+    Message {
+        ranks: (u32, u32),
+        tag: Option<u32>,
+        data_type: usize,
+        elements: usize,
+    },
+    /// Every rank sends to the one that is `shift` after it.
+    Exchange {
+        shift: u32,
+        tag: u32,
+        data_type: usize,
+        elements: usize,
+        exchange: Exchange,
+    },
     /// Waits for all that was started, in this order or the other, blocking or in an `async` way.
     Wait {
         backwards: bool,
@@ -67,6 +94,25 @@ enum Step {
 
 fn how() -> impl Strategy<Value = How> {
     prop_oneof![Just(How::Blocking), Just(How::OwnStream), any::<bool>().prop_map(How::Worker)]
+}
+
+/// Messages of all lengths: none, inline, more than one cell, more than one copy.
+fn messages() -> impl Strategy<Value = Step> {
+    let elements = || prop_oneof![8 => 0usize..50, 4 => 400usize..5_000, 1 => Just(150_000usize)];
+    let types = || 0..DataType::ALL.len();
+    let tag = proptest::option::of(0..3u32);
+    let message = ((0..4u32, 0..4u32), tag, types(), elements())
+        .prop_map(|(ranks, tag, data_type, elements)| Step::Message { ranks, tag, data_type, elements });
+    let exchange = prop_oneof![
+        Just(Exchange::Batch),
+        any::<bool>().prop_map(|receives_first| Exchange::Apart { receives_first }),
+        Just(Exchange::Threads)
+    ];
+    let exchange =
+        (0..4u32, 0..3u32, types(), elements(), exchange).prop_map(|(shift, tag, data_type, elements, exchange)| {
+            Step::Exchange { shift, tag, data_type, elements, exchange }
+        });
+    prop_oneof![1 => message, 2 => exchange]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -88,6 +134,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4u8, 0..4u32, 0..3000usize).prop_map(|(call, root, len)| Step::Bytes { call, root, len }),
         1 => how().prop_map(|how| Step::Barrier { how }),
         1 => Just(Step::MonitoredBarrier),
+        4 => messages(),
         2 => any::<(bool, bool)>().prop_map(|(backwards, is_async)| Step::Wait { backwards, is_async }),
     ];
     leaf.prop_recursive(2, 24, 6, |inner| {
@@ -99,6 +146,33 @@ fn step() -> impl Strategy<Value = Step> {
 enum Started {
     Operands(Box<Work<Operands>>, Expected),
     Barrier(Box<Work<RawCollective>>),
+    Batch(Box<Work<Messages<Vec<Message>>>>, Arriving),
+    Receive(Box<Work<Messages<Message>>>, Arriving),
+    Send(Box<Work<Messages<Message>>>),
+}
+
+/// A message that is received, as bits.
+#[derive(Debug)]
+struct Arriving {
+    source: Rank,
+    data_type: DataType,
+    bits: Vec<u64>,
+}
+
+/// How many elements a receive's buffer has more than the message.
+const MORE: usize = 3;
+
+impl Arriving {
+    fn buffer(&self) -> Buffer {
+        buffer(self.data_type, &vec![0; self.bits.len() + MORE])
+    }
+
+    fn check(&self, received: Option<Received>, buffer: &Buffer) {
+        assert_eq!(received, Some(Received { source: self.source, element_count: self.bits.len() }));
+        let all = bits(self.data_type, buffer);
+        let (message, more) = all.split_at(self.bits.len());
+        assert_eq!((message, more), (&self.bits[..], &[0; MORE][..]), "from rank {}", self.source);
+    }
 }
 
 /// The output, and the list of a list form, as bits.
@@ -164,6 +238,13 @@ impl Thread {
                 self.started.push(Started::Barrier(Box::new(work.expect("a stream of the host"))));
             }
             Step::MonitoredBarrier => communicator.monitored_barrier(communicator.timeout()).expect("every rank comes"),
+            Step::Message { ranks: (from, to), tag, data_type, elements } => {
+                let data_type = DataType::ALL[data_type];
+                self.message(communicator, Rank(from % n), Rank(to % n), tag, data_type, elements);
+            }
+            Step::Exchange { shift, tag, data_type, elements, exchange } => {
+                self.exchange(communicator, shift % n, tag, DataType::ALL[data_type], elements, exchange);
+            }
             Step::Wait { backwards, is_async } => self.wait(backwards, is_async),
             Step::Group { members, ref steps } => {
                 // In backward order, so that numbers differ.
@@ -300,6 +381,87 @@ impl Thread {
         }
     }
 
+    /// The message of this step that a rank sends.
+    fn arriving(&self, source: Rank, data_type: DataType, count: usize) -> Arriving {
+        Arriving { source, data_type, bits: self.input(data_type, count, source.0) }
+    }
+
+    fn message(
+        &self,
+        communicator: &Communicator,
+        from: Rank,
+        to: Rank,
+        tag: Option<u32>,
+        data_type: DataType,
+        count: usize,
+    ) {
+        let rank = communicator.rank();
+        // A receive from any rank fails when all other ranks have left.
+        let source = if tag.is_some() || from == to { Source::Rank(from) } else { Source::Any };
+        // No other step of this communicator has the number.
+        let tag = tag.unwrap_or(100 + (self.seed % 30_000) as u32);
+        let arriving = self.arriving(from, data_type, count);
+        let sent = buffer(data_type, &arriving.bits);
+        std::thread::scope(|scope| {
+            let sending = (rank == from).then(|| scope.spawn(|| communicator.send(&sent, to, tag)));
+            if rank == to {
+                let mut buffer = arriving.buffer();
+                let received = communicator.recv(&mut buffer, source, tag).expect("a message");
+                arriving.check(Some(received), &buffer);
+            }
+            if let Some(sending) = sending {
+                sending.join().expect("no panic").expect("a send");
+            }
+        });
+    }
+
+    fn exchange(
+        &mut self,
+        communicator: &Communicator,
+        shift: u32,
+        tag: u32,
+        data_type: DataType,
+        count: usize,
+        exchange: Exchange,
+    ) {
+        let (n, rank) = (communicator.world_size(), communicator.rank());
+        let (next, before) = (Rank((rank.0 + shift) % n), Rank((rank.0 + n - shift) % n));
+        let arriving = self.arriving(before, data_type, count);
+        let sent = buffer(data_type, &self.arriving(rank, data_type, count).bits);
+        match exchange {
+            Exchange::Batch => {
+                let messages = vec![Message::send(sent, next, tag), Message::recv(arriving.buffer(), before, tag)];
+                let work = communicator.batch_isend_irecv(messages).expect("right arguments");
+                self.started.push(Started::Batch(Box::new(work), arriving));
+            }
+            Exchange::Apart { receives_first } => {
+                let receive = |arriving: Arriving| {
+                    let work = communicator.irecv(arriving.buffer(), before, tag).expect("right arguments");
+                    Started::Receive(Box::new(work), arriving)
+                };
+                let send =
+                    |sent| Started::Send(Box::new(communicator.isend(sent, next, tag).expect("right arguments")));
+                self.started.extend(match receives_first {
+                    true => {
+                        let receiving = receive(arriving);
+                        [receiving, send(sent)]
+                    }
+                    false => {
+                        let sending = send(sent);
+                        [sending, receive(arriving)]
+                    }
+                });
+            }
+            Exchange::Threads => std::thread::scope(|scope| {
+                let sending = scope.spawn(|| communicator.send(&sent, next, tag));
+                let mut buffer = arriving.buffer();
+                let received = communicator.recv(&mut buffer, before, tag).expect("a message");
+                arriving.check(Some(received), &buffer);
+                sending.join().expect("no panic").expect("a send");
+            }),
+        }
+    }
+
     fn wait(&mut self, backwards: bool, is_async: bool) {
         let mut started = std::mem::take(&mut self.started);
         if backwards {
@@ -313,22 +475,39 @@ impl Thread {
 fn finish(started: Started, is_async: bool) {
     match started {
         Started::Operands(work, expected) => {
-            let operands = match is_async {
-                true => block_on(work.into_future()),
-                false => work.wait().map_err(|error| match error {
-                    distcollective::stream::WorkError::Failed(failed) => failed,
-                    distcollective::stream::WorkError::Interrupted(_) => panic!("there is no hook"),
-                }),
-            };
-            let operands = operands.unwrap_or_else(|error| panic!("{error}"));
+            let operands = result(*work, is_async);
             let data_type = expected.data_type;
             let output = operands.output.map(|buffer| bits(data_type, &buffer));
             let list = operands.list.map(|list| list.iter().map(|buffer| bits(data_type, buffer)).collect());
             assert_eq!(Expected { data_type, output, list }, expected);
         }
-        Started::Barrier(work) if is_async => drop(block_on(work.into_future()).expect("every rank comes")),
-        Started::Barrier(work) => drop(work.wait().expect("every rank comes")),
+        Started::Barrier(work) => drop(result(*work, is_async)),
+        Started::Batch(work, arriving) => {
+            let messages = result(*work, is_async).content;
+            assert_eq!(messages[0].received(), None);
+            arriving.check(messages[1].received(), &messages[1].buffer);
+        }
+        Started::Receive(work, arriving) => {
+            let message = result(*work, is_async).content;
+            arriving.check(message.received(), &message.buffer);
+        }
+        Started::Send(work) => assert_eq!(result(*work, is_async).received(), [None]),
     }
+}
+
+/// Waits for work, blocking or in an `async` way, and gives what it owned.
+fn result<T: Send + 'static>(work: Work<T>, is_async: bool) -> T {
+    let error: Error = match is_async {
+        true => match block_on(work.into_future()) {
+            Ok(result) => return result,
+            Err(failed) => failed.into(),
+        },
+        false => match work.wait() {
+            Ok(result) => return result,
+            Err(error) => error.into(),
+        },
+    };
+    panic!("{error}")
 }
 
 /// How many steps a thread counts in a group.

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "safetensors")]
 mod files;
+mod shared;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -104,15 +105,17 @@ fn threads_get_every_tensor_of_the_source() {
 }
 
 /// What a rank of several processes does.
-pub fn play(role: &str, communicator: &Communicator) {
+pub fn play(role: &str, communicator: Communicator) {
     match role {
         "dict: broadcast" => {
-            broadcast_from_each_rank(communicator);
+            broadcast_from_each_rank(&communicator);
             #[cfg(feature = "safetensors")]
-            files::broadcast_a_mapped_file(communicator);
+            files::broadcast_a_mapped_file(&communicator);
         }
-        "dict: rank 1 exits in the middle" => lose_rank_1(communicator, || std::process::exit(0)),
-        _ => panic!("no role {role}"),
+        "dict: rank 1 exits in the middle" => {
+            lose_a_rank(&communicator, 1, BroadcastOptions::new(), || std::process::exit(0));
+        }
+        _ => shared::play(role, communicator),
     }
 }
 
@@ -319,34 +322,39 @@ fn another_call_of_a_rank_is_a_disagreement() {
     }
 }
 
-/// Rank 1 does something after the first piece. The other receiver gets an error, and no tensor is
-/// added to its dictionary.
-fn lose_rank_1(communicator: &Communicator, act: impl Fn() + Send + Sync + 'static) {
+/// A rank does something after the first piece. The others get an error, and no tensor is added to
+/// their dictionaries.
+fn lose_a_rank(
+    communicator: &Communicator,
+    lost: u32,
+    options: BroadcastOptions,
+    act: impl Fn() + Send + Sync + 'static,
+) {
     let rank = communicator.rank();
-    let mut options = BroadcastOptions::new();
-    if rank == Rank(1) {
-        options = options.progress(move |_| act());
-    }
+    let options = if rank == Rank(lost) { options.progress(move |_| act()) } else { options };
     let mut dict = if rank == Rank(0) { weights(0) } else { TensorDict::new() };
-    let error = communicator.broadcast_tensor_dict(&mut dict, &options).expect_err("rank 1 is lost");
-    assert!([ErrorKind::PeerLost, ErrorKind::Aborted].contains(&error.kind()), "{error:?}");
+    let error = communicator.broadcast_tensor_dict(&mut dict, &options).expect_err("a rank is lost");
+    assert!([ErrorKind::PeerLost, ErrorKind::Aborted, ErrorKind::Plugin].contains(&error.kind()), "{error:?}");
+    assert_eq!(error.kind() == ErrorKind::Plugin, rank == Rank(lost), "{error:?}");
     assert_eq!(dict.len(), if rank == Rank(0) { weights(0).len() } else { 0 });
     let again = communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect_err("it has ended");
-    assert!([ErrorKind::PeerLost, ErrorKind::Aborted].contains(&again.kind()), "{again:?}");
+    assert!([error.kind(), ErrorKind::PeerLost, ErrorKind::Aborted].contains(&again.kind()), "{again:?}");
     println!("told: {error}");
 }
 
 #[test]
-fn a_thread_that_panics_in_the_middle_ends_the_broadcast() {
-    on_ranks(3, |communicator| {
-        if communicator.rank() != Rank(1) {
-            return lose_rank_1(&communicator, || ());
+fn a_progress_function_that_panics_ends_the_broadcast() {
+    for lost in [0, 1] {
+        for is_shared in [false, true] {
+            on_ranks(3, move |communicator| {
+                let options = BroadcastOptions::new().shared(is_shared);
+                // Receivers that share have their memory when a receiver's function is called.
+                if lost == 0 || !is_shared {
+                    lose_a_rank(&communicator, lost, options, || panic!("on purpose"));
+                }
+            });
         }
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-            lose_rank_1(&communicator, || panic!("on purpose"));
-        }));
-        assert!(panicked.is_err());
-    });
+    }
 }
 
 #[test]

@@ -3,16 +3,16 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use test_support::{root, succeed};
 
-use crate::compiler::{Language, Under, folder, program, started, under_each_tool};
+use crate::compiler::{Language, Under, folder, program, started_for, under_each_tool};
 use crate::declared::{self, Function, Parameter};
 
 /// Parameters that are the length of an array or a buffer.
-const LENGTHS: [&str; 11] = [
+const LENGTHS: [&str; 12] = [
     "capacity",
     "byte_len",
     "count",
@@ -20,6 +20,7 @@ const LENGTHS: [&str; 11] = [
     "nb_ranks",
     "nb_inputs",
     "nb_creators",
+    "nb_messages",
     "nb_groups",
     "group_size",
     "world_size",
@@ -27,11 +28,12 @@ const LENGTHS: [&str; 11] = [
 ];
 
 /// Pointers to several values, whatever their type.
-const ARRAYS: [&str; 18] = [
+const ARRAYS: [&str; 20] = [
     "permutation",
     "groups",
     "communicators",
     "creators",
+    "messages",
     "id",
     "names",
     "ranks",
@@ -46,6 +48,7 @@ const ARRAYS: [&str; 18] = [
     "received",
     "list",
     "byte_lens",
+    "strides",
 ];
 
 /// Pointers of the caller or another library. A test cannot make them.
@@ -81,6 +84,11 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         ("const dcl_plugin_t *", _) => ("PLUGIN", detail),
         ("const dcl_plugin_creator_t *", _) => ("CREATORS", detail),
         ("char *", _) => ("OUTPUT", "CHARACTERS".to_owned()),
+        ("const dcl_broadcast_options_t *", _) => ("BROADCAST_OPTIONS", detail),
+        ("const dcl_message_t *", _) => ("MESSAGES", detail),
+        ("void *" | "const void *", _) if name == "buffer" && function.parameters.iter().any(|p| p.name == "tag") => {
+            (if c_type == "void *" { "OUTPUT" } else { "INPUT" }, "ARRAY".to_owned())
+        }
         ("void *", _) if name == "buffer" => ("OUTPUT", "ARRAY".to_owned()),
         _ if c_type.ends_with('*') && c_type.starts_with("const") => ("INPUT", detail),
         _ if c_type.ends_with('*') => ("OUTPUT", detail),
@@ -101,7 +109,7 @@ fn table() -> String {
     let mut rows = String::new();
     let functions = declared::functions();
     for function in &functions {
-        let Function { name, returns, parameters, .. } = function;
+        let Function { name, returns, parameters, comment } = function;
         let cast = |(i, parameter): (usize, &Parameter)| match parameter.c_type.as_str() {
             c_type if c_type.ends_with('*') || c_type.ends_with("callback_t") => {
                 format!("({c_type})(uintptr_t)arguments[{i}]")
@@ -120,29 +128,31 @@ fn table() -> String {
         });
         let described: Vec<String> = described.collect();
         let returns_status = i32::from(returns == "dcl_status_t");
+        let is_exclusive = i32::from(comment.as_ref().is_some_and(|comment| comment.ends_with("exclusive]")));
         let described = if described.is_empty() { "{NULL, NUMBER, 0}".to_owned() } else { described.join(", ") };
         let count = parameters.len();
-        writeln!(rows, "    {{\"{name}\", call_{name}, {returns_status}, {count}, {{{described}}}}},").expect("text");
+        let row = format!("\"{name}\", call_{name}, {returns_status}, {is_exclusive}, {count}, {{{described}}}");
+        writeln!(rows, "    {{{row}}},").expect("text");
     }
     let types = types().join(", ");
     format!("enum {{ {types}, NB_TYPES }};\n\n{calls}\nstatic const struct function FUNCTIONS[] = {{\n{rows}}};\n")
 }
 
-/// The program. It is compiled once for each tool that it runs under.
-fn compiled(under: Under) -> Option<PathBuf> {
-    static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
-    let make = || {
-        let folder = folder(&format!("arguments-{under:?}"));
+/// The folder of the table, which is written once.
+fn table_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = folder("arguments");
         fs::write(folder.join("functions.inc"), table()).expect("a file");
-        program(Language::C, &root().join("capi/tests/c_abi/arguments.c"), under, &[&folder])
-    };
-    PROGRAMS[usize::from(under == Under::Sanitizers)].get_or_init(make).clone()
+        folder
+    })
 }
 
 /// Runs a round.
 fn round(name: &str, under: Under) {
-    let Some(program) = compiled(under) else { return };
-    let Some(mut command) = started(&program, under) else { return };
+    let source = root().join("capi/tests/c_abi/arguments.c");
+    let Some(program) = program(Language::C, &source, under, &[table_folder()]) else { return };
+    let Some(mut command) = started_for(30, &program, under) else { return };
     eprintln!("{}", succeed(command.arg(name)));
 }
 

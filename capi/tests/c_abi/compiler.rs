@@ -1,10 +1,11 @@
 //! Compiles programs in C and C++, links them with the shared library, and runs them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use test_support::{patience, product, root, skip, succeed};
 
@@ -85,8 +86,20 @@ pub fn compiler(language: Language) -> Option<Command> {
     Some(command)
 }
 
-/// Compiles a program. `None` if there is no compiler, or it lacks the sanitizers.
+/// A program that this test has compiled, or is compiling.
+type Compiled = Arc<OnceLock<Option<PathBuf>>>;
+
+/// Compiles a program once; valgrind takes the one that runs plainly. `None` if there is no
+/// compiler, or it lacks the sanitizers.
 pub fn program(language: Language, source: &Path, under: Under, includes: &[&Path]) -> Option<PathBuf> {
+    static PROGRAMS: Mutex<BTreeMap<(PathBuf, bool), Compiled>> = Mutex::new(BTreeMap::new());
+    let under = if under == Under::Valgrind { Under::Nothing } else { under };
+    let key = (source.to_owned(), under == Under::Sanitizers);
+    let compiled = Arc::clone(PROGRAMS.lock().expect("no panic").entry(key).or_default());
+    compiled.get_or_init(|| compile(language, source, under, includes)).clone()
+}
+
+fn compile(language: Language, source: &Path, under: Under, includes: &[&Path]) -> Option<PathBuf> {
     let mut command = compiler(language)?;
     let name = source.file_stem().expect("a name").to_str().expect("text");
     let output = folder(&format!("{under:?}-{language:?}")).join(name);
@@ -132,8 +145,13 @@ fn has_sanitizers(language: Language) -> bool {
 /// The command that starts a program. Its deadline is 10 s, multiplied by `DCL_TEST_PATIENCE` if
 /// that is set.
 pub fn started(program: &Path, under: Under) -> Option<Command> {
+    started_for(10, program, under)
+}
+
+/// [`started`] with another deadline, in seconds: for a program that makes many calls on one rank.
+pub fn started_for(seconds: u32, program: &Path, under: Under) -> Option<Command> {
     let mut command = Command::new("timeout");
-    command.args(["-k", "1", &(10 * patience()).to_string()]);
+    command.args(["-k", "1", &(seconds * patience()).to_string()]);
     if under == Under::Valgrind {
         if Command::new("valgrind").arg("--version").output().is_err() {
             skip("valgrind is not installed");

@@ -2,8 +2,6 @@
 //! outputs; `conformance.c` runs them.
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use distcollective::{Groups, Rank, Root};
 use test_support::{root, succeed};
@@ -54,16 +52,10 @@ impl Cases {
     }
 }
 
-/// The program. It is compiled once for each tool that it runs under.
-fn compiled(under: Under) -> Option<PathBuf> {
-    static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
-    let make = || program(Language::C, &root().join("capi/tests/c_abi/conformance.c"), under, &[]);
-    PROGRAMS[usize::from(under == Under::Sanitizers)].get_or_init(make).clone()
-}
-
 /// Runs cases for `n` ranks.
 fn conforms(n: u32, under: Under, cases: &[Case]) {
-    let Some(program) = compiled(under) else { return };
+    let source = root().join("capi/tests/c_abi/conformance.c");
+    let Some(program) = program(Language::C, &source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
     let mut file = Cases(Vec::new());
     file.number(n.into());

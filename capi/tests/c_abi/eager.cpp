@@ -1,4 +1,5 @@
-// Asynchronous calls, lists, bytes, groups and random numbers through distcollective.hpp.
+// Asynchronous calls, lists, bytes, messages, dictionaries, groups and random numbers through
+// distcollective.hpp.
 #include <distcollective.hpp>
 
 #include <unistd.h>
@@ -60,6 +61,50 @@ void run(dcl::Communicator communicator) {
     const auto part = communicator.scatter_bytes(is_root ? parts : std::vector<dcl::Bytes>(), 1).value();
     CHECK(part.get_byte_len().value() == own_len + 1);
 
+    const std::int32_t other = 1 - rank;
+    float got[2] = {-7, -7};
+    communicator.send(x, 1, type, other, 3).value();
+    auto received = communicator.recv(got, 2, type, dcl::any_source, 3).value();
+    CHECK(received.source == other && received.count == 1 && got[0] == static_cast<float>(other) && got[1] == -7);
+    auto sending = communicator.isend(x, 1, type, other).value();
+    auto receiving = communicator.irecv(got, 2, type, other).value();
+    CHECK(!receiving.get_received());
+    receiving.wait().value();
+    sending.wait().value();
+    CHECK(receiving.get_received()->count == 1);
+    auto both = communicator.batch_isend_irecv(
+        {dcl::Message::send(x, 1, type, other), dcl::Message::recv(got, 1, type, other)});
+    both->wait().value();
+    CHECK(!both->get_received(0) && both->get_received(1)->source == other);
+
+    auto dict = dcl::TensorDict::create().value();
+    if (is_root) {
+        dict.insert("w", dcl::DataType::kFLOAT, {2}, got).value();
+        dict.insert_opaque("double", "F64", 64, {}).value();
+        dict.insert_strided("rows", type, {2, 1}, {1, 2}, got).value();
+        dict.set_metadata("format", "pt").value();
+    }
+    dcl::BroadcastOptions options;
+    options.src = 1;
+    communicator.broadcast_tensor_dict(dict, options).value();
+    communicator.broadcast_tensor_dict(dict, options, stream, &work).value();
+    work.wait().value();
+    CHECK(dict.get_nb_tensors().value() == 3 && dict.get_name(1).value() == "double");
+    CHECK(dict.get_type("w").value() == type && dict.get_type_name("double").value() == "F64");
+    CHECK(dict.get_dims("rows").value() == dcl::Dims({2, 1}) && dict.get_byte_len("w").value() == sizeof got);
+    CHECK(dict.get_device("w").value() == dcl::host_memory && dict.get_address("w").value() != nullptr);
+    dict.write("w", 0, got, sizeof got).value();
+    dict.read("w", 0, got, sizeof got).value();
+    CHECK(dict.get_nb_metadata().value() == 1 && dict.get_metadata_key(0).value() == "format");
+    CHECK(dict.get_metadata("format").value() == "pt");
+    dict.remove_metadata("format").value();
+    dict.remove("w").value();
+    const std::string path = "/tmp/dcl_eager_" + std::to_string(getpid()) + "_" + std::to_string(rank);
+    dict.save(path).value();
+    CHECK(dcl::TensorDict::load(path).value().get_nb_tensors().value() == 2);
+    CHECK(dcl::TensorDict::map(path).value().get_nb_tensors().value() == 2);
+    CHECK(unlink(path.c_str()) == 0);
+
     const auto group = communicator.new_group({1, 0}).value();
     CHECK(group.get_global_ranks().value() == dcl::Ranks({1, 0}));
     CHECK(group.get_global_rank(0).value() == 1 && group.get_group_rank(0).value() == 1);
@@ -80,6 +125,8 @@ void environment_of_one_rank() {
     CHECK(environment.get_group("tp").value().get_rank().value() == 0);
     CHECK(environment.get_group_ranks("tp").value() == dcl::Ranks({0}));
     CHECK(!environment.get_source("rank").value().empty());
+    auto dict = dcl::TensorDict::create().value();
+    environment.broadcast_tensor_dict(dict).value();
     auto own = environment.get_rank_generator().value();
     auto common = environment.get_common_generator().value();
     CHECK(own.next_u64().value() != common.next_u64().value());

@@ -30,6 +30,12 @@ static void be_a_child(struct rank *copy) {
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_check(copy->communicator));
     MESSAGE_HAS("forked");
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_barrier(copy->communicator));
+    dcl_work_t *work = NULL;
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_send(copy->communicator, &one, 1, DCL_DATA_TYPE_INT32, 0, 0));
+    FAILS(DCL_STATUS_UNSUPPORTED,
+          dcl_recv(copy->communicator, &sum, 1, DCL_DATA_TYPE_INT32, DCL_ANY_SOURCE, 0, NULL, NULL));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_isend(copy->communicator, &one, 1, DCL_DATA_TYPE_INT32, 0, 0, &work));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_irecv(copy->communicator, &sum, 1, DCL_DATA_TYPE_INT32, 0, 0, &work));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_split(copy->communicator, 0, 0, &other));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_allocate(copy->communicator, BYTES, &buffer));
     dcl_stream_t *fresh = NULL;
@@ -139,6 +145,15 @@ static void be_a_child_of_a_busy_rank(struct running *rank, dcl_work_t *work, dc
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_communicator_finalize(rank->communicator));
 }
 
+/* The copy of a receive never ends; its buffer and the rank's are different memory by now. */
+static void be_a_child_of_a_receiving_rank(dcl_work_t *receiving) {
+    int32_t source = -7;
+    FAILS(DCL_STATUS_NOT_READY, dcl_work_get_received(receiving, 0, &source, NULL));
+    FAILS(DCL_STATUS_UNSUPPORTED, dcl_work_wait(receiving));
+    MESSAGE_HAS("forked");
+    OK(dcl_work_free(receiving));
+}
+
 static void fork_while_work_goes_on(void) {
     dcl_communicator_t *communicators[2];
     dcl_stream_t *stream;
@@ -156,10 +171,21 @@ static void fork_while_work_goes_on(void) {
     join(threads[1]);
     OK(dcl_stream_new_worker(&stream));
     OK(dcl_execution_context_enqueue(ranks[0].context, stream, &work));
+    /* A receive whose message comes after the fork. The progress thread has it. */
+    dcl_work_t *receiving;
+    int32_t message = -7, sent = 5;
+    OK(dcl_irecv(communicators[0], &message, 1, DCL_DATA_TYPE_INT32, 1, 0, &receiving));
     /* The worker is most likely inside the collective. */
     pause_ms(20);
-    IN_A_CHILD(child, be_a_child_of_a_busy_rank(&ranks[0], work, stream));
+    IN_A_CHILD(child, {
+        be_a_child_of_a_receiving_rank(receiving);
+        be_a_child_of_a_busy_rank(&ranks[0], work, stream);
+    });
     has_ended_well(child);
+    OK(dcl_send(communicators[1], &sent, 1, DCL_DATA_TYPE_INT32, 0, 0));
+    OK(dcl_work_wait(receiving));
+    OK(dcl_work_free(receiving));
+    CHECK(message == 5);
     OK(dcl_work_is_done(work, &is_done));
     CHECK(is_done == 0);
     threads[1] = start(run_once, &ranks[1]);

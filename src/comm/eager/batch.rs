@@ -52,7 +52,8 @@ impl Message {
     }
 }
 
-/// A message on a raw address, for [`Communicator::enqueue_messages`].
+/// A message on a raw address, for [`Communicator::enqueue_messages`] and
+/// [`Communicator::execute_message`].
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {
     /// The first element, in the memory of the communicator.
@@ -89,6 +90,8 @@ impl<T> Messages<T> {
 #[derive(Debug)]
 struct Call {
     communicator: Communicator,
+    /// The call, as errors name it.
+    name: &'static str,
     requests: Vec<MessageRequest>,
     deadline: Instant,
 }
@@ -191,7 +194,48 @@ impl Communicator {
         self.begin("batch_isend_irecv", (), requests).map_err(Error::from)
     }
 
-    fn begin_one(&self, name: &str, mut message: Message) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
+    /// [`isend`](Self::isend) or [`irecv`](Self::irecv) on a raw address, in the memory of the
+    /// communicator.
+    ///
+    /// # Safety
+    ///
+    /// As [`enqueue_messages`](Self::enqueue_messages).
+    ///
+    /// # Errors
+    ///
+    /// As [`enqueue_messages`](Self::enqueue_messages).
+    pub unsafe fn enqueue_message(&self, message: &RawMessage) -> Result<Work<Messages>> {
+        let name = if message.dst.is_some() { "isend" } else { "irecv" };
+        let request = self.request_of_raw(message).map(|request| vec![request]);
+        self.begin(name, (), request).map_err(Error::from)
+    }
+
+    /// [`send`](Self::send) or [`recv`](Self::recv) on a raw address, in the memory of the
+    /// communicator ([`space`](Self::space)). A send gives this rank and the number of its
+    /// elements.
+    ///
+    /// # Safety
+    ///
+    /// During the call the address is valid for the elements of the message, and no other code uses
+    /// what is received into or writes what is sent.
+    ///
+    /// # Errors
+    ///
+    /// As [`enqueue_messages`](Self::enqueue_messages).
+    pub unsafe fn execute_message(&self, message: &RawMessage) -> Result<Received> {
+        let name = if message.dst.is_some() { "send" } else { "recv" };
+        let delivery = self.request_of_raw(message).and_then(|request| {
+            // SAFETY: the caller's promise.
+            unsafe { self.run_message(name, &request) }
+        });
+        delivery.map(Received::of).map_err(|error| self.label_message(name, error))
+    }
+
+    fn begin_one(
+        &self,
+        name: &'static str,
+        mut message: Message,
+    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
         let requests = self.request_of(&mut message).map(|request| vec![request]);
         self.begin(name, message, requests)
     }
@@ -216,7 +260,7 @@ impl Communicator {
     /// Begins messages whose buffers `content` owns.
     fn begin<T: Owner>(
         &self,
-        name: &str,
+        name: &'static str,
         content: T,
         requests: Result<Vec<MessageRequest>>,
     ) -> Result<Work<Messages<T>>, EnqueueError<T>> {
@@ -232,7 +276,7 @@ impl Communicator {
         };
         let deadline = self.deadline();
         let received = vec![None; requests.len()];
-        let call = Call { communicator: self.clone(), requests, deadline };
+        let call = Call { communicator: self.clone(), name, requests, deadline };
         let messages = Messages { content, call: Some(call), received };
         Ok(match self.default_stream() {
             Some(stream) => Stream::of_cuda(stream).submit(messages, None),
@@ -341,7 +385,7 @@ impl<T: Owner> Task for Messages<T> {
     }
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        let Some(Call { communicator, requests, deadline }) = &self.call else { return Ok(()) };
+        let Some(Call { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
         communicator.check_process()?;
         // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
         let ended = unsafe { communicator.backend.enqueue_messages(requests, stream, *deadline)? };
@@ -352,7 +396,7 @@ impl<T: Owner> Task for Messages<T> {
 
     fn label(&self, error: Error) -> Error {
         match &self.call {
-            Some(call) => call.communicator.label_message("batch_isend_irecv", error),
+            Some(call) => call.communicator.label_message(call.name, error),
             None => error,
         }
     }

@@ -176,7 +176,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`Backend::run_message`](crate::comm::backend::Backend::run_message).
-    unsafe fn run_message(&self, name: &str, message: &MessageRequest) -> Result<Delivery> {
+    pub(super) unsafe fn run_message(&self, name: &str, message: &MessageRequest) -> Result<Delivery> {
         self.check_message_space(message, true)?;
         let deadline: Instant = self.deadline();
         // SAFETY: the caller's promise.

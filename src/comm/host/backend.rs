@@ -7,6 +7,7 @@ use super::memory::arena::Arena;
 use super::memory::broker::{AllocationKey, MemoryBroker};
 use super::memory::check_allocation;
 use super::memory::free_memory::FreeMemory;
+use super::memory::read_only::ReadOnlyBytes;
 use super::memory::{SharedMemory, SharedMemorySize};
 use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
@@ -16,14 +17,14 @@ use super::protocol::segment::{Milestone, Segment};
 use super::world::World;
 use crate::collective::{Call, Collective};
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, Request};
+use crate::comm::backend::{Backend, Fill, Request};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::signature::{Purpose, Signature};
 use crate::comm::split::SplitGroup;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::memory::{Address, Buffer};
+use crate::memory::{Address, Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
@@ -228,6 +229,32 @@ impl HostBackend {
         unsafe { Buffer::leased(Box::new(part), byte_len) }
     }
 
+    /// New memory of all ranks, which the source has written with `fill`. The other ranks have it
+    /// before that.
+    fn filled_memory(
+        &self,
+        byte_len: usize,
+        source: GroupRank,
+        fill: Option<&mut Fill<'_>>,
+        progress: &CallProgress,
+        deadline: Instant,
+    ) -> Result<Arc<SharedMemory>> {
+        let members = self.segment.members();
+        let sender = self.segment.member(source);
+        let others = members.iter().copied().filter(|member| *member != sender);
+        let users: Vec<Rank> = std::iter::once(sender).chain(others).collect();
+        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color: 0 };
+        // A mapping has at least one byte.
+        let size = SharedMemorySize::fully_resident(byte_len.max(1));
+        let (memory, _) = self.shared_memory(key, &users, size, progress, deadline)?;
+        if let Some(fill) = fill {
+            // SAFETY: the memory has as many initialized bytes, and no other rank uses them before
+            // the barrier that follows.
+            fill(unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) })?;
+        }
+        Ok(memory)
+    }
+
     /// Ends a call in which memory was sent: no rank returns before each one has received its own,
     /// because the hub may have to forward it.
     fn leave_together(&self, progress: &mut CallProgress, purpose: Purpose, deadline: Instant) -> Result<()> {
@@ -335,6 +362,21 @@ impl Backend for HostBackend {
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
         self.leave_together(progress, Purpose::Allocate, deadline)?;
         Ok(buffer)
+    }
+
+    fn share(
+        &self,
+        byte_len: usize,
+        source: GroupRank,
+        fill: Option<&mut Fill<'_>>,
+        deadline: Instant,
+    ) -> Result<ReadOnlyMemory> {
+        let progress = &mut *self.enter(deadline)?;
+        // Other ranks wait for this one, so an error ends the communicator.
+        let memory = self.filled_memory(byte_len, source, fill, progress, deadline).map_err(|error| self.end(error))?;
+        self.leave_together(progress, Purpose::TensorDict, deadline)?;
+        // The source has written all before it left, and no rank writes from now on.
+        Ok(Arc::new(ReadOnlyBytes::new(memory, byte_len).map_err(|error| self.end(error))?))
     }
 
     fn check_peers(&self) -> Result<()> {

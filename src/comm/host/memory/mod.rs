@@ -8,6 +8,7 @@ use crate::util::interrupt;
 pub(super) mod arena;
 pub(super) mod broker;
 pub(super) mod free_memory;
+pub(super) mod read_only;
 #[cfg(not(loom))]
 mod shared_memory;
 #[cfg(loom)]

@@ -139,6 +139,15 @@ impl SharedMemory {
         let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxRemove) };
     }
 
+    /// Has the kernel refuse writes through this mapping from now on.
+    pub(crate) fn protect(&self) -> Result<()> {
+        // SAFETY: the pages are in this mapping, and the caller of an atomic or of a raw pointer
+        // into it only reads from now on.
+        let protected =
+            unsafe { rustix::mm::mprotect(self.base.as_ptr().cast(), self.len, rustix::mm::MprotectFlags::READ) };
+        protected.map_err(|e| caused_by(error!(System, "shared memory cannot be made read-only"), "mprotect", e))
+    }
+
     /// Replaces whole pages of a mapping by private memory with the same bytes. For a thread that
     /// reads them this is one step.
     ///

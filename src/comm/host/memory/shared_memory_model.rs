@@ -47,6 +47,10 @@ impl SharedMemory {
 
     pub(crate) fn give_back(&self, _: *mut u8, _: usize) {}
 
+    pub(crate) fn protect(&self) -> Result<()> {
+        Ok(())
+    }
+
     pub(crate) unsafe fn replace_by_copy(_: *mut u8, _: usize) {}
 
     pub(crate) fn slice<T: Shareable>(&self, offset: usize, count: usize) -> &[T] {

@@ -33,8 +33,15 @@ impl Messenger {
         let mut mailbox = self.lock();
         let number = mailbox.add(*request, deadline, None);
         // Made before anything can fail: its drop takes the operation back.
-        let mut call =
-            BlockingCall { messenger: self, request, deadline, number, ended: Cell::new(None), is_published: false };
+        let mut call = BlockingCall {
+            messenger: self,
+            request,
+            deadline,
+            number,
+            ended: Cell::new(None),
+            is_published: false,
+            cycle: None,
+        };
         let matched = mailbox.match_arrived(&self.place, number);
         drop(mailbox);
         matched.map_err(|error| self.end(error))?;
@@ -50,6 +57,8 @@ struct BlockingCall<'a> {
     ended: Cell<Option<Delivery>>,
     /// Whether the rank has published whom it waits for.
     is_published: bool,
+    /// The ranks that wait for each other, once a look has found them.
+    cycle: Option<String>,
 }
 
 impl Drop for BlockingCall<'_> {
@@ -74,7 +83,6 @@ impl BlockingCall<'_> {
         let place = &self.messenger.place;
         let mut waiter = Waiter::new(&place.segment.domain, place.member(), self.deadline);
         let mut next_look = Instant::now() + PUBLISH_AFTER;
-        let mut has_warned = false;
         loop {
             match self.step()? {
                 Step::Ended(delivery) => return Ok(delivery),
@@ -94,7 +102,7 @@ impl BlockingCall<'_> {
                 Ok(()) => {}
                 Err(WaitError::DeadlineExceeded) if Instant::now() < self.deadline => {
                     next_look = Instant::now() + CYCLE_INTERVAL;
-                    self.look_for_cycle(&mut has_warned);
+                    self.look_for_cycle();
                 }
                 Err(error) => return Err(self.fail(error)),
             }
@@ -138,18 +146,18 @@ impl BlockingCall<'_> {
     }
 
     /// Publishes whom this rank waits for, and warns once of a cycle.
-    fn look_for_cycle(&mut self, has_warned: &mut bool) {
+    fn look_for_cycle(&mut self) {
         let place = &self.messenger.place;
         let domain = &*place.segment.domain;
         let awaited = self.awaited();
         domain.set_awaited(place.member(), awaited.map_or(0, Awaited::to_word));
         // The first look is too early: a peer may be about to come.
         let is_first = !std::mem::replace(&mut self.is_published, true);
-        if awaited.is_none() || is_first || *has_warned {
+        if awaited.is_none() || is_first || self.cycle.is_some() {
             return;
         }
-        if let Some(cycle) = cycle::describe(domain, place.member()) {
-            *has_warned = true;
+        self.cycle = cycle::describe(domain, place.member());
+        if let Some(cycle) = &self.cycle {
             event!(WARN, "rank {}: {}: ranks wait for each other: {cycle}", place.member(), self.what());
         }
     }
@@ -178,7 +186,9 @@ impl BlockingCall<'_> {
         let error = match error {
             WaitError::Aborted(reason) => reason,
             WaitError::DeadlineExceeded => {
-                let cycle = cycle::describe(&messenger.place.segment.domain, messenger.place.member());
+                // A peer that has just reached its own deadline waits no more.
+                let now = || cycle::describe(&messenger.place.segment.domain, messenger.place.member());
+                let cycle = self.cycle.clone().or_else(now);
                 let cycle = cycle.map_or_else(String::new, |cycle| format!("; ranks wait for each other: {cycle}"));
                 error!(DeadlineExceeded, "{} before the deadline{cycle}", messenger.problem(self.number))
             }

@@ -89,6 +89,27 @@ fn a_long_message_arrives_whole() {
     }
 }
 
+/// Two threads of a rank receive. The one that moves the other's message along wakes it.
+#[test]
+fn threads_of_a_rank_wake_each_other() {
+    explore(2, || {
+        let (mut both, _shared) = ranks(2, false);
+        let (sender, receiver) = (both.pop().expect("rank 1"), Arc::new(both.pop().expect("rank 0")));
+        let threads = [0u8, 1].map(|tag| {
+            let receiver = Arc::clone(&receiver);
+            thread::spawn(move || {
+                let mut byte = [9];
+                receive(&receiver, 1, tag.into(), &mut byte).expect("a message");
+                assert_eq!(byte, [tag]);
+            })
+        });
+        for tag in [0u8, 1] {
+            send(&sender, 0, tag.into(), &[tag]).expect("there is room");
+        }
+        threads.map(|thread| thread.join().expect("no panic"));
+    });
+}
+
 #[test]
 fn a_receive_sees_its_peer_leave() {
     explore(2, || {

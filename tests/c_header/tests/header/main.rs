@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use source::Source;
 
 /// The header's structures, and their names in Rust.
-const STRUCTURES: [(&str, &str); 7] = [
+const STRUCTURES: [(&str, &str); 9] = [
     ("dcl_dims", "CDims"),
     ("dcl_plugin_tensor", "CPluginTensor"),
     ("dcl_plugin", "CPlugin"),
@@ -22,6 +22,8 @@ const STRUCTURES: [(&str, &str); 7] = [
     ("dcl_execution_context_options", "CExecutionContextOptions"),
     ("dcl_environment_config", "CEnvironmentConfig"),
     ("dcl_bootstrap_config", "CBootstrapConfig"),
+    ("dcl_message", "CMessage"),
+    ("dcl_broadcast_options", "CBroadcastOptions"),
 ];
 
 /// Enumerators whose Rust name is not the header's name in another case.
@@ -35,7 +37,7 @@ const RENAMED: [(&str, &str); 5] = [
 
 /// Numbers that only the C ABI has. Programs in C test what they do. The first three groups are
 /// TensorRT's.
-const NUMBERS: [(&str, i64); 17] = [
+const NUMBERS: [(&str, i64); 20] = [
     ("DCL_TENSOR_IO_MODE_NONE", 0),
     ("DCL_TENSOR_IO_MODE_INPUT", 1),
     ("DCL_TENSOR_IO_MODE_OUTPUT", 2),
@@ -53,6 +55,9 @@ const NUMBERS: [(&str, i64); 17] = [
     ("DCL_IN_PLACE_UNUSED", 4),
     ("DCL_TIMEOUT_DEFAULT", -1),
     ("DCL_NO_COLOR", -1),
+    ("DCL_ANY_SOURCE", -1),
+    ("DCL_DEVICE_HOST", -1),
+    ("DCL_DEVICE_UNSET", -2),
 ];
 
 /// The parts of the standard headers that the header needs. With them a libclang without any
@@ -99,8 +104,15 @@ fn code() -> Source {
     let mut files: Vec<PathBuf> =
         fs::read_dir(root().join("capi/src")).expect("capi/src").map(|entry| entry.expect("a file").path()).collect();
     files.extend(
-        ["data_type.rs", "shape.rs", "collective/determinism.rs", "collective/operation.rs", "comm/nccl/id.rs"]
-            .map(|f| root().join("src").join(f)),
+        [
+            "data_type.rs",
+            "shape.rs",
+            "collective/determinism.rs",
+            "collective/operation.rs",
+            "comm/message.rs",
+            "comm/nccl/id.rs",
+        ]
+        .map(|f| root().join("src").join(f)),
     );
     let mut code = Source::parse(files.iter().map(|file| fs::read_to_string(file).expect("text")));
     for (c, rust) in STRUCTURES {
@@ -173,6 +185,7 @@ fn numbers_are_the_same() {
                 "DCL_VERSION" => version[0] * 10000 + version[1] * 100 + version[2],
                 "DCL_MAX_PLUGIN_TENSORS" => code.constant("", "MAX_TENSORS"),
                 "DCL_MAX_DIMS" => code.constant("", "MAX_DIMS"),
+                "DCL_MAX_TAG" => code.constant("", "MAX_TAG"),
                 "DCL_NCCL_ID_BYTES" => code.constant("NcclId", "BYTE_LEN"),
                 _ => panic!("{name} has no counterpart in Rust"),
             }

@@ -1,0 +1,448 @@
+//! Dictionaries of tensors: `dcl_tensor_dict_*`.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use dcl::tensor::{Dims, MemorySpace, Shape};
+use dcl::tensor_dict::{OpaqueType, Tensor};
+use dcl::{Buffer, DataType, TensorDict};
+
+use super::arguments::{
+    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, count, data_type, index, unsigned,
+};
+use super::copy_out::{TextBuffer, TextDestination};
+use super::handle::{Handle, Object, TryRwLock};
+use super::status::{CallError, Result, Status, call, lock};
+
+/// The `device` of host memory.
+const DEVICE_HOST: i32 = -1;
+
+/// `dcl_tensor_dict_t`.
+pub(super) struct CTensorDict {
+    /// `None` while a stream has it.
+    dict: TryRwLock<Option<TensorDict>, CTensorDict>,
+    /// What a stream has handed back, until the next call.
+    returned: Mutex<Option<TensorDict>>,
+}
+
+impl Object for CTensorDict {
+    const TYPE: &'static str = "dcl_tensor_dict_t";
+}
+
+impl CTensorDict {
+    fn handle(dict: TensorDict) -> Handle<Self> {
+        Handle::new(CTensorDict { dict: TryRwLock::new(Some(dict)), returned: Mutex::default() })
+    }
+
+    /// For a [shared] call.
+    fn read<R>(&self, act: impl FnOnce(&TensorDict) -> Result<R>) -> Result<R> {
+        self.settle()?;
+        self.dict.read()?.as_ref().ok_or_else(away).and_then(act)
+    }
+
+    /// For an [exclusive] call.
+    pub(super) fn write<R>(&self, act: impl FnOnce(&mut TensorDict) -> Result<R>) -> Result<R> {
+        self.settle()?;
+        self.dict.write()?.as_mut().ok_or_else(away).and_then(act)
+    }
+
+    /// Takes the dictionary for a stream.
+    pub(super) fn take(&self) -> Result<TensorDict> {
+        self.settle()?;
+        self.dict.write()?.take().ok_or_else(away)
+    }
+
+    /// Hands the dictionary back.
+    pub(super) fn put_back(&self, dict: TensorDict) {
+        *lock(&self.returned) = Some(dict);
+    }
+
+    fn settle(&self) -> Result<()> {
+        let mut returned = lock(&self.returned);
+        if returned.is_some() {
+            *self.dict.write()? = returned.take();
+        }
+        Ok(())
+    }
+}
+
+fn away() -> CallError {
+    let message = "a stream broadcasts the dictionary; call dcl_work_wait or dcl_stream_synchronize";
+    CallError::new(Status::BUSY, message)
+}
+
+fn find<'a>(dict: &'a TensorDict, name: &TextPointer) -> Result<&'a Tensor> {
+    let name = name.get("name")?;
+    dict.get(name).ok_or_else(|| no_tensor(name))
+}
+
+fn find_mut<'a>(dict: &'a mut TensorDict, name: &TextPointer) -> Result<&'a mut Tensor> {
+    let name = name.get("name")?;
+    dict.get_mut(name).ok_or_else(|| no_tensor(name))
+}
+
+fn no_tensor(name: &str) -> CallError {
+    CallError::invalid_argument(format!("the dictionary has no tensor {name:?}"))
+}
+
+/// Parses the `device` of memory.
+pub(super) fn space(device: i32) -> Result<MemorySpace> {
+    match device {
+        DEVICE_HOST => Ok(MemorySpace::Host),
+        _ => Ok(MemorySpace::Cuda(unsigned("device (-1 is the host)", device)?)),
+    }
+}
+
+/// A buffer in the caller's memory, or of zeros.
+fn buffer(space: MemorySpace, address: &VoidPointer, data_type: DataType, dims: Dims) -> Result<Buffer> {
+    if address.address().is_null() {
+        return Ok(Buffer::zeroed_in(space, data_type, dims)?);
+    }
+    // SAFETY: the header requires memory that is long enough, and that nothing else writes while
+    // the tensor exists.
+    Ok(unsafe { Buffer::from_raw_borrowed(space, address.address().cast(), data_type, dims)? })
+}
+
+fn insert(dict: Handle<CTensorDict>, name: &TextPointer, make: impl FnOnce() -> Result<Tensor>) -> Result<()> {
+    let (dict, name) = (dict.get()?, name.get("name")?);
+    let tensor = make()?;
+    // The old tensor is dropped after the dictionary is free for other calls.
+    dict.write(|dict| Ok(dict.insert(name, tensor))).map(drop)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_new(dict: OutPointer<Handle<CTensorDict>>) -> Status {
+    call(|| {
+        dict.check("dict")?.set(CTensorDict::handle(TensorDict::new()));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_free(dict: Handle<CTensorDict>) -> Status {
+    call(|| dict.free())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_load(path: TextPointer, dict: OutPointer<Handle<CTensorDict>>) -> Status {
+    call(|| {
+        let (path, dict) = (path.get("path")?, dict.check("dict")?);
+        dict.set(CTensorDict::handle(TensorDict::load(path)?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_map(path: TextPointer, dict: OutPointer<Handle<CTensorDict>>) -> Status {
+    call(|| {
+        let (path, dict) = (path.get("path")?, dict.check("dict")?);
+        // SAFETY: the header requires that no program changes the file.
+        dict.set(CTensorDict::handle(unsafe { TensorDict::map(path)? }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_save(dict: Handle<CTensorDict>, path: TextPointer) -> Status {
+    call(|| {
+        let (dict, path) = (dict.get()?, path.get("path")?);
+        dict.read(|dict| Ok(dict.save(path)?))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_insert(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    data_type: i32,
+    dims: InPointer<CDims>,
+    device: i32,
+    address: VoidPointer,
+) -> Status {
+    call(|| {
+        insert(dict, &name, || {
+            let (data_type, dims) = (self::data_type(data_type)?, dims.get("dims")?.to_dims()?);
+            Ok(buffer(space(device)?, &address, data_type, dims)?.into())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_insert_strided(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    data_type: i32,
+    dims: InPointer<CDims>,
+    strides: InPointer<i64>,
+    address: VoidPointer,
+) -> Status {
+    call(|| {
+        insert(dict, &name, || {
+            let (data_type, shape) = (self::data_type(data_type)?, dims.get("dims")?.to_shape()?);
+            let strides = strides.array("strides", shape.as_slice().len())?;
+            let (before, elements) = extent(&shape, &strides)?;
+            let start = address.for_bytes("address", elements)?;
+            let first = start.wrapping_sub(before * data_type.byte_len());
+            let dims = Shape::new(&[elements])?.to_dims();
+            // SAFETY: as in `buffer`: the elements that the strides reach are in the caller's
+            // memory.
+            let buffer = unsafe { Buffer::from_raw_borrowed(MemorySpace::Host, first, data_type, dims)? };
+            let strides: Vec<isize> = strides.iter().map(|stride| *stride as isize).collect();
+            Ok(Tensor::strided(buffer, before, shape.to_dims(), &strides)?)
+        })
+    })
+}
+
+/// How many elements before the one with the indices 0 the strides reach, and how many in all.
+fn extent(shape: &Shape, strides: &[i64]) -> Result<(usize, usize)> {
+    if shape.element_count() == 0 {
+        return Ok((0, 0));
+    }
+    let (mut before, mut after) = (0i128, 0i128);
+    for (dim, stride) in shape.as_slice().iter().zip(strides) {
+        let reach = (*dim as i128 - 1) * i128::from(*stride);
+        (before, after) = (before - reach.min(0), after + reach.max(0));
+    }
+    match (usize::try_from(before), usize::try_from(before + after + 1)) {
+        (Ok(before), Ok(elements)) if isize::try_from(elements).is_ok() => Ok((before, elements)),
+        _ => Err(CallError::invalid_argument("the strides reach more than memory can hold")),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_insert_opaque(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    type_name: TextPointer,
+    bit_len: i32,
+    dims: InPointer<CDims>,
+    address: VoidPointer,
+) -> Status {
+    call(|| {
+        insert(dict, &name, || {
+            let (type_name, bit_len) = (type_name.get("type_name")?, unsigned("bit_len", bit_len)?);
+            let (opaque, dims) = (OpaqueType::new(type_name, bit_len)?, dims.get("dims")?.to_shape()?);
+            let bits = dims.element_count() as u128 * u128::from(bit_len);
+            let Ok(byte_len) = i64::try_from(bits / 8) else {
+                return Err(CallError::invalid_argument(format!("{bits} bits are more than memory can hold")));
+            };
+            let bytes = buffer(MemorySpace::Host, &address, DataType::Uint8, Dims::new(&[byte_len])?)?;
+            Ok(Tensor::opaque(opaque, dims.to_dims(), bytes)?)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_remove(dict: Handle<CTensorDict>, name: TextPointer) -> Status {
+    call(|| {
+        let (dict, name) = (dict.get()?, name.get("name")?);
+        dict.write(|dict| dict.remove(name).ok_or_else(|| no_tensor(name))).map(drop)
+    })
+}
+
+/// Writes one value of a dictionary.
+fn value<T>(
+    dict: Handle<CTensorDict>,
+    output: OutPointer<T>,
+    name: &str,
+    get: impl FnOnce(&TensorDict) -> Result<T>,
+) -> Result<()> {
+    let (dict, output) = (dict.get()?, output.check(name)?);
+    output.set(dict.read(get)?);
+    Ok(())
+}
+
+/// Copies out a text of a dictionary.
+fn text(dict: Handle<CTensorDict>, to: TextDestination, get: impl FnOnce(&TensorDict) -> Result<String>) -> Result<()> {
+    to.write(&dict.get()?.read(get)?)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_nb_tensors(dict: Handle<CTensorDict>, nb_tensors: OutPointer<i32>) -> Status {
+    call(|| value(dict, nb_tensors, "nb_tensors", |dict| Ok(count(dict.len()))))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_name(
+    dict: Handle<CTensorDict>,
+    index: i32,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        text(dict, TextDestination { buffer, capacity, length }, |dict| {
+            let index = self::index("tensor", index, dict.len())?;
+            Ok(dict.iter().nth(index).map(|(name, _)| name.to_owned()).unwrap_or_default())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_type(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    data_type: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        value(dict, data_type, "data_type", |dict| {
+            let element_type = find(dict, &name)?.element_type();
+            let Some(data_type) = element_type.data_type() else {
+                let message = format!("element type {element_type} is none of this library's");
+                return Err(CallError::new(Status::UNSUPPORTED, message));
+            };
+            Ok(data_type.number())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_type_name(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        let to = TextDestination { buffer, capacity, length };
+        text(dict, to, |dict| Ok(find(dict, &name)?.element_type().to_string()))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_dims(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    dims: OutPointer<CDims>,
+) -> Status {
+    call(|| value(dict, dims, "dims", |dict| Ok(find(dict, &name)?.shape().into())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_byte_len(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    byte_len: OutPointer<usize>,
+) -> Status {
+    call(|| value(dict, byte_len, "byte_len", |dict| Ok(find(dict, &name)?.byte_len())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_device(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    device: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        value(dict, device, "device", |dict| match find(dict, &name)?.space() {
+            MemorySpace::Cuda(ordinal) => Ok(count(ordinal as usize)),
+            _ => Ok(DEVICE_HOST),
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_address(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    address: OutPointer<*mut c_void>,
+) -> Status {
+    call(|| {
+        let (dict, address) = (dict.get()?, address.check("address")?);
+        address.set(dict.write(|dict| {
+            let tensor = find_mut(dict, &name)?;
+            if let Some(buffer) = tensor.as_mut_buffer() {
+                return Ok(buffer.as_mut_ptr().cast());
+            }
+            Ok(tensor.as_bytes()?.as_ptr().cast_mut().cast())
+        })?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_read(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    byte_offset: usize,
+    bytes: VoidPointer,
+    byte_len: usize,
+) -> Status {
+    call(|| {
+        let dict = dict.get()?;
+        dict.read(|dict| {
+            let tensor = find(dict, &name)?;
+            bytes.fill("bytes", byte_len, |bytes| Ok(tensor.read(byte_offset, bytes)?))
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_write(
+    dict: Handle<CTensorDict>,
+    name: TextPointer,
+    byte_offset: usize,
+    bytes: ConstVoidPointer,
+    byte_len: usize,
+) -> Status {
+    call(|| {
+        let (dict, bytes) = (dict.get()?, bytes.get("bytes", byte_len)?);
+        dict.write(|dict| match find_mut(dict, &name)?.as_mut_buffer() {
+            Some(buffer) => Ok(buffer.write(byte_offset, bytes)?),
+            None => Err(CallError::new(Status::INVALID_BUFFER, "the tensor is strided or read-only")),
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_nb_metadata(dict: Handle<CTensorDict>, nb_metadata: OutPointer<i32>) -> Status {
+    call(|| value(dict, nb_metadata, "nb_metadata", |dict| Ok(count(dict.metadata().len()))))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_metadata_key(
+    dict: Handle<CTensorDict>,
+    index: i32,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        text(dict, TextDestination { buffer, capacity, length }, |dict| {
+            let index = self::index("text", index, dict.metadata().len())?;
+            Ok(dict.metadata().keys().nth(index).cloned().unwrap_or_default())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_get_metadata(
+    dict: Handle<CTensorDict>,
+    key: TextPointer,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        text(dict, TextDestination { buffer, capacity, length }, |dict| {
+            let key = key.get("key")?;
+            let text = dict.metadata().get(key).cloned();
+            text.ok_or_else(|| CallError::invalid_argument(format!("the dictionary has no text {key:?}")))
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_tensor_dict_set_metadata(dict: Handle<CTensorDict>, key: TextPointer, text: TextPointer) -> Status {
+    call(|| {
+        let (dict, key, text) = (dict.get()?, key.get("key")?, text.optional("text")?);
+        dict.write(|dict| {
+            match text {
+                Some(text) => dict.metadata_mut().insert(key.to_owned(), text.to_owned()),
+                None => dict.metadata_mut().remove(key),
+            };
+            Ok(())
+        })
+    })
+}

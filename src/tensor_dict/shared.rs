@@ -1,0 +1,92 @@
+//! The broadcast into memory that all receivers share: the source copies its tensors there, and
+//! each receiver gets read-only views.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::TensorDict;
+use super::broadcast::Broadcast;
+use super::payload::PIECE_BYTES;
+use super::read_only::ReadOnly;
+use super::schema::Schema;
+use super::tensor::Tensor;
+use crate::comm::{Fill, host};
+use crate::error::{Result, bail, error};
+use crate::memory::ReadOnlyMemory;
+use crate::rank::GroupRank;
+use crate::util::interrupt;
+
+/// What the tensors are aligned to: a cache line, and so every element type.
+const ALIGN: usize = 64;
+
+/// Where tensors of these lengths lie, each aligned to all element types, and how many bytes that
+/// takes. It depends on nothing else, so all ranks find the same.
+fn places(byte_lens: impl Iterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
+    let mut end = 0usize;
+    let place = |byte_len: usize| {
+        let start = end.checked_next_multiple_of(ALIGN)?;
+        end = start.checked_add(byte_len).filter(|end| isize::try_from(*end).is_ok())?;
+        Some(start..end)
+    };
+    match byte_lens.map(place).collect::<Option<Vec<_>>>() {
+        Some(places) => Ok((places, end)),
+        None => bail!(System, "the tensors are larger than memory can be"),
+    }
+}
+
+impl Broadcast {
+    /// The source's part: copies the tensors into new shared memory.
+    pub(super) fn share(&self, tensors: Vec<&Tensor>) -> Result<()> {
+        let placed = places(tensors.iter().map(|tensor| tensor.byte_len()));
+        let placed = placed.and_then(|(places, byte_len)| {
+            host::check_memory("shared memory for the tensors", byte_len as u64)?;
+            Ok((places, byte_len))
+        });
+        let (places, byte_len) = self.agree(placed)?;
+        let total_bytes = tensors.iter().map(|tensor| tensor.byte_len() as u64).sum();
+        let mut fill = |memory: &mut [u8]| {
+            let mut byte_count = 0;
+            for (tensor, place) in tensors.iter().zip(&places) {
+                for (piece, bytes) in memory[place.clone()].chunks_mut(PIECE_BYTES).enumerate() {
+                    self.check_time()?;
+                    tensor.read(piece * PIECE_BYTES, bytes)?;
+                    byte_count += bytes.len() as u64;
+                    self.report(byte_count, total_bytes)?;
+                }
+            }
+            Ok(())
+        };
+        self.share_memory(byte_len, Some(&mut fill)).map(drop)
+    }
+
+    /// A receiver's part: puts views into the dictionary.
+    pub(super) fn receive_shared(&self, dict: &mut TensorDict, schema: Schema) -> Result<()> {
+        let (places, byte_len) = self.agree(places(schema.tensors.iter().map(|tensor| tensor.byte_len)))?;
+        let memory = self.share_memory(byte_len, None)?;
+        let total_bytes = schema.tensors.iter().map(|tensor| tensor.byte_len as u64).sum();
+        self.report(total_bytes, total_bytes).inspect_err(|error| self.end(error))?;
+        let views = schema.tensors.into_iter().zip(places).map(|(tensor, place)| {
+            let view = Tensor::read_only(tensor.element_type, tensor.shape, ReadOnly::new(&memory, place))?;
+            Ok((tensor.name, view))
+        });
+        for (name, view) in views.collect::<Result<Vec<_>>>()? {
+            dict.insert(name, view);
+        }
+        dict.metadata = schema.metadata;
+        Ok(())
+    }
+
+    fn share_memory(&self, byte_len: usize, fill: Option<&mut Fill<'_>>) -> Result<ReadOnlyMemory> {
+        self.communicator.share_memory(byte_len, GroupRank(self.options.src.0), fill, self.deadline)
+    }
+
+    /// Whether the source goes on: the deadline, the interrupt hook, and failed peers.
+    fn check_time(&self) -> Result<()> {
+        interrupt::check()?;
+        self.communicator.check_alive()?;
+        match Instant::now() < self.deadline {
+            true => Ok(()),
+            false => Err(error!(DeadlineExceeded, "the tensors were not copied to shared memory before the deadline")),
+        }
+    }
+}
