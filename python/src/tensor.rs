@@ -230,9 +230,12 @@ fn describe_array(array: &Bound<'_, PyAny>, interface: Bound<'_, PyAny>) -> PyRe
     };
     let missing =
         |name: &str| PyTypeError::new_err(format!("its __array_interface__ has no {name} that is known here"));
-    let dtype_name = || array.getattr(intern!(py, "dtype"))?.getattr(intern!(py, "name"))?.extract();
-    let typestr = field("typestr")?.ok_or_else(|| missing("typestr"))?;
-    let element = Element::of_array(&typestr.extract::<String>()?, dtype_name)?;
+    let typestr: String = field("typestr")?.ok_or_else(|| missing("typestr"))?.extract()?;
+    let dtype_name = || match array.getattr_opt(intern!(py, "dtype"))? {
+        Some(dtype) => dtype.getattr(intern!(py, "name"))?.extract(),
+        None => Ok(format!("void, by {typestr:?}")),
+    };
+    let element = Element::of_array(&typestr, dtype_name)?;
     let data = field("data")?.filter(PyTuple::is_type_of).ok_or_else(|| missing("data"))?;
     let (address, is_read_only): (usize, bool) = data.extract()?;
     let shape: Vec<usize> = field("shape")?.ok_or_else(|| missing("shape"))?.extract()?;
