@@ -332,13 +332,12 @@ try:
     import _interpreters as interpreters
 except ImportError:
     import _xxsubinterpreters as interpreters
-import distcollective._core
 code = "import distcollective._core"
 try:
     failed = interpreters.run_string(interpreters.create(), code)
 except Exception as error:
     failed = error
-assert "subinterpreters" in str(failed) or "loading in sub" in str(failed), failed
+assert "subinterpreters" in str(failed), failed
 """
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr
