@@ -280,11 +280,6 @@ impl Communicator {
     }
 
     #[getter]
-    fn backend(&self) -> &'static str {
-        self.communicator.backend().name()
-    }
-
-    #[getter]
     fn timeout(&self) -> Duration {
         self.communicator.timeout()
     }

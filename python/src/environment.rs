@@ -32,8 +32,6 @@ pub(super) struct Options {
     /// The source line that initializes the environment.
     called_at: String,
     #[pyo3(default)]
-    backend: Option<String>,
-    #[pyo3(default)]
     rank: Option<u32>,
     #[pyo3(default)]
     world_size: Option<u32>,
@@ -53,11 +51,9 @@ pub(super) struct Options {
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
     let failed = |error| exception(py, &error);
-    let Options { called_at, backend, rank, world_size, host, port, seed, timeout, verbose } = options;
-    let mut builder = distcollective::Environment::builder().called_at(called_at).verbose(verbose);
-    if let Some(backend) = backend {
-        builder = builder.backend(backend.parse::<BackendKind>().map_err(failed)?);
-    }
+    let Options { called_at, rank, world_size, host, port, seed, timeout, verbose } = options;
+    let builder = distcollective::Environment::builder().backend(BackendKind::Host);
+    let mut builder = builder.called_at(called_at).verbose(verbose);
     if let Some(rank) = rank {
         builder = builder.rank(rank);
     }
@@ -98,17 +94,9 @@ impl Environment {
         self.with(distcollective::Environment::seed)
     }
 
-    /// Drops this rank's handles. On GPUs, where NCCL ends for all ranks together, waits for them.
-    fn destroy(&self, py: Python<'_>) -> PyResult<()> {
+    /// Drops this rank's handles.
+    fn destroy(&self, py: Python<'_>) {
         let environment = self.environment.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(environment) = environment else { return Ok(()) };
-        let end = || match environment.backend() {
-            BackendKind::Nccl => environment.finalize(),
-            _ => {
-                drop(environment);
-                Ok(())
-            }
-        };
-        py.detach(end).map_err(|error| exception(py, &error))
+        py.detach(|| drop(environment));
     }
 }

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from .. import _core
 from ..errors import ArgumentError, Error
 
-_BACKENDS = {None: "auto", "gloo": "host", "host": "host", "nccl": "nccl"}
+_BACKENDS = ("gloo", "host")
 
 
 class _NonGroupMember:
@@ -38,7 +38,8 @@ class ProcessGroup:
 
     def name(self) -> str:
         """The name of the backend."""
-        return _torch_name(self._live())
+        self._live()
+        return "gloo"
 
     def abort(self, reason: str = "the program called abort") -> None:
         """End the group for all its ranks. Their calls raise an error with the reason."""
@@ -90,10 +91,6 @@ class GroupMember(metaclass=_WorldProperty):
     NON_GROUP_MEMBER = _NonGroupMember()
 
 
-def _torch_name(communicator: _core.Communicator) -> str:
-    return "gloo" if communicator.backend == "host" else communicator.backend
-
-
 def world() -> ProcessGroup:
     """The group of all ranks."""
     if _World.group is None:
@@ -142,12 +139,10 @@ def _leave() -> None:
     _World.environment, _World.group, _World.subgroups = None, None, []
 
 
-def _backend(name: Optional[str]) -> str:
-    key = name.lower() if isinstance(name, str) else name
-    if key not in _BACKENDS:
-        known = ", ".join(repr(backend) for backend in _BACKENDS if backend)
-        raise ArgumentError(f"backend is {name!r}; this package has {known}")
-    return _BACKENDS[key]
+def check_backend(name: Optional[str]) -> None:
+    """Check that this package has the backend of that name."""
+    if name is not None and name.lower() not in _BACKENDS:
+        raise ArgumentError(f'backend is "{name}"; this package has backend="gloo", which is also called "host"')
 
 
 def init_process_group(
@@ -159,13 +154,13 @@ def init_process_group(
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
-    ``backend`` is "gloo" or "host" for the memory of one machine, "nccl" for GPUs, or None: NCCL if
-    every rank has a GPU. ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given
-    comes from the launcher's variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``,
-    ``MASTER_PORT``. ``timeout`` is for this call and for each later one; unless it is given, what
-    ``DCL_TIMEOUT`` says in seconds, or 600 s.
+    ``backend`` is "gloo", which is also called "host": ranks are processes of one machine.
+    ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
+    variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
+    call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
     """
-    options: Dict[str, Any] = {"backend": _backend(backend), "timeout": timeout}
+    check_backend(backend)
+    options: Dict[str, Any] = {"timeout": timeout}
     if rank != -1:
         options["rank"] = _number("rank", rank)
     if world_size != -1:
@@ -187,7 +182,7 @@ def _number(name: str, number: int) -> int:
 def destroy_process_group(group: Group = None) -> None:
     """End a group, or by default everything, on this rank.
 
-    It waits for no other rank, except on GPUs. Ranks that wait for this one get an error.
+    It waits for no other rank. Ranks that wait for this one get an error.
     """
     if group is None or group is _World.group:
         world()
@@ -212,8 +207,7 @@ def new_group(
     """
     all_ranks = world()
     communicator = all_ranks._live()
-    if backend is not None and _backend(backend) != communicator.backend:
-        raise ArgumentError(f"backend is {backend!r}, and the group of all ranks is on {communicator.backend!r}")
+    check_backend(backend)
     numbers = sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
     made = communicator.new_group(range(all_ranks.size()) if numbers is None else numbers)
     if made is None:
@@ -238,7 +232,7 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The group's backend: "gloo" for the memory of one machine, or "nccl"."""
+    """The group's backend: "gloo"."""
     found = member(group, "get_backend")
     if found is None:
         raise ArgumentError("this process is not in the group")
