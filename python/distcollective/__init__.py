@@ -8,5 +8,17 @@
 """
 
 from .errors import ArgumentError, DeadlineError, Error
+from .launching import launch, launch_from_openmpi, launch_from_slurm, launch_from_torch
+from .tensor_dict import broadcast_tensor_dict, ray_broadcast_tensor_dict
 
-__all__ = ["ArgumentError", "DeadlineError", "Error"]
+__all__ = [
+    "ArgumentError",
+    "DeadlineError",
+    "Error",
+    "broadcast_tensor_dict",
+    "launch",
+    "launch_from_openmpi",
+    "launch_from_slurm",
+    "launch_from_torch",
+    "ray_broadcast_tensor_dict",
+]

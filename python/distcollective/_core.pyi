@@ -58,6 +58,11 @@ class Communicator:
     def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]]) -> Work:
         """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag."""
 
+    def broadcast_tensor_dict(
+        self, entries: Sequence[Tuple[str, Any, Sequence[int]]], src: int
+    ) -> List[Tuple[str, str, List[int], bytearray]]:
+        """Give every rank the tensors of ``src``: name, type, shape, bytes. None on ``src``."""
+
     def broadcast_bytes(self, data: bytes, root: int) -> bytes: ...
 
 @final

@@ -11,6 +11,7 @@ use pyo3::types::PyBytes;
 
 use super::errors::exception;
 use super::tensor::{Access, Tensor};
+use super::tensor_dict::{self, Arrived, Entry};
 use super::work::{Pending, Work};
 
 /// A rank of a set of ranks.
@@ -393,6 +394,10 @@ impl Communicator {
         // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
         let pending = py.detach(|| unsafe { raw.enqueue(&self.communicator) });
         Ok(Work::new(pending.map_err(|error| exception(py, &error))?, tensors))
+    }
+
+    fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
+        tensor_dict::broadcast(py, &self.communicator, entries, src)
     }
 
     fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {

@@ -13,7 +13,7 @@ pub(super) struct Element {
     pub name: Cow<'static, str>,
     pub byte_len: usize,
     /// The library's type, if it has this one. Else the elements move as bytes.
-    known: Option<DataType>,
+    data_type: Option<DataType>,
 }
 
 /// numpy's kind and size, DLPack's code, the name, and the library's type.
@@ -46,18 +46,18 @@ const EXTENSIONS: [(&str, u8, DataType); 3] = [
 ];
 
 impl Element {
-    fn known(name: &'static str, data_type: DataType) -> Self {
-        Element { name: name.into(), byte_len: data_type.byte_len(), known: Some(data_type) }
+    fn of_extension(name: &'static str, data_type: DataType) -> Self {
+        Element { name: name.into(), byte_len: data_type.byte_len(), data_type: Some(data_type) }
     }
 
-    fn of_row(&(kind, _, name, known): &Row) -> Self {
+    fn of_row(&(kind, _, name, data_type): &Row) -> Self {
         let byte_len = kind[1..].parse().unwrap_or_default();
-        Element { name: name.into(), byte_len, known }
+        Element { name: name.into(), byte_len, data_type }
     }
 
     /// All types that have a name in torch, in some version of it.
     pub(super) fn all() -> impl Iterator<Item = Element> {
-        let extensions = EXTENSIONS.iter().map(|&(name, _, data_type)| Element::known(name, data_type));
+        let extensions = EXTENSIONS.iter().map(|&(name, _, data_type)| Element::of_extension(name, data_type));
         TYPES.iter().map(Element::of_row).chain(extensions)
     }
 
@@ -74,13 +74,13 @@ impl Element {
         }
         let name = name()?;
         if let Some((name, _, data_type)) = EXTENSIONS.iter().find(|(extension, ..)| *extension == name) {
-            return Ok(Element::known(name, *data_type));
+            return Ok(Element::of_extension(name, *data_type));
         }
         // ml_dtypes' other types; a structure is named void.
         match kind.split_at_checked(1) {
             Some(("V" | "f", byte_len)) if !name.starts_with("void") => {
                 let byte_len = byte_len.parse().map_err(|_| unsupported(&name))?;
-                Ok(Element { name: name.into(), byte_len, known: None })
+                Ok(Element { name: name.into(), byte_len, data_type: None })
             }
             _ => Err(unsupported(&name)),
         }
@@ -90,16 +90,27 @@ impl Element {
     pub(super) fn of_dlpack(code: u8, bits: u8, lanes: u16) -> PyResult<Self> {
         let byte_len = usize::from(bits) / 8;
         let extension = EXTENSIONS.iter().find(|extension| extension.1 == code);
-        let extension = extension.map(|&(name, _, data_type)| Element::known(name, data_type));
+        let extension = extension.map(|&(name, _, data_type)| Element::of_extension(name, data_type));
         let mut found = TYPES.iter().filter(|row| row.1 == code).map(Element::of_row).chain(extension);
         found
             .find(|element| lanes == 1 && bits.is_multiple_of(8) && element.byte_len == byte_len)
             .ok_or_else(|| unsupported(&format!("of DLPack's type code {code} with {bits} bits in {lanes} lanes")))
     }
 
+    /// The element type of a type of the library.
+    pub(super) fn of_data_type(data_type: DataType) -> Self {
+        let found = Element::all().find(|element| element.data_type == Some(data_type));
+        found.unwrap_or(Element { name: data_type.name().into(), byte_len: data_type.byte_len(), data_type: None })
+    }
+
+    /// The library's type, if it has this one.
+    pub(super) fn known(&self) -> Option<DataType> {
+        self.data_type
+    }
+
     /// The library's type in which elements move: bytes if the library does not have their own.
     pub(super) fn transport(&self) -> DataType {
-        self.known.unwrap_or(DataType::Uint8)
+        self.data_type.unwrap_or(DataType::Uint8)
     }
 
     /// How many elements of the [transport](Self::transport) type an element is.
@@ -109,7 +120,7 @@ impl Element {
 
     /// Checks that the elements of an argument can be reduced.
     pub(super) fn check_reducible(&self, argument: &str) -> PyResult<()> {
-        match self.known {
+        match self.data_type {
             Some(_) => Ok(()),
             None => Err(PyTypeError::new_err(format!(
                 "{argument}: {} is not reduced: its elements move as bytes in operations that do not reduce; the types that are \

@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use distcollective::comm::BackendKind;
-use pyo3::exceptions::PyRuntimeError;
+use distcollective::environment::Launcher;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::communicator::Communicator;
@@ -31,6 +32,9 @@ impl Environment {
 pub(super) struct Options {
     /// The source line that initializes the environment.
     called_at: String,
+    /// Whose variables count alone: "torch", "openmpi" or "slurm".
+    #[pyo3(default)]
+    launcher: Option<String>,
     #[pyo3(default)]
     rank: Option<u32>,
     #[pyo3(default)]
@@ -51,9 +55,15 @@ pub(super) struct Options {
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
     let failed = |error| exception(py, &error);
-    let Options { called_at, rank, world_size, host, port, seed, timeout, verbose } = options;
+    let Options { called_at, launcher, rank, world_size, host, port, seed, timeout, verbose } = options;
     let builder = distcollective::Environment::builder().backend(BackendKind::Host);
     let mut builder = builder.called_at(called_at).verbose(verbose);
+    if let Some(launcher) = launcher {
+        let known = [("torch", Launcher::Torch), ("openmpi", Launcher::OpenMpi), ("slurm", Launcher::Slurm)];
+        let found = known.into_iter().find(|(name, _)| *name == launcher);
+        let unknown = || PyValueError::new_err(format!("there is no launcher {launcher:?}"));
+        builder = builder.launcher(found.ok_or_else(unknown)?.1);
+    }
     if let Some(rank) = rank {
         builder = builder.rank(rank);
     }

@@ -9,6 +9,7 @@ mod errors;
 mod interrupt;
 mod strided;
 mod tensor;
+mod tensor_dict;
 mod work;
 
 use pyo3::exceptions::PyImportError;

@@ -121,14 +121,19 @@ def is_initialized() -> bool:
     return _World.group is not None
 
 
-def begin(options: Dict[str, Any]) -> None:
+def begin(options: Dict[str, Any]) -> _core.Environment:
     """Initialize with what is given, and with the launcher's variables for the rest."""
     frame = sys._getframe(2)
+    for name in ("rank", "world_size", "port"):
+        number = options.get(name)
+        if number is not None and not 0 <= number < 2**16:
+            raise ArgumentError(f"{name} is {number}; it is a number from 0 to 65535")
     options["called_at"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     environment = _core.initialize(options)
     _World.environment = environment
     _World.group = ProcessGroup(environment.communicator)
     atexit.register(_leave)
+    return environment
 
 
 def _leave() -> None:
@@ -162,21 +167,15 @@ def init_process_group(
     check_backend(backend)
     options: Dict[str, Any] = {"timeout": timeout}
     if rank != -1:
-        options["rank"] = _number("rank", rank)
+        options["rank"] = rank
     if world_size != -1:
-        options["world_size"] = _number("world_size", world_size)
+        options["world_size"] = world_size
     url = urlsplit(init_method or "env://")
     if url.scheme == "tcp" and url.hostname and url.port:
         options["host"], options["port"] = url.hostname, url.port
     elif url.scheme != "env":
         raise ArgumentError(f"init_method is {init_method!r}; this package has 'env://' and 'tcp://HOST:PORT'")
     begin(options)
-
-
-def _number(name: str, number: int) -> int:
-    if not 0 <= number < 2**31:
-        raise ArgumentError(f"{name} is {number}; it is a number from 0, or -1 for what the launcher says")
-    return number
 
 
 def destroy_process_group(group: Group = None) -> None:
