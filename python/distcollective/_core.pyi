@@ -3,6 +3,8 @@
 from datetime import timedelta
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, final
 
+__all__ = ["Communicator", "Environment", "Work", "initialize"]
+
 @final
 class Work:
     """A call that goes on after it has returned."""

@@ -65,3 +65,8 @@ def test_the_tutorial_prints_what_it_prints_with_gloo(start, tmp_path):
 def test_split_layers_compute_what_the_whole_ones_compute(tmp_path):
     command = [*torchrun(2, tmp_path), SAMPLES / "tensor_parallel.py"]
     assert "2 ranks compute what one computes" in output_of(command)
+
+
+def test_servers_get_the_trainers_weights(tmp_path):
+    output = output_of([*torchrun(3, tmp_path), SAMPLES / "weight_sync.py"])
+    assert output.count("2 servers have the weights of loss") == 3
