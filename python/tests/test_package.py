@@ -28,7 +28,7 @@ def programs():
             yield pytest.param(program, id=f"{path.relative_to(ROOT)} {number}")
 
 
-@pytest.mark.parametrize("program", programs())
+@pytest.mark.parametrize("program", list(programs()))
 def test_the_guides_programs_run(program):
     if "import torch" in program:
         pytest.importorskip("torch")
@@ -47,7 +47,8 @@ def test_the_readmes_program_runs(tmp_path):
     (program,) = re.findall(r"<<'END'\n(.*?)\nEND\n", README.read_text(), re.DOTALL)
     path = tmp_path / "program.py"
     path.write_text(program)
-    environment = {**os.environ, "DCL_JOB_ID": f"readme {os.getpid()}"}
+    # Unbuffered, a print is several writes, and the lines of ranks mix.
+    environment = {**os.environ, "DCL_JOB_ID": f"readme {os.getpid()}", "PYTHONUNBUFFERED": ""}
     done = subprocess.run([sys.executable, path], env=environment, stdout=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert done.returncode == 0
     assert sorted(done.stdout.split("\n")) == ["", *(f"rank {rank}: [10. 10. 10.]" for rank in range(4))]
