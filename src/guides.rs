@@ -12,6 +12,7 @@ guide!(Introduction, "../docs/src/introduction.md");
 guide!(Laptop, "../docs/src/laptop.md");
 guide!(Launchers, "../docs/src/launchers.md");
 guide!(Torch, "../docs/src/torch.md");
+guide!(Python, "../docs/src/python.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
 guide!(Plugins, "../docs/src/plugins.md");

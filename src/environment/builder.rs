@@ -156,8 +156,8 @@ impl EnvironmentBuilder {
         self
     }
 
-    /// Restricts the variables to those of one launcher.
-    pub(super) fn launcher(mut self, launcher: Launcher) -> Self {
+    /// Restricts the variables to those of one launcher. Another launcher's do not count then.
+    pub fn launcher(mut self, launcher: Launcher) -> Self {
         self.given.launcher = Some(launcher);
         self
     }

@@ -25,6 +25,7 @@ const COVERED: &[&str] = &[
     "cuda",
     "docs",
     "include",
+    "python",
     "samples",
     "src",
     "tests",

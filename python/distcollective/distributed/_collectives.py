@@ -1,0 +1,152 @@
+"""Calls that all ranks of a group make together."""
+
+import enum
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence
+
+from .._core import Work
+from ..errors import ArgumentError
+from ._groups import Group, ProcessGroup, member
+
+
+class ReduceOp(enum.IntEnum):
+    """How elements are reduced."""
+
+    SUM = 0
+    PRODUCT = 1
+    MAX = 2
+    MIN = 3
+    AVG = 4
+
+
+def all_reduce(
+    tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Replace the tensor on every rank by the reduction of all of them.
+
+    With ``async_op`` it returns a ``Work`` at once, as all functions here do.
+    """
+    found = member(group, "all_reduce")
+    return None if found is None else found._live().all_reduce(tensor, op, async_op)
+
+
+def broadcast(tensor: Any, src: int, group: Group = None, async_op: bool = False) -> Optional[Work]:
+    """Replace the tensor on every rank by that of global rank ``src``."""
+    found = member(group, "broadcast")
+    if found is None:
+        return None
+    return found._live().broadcast(tensor, found._group_rank(src, "src"), async_op)
+
+
+def reduce(
+    tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Replace the tensor of global rank ``dst`` by the reduction of all. The others keep theirs."""
+    found = member(group, "reduce")
+    if found is None:
+        return None
+    return found._live().reduce(tensor, op, found._group_rank(dst, "dst"), async_op)
+
+
+def _list_of_root(
+    name: str, tensors: Optional[Sequence[Any]], root_name: str, root: int, group: ProcessGroup
+) -> Optional[List[Any]]:
+    """The list that the root alone gives."""
+    if group.rank() == root and tensors is None:
+        raise ArgumentError(f"{name} is missing; {root_name} gives a tensor for each rank")
+    if group.rank() != root and tensors:
+        raise ArgumentError(f"{name} is for {root_name} alone, which is global rank {group._ranks[root]}")
+    return None if tensors is None else list(tensors)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Optional[Sequence[Any]] = None,
+    src: int = 0,
+    group: Group = None,
+    async_op: bool = False,
+) -> Optional[Work]:
+    """Give each rank of the group its element of the list of global rank ``src``."""
+    found = member(group, "scatter")
+    if found is None:
+        return None
+    root = found._group_rank(src, "src")
+    tensors = _list_of_root("scatter_list", scatter_list, "src", root, found)
+    return found._live().scatter(tensor, tensors, root, async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Optional[Sequence[Any]] = None,
+    dst: int = 0,
+    group: Group = None,
+    async_op: bool = False,
+) -> Optional[Work]:
+    """Give global rank ``dst`` the tensor of each rank, in its list."""
+    found = member(group, "gather")
+    if found is None:
+        return None
+    root = found._group_rank(dst, "dst")
+    tensors = _list_of_root("gather_list", gather_list, "dst", root, found)
+    return found._live().gather(tensor, tensors, root, async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Give every rank the tensor of each rank, in its list."""
+    found = member(group, "all_gather")
+    return None if found is None else found._live().all_gather(list(tensor_list), tensor, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Give every rank the tensors of all ranks, one after the other in one tensor."""
+    found = member(group, "all_gather_into_tensor")
+    return None if found is None else found._live().all_gather_into(output_tensor, input_tensor, async_op)
+
+
+def reduce_scatter_tensor(
+    output: Any, input: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Reduce the inputs of all ranks, and give each rank its part of the result."""
+    found = member(group, "reduce_scatter_tensor")
+    return None if found is None else found._live().reduce_scatter(output, input, op, async_op)
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Optional[Sequence[int]] = None,
+    input_split_sizes: Optional[Sequence[int]] = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Optional[Work]:
+    """Divide the input into one part for each rank, and send it there. Parts are equally long."""
+    found = member(group, "all_to_all_single")
+    if found is None:
+        return None
+    for name, sizes in [("output_split_sizes", output_split_sizes), ("input_split_sizes", input_split_sizes)]:
+        if sizes and (len(sizes) != found.size() or len(set(sizes)) != 1):
+            raise ArgumentError(f"{name} is {list(sizes)}; it has one size for each rank, and all are equal")
+    return found._live().all_to_all(output, input, async_op)
+
+
+def barrier(group: Group = None, async_op: bool = False) -> Optional[Work]:
+    """Wait until every rank of the group has come."""
+    found = member(group, "barrier")
+    return None if found is None else found._live().barrier(async_op)
+
+
+def monitored_barrier(
+    group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until every rank of the group has come. The error names all that have not.
+
+    ``wait_all_ranks`` is read as True, whatever it is.
+    """
+    found = member(group, "monitored_barrier")
+    if found is not None:
+        communicator = found._live()
+        communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)

@@ -1,0 +1,255 @@
+"""The process group of all ranks, and groups of some of them."""
+
+import atexit
+import sys
+import warnings
+from datetime import timedelta
+from typing import Any, Dict, List, Optional, Sequence, Union
+from urllib.parse import urlsplit
+
+from .. import _core
+from ..errors import ArgumentError, Error
+
+_BACKENDS = ("gloo", "host")
+
+
+class _NonGroupMember:
+    """What ``new_group`` gives to a rank that is not in the group."""
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+class ProcessGroup:
+    """A group of ranks, in this process, which is one of them."""
+
+    def __init__(self, communicator: _core.Communicator) -> None:
+        self._communicator: Optional[_core.Communicator] = communicator
+        self._ranks = communicator.global_ranks()
+        self._group_ranks = {rank: number for number, rank in enumerate(self._ranks)}
+
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self._live().rank
+
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self._ranks)
+
+    def name(self) -> str:
+        """The name of the backend."""
+        self._live()
+        return "gloo"
+
+    def abort(self, reason: str = "the program called abort") -> None:
+        """End the group for all its ranks. Their calls raise an error with the reason."""
+        self._live().abort(reason)
+
+    def _live(self) -> _core.Communicator:
+        if self._communicator is None:
+            raise ArgumentError("the process group has been destroyed")
+        return self._communicator
+
+    def _group_rank(self, rank: int, name: str) -> int:
+        """The number in the group of a global rank."""
+        try:
+            return self._group_ranks[rank]
+        except KeyError:
+            raise ArgumentError(
+                f"{name} is global rank {rank}, which is not in the group of ranks {self._ranks}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"ProcessGroup(ranks={self._ranks})"
+
+
+Group = Union[ProcessGroup, _NonGroupMember, None]
+
+
+class _World:
+    """What ``init_process_group`` has made."""
+
+    environment: Optional[_core.Environment] = None
+    group: Optional[ProcessGroup] = None
+    subgroups: List[ProcessGroup] = []
+
+
+class _WorldProperty(type):
+    @property
+    def WORLD(cls) -> Optional[ProcessGroup]:
+        """The group of all ranks; None before ``init_process_group``."""
+        return _World.group
+
+
+class group(metaclass=_WorldProperty):
+    """``group.WORLD`` is the group of all ranks."""
+
+
+class GroupMember(metaclass=_WorldProperty):
+    """``GroupMember.NON_GROUP_MEMBER`` is what a rank outside gets from ``new_group``."""
+
+    NON_GROUP_MEMBER = _NonGroupMember()
+
+
+def world() -> ProcessGroup:
+    """The group of all ranks."""
+    if _World.group is None:
+        raise Error("there is no process group; call init_process_group first")
+    return _World.group
+
+
+def member(group: Group, name: str) -> Optional[ProcessGroup]:
+    """The group for the call ``name``; None, with a warning, if this process is not in it."""
+    if isinstance(group, ProcessGroup):
+        return group
+    if isinstance(group, _NonGroupMember):
+        rank = world().rank()
+        warnings.warn(f"{name} on global rank {rank}, which is not in the group, does nothing", stacklevel=3)
+        return None
+    if group is None:
+        return world()
+    raise TypeError(f"{name}: group is a {type(group).__qualname__}, not a group of this package")
+
+
+def is_available() -> bool:
+    """Whether this package can be used: True."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether this process has a process group."""
+    return _World.group is not None
+
+
+def begin(options: Dict[str, Any]) -> _core.Environment:
+    """Initialize with what is given, and with the launcher's variables for the rest."""
+    frame = sys._getframe(2)
+    for name in ("rank", "world_size", "port"):
+        number = options.get(name)
+        if number is not None and not 0 <= number < 2**16:
+            raise ArgumentError(f"{name} is {number}; it is a number from 0 to 65535")
+    options["called_at"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    environment = _core.initialize(options)
+    _World.environment = environment
+    _World.group = ProcessGroup(environment.communicator)
+    atexit.register(_leave)
+    return environment
+
+
+def _leave() -> None:
+    """Tell the other ranks at the interpreter's end that this one has left."""
+    for process_group in [_World.group, *_World.subgroups]:
+        if process_group is not None:
+            process_group._communicator = None
+    _World.environment, _World.group, _World.subgroups = None, None, []
+
+
+def check_backend(name: Optional[str]) -> None:
+    """Check that this package has the backend of that name."""
+    if name is not None and name.lower() not in _BACKENDS:
+        raise ArgumentError(f'backend is "{name}"; this package has backend="gloo", which is also called "host"')
+
+
+def init_process_group(
+    backend: Optional[str] = None,
+    init_method: Optional[str] = None,
+    timeout: Optional[timedelta] = None,
+    world_size: int = -1,
+    rank: int = -1,
+) -> None:
+    """Find the other ranks, and make the group of all of them. Every rank calls it.
+
+    ``backend`` is "gloo", which is also called "host": ranks are processes of one machine.
+    ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
+    variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
+    call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
+    """
+    check_backend(backend)
+    options: Dict[str, Any] = {"timeout": timeout}
+    if rank != -1:
+        options["rank"] = rank
+    if world_size != -1:
+        options["world_size"] = world_size
+    url = urlsplit(init_method or "env://")
+    if url.scheme == "tcp" and url.hostname and url.port:
+        options["host"], options["port"] = url.hostname, url.port
+    elif url.scheme != "env":
+        raise ArgumentError(f"init_method is {init_method!r}; this package has 'env://' and 'tcp://HOST:PORT'")
+    begin(options)
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """End a group, or by default everything, on this rank.
+
+    It waits for no other rank. Ranks that wait for this one get an error.
+    """
+    if group is None or group is _World.group:
+        world()
+        environment = _World.environment
+        _leave()
+        atexit.unregister(_leave)
+        if environment is not None:
+            environment.destroy()
+    elif isinstance(group, ProcessGroup):
+        group._communicator = None
+        _World.subgroups = [other for other in _World.subgroups if other is not group]
+
+
+def new_group(
+    ranks: Optional[Sequence[int]] = None,
+    timeout: Optional[timedelta] = None,
+    backend: Optional[str] = None,
+) -> Union[ProcessGroup, _NonGroupMember]:
+    """Make a group of these ranks, sorted; of all ranks by default. Every rank calls it.
+
+    A rank that is not in the group gets ``GroupMember.NON_GROUP_MEMBER``.
+    """
+    all_ranks = world()
+    communicator = all_ranks._live()
+    check_backend(backend)
+    numbers = sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
+    made = communicator.new_group(range(all_ranks.size()) if numbers is None else numbers)
+    if made is None:
+        return GroupMember.NON_GROUP_MEMBER
+    process_group = ProcessGroup(made if timeout is None else made.with_timeout(timeout))
+    _World.subgroups.append(process_group)
+    return process_group
+
+
+def get_rank(group: Group = None) -> int:
+    """This process's number in the group; -1 if it is not in it."""
+    if isinstance(group, _NonGroupMember):
+        return -1
+    return (group or world()).rank()
+
+
+def get_world_size(group: Group = None) -> int:
+    """The number of ranks in the group; -1 if this process is not in it."""
+    if isinstance(group, _NonGroupMember):
+        return -1
+    return (group or world()).size()
+
+
+def get_backend(group: Group = None) -> str:
+    """The group's backend: "gloo"."""
+    found = member(group, "get_backend")
+    if found is None:
+        raise ArgumentError("this process is not in the group")
+    return found.name()
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The number in the group of a global rank."""
+    return group._group_rank(global_rank, "global_rank")
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a rank of the group."""
+    if not 0 <= group_rank < group.size():
+        raise ArgumentError(f"group_rank is {group_rank}, and the group has {group.size()} ranks")
+    return group._ranks[group_rank]
+
+
+def get_process_group_ranks(group: Optional[ProcessGroup]) -> List[int]:
+    """The global ranks of the group, in its order."""
+    return list((group or world())._ranks)

@@ -1,0 +1,80 @@
+"""Messages from one rank to another."""
+
+from typing import Any, Callable, List, Optional, Tuple
+
+from .._core import Work
+from ..errors import ArgumentError
+from ._groups import Group, ProcessGroup, member
+
+_Message = Tuple[bool, Any, Optional[int], int]
+
+
+def _message(group: ProcessGroup, is_send: bool, tensor: Any, peer: Optional[int], tag: int) -> _Message:
+    name = "dst" if is_send else "src"
+    if not 0 <= tag < 2**15:
+        raise ArgumentError(f"tag is {tag}; it is 0 to {2**15 - 1}")
+    return is_send, tensor, None if peer is None else group._group_rank(peer, name), tag
+
+
+def isend(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> Optional[Work]:
+    """Begin to send the tensor to global rank ``dst``."""
+    found = member(group, "isend")
+    return None if found is None else found._live().messages([_message(found, True, tensor, dst, tag)])
+
+
+def irecv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> Optional[Work]:
+    """Begin to receive into the tensor from global rank ``src``, or from any."""
+    found = member(group, "irecv")
+    return None if found is None else found._live().messages([_message(found, False, tensor, src, tag)])
+
+
+def send(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> None:
+    """Send the tensor to global rank ``dst``. It may be changed when this returns."""
+    work = isend(tensor, dst, group, tag)
+    if work is not None:
+        work.wait()
+
+
+def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> int:
+    """Receive into the tensor from global rank ``src``, or from any. Gives the sender's global rank."""
+    found = member(group, "recv")
+    if found is None:
+        return -1
+    work = found._live().messages([_message(found, False, tensor, src, tag)])
+    work.wait()
+    (source,) = work.sources()
+    return -1 if source is None else found._ranks[source]
+
+
+class P2POp:
+    """A message for ``batch_isend_irecv``: ``op`` is ``isend`` or ``irecv``."""
+
+    def __init__(
+        self, op: Callable[..., Any], tensor: Any, peer: int, group: Group = None, tag: int = 0
+    ) -> None:
+        if op not in (isend, irecv):
+            raise ArgumentError(f"op is {op!r}; it is isend or irecv of this module")
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+
+
+def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
+    """Begin messages together, so that ranks that send to each other do not wait for each other.
+
+    Gives one ``Work`` for all of them.
+    """
+    if not p2p_op_list or not all(isinstance(message, P2POp) for message in p2p_op_list):
+        raise ArgumentError("p2p_op_list is a list of at least one P2POp")
+    group = p2p_op_list[0].group
+    if any(message.group is not group for message in p2p_op_list):
+        raise ArgumentError("the messages of p2p_op_list are of one group")
+    found = member(group, "batch_isend_irecv")
+    if found is None:
+        return []
+    messages = [
+        _message(found, message.op is isend, message.tensor, message.peer, message.tag) for message in p2p_op_list
+    ]
+    return [found._live().messages(messages)]

@@ -1,0 +1,409 @@
+//! The communicator: collectives and messages on Python's tensors.
+
+use std::time::Duration;
+
+use distcollective::collective::Collective;
+use distcollective::comm::{RawCollective, RawMessage, Source};
+use distcollective::{DataType, Error, Rank, ReduceOperation, Stream};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::errors::exception;
+use super::tensor::{Access, Tensor};
+use super::tensor_dict::{self, Arrived, Entry};
+use super::work::{Pending, Work};
+
+/// A rank of a set of ranks.
+#[pyclass(frozen, module = "distcollective._core")]
+pub(super) struct Communicator {
+    communicator: distcollective::Communicator,
+}
+
+impl Communicator {
+    pub(super) fn new(communicator: distcollective::Communicator) -> Self {
+        Communicator { communicator }
+    }
+}
+
+/// An argument and its name.
+type Argument<'a, 'py> = (&'static str, &'a Bound<'py, PyAny>);
+
+/// What a call gives: the work, if the call goes on.
+type Started = PyResult<Option<Work>>;
+
+/// Addresses of tensors, which live longer than the calls on them.
+struct Addresses {
+    /// The input of a call and its output, or the other side of a list.
+    sides: [*mut u8; 2],
+    list: Vec<*mut u8>,
+}
+
+// SAFETY: the addresses are used while the tensors that they belong to are kept.
+unsafe impl Send for Addresses {}
+// SAFETY: as above.
+unsafe impl Sync for Addresses {}
+
+fn address(tensor: Option<&Tensor>) -> *mut u8 {
+    tensor.map_or(std::ptr::null_mut(), Tensor::address)
+}
+
+fn reduction(number: i32) -> PyResult<ReduceOperation> {
+    let reduce_op = ReduceOperation::from_number(number).ok().flatten();
+    reduce_op.ok_or_else(|| PyValueError::new_err(format!("there is no reduction with the number {number}")))
+}
+
+/// Checks that two tensors of a call have one element type.
+fn check_same_type((name, tensor): (&str, &Tensor), (other_name, other): (&str, &Tensor)) -> PyResult<()> {
+    let (element, other) = (&tensor.element, &other.element);
+    match element.name == other.name {
+        true => Ok(()),
+        false => Err(PyTypeError::new_err(format!(
+            "{name} is of {} and {other_name} of {}; they have one type",
+            element.name, other.name
+        ))),
+    }
+}
+
+fn check_len(name: &str, tensor: &Tensor, expected: usize, why: &str) -> PyResult<()> {
+    match tensor.element_count() == expected {
+        true => Ok(()),
+        false => {
+            let len = tensor.element_count();
+            Err(PyValueError::new_err(format!("{name} has {len} elements, and needs {expected}: {why}")))
+        }
+    }
+}
+
+impl Communicator {
+    fn world_size(&self) -> usize {
+        self.communicator.world_size() as usize
+    }
+
+    /// Makes a call whose tensors have been checked.
+    ///
+    /// # Safety
+    ///
+    /// `enqueue` uses memory of the tensors only.
+    unsafe fn start(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Tensor>,
+        async_op: bool,
+        enqueue: impl FnOnce(&Stream) -> Result<distcollective::Work<RawCollective>, Error> + Send,
+    ) -> Started {
+        if async_op {
+            let work = py.detach(|| enqueue(&self.communicator.stream()?)).map_err(|error| exception(py, &error))?;
+            return Ok(Some(Work::new(Pending::Collective(work), tensors)));
+        }
+        let done = py.detach(|| enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from));
+        done.map_err(|error| exception(py, &error))?;
+        tensors.iter().for_each(Tensor::write_back);
+        Ok(None)
+    }
+
+    /// A call that reads and writes one tensor.
+    fn in_place(
+        &self,
+        collective: Collective<Rank>,
+        argument: Argument<'_, '_>,
+        access: Access,
+        async_op: bool,
+    ) -> Started {
+        let tensor = self.tensor(&collective, argument, access)?;
+        let (data_type, count) = transport(&tensor, tensor.element_count());
+        let addresses = Addresses { sides: [tensor.address(); 2], list: Vec::new() };
+        // SAFETY: the addresses are those of the tensor, which has so many elements.
+        unsafe {
+            self.start(argument.1.py(), vec![tensor], async_op, |stream| {
+                addresses.enqueue(&self.communicator, collective, data_type, count, stream)
+            })
+        }
+    }
+
+    /// A call from one tensor to another.
+    fn apart(
+        &self,
+        collective: Collective<Rank>,
+        output: Argument<'_, '_>,
+        input: Argument<'_, '_>,
+        async_op: bool,
+    ) -> Started {
+        let (n, operation) = (self.world_size(), collective.operation());
+        let source = self.tensor(&collective, input, Access::Read)?;
+        let destination = self.tensor(&collective, output, Access::Write)?;
+        check_same_type((input.0, &source), (output.0, &destination))?;
+        let blocks = operation.input_blocks(n);
+        let len = source.element_count();
+        if len % blocks != 0 {
+            let text = format!("{} has {len} elements, which is not a multiple of {n} ranks", input.0);
+            return Err(PyValueError::new_err(text));
+        }
+        let block = len / blocks;
+        let why = format!("{} has {len} elements, and there are {n} ranks", input.0);
+        check_len(output.0, &destination, block * operation.output_blocks(n), &why)?;
+        let (data_type, count) = transport(&source, block);
+        let addresses = Addresses { sides: [source.address(), destination.address()], list: Vec::new() };
+        // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
+        unsafe {
+            self.start(input.1.py(), vec![source, destination], async_op, |stream| {
+                addresses.enqueue(&self.communicator, collective, data_type, count, stream)
+            })
+        }
+    }
+
+    /// A call between one tensor and a list with one for each rank, on the ranks that use it.
+    fn with_list(
+        &self,
+        collective: Collective<Rank>,
+        one: Argument<'_, '_>,
+        (list_name, list): (&'static str, Option<Vec<Bound<'_, PyAny>>>),
+        async_op: bool,
+    ) -> Started {
+        let n = self.world_size();
+        let uses_list = collective.root().is_none_or(|root| root == self.communicator.rank());
+        let list = list.unwrap_or_default();
+        let expected = if uses_list { n } else { 0 };
+        if list.len() != expected {
+            let len = list.len();
+            let text = format!("{list_name} has {len} tensors; on this rank it has {expected}, of {n} ranks");
+            return Err(PyValueError::new_err(text));
+        }
+        let (one_access, list_access) = match collective {
+            Collective::Scatter { .. } => (Access::Write, Access::Read),
+            _ => (Access::Read, Access::Write),
+        };
+        let tensor = self.tensor(&collective, one, one_access)?;
+        let len = tensor.element_count();
+        let mut tensors = Vec::with_capacity(1 + n);
+        for element in &list {
+            let element = self.tensor(&collective, (list_name, element), list_access)?;
+            check_same_type((one.0, &tensor), (list_name, &element))?;
+            check_len(list_name, &element, len, &format!("{} has {len}", one.0))?;
+            tensors.push(element);
+        }
+        let (data_type, count) = transport(&tensor, len);
+        let list = tensors.iter().map(Tensor::address).collect();
+        let addresses = Addresses { sides: [address(Some(&tensor)), address(None)], list };
+        tensors.push(tensor);
+        // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
+        unsafe {
+            self.start(one.1.py(), tensors, async_op, |stream| {
+                addresses.enqueue_list(&self.communicator, collective, data_type, count, stream)
+            })
+        }
+    }
+
+    /// The tensor of an argument, whose elements the operation can reduce if it does.
+    fn tensor(
+        &self,
+        collective: &Collective<Rank>,
+        (name, object): Argument<'_, '_>,
+        access: Access,
+    ) -> PyResult<Tensor> {
+        let tensor = Tensor::of(object, name, access)?;
+        if collective.reduce_op().is_some() {
+            tensor.element.check_reducible(name)?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// In which type, and as how many of it, `element_count` elements of a tensor move.
+fn transport(tensor: &Tensor, element_count: usize) -> (DataType, usize) {
+    (tensor.data_type(), element_count * tensor.element.transport_count())
+}
+
+impl Addresses {
+    /// # Safety
+    ///
+    /// As [`distcollective::Communicator::enqueue`].
+    unsafe fn enqueue(
+        &self,
+        communicator: &distcollective::Communicator,
+        collective: Collective<Rank>,
+        data_type: DataType,
+        block_elements: usize,
+        stream: &Stream,
+    ) -> Result<distcollective::Work<RawCollective>, Error> {
+        let [input, output] = self.sides;
+        // SAFETY: the caller's promise.
+        unsafe { communicator.enqueue(collective, data_type, block_elements, input, output, stream) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`distcollective::Communicator::enqueue_list`].
+    unsafe fn enqueue_list(
+        &self,
+        communicator: &distcollective::Communicator,
+        collective: Collective<Rank>,
+        data_type: DataType,
+        block_elements: usize,
+        stream: &Stream,
+    ) -> Result<distcollective::Work<RawCollective>, Error> {
+        let [one, _] = self.sides;
+        // SAFETY: the caller's promise.
+        unsafe { communicator.enqueue_list(collective, data_type, block_elements, one, &self.list, stream) }
+    }
+}
+
+/// A message as Python gives it: whether it is sent, the tensor, the other rank (`None` for any),
+/// the tag.
+type PyMessage<'py> = (bool, Bound<'py, PyAny>, Option<u32>, u32);
+
+/// Messages for the library.
+struct RawMessages(Vec<RawMessage>);
+
+// SAFETY: the addresses are used while the tensors that they belong to are kept.
+unsafe impl Send for RawMessages {}
+
+impl RawMessages {
+    /// # Safety
+    ///
+    /// As [`distcollective::Communicator::enqueue_messages`].
+    unsafe fn enqueue(self, communicator: &distcollective::Communicator) -> Result<Pending, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { communicator.enqueue_messages(&self.0) }.map(Pending::Messages)
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.communicator.rank().0
+    }
+
+    #[getter(world_size)]
+    fn rank_count(&self) -> u32 {
+        self.communicator.world_size()
+    }
+
+    #[getter]
+    fn timeout(&self) -> Duration {
+        self.communicator.timeout()
+    }
+
+    fn with_timeout(&self, timeout: Duration) -> Self {
+        Communicator::new(self.communicator.with_timeout(timeout))
+    }
+
+    fn global_ranks(&self) -> Vec<u32> {
+        self.communicator.global_ranks().iter().map(|rank| rank.0).collect()
+    }
+
+    fn new_group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Option<Self>> {
+        let group = py.detach(|| self.communicator.new_group(ranks));
+        group.map(|group| group.map(Communicator::new)).map_err(|error| exception(py, &error))
+    }
+
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        py.detach(|| self.communicator.abort(reason)).map_err(|error| exception(py, &error))
+    }
+
+    #[pyo3(signature = (async_op = false))]
+    fn barrier(&self, py: Python<'_>, async_op: bool) -> Started {
+        // SAFETY: a barrier uses no memory.
+        unsafe { self.start(py, Vec::new(), async_op, |stream| self.communicator.enqueue_barrier(stream)) }
+    }
+
+    fn monitored_barrier(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
+        py.detach(|| self.communicator.monitored_barrier(timeout)).map_err(|error| exception(py, &error))
+    }
+
+    #[pyo3(signature = (tensor, op, async_op = false))]
+    fn all_reduce(&self, tensor: &Bound<'_, PyAny>, op: i32, async_op: bool) -> Started {
+        let collective = Collective::AllReduce { reduce_op: reduction(op)? };
+        self.in_place(collective, ("tensor", tensor), Access::Write, async_op)
+    }
+
+    #[pyo3(signature = (tensor, root, async_op = false))]
+    fn broadcast(&self, tensor: &Bound<'_, PyAny>, root: u32, async_op: bool) -> Started {
+        let access = if self.rank() == root { Access::Read } else { Access::Write };
+        self.in_place(Collective::Broadcast { root: Rank(root) }, ("tensor", tensor), access, async_op)
+    }
+
+    #[pyo3(signature = (tensor, op, root, async_op = false))]
+    fn reduce(&self, tensor: &Bound<'_, PyAny>, op: i32, root: u32, async_op: bool) -> Started {
+        let access = if self.rank() == root { Access::Write } else { Access::Read };
+        let collective = Collective::Reduce { reduce_op: reduction(op)?, root: Rank(root) };
+        self.in_place(collective, ("tensor", tensor), access, async_op)
+    }
+
+    #[pyo3(signature = (output, input, async_op = false))]
+    fn all_gather_into(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>, async_op: bool) -> Started {
+        self.apart(Collective::AllGather, ("output_tensor", output), ("input_tensor", input), async_op)
+    }
+
+    #[pyo3(signature = (output, input, op, async_op = false))]
+    fn reduce_scatter(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>, op: i32, async_op: bool) -> Started {
+        let collective = Collective::ReduceScatter { reduce_op: reduction(op)? };
+        self.apart(collective, ("output", output), ("input", input), async_op)
+    }
+
+    #[pyo3(signature = (output, input, async_op = false))]
+    fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>, async_op: bool) -> Started {
+        self.apart(Collective::AllToAll, ("output", output), ("input", input), async_op)
+    }
+
+    #[pyo3(signature = (tensors, tensor, async_op = false))]
+    fn all_gather(&self, tensors: Vec<Bound<'_, PyAny>>, tensor: &Bound<'_, PyAny>, async_op: bool) -> Started {
+        self.with_list(Collective::AllGather, ("tensor", tensor), ("tensor_list", Some(tensors)), async_op)
+    }
+
+    #[pyo3(signature = (tensor, tensors, root, async_op = false))]
+    fn gather(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        tensors: Option<Vec<Bound<'_, PyAny>>>,
+        root: u32,
+        async_op: bool,
+    ) -> Started {
+        let collective = Collective::Gather { root: Rank(root) };
+        self.with_list(collective, ("tensor", tensor), ("gather_list", tensors), async_op)
+    }
+
+    #[pyo3(signature = (tensor, tensors, root, async_op = false))]
+    fn scatter(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        tensors: Option<Vec<Bound<'_, PyAny>>>,
+        root: u32,
+        async_op: bool,
+    ) -> Started {
+        let collective = Collective::Scatter { root: Rank(root) };
+        self.with_list(collective, ("tensor", tensor), ("scatter_list", tensors), async_op)
+    }
+
+    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>) -> PyResult<Work> {
+        let mut tensors = Vec::with_capacity(messages.len());
+        let mut raw = Vec::with_capacity(messages.len());
+        for (is_send, object, peer, tag) in messages {
+            let access = if is_send { Access::Read } else { Access::Write };
+            let tensor = Tensor::of(&object, "tensor", access)?;
+            let (data_type, element_count) = transport(&tensor, tensor.element_count());
+            let (dst, src) = match is_send {
+                true => (peer.map(Rank), Source::Any),
+                false => (None, peer.map(Rank).into()),
+            };
+            raw.push(RawMessage { address: tensor.address(), data_type, element_count, dst, src, tag });
+            tensors.push(tensor);
+        }
+        let raw = RawMessages(raw);
+        // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
+        let pending = py.detach(|| unsafe { raw.enqueue(&self.communicator) });
+        Ok(Work::new(pending.map_err(|error| exception(py, &error))?, tensors))
+    }
+
+    fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
+        tensor_dict::broadcast(py, &self.communicator, entries, src)
+    }
+
+    fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {
+        let mut bytes = if self.rank() == root { data.to_vec() } else { Vec::new() };
+        let done = py.detach(|| self.communicator.broadcast_bytes(&mut bytes, root));
+        done.map_err(|error| exception(py, &error))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+}

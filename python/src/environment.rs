@@ -1,0 +1,112 @@
+//! The distributed environment of this process.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use distcollective::comm::BackendKind;
+use distcollective::environment::Launcher;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use super::communicator::Communicator;
+use super::errors::exception;
+use super::interrupt;
+
+/// The distributed environment.
+#[pyclass(frozen, module = "distcollective._core")]
+pub(super) struct Environment {
+    /// `None` after its end.
+    environment: Mutex<Option<distcollective::Environment>>,
+}
+
+impl Environment {
+    fn with<R>(&self, act: impl FnOnce(&distcollective::Environment) -> R) -> PyResult<R> {
+        let environment = self.environment.lock().unwrap_or_else(PoisonError::into_inner);
+        environment.as_ref().map(act).ok_or_else(|| PyRuntimeError::new_err("the environment has ended"))
+    }
+}
+
+/// What the caller gives. The rest comes from the launcher's variables.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(super) struct Options {
+    /// The source line that initializes the environment.
+    called_at: String,
+    /// Whose variables count alone: "torch", "openmpi" or "slurm".
+    #[pyo3(default)]
+    launcher: Option<String>,
+    #[pyo3(default)]
+    rank: Option<u32>,
+    #[pyo3(default)]
+    world_size: Option<u32>,
+    #[pyo3(default)]
+    host: Option<String>,
+    #[pyo3(default)]
+    port: Option<u16>,
+    #[pyo3(default)]
+    seed: Option<u64>,
+    #[pyo3(default)]
+    timeout: Option<Duration>,
+    #[pyo3(default)]
+    verbose: bool,
+}
+
+/// Finds the other ranks.
+#[pyfunction]
+pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
+    let failed = |error| exception(py, &error);
+    let Options { called_at, launcher, rank, world_size, host, port, seed, timeout, verbose } = options;
+    let builder = distcollective::Environment::builder().backend(BackendKind::Host);
+    let mut builder = builder.called_at(called_at).verbose(verbose);
+    if let Some(launcher) = launcher {
+        let known = [("torch", Launcher::Torch), ("openmpi", Launcher::OpenMpi), ("slurm", Launcher::Slurm)];
+        let found = known.into_iter().find(|(name, _)| *name == launcher);
+        let unknown = || PyValueError::new_err(format!("there is no launcher {launcher:?}"));
+        builder = builder.launcher(found.ok_or_else(unknown)?.1);
+    }
+    if let Some(rank) = rank {
+        builder = builder.rank(rank);
+    }
+    if let Some(world_size) = world_size {
+        builder = builder.world_size(world_size);
+    }
+    if let Some(host) = host {
+        builder = builder.host(host);
+    }
+    if let Some(port) = port {
+        builder = builder.port(port);
+    }
+    if let Some(seed) = seed {
+        builder = builder.seed(seed);
+    }
+    if let Some(timeout) = timeout {
+        builder = builder.timeout(timeout);
+    }
+    interrupt::install(py)?;
+    let environment = py.detach(|| builder.initialize()).map_err(failed)?;
+    Ok(Environment { environment: Mutex::new(Some(environment)) })
+}
+
+#[pymethods]
+impl Environment {
+    #[getter]
+    fn communicator(&self) -> PyResult<Communicator> {
+        self.with(|environment| Communicator::new(environment.communicator().clone()))
+    }
+
+    #[getter]
+    fn local_rank(&self) -> PyResult<u32> {
+        self.with(distcollective::Environment::local_rank)
+    }
+
+    #[getter]
+    fn seed(&self) -> PyResult<u64> {
+        self.with(distcollective::Environment::seed)
+    }
+
+    /// Drops this rank's handles.
+    fn destroy(&self, py: Python<'_>) {
+        let environment = self.environment.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(environment));
+    }
+}

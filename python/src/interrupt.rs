@@ -1,0 +1,35 @@
+//! Ctrl-C: the library's waits run Python's signal handlers.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+
+use distcollective::interrupt::set_interrupt_hook;
+use pyo3::prelude::*;
+
+use super::errors::exception;
+
+thread_local! {
+    /// What a signal handler raised in a wait of this thread.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Has every wait of the library run Python's signal handlers. Python runs them on its main thread
+/// only; on other threads this does nothing.
+pub(super) fn install(py: Python<'_>) -> PyResult<()> {
+    // Without the interpreter, because this waits until no thread is inside the hook.
+    py.detach(|| {
+        set_interrupt_hook(|| match Python::try_attach(|py| py.check_signals()) {
+            Some(Err(raised)) => {
+                RAISED.set(Some(raised));
+                ControlFlow::Break(())
+            }
+            Some(Ok(())) | None => ControlFlow::Continue(()),
+        })
+    })
+    .map_err(|error| exception(py, &error))
+}
+
+/// What a signal handler raised in the wait that has just ended on this thread.
+pub(super) fn take_raised() -> Option<PyErr> {
+    RAISED.take()
+}

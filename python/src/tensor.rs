@@ -1,0 +1,248 @@
+//! Arrays and tensors of Python as memory of the library.
+
+use std::collections::HashMap;
+
+use distcollective::DataType;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::{PyTypeInfo, intern};
+
+use super::dlpack;
+use super::element::Element;
+use super::strided::Strided;
+
+/// What a call does with a tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// Where an object of Python has its elements.
+pub(super) struct Description {
+    pub element: Element,
+    pub address: *mut u8,
+    pub shape: Vec<usize>,
+    /// In bytes; `None` if the elements lie one after the other.
+    pub strides: Option<Vec<isize>>,
+    pub is_read_only: bool,
+    /// Keeps the memory alive.
+    pub owner: Py<PyAny>,
+}
+
+/// A tensor during a call.
+pub(super) struct Tensor {
+    pub element: Element,
+    element_count: usize,
+    address: *mut u8,
+    copy: Option<Copy>,
+    is_written: bool,
+    /// Keeps the memory alive.
+    _owner: Py<PyAny>,
+}
+
+/// The elements of a strided tensor, one after the other.
+struct Copy {
+    original: Strided,
+    /// Aligned to every element type.
+    words: Vec<u128>,
+}
+
+// SAFETY: the addresses are of memory that the owner and the copy keep alive on any thread. Only
+// threads with the interpreter read and write it here.
+unsafe impl Send for Tensor {}
+// SAFETY: a shared reference gives no way to the memory but its address.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// The tensor of an argument with this name.
+    ///
+    /// # Errors
+    ///
+    /// The object is no tensor, or one that the call cannot use.
+    pub(super) fn of(object: &Bound<'_, PyAny>, name: &str, access: Access) -> PyResult<Self> {
+        describe(object, access).and_then(|description| Tensor::new(description, access)).map_err(|error| {
+            let py = object.py();
+            let is_ours = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
+            match is_ours {
+                true => PyErr::from_type(error.get_type(py), format!("{name}: {}", error.value(py))),
+                false => error,
+            }
+        })
+    }
+
+    fn new(description: Description, access: Access) -> PyResult<Self> {
+        let Description { element, address, shape, strides, is_read_only, owner } = description;
+        if access == Access::Write && is_read_only {
+            return Err(PyValueError::new_err("it is read-only, and this call writes it; give a writable copy"));
+        }
+        let (element_count, is_written) = (shape.iter().product(), access == Access::Write);
+        element.check_aligned(address.addr(), strides.as_deref().unwrap_or_default())?;
+        let Some(strides) = strides else {
+            return Ok(Tensor { element, element_count, address, copy: None, is_written, _owner: owner });
+        };
+        let original = Strided { address, shape, strides, byte_len: element.byte_len };
+        if access == Access::Write && original.repeats() {
+            let hint = "several of its indices are one element of memory, and this call writes it; give a copy";
+            return Err(PyValueError::new_err(hint));
+        }
+        let byte_len = element_count * element.byte_len;
+        let mut words = vec![0u128; byte_len.div_ceil(size_of::<u128>())];
+        let address = words.as_mut_ptr().cast::<u8>();
+        // SAFETY: the words have at least so many bytes. The object describes its own memory, which
+        // the owner keeps alive.
+        unsafe { original.pack(std::slice::from_raw_parts_mut(address, byte_len)) };
+        let copy = Some(Copy { original, words });
+        Ok(Tensor { element, element_count, address, copy, is_written, _owner: owner })
+    }
+
+    /// The first element.
+    pub(super) fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// The type in which the elements move.
+    pub(super) fn data_type(&self) -> DataType {
+        self.element.transport()
+    }
+
+    /// How many elements it has.
+    pub(super) fn element_count(&self) -> usize {
+        self.element_count
+    }
+
+    /// Copies what a call has written to a strided tensor's own memory.
+    pub(super) fn write_back(&self) {
+        let Some(Copy { original, words }) = self.copy.as_ref().filter(|_| self.is_written) else { return };
+        let byte_len = self.element_count * self.element.byte_len;
+        // SAFETY: the words have at least so many bytes. The owner keeps the tensor's memory alive,
+        // and `new` has checked that it is writable.
+        unsafe { original.unpack(std::slice::from_raw_parts(words.as_ptr().cast(), byte_len)) };
+    }
+}
+
+fn describe(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> {
+    static TORCH: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static SCALAR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = object.py();
+    if let Some(class) = class_if_imported(py, &TORCH, "torch", "Tensor")?
+        && object.is_instance(class)?
+    {
+        return describe_torch(object, access);
+    }
+    if let Some(class) = class_if_imported(py, &SCALAR, "numpy", "generic")?
+        && object.is_instance(class)?
+    {
+        if access == Access::Write {
+            return Err(PyTypeError::new_err("it is a scalar of numpy, which cannot be written; give an array"));
+        }
+        // The interface of a scalar is of memory that nothing keeps alive.
+        let array = py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "asarray"), (object,))?;
+        return describe_array(&array, array.getattr(intern!(py, "__array_interface__"))?);
+    }
+    if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
+        return describe_array(object, interface);
+    }
+    if object.hasattr(intern!(py, "__dlpack__"))? {
+        return dlpack::describe(object);
+    }
+    let class = object.get_type().fully_qualified_name()?;
+    Err(PyTypeError::new_err(format!(
+        "it is a {class}, not a tensor; give an array of numpy, a tensor of torch, or an object with \
+         __array_interface__ or __dlpack__"
+    )))
+}
+
+/// A class of a module, if the program has imported that.
+fn class_if_imported<'a, 'py>(
+    py: Python<'py>,
+    class: &'a PyOnceLock<Py<PyType>>,
+    module: &str,
+    name: &str,
+) -> PyResult<Option<&'a Bound<'py, PyType>>> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    if class.get(py).is_none() && !MODULES.import(py, "sys", "modules")?.contains(module)? {
+        return Ok(None);
+    }
+    class.import(py, module, name).map(Some)
+}
+
+fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> {
+    let py = tensor.py();
+    let is = |name| tensor.getattr(name)?.is_truthy();
+    if !is(intern!(py, "is_cpu"))? {
+        let device = tensor.getattr(intern!(py, "device"))?;
+        return Err(PyValueError::new_err(format!("it is on {device}; give tensor.cpu()")));
+    }
+    let layout = tensor.getattr(intern!(py, "layout"))?.to_string();
+    if layout != "torch.strided" {
+        return Err(PyTypeError::new_err(format!("its layout is {layout}; give tensor.to_dense()")));
+    }
+    let element = torch_element(tensor)?;
+    if access == Access::Write && is(intern!(py, "requires_grad"))? {
+        let hint = "it requires grad, and autograd would not see what this call writes; give tensor.detach()";
+        return Err(PyValueError::new_err(hint));
+    }
+    let call = |name| tensor.call_method0(name);
+    if call(intern!(py, "is_conj"))?.is_truthy()? || call(intern!(py, "is_neg"))?.is_truthy()? {
+        let hint =
+            "its values are those of its memory, conjugated or negated; give tensor.resolve_conj().resolve_neg()";
+        return Err(PyValueError::new_err(hint));
+    }
+    let address: usize = call(intern!(py, "data_ptr"))?.extract()?;
+    let (shape, strides) = if call(intern!(py, "is_contiguous"))?.is_truthy()? {
+        (vec![call(intern!(py, "numel"))?.extract()?], None)
+    } else {
+        let strides: Vec<isize> = call(intern!(py, "stride"))?.extract()?;
+        let strides = strides.into_iter().map(|stride| stride * element.byte_len as isize).collect();
+        (tensor.getattr(intern!(py, "shape"))?.extract()?, Some(strides))
+    };
+    let address = std::ptr::with_exposed_provenance_mut(address);
+    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.clone().unbind() })
+}
+
+/// The element type of a torch tensor, by the address of its dtype, of which there is one each.
+fn torch_element(tensor: &Bound<'_, PyAny>) -> PyResult<Element> {
+    static DTYPES: PyOnceLock<HashMap<usize, Element>> = PyOnceLock::new();
+    let py = tensor.py();
+    let dtype = tensor.getattr(intern!(py, "dtype"))?;
+    let dtypes = DTYPES.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        let of =
+            |element: Element| Ok(torch.getattr_opt(&*element.name)?.map(|dtype| (dtype.as_ptr().addr(), element)));
+        Element::all().filter_map(|element| of(element).transpose()).collect::<PyResult<_>>()
+    })?;
+    dtypes
+        .get(&dtype.as_ptr().addr())
+        .cloned()
+        .ok_or_else(|| PyTypeError::new_err(format!("its elements are {dtype}, which this package does not move")))
+}
+
+/// Describes an array by its `__array_interface__`.
+fn describe_array(array: &Bound<'_, PyAny>, interface: Bound<'_, PyAny>) -> PyResult<Description> {
+    let py = array.py();
+    let interface = interface.cast_into::<PyDict>().map_err(PyErr::from)?;
+    let field = |name: &str| match interface.get_item(name)? {
+        Some(value) if !value.is_none() => Ok(Some(value)),
+        _ => Ok::<_, PyErr>(None),
+    };
+    let missing =
+        |name: &str| PyTypeError::new_err(format!("its __array_interface__ has no {name} that is known here"));
+    let typestr: String = field("typestr")?.ok_or_else(|| missing("typestr"))?.extract()?;
+    let dtype_name = || match array.getattr_opt(intern!(py, "dtype"))? {
+        Some(dtype) => dtype.getattr(intern!(py, "name"))?.extract(),
+        None => Ok(format!("void, by {typestr:?}")),
+    };
+    let element = Element::of_array(&typestr, dtype_name)?;
+    let data = field("data")?.filter(PyTuple::is_type_of).ok_or_else(|| missing("data"))?;
+    let (address, is_read_only): (usize, bool) = data.extract()?;
+    let shape: Vec<usize> = field("shape")?.ok_or_else(|| missing("shape"))?.extract()?;
+    let strides: Option<Vec<isize>> = field("strides")?.map(|strides| strides.extract()).transpose()?;
+    let strides = strides.filter(|strides| !Strided::is_contiguous(&shape, strides, element.byte_len));
+    let address = std::ptr::with_exposed_provenance_mut(address);
+    // An object may make its interface, and what that refers to, each time anew.
+    let owner = (array, &interface).into_pyobject(py)?.into_any().unbind();
+    Ok(Description { element, address, shape, strides, is_read_only, owner })
+}

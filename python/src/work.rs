@@ -1,0 +1,227 @@
+//! Calls that go on after they return: torch.distributed's `Work`.
+
+use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use distcollective::comm::{Messages, RawCollective, Received};
+use distcollective::{Error, ErrorKind};
+use pyo3::prelude::*;
+
+use super::errors::exception;
+use super::tensor::Tensor;
+
+/// Work of the library.
+pub(super) enum Pending {
+    Collective(distcollective::Work<RawCollective>),
+    Messages(distcollective::Work<Messages>),
+}
+
+/// What work has received: an element for each message.
+type Sources = Vec<Option<Received>>;
+
+impl Pending {
+    fn is_done(&self) -> bool {
+        match self {
+            Pending::Collective(work) => work.is_done(),
+            Pending::Messages(work) => work.is_done(),
+        }
+    }
+
+    /// Waits for the work. Gives its result, or the work itself if it goes on.
+    fn wait(self, timeout: Duration) -> ControlFlow<Result<Sources, Error>, Self> {
+        let checked = match &self {
+            Pending::Collective(work) => work.check_wait(),
+            Pending::Messages(work) => work.check_wait(),
+        };
+        if let Err(error) = checked {
+            return ControlFlow::Break(Err(error));
+        }
+        match self {
+            Pending::Collective(work) => match work.wait_timeout(timeout) {
+                Ok(result) => ControlFlow::Break(result.map(|_| Vec::new()).map_err(Error::from)),
+                Err(work) => ControlFlow::Continue(Pending::Collective(work)),
+            },
+            Pending::Messages(work) => match work.wait_timeout(timeout) {
+                Ok(result) => ControlFlow::Break(result.map(|done| done.received().to_vec()).map_err(Error::from)),
+                Err(work) => ControlFlow::Continue(Pending::Messages(work)),
+            },
+        }
+    }
+}
+
+/// Work that a program does not hold any more, and its tensors, until it has ended.
+static DROPPED: Mutex<Vec<(Pending, Vec<Tensor>)>> = Mutex::new(Vec::new());
+
+fn dropped() -> MutexGuard<'static, Vec<(Pending, Vec<Tensor>)>> {
+    DROPPED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Frees what dropped work held, if it has ended.
+fn free_ended() {
+    let ended: Vec<_> = {
+        let mut dropped = dropped();
+        if dropped.is_empty() {
+            return;
+        }
+        dropped.extract_if(.., |(pending, _)| pending.is_done()).collect()
+    };
+    // Without the lock: a tensor's end may run code of the program, which calls this library.
+    drop(ended);
+}
+
+/// A call that goes on.
+#[pyclass(frozen, module = "distcollective._core")]
+pub(super) struct Work {
+    /// Held by a thread that waits, without the interpreter. So a thread with the interpreter only
+    /// tries to lock it.
+    state: Mutex<State>,
+    process: u32,
+}
+
+struct State {
+    pending: Option<Pending>,
+    /// What the work reads and writes, until it has ended.
+    tensors: Vec<Tensor>,
+    /// After its end.
+    result: Result<Sources, Error>,
+}
+
+impl State {
+    /// Notes the end of the work.
+    fn end(&mut self, result: Result<Sources, Error>) {
+        if result.is_ok() {
+            self.tensors.iter().for_each(Tensor::write_back);
+        }
+        self.tensors.clear();
+        self.result = result;
+    }
+
+    /// Whether the work has ended. Does not wait.
+    fn has_ended(&mut self) -> bool {
+        match self.pending.take() {
+            None => true,
+            Some(pending) if !pending.is_done() => {
+                self.pending = Some(pending);
+                false
+            }
+            Some(pending) => match pending.wait(Duration::ZERO) {
+                ControlFlow::Break(result) => {
+                    self.end(result);
+                    true
+                }
+                ControlFlow::Continue(pending) => {
+                    self.pending = Some(pending);
+                    false
+                }
+            },
+        }
+    }
+}
+
+/// How long a thread sleeps between looks at work for which another thread waits.
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl Work {
+    pub(super) fn new(pending: Pending, tensors: Vec<Tensor>) -> Self {
+        free_ended();
+        let state = State { pending: Some(pending), tensors, result: Ok(Vec::new()) };
+        Work { state: Mutex::new(state), process: std::process::id() }
+    }
+
+    /// The state, unless another thread waits for the work.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Waits until the work has ended.
+    fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
+        let left = || deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+        loop {
+            if let Some(mut state) = self.try_state() {
+                let Some(pending) = state.pending.take() else {
+                    return state.result.as_ref().map(drop).map_err(|error| exception(py, error));
+                };
+                match py.detach(|| pending.wait(left())) {
+                    ControlFlow::Break(result) => state.end(result),
+                    ControlFlow::Continue(pending) => {
+                        state.pending = Some(pending);
+                        if left().is_zero() {
+                            return Err(exception(py, &timed_out()));
+                        }
+                        let interrupted = "interrupted by the program while the work had not ended; the work goes on";
+                        return Err(exception(py, &Error::new(ErrorKind::Interrupted, interrupted)));
+                    }
+                }
+            } else if left().is_zero() {
+                return Err(exception(py, &timed_out()));
+            } else {
+                py.check_signals()?;
+                py.detach(|| std::thread::sleep(PAUSE.min(left())));
+            }
+        }
+    }
+}
+
+fn timed_out() -> Error {
+    let text = "the work has not ended within the timeout of this wait; it goes on, and can be waited for again";
+    Error::new(ErrorKind::DeadlineExceeded, text)
+}
+
+#[pymethods]
+impl Work {
+    /// Waits until the call has ended, and raises its error.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.wait_until(py, deadline).map(|()| true)
+    }
+
+    /// Whether the call has ended, well or not.
+    fn is_completed(&self) -> bool {
+        self.try_state().is_some_and(|mut state| state.has_ended())
+    }
+
+    /// Whether the call has ended well.
+    fn is_success(&self) -> bool {
+        self.try_state().is_some_and(|mut state| state.has_ended() && state.result.is_ok())
+    }
+
+    /// The error of a call that has ended with one.
+    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
+        let mut state = self.try_state()?;
+        if !state.has_ended() {
+            return None;
+        }
+        state.result.as_ref().err().map(|error| exception(py, error))
+    }
+
+    /// The ranks, of the communicator, that sent what has been received. `None` for a send.
+    fn sources(&self) -> Vec<Option<u32>> {
+        let Some(mut state) = self.try_state() else { return Vec::new() };
+        if !state.has_ended() {
+            return Vec::new();
+        }
+        let received = state.result.as_deref().unwrap_or_default();
+        received.iter().map(|received| received.map(|received| received.source.0)).collect()
+    }
+}
+
+/// The memory of work that has not ended stays, and in a child that was forked everything does: a
+/// thread of the parent may have held a lock of the work.
+impl Drop for Work {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(pending) = state.pending.take() else { return };
+        let tensors = std::mem::take(&mut state.tensors);
+        if std::process::id() != self.process {
+            std::mem::forget((pending, tensors));
+        } else if !pending.is_done() {
+            dropped().push((pending, tensors));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+"""What each call gives, on arrays of numpy and tensors of torch."""
+
+import numpy as np
+import pytest
+from ranks import run
+
+import distcollective.distributed as dist
+
+torch = pytest.importorskip("torch")
+
+LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy}
+
+
+def own(rank, shape=(4, 3)):
+    """A rank's input. Different ranks have different elements."""
+    count = int(np.prod(shape))
+    return (np.arange(count, dtype=np.float32) + 100 * rank).reshape(shape)
+
+
+@pytest.fixture(params=LIBRARIES)
+def convert(request):
+    return LIBRARIES[request.param]
+
+
+OPERATIONS = {
+    dist.ReduceOp.SUM: np.sum,
+    dist.ReduceOp.PRODUCT: np.prod,
+    dist.ReduceOp.MAX: np.max,
+    dist.ReduceOp.MIN: np.min,
+    dist.ReduceOp.AVG: np.mean,
+}
+
+
+def in_both_ways(call, *arguments, **keywords):
+    """Makes a call that blocks, or one that goes on and is waited for."""
+    work = call(*arguments, **keywords)
+    if keywords.get("async_op"):
+        assert isinstance(work, dist.Work)
+        assert work.wait() is True and work.is_completed() and work.is_success() and work.exception() is None
+    else:
+        assert work is None
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_each_call(convert, async_op):
+    size = 3
+    inputs = [own(rank) for rank in range(size)]
+    stacked = np.stack(inputs)
+
+    def body():
+        rank = dist.get_rank()
+        results = {}
+
+        def tensor(array):
+            return convert(array.copy())
+
+        def note(name, tensor):
+            results[name] = np.asarray(tensor).copy()
+
+        for op in OPERATIONS:
+            x = tensor(inputs[rank])
+            in_both_ways(dist.all_reduce, x, op, async_op=async_op)
+            note(f"all_reduce {op.name}", x)
+            x = tensor(inputs[rank])
+            in_both_ways(dist.reduce, x, 1, op, async_op=async_op)
+            note(f"reduce {op.name}", x)
+            y = tensor(np.zeros(4, np.float32))
+            in_both_ways(dist.reduce_scatter_tensor, y, tensor(inputs[rank]), op, async_op=async_op)
+            note(f"reduce_scatter_tensor {op.name}", y)
+        x = tensor(inputs[rank])
+        in_both_ways(dist.broadcast, x, 2, async_op=async_op)
+        note("broadcast", x)
+        y = tensor(np.zeros((4, 3), np.float32))
+        blocks = [tensor(block) for block in inputs] if rank == 1 else None
+        in_both_ways(dist.scatter, y, blocks, src=1, async_op=async_op)
+        note("scatter", y)
+        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        in_both_ways(dist.gather, tensor(inputs[rank]), blocks if rank == 0 else None, async_op=async_op)
+        note("gather", np.stack([np.asarray(block) for block in blocks]))
+        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        in_both_ways(dist.all_gather, blocks, tensor(inputs[rank]), async_op=async_op)
+        note("all_gather", np.stack([np.asarray(block) for block in blocks]))
+        y = tensor(np.zeros((size, 4, 3), np.float32))
+        in_both_ways(dist.all_gather_into_tensor, y, tensor(inputs[rank]), async_op=async_op)
+        note("all_gather_into_tensor", y)
+        y = tensor(np.zeros(12, np.float32))
+        in_both_ways(dist.all_to_all_single, y, tensor(inputs[rank]), async_op=async_op)
+        note("all_to_all_single", y)
+        in_both_ways(dist.barrier, async_op=async_op)
+        return results
+
+    for rank, results in enumerate(run(size, body)):
+        expected = {
+            "broadcast": inputs[2],
+            "scatter": inputs[rank],
+            "gather": stacked if rank == 0 else np.zeros_like(stacked),
+            "all_gather": stacked,
+            "all_gather_into_tensor": stacked,
+            "all_to_all_single": stacked.reshape(size, size, 4)[:, rank].reshape(-1),
+        }
+        for op, reduce in OPERATIONS.items():
+            reduced = reduce(stacked, axis=0).astype(np.float32)
+            expected[f"all_reduce {op.name}"] = reduced
+            expected[f"reduce {op.name}"] = reduced if rank == 1 else inputs[rank]
+            expected[f"reduce_scatter_tensor {op.name}"] = reduced.reshape(size, 4)[rank]
+        assert results.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_allclose(results[name], array, rtol=1e-6, err_msg=f"{name} on rank {rank}")
+
+
+def test_groups_have_global_ranks():
+    def body():
+        rank = dist.get_rank()
+        pair = dist.new_group([3, 1])
+        if rank not in (1, 3):
+            assert pair is dist.GroupMember.NON_GROUP_MEMBER
+            assert dist.get_rank(pair) == -1 and dist.get_world_size(pair) == -1
+            x = np.full(2, rank, np.float32)
+            with pytest.warns(UserWarning, match="all_reduce on global rank"):
+                assert dist.all_reduce(x, group=pair) is None
+            return x.tolist()
+        assert dist.get_process_group_ranks(pair) == [1, 3] and dist.get_world_size(pair) == 2
+        assert dist.get_global_rank(pair, 1) == 3 and dist.get_group_rank(pair, 3) == 1
+        assert dist.get_rank(pair) == (rank - 1) // 2 and dist.get_rank() == rank
+        x = np.full(2, rank, np.float32)
+        dist.broadcast(x, src=3, group=pair)
+        with pytest.raises(ValueError, match=r"src is global rank 0, which is not in the group of ranks \[1, 3\]"):
+            dist.broadcast(x, src=0, group=pair)
+        y = np.full(1, rank, np.float32)
+        if rank == 1:
+            dist.send(y, 3, group=pair)
+        else:
+            assert dist.recv(y, group=pair) == 1 and y == [1]
+        return x.tolist()
+
+    assert run(4, body) == [[0, 0], [3, 3], [2, 2], [3, 3]]
+
+
+def test_what_the_process_group_tells():
+    def body():
+        assert dist.is_available() and dist.is_initialized()
+        assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
+        assert dist.group.WORLD is dist.GroupMember.WORLD
+        assert dist.get_rank(dist.group.WORLD) == dist.get_rank()
+        assert dist.get_process_group_ranks(None) == [0, 1]
+        everyone = dist.new_group()
+        nobody = dist.new_group([])
+        assert dist.get_world_size(everyone) == 2 and nobody is dist.GroupMember.NON_GROUP_MEMBER
+        dist.monitored_barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized() and dist.group.WORLD is None
+        with pytest.raises(ValueError, match="destroyed"):
+            dist.barrier(everyone)
+        with pytest.raises(RuntimeError, match="call init_process_group first"):
+            dist.get_rank()
+
+    run(2, body)
+
+
+def test_bytes_and_objects():
+    def body():
+        with pytest.raises(RuntimeError, match="broadcast_object_list is not offered.*broadcast_bytes"):
+            dist.broadcast_object_list([1, 2], src=0)
+        return dist.broadcast_bytes(b'{"layers": 12}' if dist.get_rank() == 1 else b"", src=1)
+
+    assert run(3, body) == [b'{"layers": 12}'] * 3
+
+
+def test_messages():
+    def body():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        after, before = (rank + 1) % size, (rank - 1) % size
+        x, y = torch.full((50_000,), float(rank)), torch.zeros(50_000)
+        messages = [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        assert y.eq(before).all()
+        z = np.zeros(3, np.int64)
+        works = [dist.irecv(z, before, tag=7), dist.isend(np.arange(3) + rank, after, tag=7)]
+        assert all(work.wait() for work in works) and works[0].sources() == [before]
+        assert z.tolist() == [before, before + 1, before + 2]
+        if rank == 0:
+            return sorted(dist.recv(z) for _ in range(size - 1))
+        dist.send(np.array([rank, 0, 0]), 0)
+
+    assert run(3, body)[0] == [1, 2]
+
+
+def test_wrong_arguments():
+    def body():
+        x = np.zeros(4, np.float32)
+        cases = [
+            (ValueError, "dst is global rank 9", lambda: dist.send(x, 9)),
+            (ValueError, "tag is 40000", lambda: dist.send(x, 0, tag=40000)),
+            (ValueError, "gather_list has 1 tensors; on this rank it has 2", lambda: dist.gather(x, [x.copy()], dst=dist.get_rank())),
+            (ValueError, "gather_list is missing", lambda: dist.gather(x, dst=dist.get_rank())),
+            (ValueError, "scatter_list is for src alone", lambda: dist.scatter(x, [x, x], src=1 - dist.get_rank())),
+            (ValueError, "tensor_list has 3 elements, and needs 4", lambda: dist.all_gather([x[:3], x], x)),
+            (ValueError, "output_tensor has 4 elements, and needs 8", lambda: dist.all_gather_into_tensor(x, x.copy())),
+            (ValueError, "input has 3 elements, which is not a multiple of 2 ranks", lambda: dist.all_to_all_single(x, x[:3])),
+            (ValueError, "all are equal", lambda: dist.all_to_all_single(x, x.copy(), [1, 3], [3, 1])),
+            (TypeError, "input is of float32 and output of int32", lambda: dist.all_to_all_single(x.astype(np.int32), x)),
+            (ValueError, "no reduction with the number 9", lambda: dist.all_reduce(x, 9)),
+            (ValueError, "bool", lambda: dist.all_reduce(np.ones(2, bool), dist.ReduceOp.AVG)),
+            (ValueError, "overlap", lambda: dist.all_gather([x, x], x.copy())),
+            (TypeError, "group is a int", lambda: dist.all_reduce(x, group=3)),
+            (ValueError, "op is", lambda: dist.P2POp(dist.send, x, 0)),
+            (ValueError, "at least one P2POp", lambda: dist.batch_isend_irecv([])),
+            (ValueError, 'backend is "nccl"; this package has backend="gloo"', lambda: dist.init_process_group("nccl")),
+            (ValueError, "init_method is 'file:///x'", lambda: dist.init_process_group(init_method="file:///x")),
+            (ValueError, "rank is -2", lambda: dist.init_process_group(rank=-2)),
+            (RuntimeError, r"was initialized at .*ranks\.py:\d+", lambda: dist.init_process_group("gloo")),
+        ]
+        for kind, text, call in cases:
+            with pytest.raises(kind, match=text):
+                call()
+        # The group still works.
+        dist.all_reduce(x)
+
+    run(2, body)

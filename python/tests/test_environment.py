@@ -1,0 +1,141 @@
+"""The launch functions and dictionaries of tensors."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ranks import DEADLINE, Ranks, run
+
+import distcollective
+import distcollective.distributed as dist
+
+torch = pytest.importorskip("torch")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+#: Rank and world size, and the launcher's own name of the job.
+VARIABLES = {
+    "torch": ("RANK", "WORLD_SIZE"),
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS"),
+}
+
+
+@pytest.mark.parametrize("launcher", [None, *VARIABLES])
+def test_each_launch_function(launcher, capfd):
+    def body(connection, variables, rank, size, *_):
+        os.environ.update(variables)
+        port = int(os.environ["MASTER_PORT"])
+        # Each rank gives another seed, and gets rank 0's.
+        seed = 7 + rank
+        if launcher is None:
+            distcollective.launch(rank, size, "127.0.0.1", port, seed=seed)
+        else:
+            names = VARIABLES[launcher]
+            os.environ.update({names[0]: str(rank), names[1]: str(size)})
+            function = getattr(distcollective, f"launch_from_{launcher}")
+            where = [] if launcher == "torch" else ["127.0.0.1", port]
+            function(*where, seed=seed, verbose=False)
+        draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
+        connection.send((dist.get_rank(), dist.get_world_size(), draws))
+        dist.barrier()
+
+    with Ranks(2, None, target=body) as ranks:
+        received = [ranks.receive(rank) for rank in range(2)]
+        assert [ranks.exit_code(rank) for rank in range(2)] == [0, 0]
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
+    assert received == [(0, 2, draws), (1, 2, draws)]
+    assert ("rank 0 of 2" in capfd.readouterr().out) == (launcher is None)
+
+
+def test_a_launch_function_reads_its_own_launchers_variables():
+    def body(connection, variables, *_):
+        os.environ.update(variables, RANK="0", WORLD_SIZE="1")
+        with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK"):
+            distcollective.launch_from_openmpi("127.0.0.1", 29500)
+        with pytest.raises(ValueError, match='this package has backend="gloo"'):
+            distcollective.launch_from_torch(backend="nccl")
+        with pytest.raises(ValueError, match="port is 70000"):
+            distcollective.launch(0, 1, "127.0.0.1", 70000)
+        connection.send("done")
+
+    with Ranks(1, None, target=body) as ranks:
+        assert ranks.receive(0) == "done"
+
+
+def weights():
+    return {
+        "matrix": torch.arange(6.0).reshape(2, 3),
+        "transposed": torch.arange(6).reshape(2, 3).t(),
+        "scalar": torch.tensor(5, dtype=torch.int32),
+        "empty": torch.empty(0, 4, dtype=torch.bfloat16),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "double": torch.full((2, 2), 1.5, dtype=torch.float64),
+        "flags": torch.tensor([True, False]),
+        "numpy": np.arange(4, dtype=np.int16),
+        "float8": np.ones(3, ml_dtypes.float8_e5m2),
+    }
+
+
+def test_a_dictionary_arrives():
+    def body():
+        given = weights() if dist.get_rank() == 2 else None
+        got = distcollective.broadcast_tensor_dict(given, src=2)
+        assert list(got) == list(weights())
+        for name, expected in weights().items():
+            tensor = got[name]
+            if name == "float8":  # torch 1.13 does not have the type
+                assert tensor.dtype == expected.dtype and tensor.tobytes() == expected.tobytes()
+                continue
+            expected = torch.as_tensor(expected)
+            assert torch.equal(torch.as_tensor(tensor), expected), name
+            assert torch.as_tensor(tensor).dtype == expected.dtype and tuple(tensor.shape) == tuple(expected.shape)
+        if given is None:
+            got["matrix"] += 1  # it can be written
+        same = distcollective.ray_broadcast_tensor_dict(given, src=2, backend="gloo", device="cpu")
+        assert torch.equal(same["matrix"], weights()["matrix"])
+
+    run(3, body)
+
+
+def test_what_a_broadcast_of_a_dictionary_refuses():
+    def body():
+        broadcast = distcollective.ray_broadcast_tensor_dict
+        with pytest.raises(ValueError, match='backend is "nccl"; this package has backend="gloo"'):
+            broadcast({})
+        for arguments, text in [
+            ({"device": "cuda:0"}, "device is cuda:0"),
+            ({"group_name": "mine"}, "group_name is 'mine'"),
+            ({"pin_memory": True}, "pin_memory"),
+        ]:
+            with pytest.raises(ValueError, match=text):
+                broadcast({}, backend="gloo", **arguments)
+        with pytest.raises(ValueError, match="this rank is the source"):
+            distcollective.broadcast_tensor_dict(None, src=dist.get_rank())
+        dist.barrier()
+
+    run(2, body)
+
+
+def test_without_torch_arrays_of_numpy_arrive():
+    program = """
+import sys
+import numpy as np
+import distcollective
+distcollective.launch(int(sys.argv[1]), 2, "127.0.0.1", 1, verbose=False)
+given = {"w": np.arange(3.0), "n": np.zeros((), np.int64)}
+got = distcollective.broadcast_tensor_dict(given if sys.argv[1] == "0" else None)
+assert type(got["w"]) is np.ndarray and got["w"].tolist() == [0, 1, 2] and got["n"].shape == ()
+assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "DCL_JOB_ID": f"dictionary {os.getpid()}"}
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(rank)], env=environment) for rank in range(2)]
+    try:
+        assert [process.wait(DEADLINE) for process in processes] == [0, 0]
+    finally:
+        [process.kill() for process in processes]

@@ -1,0 +1,54 @@
+"""The package as it is installed: its symbols, and the programs of its documents."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import DEADLINE
+
+import distcollective._core
+
+ROOT = Path(__file__).resolve().parents[2]
+README, GUIDE = ROOT / "README.md", ROOT / "docs" / "src" / "python.md"
+
+
+def test_the_extension_exports_its_initialization_alone():
+    command = ["nm", "--dynamic", "--defined-only", distcollective._core.__file__]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["PyInit__core"]
+
+
+def programs():
+    packages_readme = ROOT / "python" / "README.md"
+    for path in [GUIDE, packages_readme]:
+        for number, program in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)):
+            yield pytest.param(program, id=f"{path.relative_to(ROOT)} {number}")
+
+
+@pytest.mark.parametrize("program", list(programs()))
+def test_the_guides_programs_run(program):
+    if "import torch" in program:
+        pytest.importorskip("torch")
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DCL_JOB_ID": f"guide {os.getpid()}"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **variables, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(DEADLINE) for process in processes] == [0, 0]
+    finally:
+        [process.kill() for process in processes]
+
+
+def test_the_readmes_program_runs(tmp_path):
+    (program,) = re.findall(r"<<'END'\n(.*?)\nEND\n", README.read_text(), re.DOTALL)
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    # Unbuffered, a print is several writes, and the lines of ranks mix.
+    environment = {**os.environ, "DCL_JOB_ID": f"readme {os.getpid()}", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, path], env=environment, stdout=subprocess.PIPE, text=True, timeout=DEADLINE)
+    assert done.returncode == 0
+    assert sorted(done.stdout.split("\n")) == ["", *(f"rank {rank}: [10. 10. 10.]" for rank in range(4))]

@@ -1,0 +1,343 @@
+"""The package in someone's process: signals, forks, ends, threads."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from ranks import DEADLINE, Ranks, run
+
+import distcollective
+import distcollective.distributed as dist
+
+
+def interrupted(call):
+    """Makes a call that Ctrl-C has to end. Gives the error."""
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def waits():
+    x = np.zeros(100_000, np.float32)
+    yield lambda: dist.barrier()
+    yield lambda: dist.all_reduce(x)
+    yield lambda: dist.all_reduce(x, async_op=True).wait()
+    yield lambda: dist.all_reduce(x, async_op=True).wait(timedelta(seconds=100))
+    yield lambda: dist.recv(x)
+    yield lambda: dist.send(x, 1)
+    yield lambda: dist.new_group([0, 1])
+    yield lambda: dist.monitored_barrier(timeout=timedelta(seconds=100))
+    yield lambda: dist.broadcast_bytes(src=1)
+
+
+@pytest.mark.parametrize("number", range(len(list(waits()))))
+def test_ctrl_c_ends_each_wait(number):
+    def body(connection, variables, rank, size, *_):
+        os.environ.update(variables)
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        connection.send("initialized")
+        if rank == 0:
+            interrupted(list(waits())[number])
+            connection.send("interrupted")
+        connection.recv()
+
+    with Ranks(2, None, target=body) as ranks:
+        assert [ranks.receive(rank) for rank in range(2)] == ["initialized"] * 2
+        # A rank that does not wait yet gets the same exception, from Python itself.
+        time.sleep(0.3)
+        ranks.signal(0)
+        assert ranks.receive(0) == "interrupted"
+
+
+def test_ctrl_c_ends_the_initialization():
+    def body(connection, variables, rank, size, *_):
+        os.environ.update(variables)
+        connection.send("begins")
+        interrupted(lambda: dist.init_process_group("gloo", rank=rank, world_size=size + 1))
+        connection.send("interrupted")
+
+    with Ranks(1, None, target=body) as ranks:
+        assert ranks.receive(0) == "begins"
+        time.sleep(0.3)
+        ranks.signal(0)
+        assert ranks.receive(0) == "interrupted"
+
+
+def test_peers_are_told_who_was_interrupted():
+    def body(connection, variables, rank, size, *_):
+        os.environ.update(variables)
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        connection.send("initialized")
+        try:
+            dist.barrier()
+        except BaseException as error:
+            connection.send((type(error).__name__, str(error)))
+
+    with Ranks(3, None, target=lambda connection, variables, rank, *rest: (
+        body(connection, variables, rank, *rest) if rank != 2 else late(connection, variables, rank, *rest)
+    )) as ranks:
+        assert [ranks.receive(rank) for rank in range(3)] == ["initialized"] * 3
+        time.sleep(0.3)
+        ranks.signal(1)
+        assert ranks.receive(1)[0] == "KeyboardInterrupt"
+        name, text = ranks.receive(0)
+        assert name == "Error" and "rank 1" in text and "interrupted" in text
+
+
+def late(connection, variables, rank, size, *_):
+    """A rank that does not come to the barrier."""
+    os.environ.update(variables)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    connection.send("initialized")
+    connection.recv()
+
+
+def test_a_handler_of_the_programs_own_raises_its_own():
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    def body(connection, variables, rank, size, *_):
+        os.environ.update(variables)
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        signal.signal(signal.SIGUSR1, stop)
+        connection.send("initialized")
+        if rank == 0:
+            with pytest.raises(Stop):
+                dist.barrier()
+            connection.send("stopped")
+        connection.recv()
+
+    with Ranks(2, None, target=body) as ranks:
+        assert [ranks.receive(rank) for rank in range(2)] == ["initialized"] * 2
+        time.sleep(0.3)
+        ranks.signal(0, signal.SIGUSR1)
+        assert ranks.receive(0) == "stopped"
+
+
+def test_other_threads_run_while_a_call_waits():
+    def body():
+        if dist.get_rank() == 0:
+            came = threading.Event()
+            count = []
+
+            def work():
+                for number in range(1000):
+                    count.append(number)
+                came.set()
+                dist.send(np.ones(1, np.float32), 1)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            # Rank 1 comes to the barrier only after the thread's message.
+            dist.barrier()
+            thread.join()
+            assert came.is_set() and len(count) == 1000
+        else:
+            dist.recv(np.zeros(1, np.float32))
+            dist.barrier()
+
+    run(2, body)
+
+
+def test_threads_wait_for_one_work():
+    def body():
+        x = np.ones(10, np.float32)
+        if dist.get_rank() == 1:
+            dist.recv(np.zeros(1, np.float32))
+            dist.all_reduce(x)
+            return
+        work = dist.all_reduce(x, async_op=True)
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(work.wait())) for _ in range(3)]
+        [thread.start() for thread in threads]
+        with pytest.raises(TimeoutError, match="it goes on"):
+            work.wait(timedelta(milliseconds=1))
+        assert not work.is_completed() and not work.is_success() and work.exception() is None
+        dist.send(np.zeros(1, np.float32), 1)
+        [thread.join(DEADLINE) for thread in threads]
+        assert results == [True] * 3 and x.tolist() == [2] * 10
+
+    run(2, body)
+
+
+def test_a_deadline_is_a_timeout_error():
+    def body():
+        group = dist.new_group(timeout=timedelta(milliseconds=50))
+        if dist.get_rank() == 1:
+            time.sleep(DEADLINE)
+        else:
+            with pytest.raises(TimeoutError, match="rank 0.*rank 1") as raised:
+                dist.barrier(group)
+            assert isinstance(raised.value, distcollective.Error) and raised.value.kind == "DeadlineExceeded"
+            # The group has ended, and with it all that was made with it.
+            work = dist.all_reduce(np.zeros(1, np.float32), async_op=True)
+            with pytest.raises(RuntimeError, match="rank 0"):
+                work.wait()
+            assert work.is_completed() and not work.is_success()
+            assert isinstance(work.exception(), distcollective.Error)
+
+    with Ranks(2, body) as ranks:
+        ranks.result(0)
+
+
+def test_ranks_that_disagree_are_told():
+    def body():
+        with pytest.raises(distcollective.Error, match="rank 0 calls all_reduce.*rank 1 calls all_reduce") as raised:
+            dist.all_reduce(np.zeros(2 + dist.get_rank(), np.float32))
+        assert raised.value.kind == "Disagreement"
+
+    run(2, body)
+
+
+def test_tensors_live_until_their_work_has_ended():
+    freed = []
+
+    class Array(np.ndarray):
+        def __del__(self):
+            freed.append(dist.get_rank())
+
+    def body():
+        rank = dist.get_rank()
+        x = np.zeros(100_000, np.float32).view(Array)
+        if rank == 0:
+            dist.all_reduce(x, async_op=True)
+            del x
+            gc.collect()
+            assert freed == []
+            dist.send(np.zeros(1, np.float32), 1)
+            dist.barrier()
+            # The next asynchronous call frees what has ended.
+            dist.barrier(async_op=True).wait()
+            dist.barrier(async_op=True).wait()
+            assert freed == [0]
+        else:
+            dist.recv(np.zeros(1, np.float32))
+            dist.all_reduce(x)
+            dist.barrier()
+            dist.barrier(async_op=True).wait()
+            dist.barrier(async_op=True).wait()
+
+    run(2, body)
+
+
+def test_a_forked_child_is_refused_and_harms_none():
+    def body():
+        rank = dist.get_rank()
+        x = np.ones(1000, np.float32)
+        pending = dist.irecv(np.zeros(1, np.float32), 1 - rank)
+        child = os.fork()
+        if child == 0:
+            code = 0
+            try:
+                for call in [
+                    lambda: dist.all_reduce(x),
+                    lambda: dist.all_reduce(x, async_op=True),
+                    lambda: dist.barrier(),
+                    lambda: dist.isend(x, 1 - rank),
+                    lambda: dist.recv(x),
+                    lambda: dist.new_group([0]),
+                    lambda: pending.wait(),
+                    lambda: dist.init_process_group("gloo"),
+                ]:
+                    with pytest.raises(RuntimeError, match="fork|was initialized at"):
+                        call()
+                del pending
+                gc.collect()
+                dist.destroy_process_group()
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                code = 1
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        dist.send(np.full(1, 5, np.float32), 1 - rank)
+        assert pending.wait()
+        dist.all_reduce(x)
+        return x.tolist() == [2] * 1000
+
+    assert run(2, body) == [True, True]
+
+
+def test_a_rank_may_begin_again():
+    def body():
+        for _ in range(3):
+            x = np.ones(1, np.float32)
+            dist.all_reduce(x)
+            assert x == [2]
+            rank = dist.get_rank()
+            dist.destroy_process_group()
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+
+    run(2, body)
+
+
+ENDS = {
+    "without destroy": ("dist.barrier()", 0),
+    "with destroy": ("dist.barrier(); dist.destroy_process_group()", 0),
+    "by an exception": ("raise SystemExit(3)", 3),
+    "with work pending": ("works = dist.irecv(x, 1 - rank), dist.all_reduce(y, async_op=True) if rank else 0", 0),
+    "with dropped work": ("dist.irecv(x, 1 - rank); dist.all_reduce(y, async_op=True) if rank else 0", 0),
+    "with a message under way": ("dist.isend(x, 1 - rank)", 0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends(end):
+    code, expected = ENDS[end]
+    program = f"""
+import sys
+import numpy as np
+import distcollective.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", rank=rank, world_size=2)
+x, y = np.zeros(100_000, np.float32), np.zeros(100_000, np.float32)
+{code}
+"""
+    environment = {**os.environ, "DCL_JOB_ID": f"end {os.getpid()} {end}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    arguments = {"env": environment, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(rank)], **arguments) for rank in range(2)]
+    try:
+        errors = [process.communicate(timeout=DEADLINE)[1] for process in processes]
+    finally:
+        [process.kill() for process in processes]
+    assert [process.returncode for process in processes] == [expected] * 2, errors
+    assert not any("Traceback" in error for error in errors), errors
+
+
+def test_a_killed_peer_is_an_error_at_once():
+    def body():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(distcollective.Error, match="rank 1") as raised:
+            dist.all_reduce(np.zeros(1, np.float32))
+        return raised.value.kind
+
+    with Ranks(2, body) as ranks:
+        assert ranks.result(0) == "PeerLost"
+        assert ranks.exit_code(1) == -signal.SIGKILL
+
+
+def test_a_sub_interpreter_is_refused():
+    program = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+code = "import distcollective._core"
+try:
+    failed = interpreters.run_string(interpreters.create(), code)
+except Exception as error:
+    failed = error
+assert "subinterpreters" in str(failed), failed
+"""
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,225 @@
+"""Which tensors a call takes, which it copies, and which it refuses."""
+
+import numpy as np
+import pytest
+from ranks import run
+
+import distcollective.distributed as dist
+
+torch = pytest.importorskip("torch")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+
+class Interface:
+    """An object with ``__array_interface__`` and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+
+class DLPack:
+    """An object with ``__dlpack__`` and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__()
+
+
+def torch_of(array):
+    """A tensor with the array's memory, if torch has the type."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+#: The ten types that are reduced, and some that only move.
+REDUCED = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"]
+MOVED = ["float64", "complex64", "complex128", "int16", "uint16", "uint32", "uint64", "float8_e4m3b11fnuz", "int4"]
+OF_TORCH = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "float64", "complex64", "int16"}
+OF_DLPACK = OF_TORCH - {"bfloat16", "bool"}
+CONVERT = {"numpy": lambda array: array, "torch": torch_of, "interface": Interface, "dlpack": DLPack}
+
+LAYOUTS = {
+    "contiguous": lambda array: array.copy(),
+    "transposed": lambda array: np.ascontiguousarray(array.T).T,
+    "every second": lambda array: np.repeat(array, 2, axis=1)[:, ::2],
+    "0-d": lambda array: array[0, 0, ...].copy(),
+    "empty": lambda array: array[:0].copy(),
+    "reversed": lambda array: np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1],
+}
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+
+
+def values(name, rank):
+    """Small numbers, which all types have."""
+    return (np.arange(6).reshape(2, 3) % 2 + rank).astype(dtype_of(name))
+
+
+def cases():
+    for kind in CONVERT:
+        for name in REDUCED + MOVED:
+            if (kind == "torch" and name not in OF_TORCH) or (kind == "dlpack" and name not in OF_DLPACK):
+                continue
+            if kind == "interface" and hasattr(ml_dtypes, name):
+                continue  # the type is in the array's dtype alone
+            for layout in LAYOUTS:
+                if layout == "reversed" and kind in ("torch", "dlpack"):
+                    continue  # torch has no negative strides
+                yield kind, name, layout
+
+
+def test_every_type_and_layout_in_every_call():
+    def body():
+        rank = dist.get_rank()
+        for kind, name, layout in cases():
+            what = f"{kind} {name} {layout}"
+            make = LAYOUTS[layout]
+
+            def tensor(array, kind=kind, make=make):
+                array = make(array)
+                return array, CONVERT[kind](array)
+
+            def check(array, expected, call, what=what, make=make):
+                expected = make(expected)
+                assert array.tobytes() == expected.tobytes(), f"{call} of {what} gave {array}, not {expected}"
+
+            both = [values(name, 0), values(name, 1)]
+            zeros = np.zeros_like(both[0])
+            if name in REDUCED:
+                array, x = tensor(both[rank])
+                dist.all_reduce(x, dist.ReduceOp.MAX)
+                check(array, np.maximum(*both), "all_reduce")
+                array, x = tensor(both[rank])
+                dist.reduce(x, 1, dist.ReduceOp.MAX)
+                check(array, np.maximum(*both) if rank == 1 else both[0], "reduce")
+            array, x = tensor(both[rank])
+            dist.broadcast(x, 1)
+            check(array, both[1], "broadcast")
+            arrays, tensors = zip(*[tensor(zeros) for _ in both])
+            dist.all_gather(list(tensors), tensor(both[rank])[1])
+            for other, array in enumerate(arrays):
+                check(array, both[other], "all_gather")
+            arrays, tensors = zip(*[tensor(zeros) for _ in both])
+            work = dist.gather(tensor(both[rank])[1], list(tensors) if rank == 0 else None, async_op=True)
+            work.wait()
+            for other, array in enumerate(arrays):
+                check(array, both[other] if rank == 0 else zeros, "gather")
+            array, x = tensor(zeros)
+            dist.scatter(x, [tensor(block)[1] for block in both] if rank == 0 else None)
+            check(array, both[rank], "scatter")
+            array, x = tensor(zeros)
+            works = [dist.isend(tensor(both[rank])[1], 1 - rank), dist.irecv(x, 1 - rank)]
+            [work.wait() for work in works]
+            check(array, both[1 - rank], "irecv")
+            if layout == "0-d":
+                continue
+            own = make(both[rank])
+            whole = np.zeros((2, *own.shape), own.dtype)
+            dist.all_gather_into_tensor(CONVERT[kind](whole), CONVERT[kind](own))
+            assert whole.tobytes() == b"".join(make(array).tobytes() for array in both), what
+            if name in REDUCED:
+                pair = np.stack([own, own])
+                array, x = tensor(zeros)
+                dist.reduce_scatter_tensor(x, CONVERT[kind](pair), dist.ReduceOp.MAX)
+                check(array, np.maximum(*both), "reduce_scatter_tensor")
+            pair = np.stack([own, own])
+            whole = np.zeros_like(pair)
+            dist.all_to_all_single(CONVERT[kind](whole), CONVERT[kind](pair))
+            assert whole.tobytes() == b"".join(make(array).tobytes() for array in both), what
+
+    run(2, body)
+
+
+def test_a_contiguous_tensor_is_used_in_place_and_others_are_written_back_by_the_work(tmp_path):
+    (tmp_path / "numbers").write_bytes(np.arange(6, dtype=np.float32).tobytes())
+
+    def body():
+        matrix = torch.zeros(3, 2)
+        column = matrix[:, 1]
+        column += dist.get_rank()
+        work = dist.all_reduce(column, async_op=True)
+        while not work.is_completed():
+            pass
+        assert matrix.tolist() == [[0, 1]] * 3
+        assert work.wait()
+        # A strided input is not written, not even with its own values: that would end the process.
+        source = np.memmap(tmp_path / "numbers", np.float32, mode="r")[::2]
+        target = np.zeros(3, np.float32)
+        dist.all_to_all_single(np.zeros(4, np.float32)[::2], np.broadcast_to(np.float32(1), 2))
+        dist.all_gather([np.zeros(3, np.float32) for _ in range(2)], source)
+        if dist.get_rank() == 0:
+            dist.send(source, 1)
+        else:
+            dist.recv(target)
+            assert target.tolist() == [0, 2, 4]
+
+    run(2, body)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def misaligned():
+    return np.zeros(13, np.uint8)[1:].view(np.float32)
+
+
+def refused():
+    yield ValueError, "read-only", lambda: read_only(np.zeros(2, np.float32))
+    yield TypeError, "big-endian", lambda: np.zeros(2, ">f4")
+    yield ValueError, "not aligned to its elements, float32 of 4 bytes", misaligned
+    yield TypeError, "a scalar of numpy, which cannot be written", lambda: np.float32(1)
+    yield ValueError, "several of its indices are one element", lambda: torch.zeros(1).expand(3)
+    yield ValueError, "requires grad.*detach", lambda: torch.zeros(2, requires_grad=True)
+    yield ValueError, "requires grad", lambda: torch.nn.Parameter(torch.zeros(2))
+    yield ValueError, "it is on meta", lambda: torch.zeros(2, device="meta")
+    yield TypeError, "layout is torch.sparse_coo.*to_dense", lambda: torch.zeros(2).to_sparse()
+    yield ValueError, "resolve_conj", lambda: torch.zeros(2, dtype=torch.complex64).conj()
+    yield TypeError, "qint8", lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8)
+    yield TypeError, "void", lambda: np.zeros(2, [("a", "i4")])
+    yield TypeError, "by '?\"?<V2", lambda: Interface(np.zeros(2, ml_dtypes.bfloat16))
+    yield TypeError, "object", lambda: np.zeros(2, object)
+    yield TypeError, "datetime64", lambda: np.zeros(2, "M8[s]")
+    yield TypeError, "it is a list, not a tensor", lambda: [1.0, 2.0]
+    yield TypeError, "it is a bytearray", lambda: bytearray(4)
+    yield TypeError, "it is a NoneType", lambda: None
+
+
+def test_what_is_refused():
+    def body():
+        for kind, text, make in refused():
+            with pytest.raises(kind, match=f"^tensor: .*{text}"):
+                dist.broadcast(make(), 1 - dist.get_rank())
+        for name in MOVED:
+            with pytest.raises(TypeError, match=f"^tensor: {name} is not reduced: its elements move as bytes"):
+                dist.all_reduce(np.zeros(2, dtype_of(name)))
+        with pytest.raises(TypeError, match="^tensor_list: .*scalar"):
+            dist.all_gather([np.float32(0)] * 2, np.float32(1))
+        # The group still works; and inputs may be read-only, scalars of numpy, and require grad.
+        results = [np.zeros((), np.float32) for _ in range(2)]
+        dist.all_gather(results, np.float32(dist.get_rank()))
+        assert results == [0, 1]
+        for x in [read_only(np.ones(1, np.float32)), torch.ones(1, requires_grad=True)]:
+            dist.all_gather([y.reshape(1) for y in results], x)
+            assert results == [1, 1]
+
+    run(2, body)
+
+
+def test_elements_of_several_words_are_not_divided():
+    def body():
+        x = np.zeros(3, np.complex128)
+        with pytest.raises(ValueError, match="input has 3 elements, which is not a multiple of 2 ranks"):
+            dist.all_to_all_single(x.copy(), x)
+
+    run(2, body)
