@@ -54,11 +54,11 @@ fn every_rank_writes_the_file_that_rank_0_has() {
 /// The bar is on a terminal only, and is gone at the end.
 #[test]
 fn a_terminal_shows_how_far_the_broadcast_has_come() {
-    let folder = Folder::new("terminal");
+    let folder = Folder::create();
     let len = 40 << 20;
     let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
     let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-    let path = folder.0.join("m.safetensors");
+    let path = folder.file("m.safetensors");
     fs::write(&path, &start).expect("a file");
     let file = fs::File::options().write(true).open(&path).expect("the file");
     file.set_len(start.len() as u64 + len).expect("a longer file");
@@ -81,20 +81,20 @@ fn a_terminal_shows_how_far_the_broadcast_has_come() {
         let last = shown.rsplit("\x1b[2K").next().expect("a last part");
         assert!(!last.contains("broadcasting"), "it is cleared: {shown:?}");
     }
-    let (output, text) = run(&folder.0, &["m.safetensors", "-n", "2"]);
+    let (output, text) = run(folder.path(), &["m.safetensors", "-n", "2"]);
     assert!(output.status.success() && text.lines().count() == 1, "{text}");
 }
 
 /// The receivers' files come from the one copy that they share.
 #[test]
 fn ranks_that_share_write_the_same_files() {
-    let folder = Folder::new("shared");
-    fs::write(folder.0.join("m.safetensors"), model()).expect("a file");
+    let folder = Folder::create();
+    fs::write(folder.file("m.safetensors"), model()).expect("a file");
     let (output, text) =
-        run(&folder.0, &["m.safetensors", "-n", "3", "--shared", "--output", "copy{rank}.safetensors"]);
+        run(folder.path(), &["m.safetensors", "-n", "3", "--shared", "--output", "copy{rank}.safetensors"]);
     assert!(output.status.success(), "{text}");
     for rank in 0..3 {
-        assert!(fs::read(folder.0.join(format!("copy{rank}.safetensors"))).expect("it was written") == model());
+        assert!(fs::read(folder.file(format!("copy{rank}.safetensors"))).expect("it was written") == model());
     }
 }
 
