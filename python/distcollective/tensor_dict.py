@@ -25,7 +25,9 @@ def broadcast_tensor_dict(
     if is_source and tensor_dict is None:
         raise ArgumentError("tensor_dict is None, and this rank is the source")
     given = dict(tensor_dict) if is_source and tensor_dict is not None else {}
-    entries = [(name, tensor, [int(length) for length in tensor.shape]) for name, tensor in given.items()]
+    entries = [
+        (name, tensor, [int(length) for length in getattr(tensor, "shape", ())]) for name, tensor in given.items()
+    ]
     arrived = communicator.broadcast_tensor_dict(entries, root)
     if is_source:
         return given

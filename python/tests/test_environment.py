@@ -117,6 +117,8 @@ def test_what_a_broadcast_of_a_dictionary_refuses():
                 broadcast({}, backend="gloo", **arguments)
         with pytest.raises(ValueError, match="this rank is the source"):
             distcollective.broadcast_tensor_dict(None, src=dist.get_rank())
+        with pytest.raises(TypeError, match="^bias: it is a list, not a tensor"):
+            distcollective.broadcast_tensor_dict({"bias": [1.0]}, src=dist.get_rank())
         dist.barrier()
 
     run(2, body)

@@ -32,7 +32,12 @@ def programs():
 def test_the_guides_programs_run(program):
     if "import torch" in program:
         pytest.importorskip("torch")
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DCL_JOB_ID": f"guide {os.getpid()}"}
+    variables = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "DCL_JOB_ID": f"guide {os.getpid()}",
+    }
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **variables, "RANK": str(rank)})
         for rank in range(2)

@@ -41,7 +41,19 @@ def torch_of(array):
 #: The ten types that are reduced, and some that only move.
 REDUCED = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"]
 MOVED = ["float64", "complex64", "complex128", "int16", "uint16", "uint32", "uint64", "float8_e4m3b11fnuz", "int4"]
-OF_TORCH = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "float64", "complex64", "int16"}
+OF_TORCH = {
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int8",
+    "uint8",
+    "bool",
+    "float64",
+    "complex64",
+    "int16",
+}
 OF_DLPACK = OF_TORCH - {"bfloat16", "bool"}
 CONVERT = {"numpy": lambda array: array, "torch": torch_of, "interface": Interface, "dlpack": DLPack}
 

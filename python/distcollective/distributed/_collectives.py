@@ -19,9 +19,7 @@ class ReduceOp(enum.IntEnum):
     AVG = 4
 
 
-def all_reduce(
-    tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
-) -> Optional[Work]:
+def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Optional[Work]:
     """Replace the tensor on every rank by the reduction of all of them.
 
     With ``async_op`` it returns a ``Work`` at once, as all functions here do.
@@ -91,9 +89,7 @@ def gather(
     return found._live().gather(tensor, tensors, root, async_op)
 
 
-def all_gather(
-    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
-) -> Optional[Work]:
+def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False) -> Optional[Work]:
     """Give every rank the tensor of each rank, in its list."""
     found = member(group, "all_gather")
     return None if found is None else found._live().all_gather(list(tensor_list), tensor, async_op)
@@ -139,9 +135,7 @@ def barrier(group: Group = None, async_op: bool = False) -> Optional[Work]:
     return None if found is None else found._live().barrier(async_op)
 
 
-def monitored_barrier(
-    group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False
-) -> None:
+def monitored_barrier(group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
     """Wait until every rank of the group has come. The error names all that have not.
 
     ``wait_all_ranks`` is read as True, whatever it is.

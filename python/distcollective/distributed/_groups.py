@@ -207,7 +207,9 @@ def new_group(
     all_ranks = world()
     communicator = all_ranks._live()
     check_backend(backend)
-    numbers = sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
+    numbers = (
+        sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
+    )
     made = communicator.new_group(range(all_ranks.size()) if numbers is None else numbers)
     if made is None:
         return GroupMember.NON_GROUP_MEMBER

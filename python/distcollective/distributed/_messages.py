@@ -49,9 +49,7 @@ def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int =
 class P2POp:
     """A message for ``batch_isend_irecv``: ``op`` is ``isend`` or ``irecv``."""
 
-    def __init__(
-        self, op: Callable[..., Any], tensor: Any, peer: int, group: Group = None, tag: int = 0
-    ) -> None:
+    def __init__(self, op: Callable[..., Any], tensor: Any, peer: int, group: Group = None, tag: int = 0) -> None:
         if op not in (isend, irecv):
             raise ArgumentError(f"op is {op!r}; it is isend or irecv of this module")
         self.op = op
