@@ -36,7 +36,7 @@ def send(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> None:
 
 
 def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> int:
-    """Receive into the tensor from global rank ``src``, or from any. Gives the sender's global rank."""
+    """Receive into the tensor from global rank ``src``, or from any. Gives the sender's."""
     found = member(group, "recv")
     if found is None:
         return -1
