@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
+use distcollective::ErrorKind;
 use distcollective::interrupt::set_interrupt_hook;
 use pyo3::prelude::*;
 
@@ -17,7 +18,7 @@ thread_local! {
 /// only; on other threads this does nothing.
 pub(super) fn install(py: Python<'_>) -> PyResult<()> {
     // Without the interpreter, because this waits until no thread is inside the hook.
-    py.detach(|| {
+    let installed = py.detach(|| {
         set_interrupt_hook(|| match Python::try_attach(|py| py.check_signals()) {
             Some(Err(raised)) => {
                 RAISED.set(Some(raised));
@@ -25,8 +26,12 @@ pub(super) fn install(py: Python<'_>) -> PyResult<()> {
             }
             Some(Ok(())) | None => ControlFlow::Continue(()),
         })
-    })
-    .map_err(|error| exception(py, &error))
+    });
+    match installed {
+        // This process was forked from one that has the hook, and cannot have one itself.
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        installed => installed.map_err(|error| exception(py, &error)),
+    }
 }
 
 /// What a signal handler raised in the wait that has just ended on this thread.

@@ -50,10 +50,26 @@ impl Pending {
     }
 }
 
-/// Work that a program does not hold any more, and its tensors, until it has ended.
-static DROPPED: Mutex<Vec<(Pending, Vec<Tensor>)>> = Mutex::new(Vec::new());
+/// Work that a program does not hold any more.
+struct DroppedWork {
+    pending: Pending,
+    _tensors: Vec<Tensor>,
+    /// The process that began it.
+    process: u32,
+}
 
-fn dropped() -> MutexGuard<'static, Vec<(Pending, Vec<Tensor>)>> {
+impl DroppedWork {
+    /// Whether the work has ended. In a child that was forked the answer is no: a thread of the
+    /// parent may have held a lock of the work.
+    fn has_ended(&self) -> bool {
+        self.process == std::process::id() && self.pending.is_done()
+    }
+}
+
+/// Dropped work with its tensors, until it has ended.
+static DROPPED: Mutex<Vec<DroppedWork>> = Mutex::new(Vec::new());
+
+fn dropped() -> MutexGuard<'static, Vec<DroppedWork>> {
     DROPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,7 +80,7 @@ fn free_ended() {
         if dropped.is_empty() {
             return;
         }
-        dropped.extract_if(.., |(pending, _)| pending.is_done()).collect()
+        dropped.extract_if(.., |work| work.has_ended()).collect()
     };
     // Without the lock: a tensor's end may run code of the program, which calls this library.
     drop(ended);
@@ -211,17 +227,14 @@ impl Work {
     }
 }
 
-/// The memory of work that has not ended stays, and in a child that was forked everything does: a
-/// thread of the parent may have held a lock of the work.
+/// The memory of work that has not ended stays.
 impl Drop for Work {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(pending) = state.pending.take() else { return };
-        let tensors = std::mem::take(&mut state.tensors);
-        if std::process::id() != self.process {
-            std::mem::forget((pending, tensors));
-        } else if !pending.is_done() {
-            dropped().push((pending, tensors));
+        let work = DroppedWork { pending, _tensors: std::mem::take(&mut state.tensors), process: self.process };
+        if !work.has_ended() {
+            dropped().push(work);
         }
     }
 }

@@ -79,9 +79,13 @@ def test_peers_are_told_who_was_interrupted():
         except BaseException as error:
             connection.send((type(error).__name__, str(error)))
 
-    with Ranks(3, None, target=lambda connection, variables, rank, *rest: (
-        body(connection, variables, rank, *rest) if rank != 2 else late(connection, variables, rank, *rest)
-    )) as ranks:
+    with Ranks(
+        3,
+        None,
+        target=lambda connection, variables, rank, *rest: (
+            body(connection, variables, rank, *rest) if rank != 2 else late(connection, variables, rank, *rest)
+        ),
+    ) as ranks:
         assert [ranks.receive(rank) for rank in range(3)] == ["initialized"] * 3
         time.sleep(0.3)
         ranks.signal(1)
@@ -266,6 +270,25 @@ def test_a_forked_child_is_refused_and_harms_none():
     assert run(2, body) == [True, True]
 
 
+def test_a_child_of_a_process_that_has_ended_its_group_may_begin():
+    def body():
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                dist.init_process_group("gloo", rank=rank, world_size=2)
+                x = np.ones(1, np.float32)
+                dist.all_reduce(x, async_op=True).wait()
+                code = 0 if x == [2] else 2
+            finally:
+                os._exit(code)
+        return os.waitpid(child, 0)[1]
+
+    assert run(2, body) == [0, 0]
+
+
 def test_a_rank_may_begin_again():
     def body():
         for _ in range(3):
@@ -301,7 +324,12 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
 x, y = np.zeros(100_000, np.float32), np.zeros(100_000, np.float32)
 {code}
 """
-    environment = {**os.environ, "DCL_JOB_ID": f"end {os.getpid()} {end}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment = {
+        **os.environ,
+        "DCL_JOB_ID": f"end {os.getpid()} {end}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     arguments = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([sys.executable, "-c", program, str(rank)], **arguments) for rank in range(2)]
     try:
