@@ -1,6 +1,7 @@
 //! Captures of the caller's, and what the library must not do to them; what an enqueueing call asks
 //! the driver for.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -47,7 +48,8 @@ pub fn play(name: &str, ranks: u32) {
             let barrier = Arc::new(Barrier::new(ranks as usize));
             on_gpus(ranks, move |communicator| scratch_of_a_context(&communicator, &barrier));
         }
-        "failure" => failure(ranks),
+        "failing capture" => failure(ranks, failing_capture),
+        "failing recording" => failure(ranks, failing_recording),
         "destroyed stream" => on_gpus(ranks, |communicator| destroyed_stream(&communicator)),
         "calls" => {
             let barrier = Arc::new(Barrier::new(ranks as usize));
@@ -322,30 +324,69 @@ fn scratch_of_a_context(communicator: &Communicator, barrier: &Barrier) -> Resul
     Ok(())
 }
 
-/// A call fails on one rank while it is recorded. An abort that has begun hangs, as NCCL's does
-/// until the graph is gone.
-fn failure(ranks: u32) {
-    set_log_handler(LogLevel::Warn, |_, text| println!("{text}")).expect("no handler before");
+/// A call fails on rank 1 while it is recorded, into the caller's graph or by a context. An abort
+/// that has begun hangs, as NCCL's does until the graph is gone. Prints which ranks wait for it.
+fn failure(ranks: u32, fail: fn(&Communicator, &AtomicBool) -> Result<Option<Error>>) {
+    set_log_handler(LogLevel::Warn, |_, text| println!("rank {:?}: {text}", RANK.get())).expect("no handler before");
     let has_returned = Arc::new(AtomicBool::new(false));
-    let results = on_communicators(LONG, communicators(ranks), move |communicator| -> Result<Option<Error>> {
-        if communicator.rank() == Rank(0) {
-            while !has_returned.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            return Ok(None);
-        }
-        let stream = cuda_stream(&communicator)?;
-        let driver = Driver::on(&communicator);
-        let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
-        driver.begin_capture(&stream);
-        let failed = communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?.wait();
-        driver.end_capture(&stream);
-        has_returned.store(true, Ordering::SeqCst);
-        Ok(failed.err().map(Error::from))
+    let results = on_communicators(LONG, communicators(ranks), move |communicator| {
+        RANK.set(Some(communicator.rank().0));
+        fail(&communicator, &has_returned)
     });
     for error in results.into_iter().filter_map(|result| result.expect("no other error")) {
         println!("{error:?}");
     }
+}
+
+thread_local! {
+    /// The rank of this thread.
+    static RANK: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+fn wait_for(has_returned: &AtomicBool) {
+    while !has_returned.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+}
+
+fn failing_capture(communicator: &Communicator, has_returned: &AtomicBool) -> Result<Option<Error>> {
+    if communicator.rank() == Rank(0) {
+        wait_for(has_returned);
+        return Ok(None);
+    }
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+    driver.begin_capture(&stream);
+    let failed = communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?.wait();
+    driver.end_capture(&stream);
+    has_returned.store(true, Ordering::SeqCst);
+    Ok(failed.err().map(Error::from))
+}
+
+/// The second run is recorded.
+fn failing_recording(communicator: &Communicator, has_returned: &AtomicBool) -> Result<Option<Error>> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [4])?;
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()), x)?;
+    network.mark_output(y, "y")?;
+    let options = ContextOptions::default().cuda_graph(true);
+    let mut context = Builder::new().build(&network)?.create_execution_context_with(options)?;
+    context.set_communicator(communicator)?;
+    let stream = cuda_stream(communicator)?;
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+    bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+    bindings = context.enqueue(bindings, &stream)?.wait()?;
+    if communicator.rank() == Rank(0) {
+        let work = context.enqueue(bindings, &stream);
+        wait_for(has_returned);
+        drop(work);
+        return Ok(None);
+    }
+    let failed = context.enqueue(bindings, &stream).map(|work| work.wait());
+    has_returned.store(true, Ordering::SeqCst);
+    Ok(failed?.err().map(Error::from))
 }
 
 /// The caller destroys a stream on which a context ran last. The context runs on another one.
@@ -485,10 +526,13 @@ fn a_failure_during_a_capture_waits_for_no_abort() {
     if needs_test_libraries() {
         return;
     }
-    let script = [("FAKE_NCCL", "hang_abort,fail=ncclAllReduce:1:3:1")];
-    let text = Child::new("captures failure", 2).with(&script).passes_within(LONG);
-    assert!(text.contains("ncclInternalError"), "{text}");
-    assert!(!text.contains("ncclCommAbort has not ended in time"), "the failing call has waited:\n{text}");
+    for (role, call) in [("failing capture", 1), ("failing recording", 2)] {
+        let script = format!("hang_abort,fail=ncclAllReduce:{call}:3:1");
+        let child = format!("captures {role}");
+        let text = Child::new(&child, 2).with(&[("FAKE_NCCL", &script)]).passes_within(LONG);
+        assert!(text.contains("ncclInternalError"), "{text}");
+        assert!(!text.contains("rank Some(1): ncclCommAbort has not ended in time"), "rank 1 has waited:\n{text}");
+    }
 }
 
 #[test]

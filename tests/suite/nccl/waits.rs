@@ -36,6 +36,10 @@ pub fn play(name: &str, ranks: u32) {
             let was_asked = Arc::new(AtomicBool::new(false));
             on_gpus(ranks, move |communicator| late_question(&communicator, &was_asked));
         }
+        "earlier work" => {
+            let was_asked = Arc::new(AtomicBool::new(false));
+            on_gpus(ranks, move |communicator| earlier_work(&communicator, &was_asked));
+        }
         "capture" => capture(ranks),
         "exit" => on_gpus(ranks, |communicator| {
             drop(communicator);
@@ -130,6 +134,29 @@ fn late_question(communicator: &Communicator, was_asked: &Arc<AtomicBool>) -> Re
     Ok(())
 }
 
+/// Work that is done stays done while later work waits for a rank, although both were asked about.
+fn earlier_work(communicator: &Communicator, was_asked: &AtomicBool) -> Result<()> {
+    let stream = cuda_stream(communicator)?;
+    let earlier = sum(communicator, &stream)?;
+    while !earlier.is_done() {
+        std::thread::yield_now();
+    }
+    if communicator.rank() == Rank(0) {
+        let later = sum(communicator, &stream)?;
+        assert!(!later.is_done(), "a rank has not come");
+        assert!(earlier.is_done());
+        was_asked.store(true, Ordering::SeqCst);
+        later.wait()?;
+    } else {
+        while !was_asked.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        sum(communicator, &stream)?.wait()?;
+    }
+    earlier.wait()?;
+    Ok(())
+}
+
 /// A rank waits in vain for work on a stream which is captured meanwhile. It gets its buffer back
 /// when the work does not use it any more, which only the capture's end shows.
 fn capture(ranks: u32) {
@@ -167,6 +194,14 @@ fn a_late_question_covers_the_deadline_of_what_is_being_enqueued() {
         return;
     }
     Child::new("waits late question", 2).passes();
+}
+
+#[test]
+fn work_that_is_done_stays_done() {
+    if needs_test_libraries() {
+        return;
+    }
+    Child::new("waits earlier work", 2).passes();
 }
 
 #[test]
