@@ -38,6 +38,7 @@ const CALLS: usize = 5;
 pub fn play(name: &str, ranks: u32) {
     match name {
         "releases" => on_gpus(ranks, |communicator| releases(&communicator)),
+        "question beside a release" => on_gpus(ranks, |communicator| question_beside_a_release(&communicator)),
         "questions" => on_gpus(ranks, |communicator| questions(&communicator)),
         "recording" => on_gpus(ranks, |communicator| recording(&communicator)),
         "scratch" => {
@@ -137,6 +138,18 @@ impl Driver {
         executable
     }
 
+    /// Enqueues a function of the host.
+    fn launch_host(&self, stream: &Stream, function: extern "C" fn(Handle)) {
+        // SAFETY: the function has this type; the stream is alive.
+        let result = unsafe {
+            let launch =
+                self.0.get::<unsafe extern "C" fn(Handle, extern "C" fn(Handle), Handle) -> i32>("cuLaunchHostFunc");
+            let raw = stream.as_raw_cuda().expect("a CUDA stream");
+            launch.expect("it")(raw, function, std::ptr::null_mut())
+        };
+        assert_eq!(result, 0);
+    }
+
     /// Launches a graph, and waits until it is done.
     fn launch(&self, executable: Handle, stream: &Stream) -> Result<()> {
         // SAFETY: the function has this type; graph and stream are alive.
@@ -205,6 +218,32 @@ fn questions(communicator: &Communicator) -> Result<()> {
     driver.end_capture(&stream);
     asked.wait()?;
     not_asked.wait()?;
+    Ok(())
+}
+
+/// Work that was waited for is done, although a release waits for what the caller has enqueued on
+/// the stream by itself.
+fn question_beside_a_release(communicator: &Communicator) -> Result<()> {
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    extern "C" fn wait_until_open(_: Handle) {
+        while !IS_OPEN.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    }
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let buffer = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [4]);
+    let (operands, other) = (Operands::in_place(buffer()?), buffer()?);
+    let work = communicator.collective_async(SUM, operands, &stream)?;
+    stream.synchronize()?;
+    driver.launch_host(&stream, wait_until_open);
+    let records = cuda_calls("cuEventRecord");
+    drop(other);
+    wait_for_calls("cuEventRecord", records + 1);
+    let is_done = work.is_done();
+    IS_OPEN.store(true, Ordering::SeqCst);
+    assert!(is_done);
+    work.wait()?;
     Ok(())
 }
 
@@ -504,6 +543,11 @@ fn releases_do_not_invalidate_a_capture() {
 #[test]
 fn a_question_about_work_does_not_invalidate_a_capture() {
     plays("questions", &[1, 2]);
+}
+
+#[test]
+fn work_that_was_waited_for_is_done() {
+    plays_on_fakes("question beside a release", &[1]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use distcollective::{
     Result, Stream, Work,
 };
 
-use super::captures::Driver;
+use super::captures::{Driver, free_what_was_dropped};
 use super::libraries::nccl_calls;
 use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
@@ -169,6 +169,8 @@ fn capture(ranks: u32) {
         }
         let stream = cuda_stream(&communicator)?;
         let driver = Driver::on(&communicator);
+        // A release that comes later would record an event, which shows the end of the work.
+        free_what_was_dropped(&communicator);
         let work = sum(&communicator.with_timeout(SHORT), &stream)?;
         driver.begin_capture(&stream);
         let (sender, returned) = mpsc::channel();
