@@ -128,18 +128,21 @@ impl StreamState {
         Ok(self.capture_status()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Records an event, and says whether it has: while the stream is captured an event would be
-    /// part of the capture.
-    fn mark(&self, marks: &mut Marks) -> Result<bool> {
+    /// [`record`](Self::record), unless the stream is captured: the event would be part of the
+    /// capture.
+    fn record_uncaptured(&self) -> Result<Option<Event>> {
         if self.is_captured()? {
-            return Ok(false);
+            return Ok(None);
         }
-        let count = self.enqueued.load(Ordering::Relaxed);
         let event = self.record()?;
         // Another thread may have begun a capture before the event was recorded.
-        if self.is_captured()? {
-            return Ok(false);
-        }
+        Ok((!self.is_captured()?).then_some(event))
+    }
+
+    /// Records an event, and says whether it has.
+    fn mark(&self, marks: &mut Marks) -> Result<bool> {
+        let count = self.enqueued.load(Ordering::Relaxed);
+        let Some(event) = self.record_uncaptured()? else { return Ok(false) };
         let soonest = Instant::now() + REACH_TIME;
         let deadline = marks.deadline.map_or(soonest, |deadline| deadline.max(soonest));
         (marks.last, marks.count) = (Some(Mark { event, deadline }), count);
@@ -195,8 +198,11 @@ impl StreamState {
         let last = loop {
             let mut marks = lock(&self.marks);
             let has_all = marks.count == self.enqueued.load(Ordering::Relaxed);
-            if !marks.is_open || self.mark(&mut marks)? || has_all {
-                break marks.last.clone();
+            // Not every use of the stream is counted, so there is another event in any case. It
+            // does not replace the last one: what is known to be done stays done.
+            let rest = if has_all && marks.is_open { self.record_uncaptured()? } else { None };
+            if !marks.is_open || has_all || self.mark(&mut marks)? {
+                break rest.or_else(|| marks.last.as_ref().map(|mark| mark.event.clone()));
             }
             drop(marks);
             helper::check_not_over()?;
@@ -205,7 +211,7 @@ impl StreamState {
             }
             pause.pause()?;
         };
-        last.map_or(Ok(()), |mark| mark.event.wait(deadline, helper::check_not_over))
+        last.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
     }
 
     /// Keeps a value that enqueued work uses, until the end of the work.

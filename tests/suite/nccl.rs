@@ -136,7 +136,8 @@ fn child() {
     if !is_on_gpu() && words[0] != "libraries" {
         let is_fault = ["ends", "faults", "interrupts", "stuck", "waits", "windows"].contains(&words[0])
             || role.starts_with("graphs differing_")
-            || role == "captures failure";
+            || role == "graphs ended"
+            || role.starts_with("captures failing ");
         libraries::assert_nothing_is_left(is_fault);
     }
 }

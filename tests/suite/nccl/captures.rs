@@ -1,6 +1,7 @@
 //! Captures of the caller's, and what the library must not do to them; what an enqueueing call asks
 //! the driver for.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -37,6 +38,7 @@ const CALLS: usize = 5;
 pub fn play(name: &str, ranks: u32) {
     match name {
         "releases" => on_gpus(ranks, |communicator| releases(&communicator)),
+        "question beside a release" => on_gpus(ranks, |communicator| question_beside_a_release(&communicator)),
         "questions" => on_gpus(ranks, |communicator| questions(&communicator)),
         "recording" => on_gpus(ranks, |communicator| recording(&communicator)),
         "scratch" => {
@@ -47,7 +49,8 @@ pub fn play(name: &str, ranks: u32) {
             let barrier = Arc::new(Barrier::new(ranks as usize));
             on_gpus(ranks, move |communicator| scratch_of_a_context(&communicator, &barrier));
         }
-        "failure" => failure(ranks),
+        "failing capture" => failure(ranks, failing_capture),
+        "failing recording" => failure(ranks, failing_recording),
         "destroyed stream" => on_gpus(ranks, |communicator| destroyed_stream(&communicator)),
         "calls" => {
             let barrier = Arc::new(Barrier::new(ranks as usize));
@@ -135,6 +138,18 @@ impl Driver {
         executable
     }
 
+    /// Enqueues a function of the host.
+    fn launch_host(&self, stream: &Stream, function: extern "C" fn(Handle)) {
+        // SAFETY: the function has this type; the stream is alive.
+        let result = unsafe {
+            let launch =
+                self.0.get::<unsafe extern "C" fn(Handle, extern "C" fn(Handle), Handle) -> i32>("cuLaunchHostFunc");
+            let raw = stream.as_raw_cuda().expect("a CUDA stream");
+            launch.expect("it")(raw, function, std::ptr::null_mut())
+        };
+        assert_eq!(result, 0);
+    }
+
     /// Launches a graph, and waits until it is done.
     fn launch(&self, executable: Handle, stream: &Stream) -> Result<()> {
         // SAFETY: the function has this type; graph and stream are alive.
@@ -203,6 +218,32 @@ fn questions(communicator: &Communicator) -> Result<()> {
     driver.end_capture(&stream);
     asked.wait()?;
     not_asked.wait()?;
+    Ok(())
+}
+
+/// Work that was waited for is done, although a release waits for what the caller has enqueued on
+/// the stream by itself.
+fn question_beside_a_release(communicator: &Communicator) -> Result<()> {
+    static IS_OPEN: AtomicBool = AtomicBool::new(false);
+    extern "C" fn wait_until_open(_: Handle) {
+        while !IS_OPEN.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    }
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let buffer = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [4]);
+    let (operands, other) = (Operands::in_place(buffer()?), buffer()?);
+    let work = communicator.collective_async(SUM, operands, &stream)?;
+    stream.synchronize()?;
+    driver.launch_host(&stream, wait_until_open);
+    let records = cuda_calls("cuEventRecord");
+    drop(other);
+    wait_for_calls("cuEventRecord", records + 1);
+    let is_done = work.is_done();
+    IS_OPEN.store(true, Ordering::SeqCst);
+    assert!(is_done);
+    work.wait()?;
     Ok(())
 }
 
@@ -322,30 +363,69 @@ fn scratch_of_a_context(communicator: &Communicator, barrier: &Barrier) -> Resul
     Ok(())
 }
 
-/// A call fails on one rank while it is recorded. An abort that has begun hangs, as NCCL's does
-/// until the graph is gone.
-fn failure(ranks: u32) {
-    set_log_handler(LogLevel::Warn, |_, text| println!("{text}")).expect("no handler before");
+/// A call fails on rank 1 while it is recorded, into the caller's graph or by a context. An abort
+/// that has begun hangs, as NCCL's does until the graph is gone. Prints which ranks wait for it.
+fn failure(ranks: u32, fail: fn(&Communicator, &AtomicBool) -> Result<Option<Error>>) {
+    set_log_handler(LogLevel::Warn, |_, text| println!("rank {:?}: {text}", RANK.get())).expect("no handler before");
     let has_returned = Arc::new(AtomicBool::new(false));
-    let results = on_communicators(LONG, communicators(ranks), move |communicator| -> Result<Option<Error>> {
-        if communicator.rank() == Rank(0) {
-            while !has_returned.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            return Ok(None);
-        }
-        let stream = cuda_stream(&communicator)?;
-        let driver = Driver::on(&communicator);
-        let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
-        driver.begin_capture(&stream);
-        let failed = communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?.wait();
-        driver.end_capture(&stream);
-        has_returned.store(true, Ordering::SeqCst);
-        Ok(failed.err().map(Error::from))
+    let results = on_communicators(LONG, communicators(ranks), move |communicator| {
+        RANK.set(Some(communicator.rank().0));
+        fail(&communicator, &has_returned)
     });
     for error in results.into_iter().filter_map(|result| result.expect("no other error")) {
         println!("{error:?}");
     }
+}
+
+thread_local! {
+    /// The rank of this thread.
+    static RANK: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+fn wait_for(has_returned: &AtomicBool) {
+    while !has_returned.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+}
+
+fn failing_capture(communicator: &Communicator, has_returned: &AtomicBool) -> Result<Option<Error>> {
+    if communicator.rank() == Rank(0) {
+        wait_for(has_returned);
+        return Ok(None);
+    }
+    let stream = cuda_stream(communicator)?;
+    let driver = Driver::on(communicator);
+    let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+    driver.begin_capture(&stream);
+    let failed = communicator.collective_async(SUM, Operands::in_place(buffer), &stream)?.wait();
+    driver.end_capture(&stream);
+    has_returned.store(true, Ordering::SeqCst);
+    Ok(failed.err().map(Error::from))
+}
+
+/// The second run is recorded.
+fn failing_recording(communicator: &Communicator, has_returned: &AtomicBool) -> Result<Option<Error>> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [4])?;
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()), x)?;
+    network.mark_output(y, "y")?;
+    let options = ContextOptions::default().cuda_graph(true);
+    let mut context = Builder::new().build(&network)?.create_execution_context_with(options)?;
+    context.set_communicator(communicator)?;
+    let stream = cuda_stream(communicator)?;
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+    bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+    bindings = context.enqueue(bindings, &stream)?.wait()?;
+    if communicator.rank() == Rank(0) {
+        let work = context.enqueue(bindings, &stream);
+        wait_for(has_returned);
+        drop(work);
+        return Ok(None);
+    }
+    let failed = context.enqueue(bindings, &stream).map(|work| work.wait());
+    has_returned.store(true, Ordering::SeqCst);
+    Ok(failed?.err().map(Error::from))
 }
 
 /// The caller destroys a stream on which a context ran last. The context runs on another one.
@@ -466,6 +546,11 @@ fn a_question_about_work_does_not_invalidate_a_capture() {
 }
 
 #[test]
+fn work_that_was_waited_for_is_done() {
+    plays_on_fakes("question beside a release", &[1]);
+}
+
+#[test]
 fn recording_frees_nothing() {
     plays_on_fakes("recording", &[2]);
 }
@@ -485,10 +570,13 @@ fn a_failure_during_a_capture_waits_for_no_abort() {
     if needs_test_libraries() {
         return;
     }
-    let script = [("FAKE_NCCL", "hang_abort,fail=ncclAllReduce:1:3:1")];
-    let text = Child::new("captures failure", 2).with(&script).passes_within(LONG);
-    assert!(text.contains("ncclInternalError"), "{text}");
-    assert!(!text.contains("ncclCommAbort has not ended in time"), "the failing call has waited:\n{text}");
+    for (role, call) in [("failing capture", 1), ("failing recording", 2)] {
+        let script = format!("hang_abort,fail=ncclAllReduce:{call}:3:1");
+        let child = format!("captures {role}");
+        let text = Child::new(&child, 2).with(&[("FAKE_NCCL", &script)]).passes_within(LONG);
+        assert!(text.contains("ncclInternalError"), "{text}");
+        assert!(!text.contains("rank Some(1): ncclCommAbort has not ended in time"), "rank 1 has waited:\n{text}");
+    }
 }
 
 #[test]

@@ -44,6 +44,10 @@ pub fn play(name: &str, ranks: u32) {
             Ok(communicator.collective_async(sum, Operands::in_place(buffer), &stream)?.wait().map(|_| ())?)
         }),
         "split" => sums(ranks, |communicator| communicator.split(Some(0), 0).map(|_| ())),
+        "message" => sums(ranks, |communicator| match communicator.rank() {
+            Rank(0) => communicator.send(&[1f32], 1, 0),
+            _ => communicator.recv(&mut [0f32], 0, 0).map(drop),
+        }),
         "late rank" => late_rank(ranks),
         "disagreement" => sums(ranks, |communicator| {
             let count = 1 + communicator.rank().index();
@@ -135,6 +139,16 @@ fn a_call_that_fails_ends_the_communicator_on_every_rank() {
     // A non-blocking communicator keeps this error too.
     says("faults sum", 2, "fail=ncclAllReduce:1:4:1", &[&format!("{call} ncclInvalidArgument")]);
     says("faults sum", 2, "fail=ncclAllReduce:1:6:1", &["PeerLost: rank 1", "ncclRemoteError"]);
+}
+
+#[test]
+fn a_message_that_fails_ends_the_communicator_on_every_rank() {
+    if needs_test_libraries() {
+        return;
+    }
+    let failed = ["rank 0: send", "NCCL says ncclInternalError", "rank 1: ", "rank 0 ended the communicator: "];
+    says("faults message", 2, "fail=ncclSend:1:3:0", &failed);
+    says("faults message", 2, "in_progress=ncclGroupEnd:60000", &["NCCL kept the call until the deadline"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Contexts that record CUDA graphs: which runs are recorded and replayed, and ranks that differ.
 
 use std::sync::{Arc, Barrier};
+use std::time::Instant;
 
 use distcollective::comm::NcclId;
 use distcollective::context::{Bindings, ContextOptions};
@@ -11,7 +12,7 @@ use distcollective::{
 
 use super::captures::Driver;
 use super::ends::Makers;
-use super::libraries::cuda_calls;
+use super::libraries::{cuda_calls, cuda_live};
 use super::{Child, TIMEOUT, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators, patient};
 
@@ -24,6 +25,7 @@ pub fn play(name: &str, ranks: u32) {
         "shapes" => on_gpus(ranks, |communicator| shapes(&communicator)),
         "borrowed" => borrowed(ranks),
         "groups" => on_gpus(ranks, |communicator| groups(&communicator)),
+        "ended" => ended(ranks),
         "differing_buffers" => differing(ranks, differing_buffers),
         "differing_contexts" => differing(ranks, differing_contexts),
         "differing_captures" => differing(ranks, |rank| differing_captures(rank, false)),
@@ -100,6 +102,32 @@ impl Runner {
     fn counts(&self) -> [u64; 3] {
         let graphs = self.context.cuda_graphs();
         [graphs.recorded, graphs.replayed, graphs.plain]
+    }
+}
+
+/// The graphs of a communicator that has ended are destroyed although their contexts are there:
+/// NCCL does not free the communicator before.
+fn ended(ranks: u32) {
+    let barrier = Arc::new(Barrier::new(ranks as usize));
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| -> Result<()> {
+        let mut runner = Runner::new(&communicator, true)?;
+        let mut bindings = runner.bindings(4)?;
+        for _ in 0..3 {
+            bindings = runner.run(bindings)?;
+        }
+        assert_eq!(runner.counts(), [1, 1, 1]);
+        barrier.wait();
+        communicator.abort("the user has closed the window")?;
+        let end = Instant::now() + TIMEOUT;
+        while cuda_live("graph exec") > 0 {
+            assert!(Instant::now() < end, "a graph is not destroyed");
+            std::thread::yield_now();
+        }
+        barrier.wait();
+        Ok(())
+    });
+    for result in results {
+        result.expect("no other error");
     }
 }
 
@@ -363,6 +391,13 @@ fn a_group_agrees_among_its_ranks() {
 #[test]
 fn a_borrowed_communicator_records_only_if_it_is_told_to() {
     plays("borrowed", &[1, 2]);
+}
+
+#[test]
+fn graphs_of_a_communicator_that_has_ended_are_destroyed() {
+    if !needs_test_libraries() {
+        plays("ended", &[2]);
+    }
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! Threads that NCCL keeps, and what brings them out; calls that never return.
 
+use std::fs::{self, DirEntry};
+use std::sync::Arc;
 use std::time::Instant;
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
-use distcollective::{Buffer, Communicator, DataType, Error, Rank, ReduceOperation, Result, Work};
+use distcollective::{
+    Buffer, Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Error, Network, Rank,
+    ReduceOperation, Result, Work, inputs, outputs,
+};
 use fake_gpu::Variant;
 
-use super::faults::{SHORT, says, says_on};
+use super::faults::{SHORT, says, says_on, sums};
 use super::libraries::{nccl_calls, nccl_live};
 use super::{TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
@@ -17,6 +22,9 @@ pub fn play(name: &str, ranks: u32) {
     match name {
         "beside a failure" => beside_a_failure(ranks),
         "beside an abort" => beside_an_abort(ranks),
+        "after a pause" => after_a_pause(ranks),
+        "group" => sums(ranks, two_sums),
+        "group that fails" => group_that_fails(ranks),
         "for good" => for_good(ranks),
         "full queue" => full_queue(ranks),
         "full queue without a peer" => full_queue_without_a_peer(ranks),
@@ -63,6 +71,62 @@ fn beside_an_abort(ranks: u32) {
     });
     for error in results {
         println!("{error:?}");
+    }
+}
+
+/// The thread that looks after calls ends when there is no communicator any more. For later ones
+/// there is another.
+fn after_a_pause(ranks: u32) {
+    drop(communicators(ranks));
+    let is_watchdog = |task: std::io::Result<DirEntry>| {
+        task.is_ok_and(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "dcl-watchdog\n"))
+    };
+    let end = Instant::now() + TIMEOUT;
+    while fs::read_dir("/proc/self/task").expect("tasks").any(is_watchdog) {
+        assert!(Instant::now() < end, "the watchdog has nothing to look after");
+        std::thread::yield_now();
+    }
+    sums(ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum));
+}
+
+/// Two sums of a context, which NCCL gets in one group.
+fn two_sums(communicator: &Communicator) -> Result<()> {
+    two(communicator, || {
+        DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()).into_layer()
+    })
+}
+
+fn two_broadcasts(communicator: &Communicator) -> Result<()> {
+    two(communicator, || DistCollective::broadcast(Rank(0)).nb_rank(communicator.world_size()).into_layer())
+}
+
+fn two(communicator: &Communicator, layer: impl Fn() -> DistCollectiveLayer) -> Result<()> {
+    let mut network = Network::new();
+    for name in ["a", "b"] {
+        let x = network.add_input(name, DataType::Float32, [4])?;
+        let y = network.add(layer(), x)?;
+        network.mark_output(y, &format!("{name} out"))?;
+    }
+    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
+    let outputs = outputs!["a out" => &mut a, "b out" => &mut b];
+    context.execute(inputs!["a" => &[1f32; 4], "b" => &[1f32; 4]], outputs)
+}
+
+/// After a group of one communicator has failed, the thread can use another one.
+fn group_that_fails(ranks: u32) {
+    let pairs: Vec<_> = communicators(ranks).into_iter().zip(communicators(ranks)).collect();
+    let (failing, others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let others = Arc::new(others);
+    let results = on_communicators(DEADLINE, failing, move |communicator| -> Result<Error> {
+        let error = two_broadcasts(&communicator).expect_err("NCCL fails");
+        others[communicator.rank().index()].barrier()?;
+        two_sums(&others[communicator.rank().index()])?;
+        Ok(error)
+    });
+    for error in results {
+        println!("{:?}", error.expect("the other communicator works"));
     }
 }
 
@@ -172,6 +236,32 @@ fn a_thread_that_is_stuck_in_nccl_comes_out_at_the_deadline() {
     says("faults split", 2, "in_progress=ncclCommSplit:60000", &["ncclCommSplit has not returned by the deadline"]);
     let register = "in_progress=ncclCommWindowRegister:60000";
     says("windows fail", 2, register, &["ncclCommWindowRegister has not returned by the deadline"]);
+}
+
+#[test]
+fn a_group_that_is_stuck_in_nccl_comes_out_at_the_deadline() {
+    if needs_test_libraries() {
+        return;
+    }
+    let kept = "DeadlineExceeded: rank 0: a group of 2 collectives: NCCL kept the call until the deadline";
+    says("stuck group", 2, "in_progress=ncclGroupEnd:60000", &[kept]);
+}
+
+#[test]
+fn a_group_that_fails_is_ended() {
+    if needs_test_libraries() {
+        return;
+    }
+    let failed = "rank 0: a group of 2 collectives: ncclGroupEnd: NCCL says ncclInternalError";
+    says("stuck group that fails", 2, "fail=ncclBroadcast:1:3:0", &[failed]);
+}
+
+#[test]
+fn there_is_a_watchdog_again_after_a_pause() {
+    if needs_test_libraries() {
+        return;
+    }
+    says("stuck after a pause", 2, "in_progress=ncclAllReduce:60000", &["NCCL kept the call until the deadline"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use distcollective::{
     Result, Stream, Work,
 };
 
-use super::captures::Driver;
+use super::captures::{Driver, free_what_was_dropped};
 use super::libraries::nccl_calls;
 use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
@@ -35,6 +35,10 @@ pub fn play(name: &str, ranks: u32) {
         "late question" => {
             let was_asked = Arc::new(AtomicBool::new(false));
             on_gpus(ranks, move |communicator| late_question(&communicator, &was_asked));
+        }
+        "earlier work" => {
+            let was_asked = Arc::new(AtomicBool::new(false));
+            on_gpus(ranks, move |communicator| earlier_work(&communicator, &was_asked));
         }
         "capture" => capture(ranks),
         "exit" => on_gpus(ranks, |communicator| {
@@ -130,6 +134,29 @@ fn late_question(communicator: &Communicator, was_asked: &Arc<AtomicBool>) -> Re
     Ok(())
 }
 
+/// Work that is done stays done while later work waits for a rank, although both were asked about.
+fn earlier_work(communicator: &Communicator, was_asked: &AtomicBool) -> Result<()> {
+    let stream = cuda_stream(communicator)?;
+    let earlier = sum(communicator, &stream)?;
+    while !earlier.is_done() {
+        std::thread::yield_now();
+    }
+    if communicator.rank() == Rank(0) {
+        let later = sum(communicator, &stream)?;
+        assert!(!later.is_done(), "a rank has not come");
+        assert!(earlier.is_done());
+        was_asked.store(true, Ordering::SeqCst);
+        later.wait()?;
+    } else {
+        while !was_asked.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        sum(communicator, &stream)?.wait()?;
+    }
+    earlier.wait()?;
+    Ok(())
+}
+
 /// A rank waits in vain for work on a stream which is captured meanwhile. It gets its buffer back
 /// when the work does not use it any more, which only the capture's end shows.
 fn capture(ranks: u32) {
@@ -142,6 +169,8 @@ fn capture(ranks: u32) {
         }
         let stream = cuda_stream(&communicator)?;
         let driver = Driver::on(&communicator);
+        // A release that comes later would record an event, which shows the end of the work.
+        free_what_was_dropped(&communicator);
         let work = sum(&communicator.with_timeout(SHORT), &stream)?;
         driver.begin_capture(&stream);
         let (sender, returned) = mpsc::channel();
@@ -167,6 +196,14 @@ fn a_late_question_covers_the_deadline_of_what_is_being_enqueued() {
         return;
     }
     Child::new("waits late question", 2).passes();
+}
+
+#[test]
+fn work_that_is_done_stays_done() {
+    if needs_test_libraries() {
+        return;
+    }
+    Child::new("waits earlier work", 2).passes();
 }
 
 #[test]
