@@ -15,6 +15,8 @@ use distcollective::{
     ErrorKind, Network, Rank, ReduceOperation, Result, TensorDict, inputs, outputs,
 };
 use fake_gpu::{Variant, library_dir};
+#[cfg(feature = "safetensors")]
+use test_support::Folder;
 use test_support::{product, root};
 
 use crate::processes::{STUCK, new_job};
@@ -242,16 +244,14 @@ fn of_dictionaries() -> Vec<Error> {
 /// A file whose last elements are missing.
 #[cfg(feature = "safetensors")]
 fn of_files() -> Vec<Error> {
-    let folder = std::env::temp_dir().join(format!("guide-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let path = folder.join("model.safetensors");
+    let folder = Folder::create();
+    let path = folder.file("model.safetensors");
     let mut dict = TensorDict::new();
     dict.insert("w", Buffer::from(vec![0f32; 2]));
     dict.save(&path).expect("a file");
     let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
     file.set_len(file.metadata().expect("its length").len() - 4).expect("a shorter file");
     let error = TensorDict::load(&path).expect_err("it was cut");
-    std::fs::remove_dir_all(folder).expect("it is there");
     vec![error]
 }
 

@@ -11,6 +11,7 @@ use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, Result, Te
 use test_support::Folder;
 
 use super::{assert_has, bytes_of, filled, pattern, weights};
+use crate::random::Random;
 use crate::ranks::on_ranks;
 
 fn map(path: &Path) -> Result<TensorDict> {
@@ -159,6 +160,48 @@ fn a_file_that_breaks_a_rule_is_an_error_with_its_name() {
     }
     let error = TensorDict::load(folder.path()).expect_err("a folder");
     assert!(error.to_string().contains("it is not a regular file"), "{error}");
+}
+
+/// Files with random changes: of the header's length, of bytes and digits of the header, and parts
+/// that are cut out or come twice. Each is an error, or has tensors that are inside of the file.
+#[test]
+fn a_changed_file_is_read_within_its_bounds_or_is_an_error() {
+    let folder = Folder::create();
+    let path = folder.file("w.safetensors");
+    let mut dict = TensorDict::new();
+    for (number, data_type) in DataType::ALL.into_iter().enumerate() {
+        dict.insert(format!("{data_type}"), filled(data_type, &[2, number as i64], number));
+    }
+    dict.metadata_mut().insert("format".to_owned(), "pt".to_owned());
+    dict.save(&path).expect("it is written");
+    let whole = fs::read(&path).expect("it is read");
+    let header_end = 8 + u64::from_le_bytes(*whole.first_chunk().expect("a length")) as usize;
+    let mut random = Random(17);
+    let cases = if std::env::var_os("DCL_EXHAUSTIVE").is_some() { 200_000 } else { 3_000 };
+    let mut read = 0;
+    for _ in 0..cases {
+        let mut bytes = whole.clone();
+        for _ in 0..=random.below(3) {
+            let at = random.below(header_end.min(bytes.len()));
+            let end = (at + 1 + random.below(12)).min(bytes.len());
+            match random.below(5) {
+                0 => bytes[at] = random.next() as u8,
+                1 => bytes[at] = b"0123456789,:{}[]\""[random.below(17)],
+                2 => drop(bytes.drain(at..end)),
+                3 => drop(bytes.splice(at..at, bytes[at..end].to_vec())),
+                _ => bytes[random.below(3)] = random.next() as u8,
+            }
+        }
+        fs::write(&path, &bytes).expect("a file");
+        let [loaded, mapped] = [TensorDict::load(&path), map(&path)];
+        assert_eq!(loaded.is_ok(), mapped.is_ok());
+        for dict in [loaded, mapped].into_iter().flatten() {
+            assert!(dict.byte_len() <= bytes.len() as u64);
+            dict.iter().for_each(|(_, tensor)| assert_eq!(bytes_of(tensor).len(), tensor.byte_len()));
+            read += 1;
+        }
+    }
+    assert!(read > cases / 100, "{read} of {cases} are still files");
 }
 
 #[test]

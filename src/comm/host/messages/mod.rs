@@ -105,10 +105,12 @@ impl Messenger {
         let mut ends = Vec::new();
         let mut is_another_ready = false;
         // A receive may also end without a move, with a message that came before it.
-        if has_moved.is_ok() {
+        if let Ok(has_moved) = has_moved {
             mailbox.take_asynchronous_ends(&mut ends);
-            is_another_ready =
-                mailbox.operations.iter().any(|operation| Some(operation.number) != own && operation.can_move());
+            // Without a move the thread has been woken before. To wake it again would keep this one
+            // awake too.
+            let mut others = mailbox.operations.iter().filter(|operation| Some(operation.number) != own);
+            is_another_ready = has_moved && others.any(Operation::can_move);
         }
         drop(mailbox);
         ends.into_iter().for_each(|(on_end, delivery)| report(on_end, Ok(delivery)));

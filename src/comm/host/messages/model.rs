@@ -106,7 +106,7 @@ fn threads_of_a_rank_wake_each_other() {
         for tag in [0u8, 1] {
             send(&sender, 0, tag.into(), &[tag]).expect("there is room");
         }
-        threads.map(|thread| thread.join().expect("no panic"));
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
 }
 
