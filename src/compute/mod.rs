@@ -10,7 +10,7 @@ mod transpose;
 mod vector;
 
 pub(crate) use cast::cast;
-pub(crate) use reduce::reduce;
+pub(crate) use reduce::{Stored, narrow, reduce, reduce_rounded, round};
 pub(crate) use transpose::transpose;
 
 /// Copies `byte_len` bytes. Source and target may be the same.
