@@ -515,6 +515,45 @@ mod tests {
         compare_integers([&wide(&a), &wide(&b)]);
     }
 
+    /// Rounds with each set of instructions: to the type, and to it and back.
+    fn compare_rounding<T: Float + Operand<Value = f32>>(floats: &[f32], bits: fn(T) -> u16) {
+        let sources = [floats.as_ptr().cast()];
+        let mut narrow: Vec<(&str, Vec<T>)> = Vec::new();
+        let mut rounded: Vec<(&str, Vec<f32>)> = Vec::new();
+        vector::run_with_each(|name| {
+            narrow.push((name, vec![T::default(); floats.len()]));
+            let target = narrow.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
+            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(f32, T)> }
+        });
+        vector::run_with_each(|name| {
+            rounded.push((name, vec![0.0; floats.len()]));
+            let target = rounded.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
+            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(Rounded<T>, f32)> }
+        });
+        for (i, &x) in floats.iter().enumerate() {
+            let expected = T::narrow(x);
+            for ((name, narrow), (_, rounded)) in narrow.iter().zip(&rounded) {
+                assert_eq!(bits(narrow[i]), bits(expected), "{name}: {x:e}");
+                let wide = f32::store_one(expected.widen());
+                assert_eq!(rounded[i].to_bits(), wide.to_bits(), "{name}: {x:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_set_of_instructions_rounds_alike() {
+        let near = |half: u16| {
+            let exact = [f16::from_bits(half).widen(), bf16::from_bits(half).widen()];
+            // Halves of the last place, and their neighbours.
+            exact.into_iter().flat_map(|x| [0, 1, 0xfff, 0x1000, 0x7fff, 0x8000].map(|bits| x.to_bits() ^ bits))
+        };
+        let floats: Vec<f32> = (0..=u16::MAX).flat_map(near).map(f32::from_bits).chain([f32::NAN; 3]).collect();
+        compare_rounding::<f16>(&floats, f16::to_bits);
+        compare_rounding::<bf16>(&floats, bf16::to_bits);
+    }
+
     #[test]
     fn averages_of_integers_are_truncated() {
         for ranks in [2usize, 3, 7, 255, 65_535, 65_536] {
