@@ -274,6 +274,24 @@ enum {
     DCL_DETERMINISM_EXACT = 1
 };
 
+/* The type in which the elements of float32 tensors travel. all_reduce, reduce, reduce_scatter,
+ * broadcast and all_gather have one. The numbers are those of the data types.
+ *
+ * The contribution of each rank, the rank's own too, is rounded once to that type, to nearest even;
+ * a larger magnitude becomes infinity (float16: 65520 and more). Reductions accumulate the rounded
+ * contributions in float32 in rank order, and do not round the result. broadcast and all_gather
+ * give the rounded elements on every rank, also on the root and in a rank's own block. Among one
+ * rank nothing is rounded. All ranks of a call use the same type and get the same bits. */
+typedef int32_t dcl_wire_type_t;
+enum {
+    /* Elements travel as they are. */
+    DCL_WIRE_TYPE_NONE = 0,
+    /* The relative error of a contribution is at most 2^-11. */
+    DCL_WIRE_TYPE_FLOAT16 = 1,
+    /* The relative error of a contribution is at most 2^-8; the range is float32's. */
+    DCL_WIRE_TYPE_BFLOAT16 = 7
+};
+
 /* Whether a tensor is an input or an output of the engine: TensorRT's TensorIOMode. */
 typedef int32_t dcl_tensor_io_mode_t;
 enum {
@@ -663,6 +681,14 @@ dcl_status_t dcl_dist_collective_get_determinism(dcl_layer_t *layer,
  * [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_determinism(dcl_layer_t *layer,
                                                  dcl_determinism_t determinism);
+
+/* Returns the type in which float32 elements travel, or DCL_WIRE_TYPE_NONE. [local, shared] */
+dcl_status_t dcl_dist_collective_get_wire_type(dcl_layer_t *layer, dcl_wire_type_t *wire_type);
+
+/* Sets the type in which float32 elements travel. TensorRT has no such attribute. dcl_engine_build
+ * and dcl_dist_collective_bind check that the operation has one and that the tensor is float32.
+ * [local, exclusive] */
+dcl_status_t dcl_dist_collective_set_wire_type(dcl_layer_t *layer, dcl_wire_type_t wire_type);
 
 /* Returns the root, or -1 if there is none. [local, shared] */
 dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
@@ -1456,6 +1482,20 @@ dcl_status_t dcl_communicator_get_determinism(dcl_communicator_t *communicator,
 dcl_status_t dcl_communicator_with_determinism(dcl_communicator_t *communicator,
                                                dcl_determinism_t determinism,
                                                dcl_communicator_t **other);
+
+/* Returns the type in which the float32 elements of calls on buffers with this handle travel, or
+ * DCL_WIRE_TYPE_NONE. [local, shared] */
+dcl_status_t dcl_communicator_get_wire_type(dcl_communicator_t *communicator,
+                                            dcl_wire_type_t *wire_type);
+
+/* Returns another handle of the same rank whose calls on buffers have this transport type, for one
+ * call or for many. Through it other operations, list forms and other element types are an error.
+ * Layers and contexts have their own; groups that are created with the handle have none. All ranks
+ * of a call use the same; NCCL does not compare it. Free the handle with dcl_communicator_free.
+ * [local, shared] */
+dcl_status_t dcl_communicator_with_wire_type(dcl_communicator_t *communicator,
+                                             dcl_wire_type_t wire_type,
+                                             dcl_communicator_t **other);
 
 /* Checks whether the communicator still works.
  *

@@ -117,6 +117,12 @@ enum class ReduceOperation : dcl_reduce_operation_t {
 
 enum class Determinism : dcl_determinism_t { kBACKEND = DCL_DETERMINISM_BACKEND, kEXACT = DCL_DETERMINISM_EXACT };
 
+enum class WireType : dcl_wire_type_t {
+    kNONE = DCL_WIRE_TYPE_NONE,
+    kFLOAT16 = DCL_WIRE_TYPE_FLOAT16,
+    kBFLOAT16 = DCL_WIRE_TYPE_BFLOAT16
+};
+
 enum class TensorIOMode : dcl_tensor_io_mode_t {
     kNONE = DCL_TENSOR_IO_MODE_NONE,
     kINPUT = DCL_TENSOR_IO_MODE_INPUT,
@@ -696,6 +702,15 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
                                                                   detail::number(determinism));
     }
 
+    Result<WireType> get_wire_type() const {
+        return detail::output<dcl_wire_type_t, WireType>(dcl_communicator_get_wire_type, get());
+    }
+    // Another handle on the same rank.
+    Result<Communicator> with_wire_type(WireType wire_type) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_wire_type, get(),
+                                                                  detail::number(wire_type));
+    }
+
     Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
     Result<void> abort(const std::string &reason) const {
         return detail::check(dcl_communicator_abort(get(), reason.c_str()));
@@ -1055,6 +1070,12 @@ class DistCollectiveLayer : public Layer {
     }
     Result<void> set_determinism(Determinism determinism) {
         return detail::check(dcl_dist_collective_set_determinism(get(), detail::number(determinism)));
+    }
+    Result<WireType> get_wire_type() const {
+        return detail::output<dcl_wire_type_t, WireType>(dcl_dist_collective_get_wire_type, get());
+    }
+    Result<void> set_wire_type(WireType wire_type) {
+        return detail::check(dcl_dist_collective_set_wire_type(get(), detail::number(wire_type)));
     }
     Result<std::int64_t> get_root() const { return detail::output<std::int64_t>(dcl_dist_collective_get_root, get()); }
     Result<void> set_root(std::int64_t root) { return detail::check(dcl_dist_collective_set_root(get(), root)); }

@@ -166,7 +166,7 @@ pub mod interrupt {
 
 pub use builder::Builder;
 #[doc(inline)]
-pub use collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, Root};
+pub use collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, Root, WireType};
 #[doc(inline)]
 pub use comm::Communicator;
 #[doc(inline)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use dcl::comm::{DEFAULT_TIMEOUT, timeout_or};
 use dcl::tensor::{Dims, MAX_DIMS, Shape};
-use dcl::{CollectiveOperation, DataType, Determinism, ReduceOperation};
+use dcl::{CollectiveOperation, DataType, Determinism, ReduceOperation, WireType};
 
 use super::status::{CallError, Result};
 
@@ -369,6 +369,11 @@ pub(super) fn reduce_op(number: i32) -> Result<Option<ReduceOperation>> {
 /// `dcl_determinism_t`.
 pub(super) fn determinism(number: i32) -> Result<Determinism> {
     Ok(Determinism::from_number(number)?)
+}
+
+/// `dcl_wire_type_t`.
+pub(super) fn wire_type(number: i32) -> Result<Option<WireType>> {
+    Ok(WireType::from_number(number)?)
 }
 
 /// Parses the number of a rank or a GPU.

@@ -2,11 +2,11 @@
 
 use dcl::comm::NcclId;
 use dcl::tensor::MemorySpace;
-use dcl::{Communicator, Rank, Stream};
+use dcl::{Communicator, Rank, Stream, WireType};
 
 use super::arguments::{
     CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, determinism, positive, timeout,
-    timeout_or_default, unsigned, zero,
+    timeout_or_default, unsigned, wire_type, zero,
 };
 use super::copy_out::{RanksDestination, TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
@@ -265,6 +265,32 @@ extern "C" fn dcl_communicator_with_determinism(
         let (communicator, determinism) = (communicator.get()?, self::determinism(determinism)?);
         let other = other.check("other")?;
         other.set(CCommunicator::handle(communicator.communicator.with_determinism(determinism)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_wire_type(
+    communicator: Handle<CCommunicator>,
+    wire_type: OutPointer<i32>,
+) -> Status {
+    call(|| {
+        let (communicator, wire_type) = (communicator.get()?, wire_type.check("wire_type")?);
+        wire_type.set(communicator.communicator.wire_type().map_or(WireType::NONE_NUMBER, WireType::number));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_with_wire_type(
+    communicator: Handle<CCommunicator>,
+    wire_type: i32,
+    other: OutPointer<Handle<CCommunicator>>,
+) -> Status {
+    call(|| {
+        let (communicator, wire_type) = (communicator.get()?, self::wire_type(wire_type)?);
+        let other = other.check("other")?;
+        other.set(CCommunicator::handle(communicator.communicator.with_wire_type(wire_type)));
         Ok(())
     })
 }

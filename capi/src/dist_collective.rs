@@ -2,10 +2,11 @@
 //! own graph asks about them.
 
 use dcl::collective::{GroupRank, InPlace};
-use dcl::{DistCollectiveLayer, Groups, Rank, ReduceOperation, Root};
+use dcl::{DistCollectiveLayer, Groups, Rank, ReduceOperation, Root, WireType};
 
 use super::arguments::{
     CDims, CheckedOut, ConstVoidPointer, InPointer, OutPointer, data_type, determinism, operation, reduce_op, unsigned,
+    wire_type,
 };
 use super::copy_out::{ByteBuffer, ByteDestination};
 use super::handle::Handle;
@@ -174,6 +175,27 @@ extern "C" fn dcl_dist_collective_set_determinism(layer: Handle<CLayer>, determi
         let (layer, determinism) = (layer.get()?, self::determinism(determinism)?);
         layer.change_collective(|layer| {
             layer.set_determinism(determinism);
+            Ok(())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_get_wire_type(layer: Handle<CLayer>, wire_type: OutPointer<i32>) -> Status {
+    call(|| {
+        let (layer, wire_type) = (layer.get()?, wire_type.check("wire_type")?);
+        let found = layer.read_collective(|layer| Ok(layer.wire_type()))?;
+        wire_type.set(found.map_or(WireType::NONE_NUMBER, WireType::number));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_dist_collective_set_wire_type(layer: Handle<CLayer>, wire_type: i32) -> Status {
+    call(|| {
+        let (layer, wire_type) = (layer.get()?, self::wire_type(wire_type)?);
+        layer.change_collective(|layer| {
+            layer.set_wire_type(wire_type);
             Ok(())
         })
     })

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command, Error};
 use distcollective::comm::BackendKind;
-use distcollective::{CollectiveOperation, DataType, ReduceOperation};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation, WireType};
 
 /// Parses values as `parser` does, which takes names in any case. Help lists the names, and shells
 /// complete them.
@@ -48,6 +48,10 @@ pub fn reduce_operation() -> Named<impl TypedValueParser<Value = ReduceOperation
 
 pub fn data_type() -> Named<impl TypedValueParser<Value = DataType>> {
     Named { parser: str::parse::<DataType>, names: DataType::ALL.map(DataType::name).into() }
+}
+
+pub fn wire_type() -> Named<impl TypedValueParser<Value = WireType>> {
+    Named { parser: str::parse::<WireType>, names: WireType::ALL.map(WireType::name).into() }
 }
 
 /// The backends, of which `gloo` is the host.

@@ -130,6 +130,18 @@ fn nothing_is_wrong_for_any_reduction_and_type() {
 }
 
 #[test]
+fn nothing_is_wrong_with_a_transport_type() {
+    for wire in ["float16", "bfloat16"] {
+        let arguments = ["--wire", wire, "-n", "3", "--max-bytes", "200K", "--iters", "1", "--warmup", "0"];
+        for operation in ["all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"] {
+            let table = bench(&[&arguments[..], &["--op", operation]].concat());
+            assert!(table.lines().any(|line| line == format!("# wire: {wire}")), "{table}");
+            rows(&table).iter().for_each(|row| assert_right(operation, &row[5..]));
+        }
+    }
+}
+
+#[test]
 fn ranks_can_be_processes_and_buffers_the_communicators() {
     assert_nothing_wrong(2, &["--processes", "-n", "3", "--dtype", "float16", "--max-bytes", "4K"]);
     assert_nothing_wrong(2, &["--processes", "--symmetric", "--max-bytes", "4K"]);
@@ -265,6 +277,8 @@ fn what_is_wrong_is_one_line() {
         (&["--op", "reduce", "--root", "2"][..], "root 2 is not one of 2 ranks"),
         (&["--op", "reduce", "--root", "2", "--processes"], "root 2 is not one of 2 ranks"),
         (&["--dtype", "bool", "--reduce-op", "avg"], "bool has no average"),
+        (&["--op", "scatter", "--wire", "float16"], "it has no transport type"),
+        (&["--dtype", "int8", "--wire", "float16"], "only float32 has a transport type"),
         (&["--min-bytes", "9", "--max-bytes", "8"], "no size from 9 to 8 bytes has a float32 for each of 2 ranks"),
         (
             &["--ranks", "1", "--max-bytes", "3", "--min-bytes", "1"],

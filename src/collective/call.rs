@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::geometry::Side;
 use super::rules::InPlace;
-use super::{Collective, Determinism};
+use super::{Collective, Determinism, WireType};
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
 
@@ -20,12 +20,14 @@ pub(crate) struct Call {
     pub(crate) block_elements: usize,
     /// Whether a reduction has the host's bits. `Backend` if nothing is reduced.
     pub(crate) determinism: Determinism,
+    /// The type in which float32 elements travel, if that is another one. `None` among one rank.
+    pub(crate) wire_type: Option<WireType>,
 }
 
 impl Call {
-    /// The call on blocks of this length, in the backend's own mode.
+    /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
-        Call { collective, data_type, block_elements, determinism: Determinism::Backend }
+        Call { collective, data_type, block_elements, determinism: Determinism::Backend, wire_type: None }
     }
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.
@@ -45,6 +47,11 @@ impl Call {
             Some(_) => Call { determinism: self.determinism.max(determinism), ..self },
             None => self,
         }
+    }
+
+    /// The call with a transport type. Among one rank it has none.
+    pub(crate) fn sent_as(self, wire_type: Option<WireType>, rank_count: usize) -> Self {
+        Call { wire_type: wire_type.filter(|_| rank_count > 1), ..self }
     }
 
     /// The call among one rank, where every operation is the identity and may be in place.
@@ -125,6 +132,9 @@ impl fmt::Display for Call {
             _ => {}
         }
         write!(f, " of {} {}", self.block_elements, self.data_type)?;
+        if let Some(wire_type) = self.wire_type {
+            write!(f, " sent as {wire_type}")?;
+        }
         match self.determinism {
             Determinism::Backend => Ok(()),
             Determinism::Exact => f.write_str(" in exact mode"),

@@ -50,21 +50,24 @@ impl ExactReduction {
     /// The memory that it needs between its steps. A longer call does not need less: memory is
     /// planned for the longest.
     pub(crate) fn scratch_bytes(self, call: &Call, rank_count: usize) -> usize {
-        match self {
+        let contributions = match self {
             ExactReduction::Exchange => call.block_bytes().saturating_mul(rank_count),
             ExactReduction::Shares => {
                 let share = Shares::of(call, rank_count).share * call.data_type.byte_len();
                 let most_of_rest = rank_count * PACKET_BYTES;
                 LONGEST_EXCHANGE.max(rank_count * share.max(most_of_rest))
             }
-        }
+        };
+        // With a transport type they are also there in that type, before and after they are
+        // exchanged: each half as long.
+        contributions.saturating_mul(if call.wire_type.is_some() { 2 } else { 1 })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, Determinism, ReduceOperation};
+    use crate::collective::{Collective, Determinism, ReduceOperation, WireType};
     use crate::data_type::DataType;
 
     /// The exact all_reduce of so many elements.
@@ -75,11 +78,13 @@ mod tests {
 
     #[test]
     fn what_a_call_needs_is_enough_for_shorter_calls() {
-        for data_type in [DataType::Int8, DataType::Float16, DataType::Float32, DataType::Int64] {
+        let plain = [DataType::Int8, DataType::Float16, DataType::Float32, DataType::Int64].map(|of| (of, None));
+        let sent_as = WireType::ALL.map(|wire_type| (DataType::Float32, Some(wire_type)));
+        for (data_type, wire_type) in plain.into_iter().chain(sent_as) {
             for n in [2, 3, 8, 100, 1000] {
                 let mut most = 0;
                 let lengths = (0..5000).chain((5000..600_000).step_by(997));
-                for call in lengths.map(|elements| call(data_type, elements)) {
+                for call in lengths.map(|elements| call(data_type, elements).sent_as(wire_type, n)) {
                     let reduction = ExactReduction::of(&call, n);
                     let bytes = reduction.scratch_bytes(&call, n);
                     assert!(bytes >= most, "{call} among {n}: {bytes} bytes, and {most} for a shorter one");
@@ -89,7 +94,10 @@ mod tests {
                         ExactReduction::Shares => share.max(rest) * n,
                         ExactReduction::Exchange => call.block_elements * n,
                     };
-                    assert!(bytes >= used * data_type.byte_len(), "{call} among {n}: {bytes} bytes");
+                    // Contributions in float32 and, exchanged and not, in the transport type.
+                    let of_wire = wire_type.map_or(0, |wire_type| 2 * wire_type.data_type().byte_len());
+                    let element = data_type.byte_len() + of_wire;
+                    assert!(bytes >= used * element, "{call} among {n}: {bytes} bytes");
                 }
             }
         }

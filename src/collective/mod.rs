@@ -8,6 +8,7 @@ mod geometry;
 mod groups;
 mod operation;
 mod rules;
+mod wire_type;
 
 pub(crate) use call::Call;
 pub use determinism::Determinism;
@@ -18,6 +19,8 @@ pub(crate) use geometry::Side;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};
+pub use wire_type::WireType;
 
 pub use crate::rank::GroupRank;
 pub(crate) use rules::{check_buffers, check_type, overlap};
+pub(crate) use wire_type::check_wire_type;

@@ -2,14 +2,25 @@
 
 use std::ops::Range;
 
-use super::{Call, CollectiveOperation, ReduceOperation};
+use super::{Call, CollectiveOperation, ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
 
 /// The rule of types: every type with every operation and reduction, except the average of bool.
-pub(crate) fn check_type(reduce_op: Option<ReduceOperation>, data_type: DataType) -> Result<()> {
+/// Only float32 has transport types.
+pub(crate) fn check_type(
+    reduce_op: Option<ReduceOperation>,
+    wire_type: Option<WireType>,
+    data_type: DataType,
+) -> Result<()> {
+    if let Some(wire_type) = wire_type.filter(|_| data_type != DataType::Float32) {
+        bail!(
+            InvalidArgument,
+            "the transport type is {wire_type}, and the tensor is {data_type}; only float32 has a transport type"
+        );
+    }
     if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
         bail!(
             InvalidArgument,

@@ -94,7 +94,7 @@ pub(crate) trait Backend: Watch + Any {
     ///
     /// A side that this rank does not use is null. So are both sides of a call without elements;
     /// one whose [`Purpose`] is not `Collective` still waits until every rank has come. The root of
-    /// a broadcast in place only reads its buffer.
+    /// a broadcast in place only reads its buffer, unless the call has a transport type.
     ///
     /// # Safety
     ///
@@ -299,9 +299,11 @@ impl Request<'_> {
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.
+    /// With a transport type its elements are rounded.
     pub(super) fn is_in_place_root(&self, rank: GroupRank) -> bool {
         matches!(self.signature.call.collective, Collective::Broadcast { root } if root == rank)
             && self.input.pointer == self.output.pointer
+            && self.signature.call.wire_type.is_none()
     }
 
     /// Says in an error which layer it is about.

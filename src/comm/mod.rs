@@ -29,7 +29,7 @@ pub use builder::CommunicatorBuilder;
 pub use eager::{AsyncResult, Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
 pub use message::MAX_TAG;
 
-use crate::collective::Determinism;
+use crate::collective::{Determinism, WireType};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
@@ -109,6 +109,8 @@ pub struct Communicator {
     order: Arc<IssueOrder>,
     timeout: Duration,
     determinism: Determinism,
+    /// Of eager calls through this handle.
+    wire_type: Option<WireType>,
     /// The stream of asynchronous calls that name none, made for the first one.
     stream: Arc<Mutex<Option<Stream>>>,
     process: ProcessGuard,
@@ -127,6 +129,7 @@ impl Communicator {
             order: IssueOrder::new(),
             timeout,
             determinism: Determinism::Backend,
+            wire_type: None,
             stream: Arc::default(),
             process: ProcessGuard::current(),
         }
@@ -135,7 +138,7 @@ impl Communicator {
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
         let (backend, order) = (Arc::from(backend), self.order.descendant());
-        Communicator { backend, order, stream: Arc::default(), ..self.clone() }
+        Communicator { backend, order, wire_type: None, stream: Arc::default(), ..self.clone() }
     }
 
     /// The communicator's own stream, on which [`all_reduce_async`](Self::all_reduce_async) and the
@@ -210,6 +213,41 @@ impl Communicator {
     #[must_use = "it is another handle; this one keeps its determinism"]
     pub fn with_determinism(&self, determinism: Determinism) -> Self {
         Communicator { determinism, ..self.clone() }
+    }
+
+    /// The type in which the float32 elements of eager calls through this handle travel, if that is
+    /// another one.
+    pub fn wire_type(&self) -> Option<WireType> {
+        self.wire_type
+    }
+
+    /// The same rank with another transport type: for all eager calls from now on, or for one.
+    /// [`WireType`] says what it means. `None` is none.
+    ///
+    /// ```
+    /// use distcollective::{Communicator, ReduceOperation, WireType};
+    ///
+    /// let sums = Communicator::spawn(2, |communicator| {
+    ///     let mut x = [1.0f32, 1.0 + 2.0f32.powi(-20)];
+    ///     let narrow = communicator.with_wire_type(WireType::Float16);
+    ///     narrow.all_reduce(&mut x, ReduceOperation::Sum)?;
+    ///     Ok(x)
+    /// })?;
+    /// assert_eq!(sums, [[2.0, 2.0]; 2]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// Only `all_reduce`, `reduce`, `reduce_scatter`, `broadcast` and `all_gather` of float32 have
+    /// a transport type; through this handle another operation, a list form, or another element
+    /// type is an error. Messages, barriers and dictionaries do not use it. Layers and contexts
+    /// have [their own](crate::DistCollectiveLayer::set_wire_type). Communicators that are split
+    /// from this handle have none.
+    ///
+    /// Every rank of a call has the same. On the host a difference is an
+    /// [`ErrorKind::Disagreement`] on every rank. NCCL does not compare eager calls.
+    #[must_use = "it is another handle; this one keeps its transport type"]
+    pub fn with_wire_type(&self, wire_type: impl Into<Option<WireType>>) -> Self {
+        Communicator { wire_type: wire_type.into(), ..self.clone() }
     }
 
     /// Compares the ranks' determinism, for a backend that does not compare calls. Collective.

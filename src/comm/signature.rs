@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation};
+use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::rank::GroupRank;
 
@@ -152,14 +152,24 @@ pub(crate) struct Signature {
 /// The purpose and the determinism share a byte: this many bits are the purpose's.
 const PURPOSE_BITS: u32 = 5;
 
+/// The operation and the transport type share a byte: this many bits are the operation's.
+const OPERATION_BITS: u32 = 4;
+
+/// The lowest bits of a byte.
+fn lowest(bits: u32, byte: u8) -> u8 {
+    byte & ((1 << bits) - 1)
+}
+
 impl Signature {
     /// As two words, for memory that ranks share.
     pub(crate) fn to_words(self) -> [u64; 2] {
-        let Call { collective, data_type, block_elements, determinism } = self.call;
+        let Call { collective, data_type, block_elements, determinism, wire_type } = self.call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
         let root = collective.root().map_or(0, |root| root.0);
         let purpose = self.purpose as u8 | (determinism.number() as u8) << PURPOSE_BITS;
-        let bytes = [purpose, collective.operation().number() as u8, reduce_op as u8, data_type.number() as u8];
+        let wire_type = wire_type.map_or(WireType::NONE_NUMBER, WireType::number);
+        let operation = collective.operation().number() as u8 | (wire_type as u8) << OPERATION_BITS;
+        let bytes = [purpose, operation, reduce_op as u8, data_type.number() as u8];
         [u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32, block_elements as u64]
     }
 
@@ -167,13 +177,14 @@ impl Signature {
     pub(crate) fn from_words(words: [u64; 2]) -> Option<Self> {
         let [purpose, operation, reduce_op, data_type] = (words[0] as u32).to_le_bytes();
         let determinism = Determinism::from_number((purpose >> PURPOSE_BITS).into()).ok()?;
-        let purpose = Purpose::ALL.into_iter().find(|p| *p as u8 == purpose & ((1 << PURPOSE_BITS) - 1))?;
-        let operation = CollectiveOperation::from_number(operation.into()).ok()?;
+        let purpose = Purpose::ALL.into_iter().find(|p| *p as u8 == lowest(PURPOSE_BITS, purpose))?;
+        let wire_type = WireType::from_number((operation >> OPERATION_BITS).into()).ok()?;
+        let operation = CollectiveOperation::from_number(lowest(OPERATION_BITS, operation).into()).ok()?;
         let reduce_op = ReduceOperation::from_number(reduce_op.into()).ok()?;
         let data_type = DataType::from_number(data_type.into()).ok()?;
         let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((words[0] >> 32) as u32)))?;
         let block_elements = usize::try_from(words[1]).ok()?;
-        Some(Signature { purpose, call: Call { collective, data_type, block_elements, determinism } })
+        Some(Signature { purpose, call: Call { collective, data_type, block_elements, determinism, wire_type } })
     }
 }
 
@@ -204,10 +215,12 @@ mod tests {
                 let collective =
                     Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))
                         .expect("complete");
-                for (purpose, determinism) in
-                    Purpose::ALL.into_iter().flat_map(|purpose| Determinism::ALL.map(|mode| (purpose, mode)))
+                let wire_types = [None, Some(WireType::Float16), Some(WireType::Bfloat16)];
+                let options = Determinism::ALL.into_iter().flat_map(|mode| wire_types.map(|wire| (mode, wire)));
+                for (purpose, (determinism, wire_type)) in
+                    Purpose::ALL.into_iter().flat_map(|purpose| options.clone().map(move |option| (purpose, option)))
                 {
-                    let call = Call { collective, data_type, block_elements: usize::MAX >> 8, determinism };
+                    let call = Call { collective, data_type, block_elements: usize::MAX >> 8, determinism, wire_type };
                     let signature = Signature { purpose, call };
                     assert_eq!(Signature::from_words(signature.to_words()), Some(signature));
                 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::float::{Float, Lanes};
 use super::float_env;
 use super::vector::{self, Instructions, Kernel, LANES};
-use crate::collective::ReduceOperation;
+use crate::collective::{ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
 
@@ -31,16 +31,81 @@ pub(crate) unsafe fn reduce(
     }
     let buffers = Buffers { sources, target, len: element_count };
     match data_type {
-        DataType::Float32 => reduce_floats::<f32>(reduce_op, buffers),
-        DataType::Float16 => reduce_floats::<f16>(reduce_op, buffers),
-        DataType::Bfloat16 => reduce_floats::<bf16>(reduce_op, buffers),
-        DataType::Float8E4M3 => reduce_floats::<F8E4M3>(reduce_op, buffers),
-        DataType::Float8E5M2 => reduce_floats::<F8E5M2>(reduce_op, buffers),
+        DataType::Float32 => reduce_floats::<f32, f32>(reduce_op, buffers),
+        DataType::Float16 => reduce_floats::<f16, f16>(reduce_op, buffers),
+        DataType::Bfloat16 => reduce_floats::<bf16, bf16>(reduce_op, buffers),
+        DataType::Float8E4M3 => reduce_floats::<F8E4M3, F8E4M3>(reduce_op, buffers),
+        DataType::Float8E5M2 => reduce_floats::<F8E5M2, F8E5M2>(reduce_op, buffers),
         DataType::Int64 => reduce_integers::<i64>(reduce_op, buffers),
         DataType::Int32 => reduce_integers::<i32>(reduce_op, buffers),
         DataType::Int8 => reduce_integers::<i8>(reduce_op, buffers),
         DataType::Uint8 => reduce_integers::<u8>(reduce_op, buffers),
         DataType::Bool => reduce_bools(reduce_op, buffers),
+    }
+}
+
+/// How contributions lie in memory that have a transport type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stored {
+    /// As float32, which is rounded when it is read.
+    AsFloat32,
+    /// Rounded, in the transport type.
+    AsWireType,
+}
+
+/// Reduces contributions that are rounded to a transport type, in the order of `sources`, into a
+/// target of float32. One source is rounded too.
+///
+/// # Safety
+///
+/// As [`reduce`], with sources of the type that `stored` says; the target may be one of them only
+/// if they are float32.
+pub(crate) unsafe fn reduce_rounded(
+    reduce_op: ReduceOperation,
+    wire_type: WireType,
+    stored: Stored,
+    sources: &[*const u8],
+    target: *mut u8,
+    element_count: usize,
+) {
+    let buffers = Buffers { sources, target, len: element_count };
+    match (wire_type, stored) {
+        (WireType::Float16, Stored::AsFloat32) => reduce_floats::<Rounded<f16>, f32>(reduce_op, buffers),
+        (WireType::Float16, Stored::AsWireType) => reduce_floats::<f16, f32>(reduce_op, buffers),
+        (WireType::Bfloat16, Stored::AsFloat32) => reduce_floats::<Rounded<bf16>, f32>(reduce_op, buffers),
+        (WireType::Bfloat16, Stored::AsWireType) => reduce_floats::<bf16, f32>(reduce_op, buffers),
+    }
+}
+
+/// Makes float32 of one contribution that is rounded to a transport type.
+///
+/// # Safety
+///
+/// As [`reduce_rounded`].
+pub(crate) unsafe fn round(
+    wire_type: WireType,
+    stored: Stored,
+    source: *const u8,
+    target: *mut u8,
+    element_count: usize,
+) {
+    // The sum of one number is the number.
+    // SAFETY: the caller's promise.
+    unsafe { reduce_rounded(ReduceOperation::Sum, wire_type, stored, &[source], target, element_count) };
+}
+
+/// Rounds float32 to a transport type.
+///
+/// # Safety
+///
+/// The source is valid for reads of `element_count` float32, and the target for writes of as many
+/// elements of the transport type, both aligned; they do not overlap, and nothing else writes them
+/// during the call.
+pub(crate) unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, element_count: usize) {
+    let buffers = Buffers { sources: &[source], target, len: element_count };
+    match wire_type {
+        WireType::Float16 => reduce_floats::<f32, f16>(ReduceOperation::Sum, buffers),
+        WireType::Bfloat16 => reduce_floats::<f32, bf16>(ReduceOperation::Sum, buffers),
     }
 }
 
@@ -52,29 +117,53 @@ struct Buffers<'a> {
     len: usize,
 }
 
-/// An element, and the value in which it is accumulated.
-trait Operand: Copy + Default {
+/// An element that is read, and the value in which it is accumulated.
+trait Source: Copy {
     type Value: Copy + Default;
 
     fn load<I: Instructions>(from: &[Self; LANES]) -> [Self::Value; LANES];
-    fn store<I: Instructions>(from: &[Self::Value; LANES]) -> [Self; LANES];
     fn load_one(self) -> Self::Value;
+}
+
+/// An element that is written, too.
+trait Operand: Source + Default {
+    fn store<I: Instructions>(from: &[Self::Value; LANES]) -> [Self; LANES];
     fn store_one(value: Self::Value) -> Self;
 }
 
+/// A float32 that is rounded to another type when it is read.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Rounded<T>(f32, PhantomData<T>);
+
+impl<T: Float> Source for Rounded<T> {
+    type Value = f32;
+
+    #[inline(always)]
+    fn load<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+        T::widen_block::<I>(&T::narrow_block::<I>(&from.map_lanes(|x| x.0)))
+    }
+
+    #[inline(always)]
+    fn load_one(self) -> f32 {
+        T::narrow(self.0).widen()
+    }
+}
+
 /// Combines the elements of all sources, in their order, and finishes each result.
-struct Reduction<'a, T, C, F> {
+struct Reduction<'a, S, T, C, F> {
     buffers: Buffers<'a>,
     combine: C,
     finish: F,
-    element: PhantomData<T>,
+    elements: PhantomData<(S, T)>,
 }
 
-impl<T, C, F> Kernel for Reduction<'_, T, C, F>
+impl<S, T, C, F> Kernel for Reduction<'_, S, T, C, F>
 where
-    T: Operand,
-    C: Fn(T::Value, T::Value) -> T::Value,
-    F: Fn(T::Value) -> T::Value,
+    S: Source,
+    T: Operand<Value = S::Value>,
+    C: Fn(S::Value, S::Value) -> S::Value,
+    F: Fn(S::Value) -> S::Value,
 {
     #[inline(always)]
     fn run<I: Instructions>(self) {
@@ -84,10 +173,10 @@ where
         for start in (0..in_blocks).step_by(LANES) {
             // SAFETY: `Buffers`: the block is within each source, and it is read before the target
             // is written.
-            let block = |source: *const u8| unsafe { source.cast::<T>().add(start).cast::<[T; LANES]>().read() };
-            let mut values = T::load::<I>(&block(*first));
+            let block = |source: *const u8| unsafe { source.cast::<S>().add(start).cast::<[S; LANES]>().read() };
+            let mut values = S::load::<I>(&block(*first));
             for source in others {
-                let next = T::load::<I>(&block(*source));
+                let next = S::load::<I>(&block(*source));
                 for (value, &next) in values.iter_mut().zip(&next) {
                     *value = (self.combine)(*value, next);
                 }
@@ -101,7 +190,7 @@ where
         }
         for i in in_blocks..len {
             // SAFETY: `Buffers`: `i` is within each source.
-            let element = |source: *const u8| unsafe { *source.cast::<T>().add(i) }.load_one();
+            let element = |source: *const u8| unsafe { *source.cast::<S>().add(i) }.load_one();
             let value = others.iter().fold(element(*first), |value, &source| (self.combine)(value, element(source)));
             // SAFETY: `Buffers`: `i` is within the target.
             unsafe { *target.cast::<T>().add(i) = T::store_one((self.finish)(value)) };
@@ -111,7 +200,7 @@ where
 
 macro_rules! floats {
     ($($type:ty),*) => { $(
-        impl Operand for $type {
+        impl Source for $type {
             type Value = f32;
 
             #[inline(always)]
@@ -120,13 +209,15 @@ macro_rules! floats {
             }
 
             #[inline(always)]
-            fn store<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
-                Self::narrow_block::<I>(from)
-            }
-
-            #[inline(always)]
             fn load_one(self) -> f32 {
                 self.widen()
+            }
+        }
+
+        impl Operand for $type {
+            #[inline(always)]
+            fn store<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+                Self::narrow_block::<I>(from)
             }
 
             #[inline(always)]
@@ -142,7 +233,7 @@ floats!(f32, f16, bf16, F8E4M3, F8E5M2);
 /// An operand whose blocks are converted one element after the other.
 macro_rules! operands {
     ($($type:ty as $value:ty: $load:expr, $store:expr;)*) => { $(
-        impl Operand for $type {
+        impl Source for $type {
             type Value = $value;
 
             #[inline(always)]
@@ -151,13 +242,15 @@ macro_rules! operands {
             }
 
             #[inline(always)]
-            fn store<I: Instructions>(from: &[$value; LANES]) -> [Self; LANES] {
-                from.map_lanes(Self::store_one)
-            }
-
-            #[inline(always)]
             fn load_one(self) -> $value {
                 $load(self)
+            }
+        }
+
+        impl Operand for $type {
+            #[inline(always)]
+            fn store<I: Instructions>(from: &[$value; LANES]) -> [Self; LANES] {
+                from.map_lanes(Self::store_one)
             }
 
             #[inline(always)]
@@ -214,14 +307,14 @@ integers! {
 }
 
 /// Accumulates in float32, and rounds once to `T`.
-fn reduce_floats<T: Float + Operand<Value = f32>>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
     let ranks = buffers.sources.len() as f32;
     float_env::with_default(|| match reduce_op {
-        ReduceOperation::Sum => run::<T>(buffers, add, keep),
-        ReduceOperation::Avg => run::<T>(buffers, add, |sum| sum / ranks),
-        ReduceOperation::Prod => run::<T>(buffers, multiply, keep),
-        ReduceOperation::Max => run::<T>(buffers, max, keep),
-        ReduceOperation::Min => run::<T>(buffers, min, keep),
+        ReduceOperation::Sum => run::<S, T>(buffers, add, keep),
+        ReduceOperation::Avg => run::<S, T>(buffers, add, |sum| sum / ranks),
+        ReduceOperation::Prod => run::<S, T>(buffers, multiply, keep),
+        ReduceOperation::Max => run::<S, T>(buffers, max, keep),
+        ReduceOperation::Min => run::<S, T>(buffers, min, keep),
     });
 }
 
@@ -229,28 +322,30 @@ fn reduce_floats<T: Float + Operand<Value = f32>>(reduce_op: ReduceOperation, bu
 fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
     let ranks = buffers.sources.len();
     match reduce_op {
-        ReduceOperation::Sum => run::<T>(buffers, T::add, keep),
-        ReduceOperation::Avg => run::<T>(buffers, T::add, |sum| sum.divide(ranks)),
-        ReduceOperation::Prod => run::<T>(buffers, T::multiply, keep),
-        ReduceOperation::Max => run::<T>(buffers, T::max, keep),
-        ReduceOperation::Min => run::<T>(buffers, T::min, keep),
+        ReduceOperation::Sum => run::<T, T>(buffers, T::add, keep),
+        ReduceOperation::Avg => run::<T, T>(buffers, T::add, |sum| sum.divide(ranks)),
+        ReduceOperation::Prod => run::<T, T>(buffers, T::multiply, keep),
+        ReduceOperation::Max => run::<T, T>(buffers, T::max, keep),
+        ReduceOperation::Min => run::<T, T>(buffers, T::min, keep),
     }
 }
 
 /// Results are 0 or 1. The builder and eager calls refuse the average of bool.
 fn reduce_bools(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
     match reduce_op {
-        ReduceOperation::Sum | ReduceOperation::Max => run::<Bool>(buffers, u8::max, keep),
-        ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Avg => run::<Bool>(buffers, u8::min, keep),
+        ReduceOperation::Sum | ReduceOperation::Max => run::<Bool, Bool>(buffers, u8::max, keep),
+        ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Avg => {
+            run::<Bool, Bool>(buffers, u8::min, keep)
+        }
     }
 }
 
-fn run<T: Operand>(
+fn run<S: Source, T: Operand<Value = S::Value>>(
     buffers: Buffers<'_>,
-    combine: impl Fn(T::Value, T::Value) -> T::Value,
-    finish: impl Fn(T::Value) -> T::Value,
+    combine: impl Fn(S::Value, S::Value) -> S::Value,
+    finish: impl Fn(S::Value) -> S::Value,
 ) {
-    vector::run(Reduction { buffers, combine, finish, element: PhantomData::<T> });
+    vector::run(Reduction { buffers, combine, finish, elements: PhantomData::<(S, T)> });
 }
 
 #[inline(always)]
@@ -329,7 +424,7 @@ mod tests {
             results.push((name, vec![T::default(); a.len()]));
             let target = results.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
             let buffers = Buffers { sources: &sources, target, len: a.len() };
-            Reduction { buffers, combine, finish, element: PhantomData::<T> }
+            Reduction { buffers, combine, finish, elements: PhantomData::<(T, T)> }
         });
         for (name, result) in &results {
             if bytes_of(result) != bytes_of(&expected) {
@@ -418,6 +513,45 @@ mod tests {
         let wide = |words: &[u64]| words.iter().map(|&word| word as i64).collect::<Vec<_>>();
         compare_integers([&narrow(&a), &narrow(&b)]);
         compare_integers([&wide(&a), &wide(&b)]);
+    }
+
+    /// Rounds with each set of instructions: to the type, and to it and back.
+    fn compare_rounding<T: Float + Operand<Value = f32>>(floats: &[f32], bits: fn(T) -> u16) {
+        let sources = [floats.as_ptr().cast()];
+        let mut narrow: Vec<(&str, Vec<T>)> = Vec::new();
+        let mut rounded: Vec<(&str, Vec<f32>)> = Vec::new();
+        vector::run_with_each(|name| {
+            narrow.push((name, vec![T::default(); floats.len()]));
+            let target = narrow.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
+            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(f32, T)> }
+        });
+        vector::run_with_each(|name| {
+            rounded.push((name, vec![0.0; floats.len()]));
+            let target = rounded.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
+            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(Rounded<T>, f32)> }
+        });
+        for (i, &x) in floats.iter().enumerate() {
+            let expected = T::narrow(x);
+            for ((name, narrow), (_, rounded)) in narrow.iter().zip(&rounded) {
+                assert_eq!(bits(narrow[i]), bits(expected), "{name}: {x:e}");
+                let wide = f32::store_one(expected.widen());
+                assert_eq!(rounded[i].to_bits(), wide.to_bits(), "{name}: {x:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_set_of_instructions_rounds_alike() {
+        let near = |half: u16| {
+            let exact = [f16::from_bits(half).widen(), bf16::from_bits(half).widen()];
+            // Halves of the last place, and their neighbours.
+            exact.into_iter().flat_map(|x| [0, 1, 0xfff, 0x1000, 0x7fff, 0x8000].map(|bits| x.to_bits() ^ bits))
+        };
+        let floats: Vec<f32> = (0..=u16::MAX).flat_map(near).map(f32::from_bits).chain([f32::NAN; 3]).collect();
+        compare_rounding::<f16>(&floats, f16::to_bits);
+        compare_rounding::<bf16>(&floats, bf16::to_bits);
     }
 
     #[test]

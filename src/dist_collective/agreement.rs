@@ -44,6 +44,9 @@ impl PlannedCall {
         if layer.groups.group_len().is_some() {
             call += &format!(" of {}", layer.groups);
         }
+        if let Some(wire_type) = layer.wire_type.filter(|_| layer.nb_rank > 1) {
+            call += &format!(" sent as {wire_type}");
+        }
         let determinism = collective.reduce_op().map(|_| layer.determinism);
         PlannedCall { subject: layer.subject.clone(), call, determinism }
     }

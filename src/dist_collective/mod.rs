@@ -13,8 +13,8 @@ pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};
 
 use crate::collective::{
-    Call, Collective, CollectiveOperation, Determinism, Groups, InPlace, ReduceOperation, Root, check_type,
-    output_dims, output_shape,
+    Call, Collective, CollectiveOperation, Determinism, Groups, InPlace, ReduceOperation, Root, WireType, check_type,
+    check_wire_type, output_dims, output_shape,
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
@@ -24,7 +24,7 @@ use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
 /// The attributes as bytes.
-const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 2, noun: "layer" };
+const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 3, noun: "layer" };
 
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`.
 ///
@@ -59,6 +59,7 @@ pub struct DistCollectiveLayer {
     nb_rank: Option<u32>,
     groups: Groups,
     determinism: Determinism,
+    wire_type: Option<WireType>,
 }
 
 impl DistCollectiveLayer {
@@ -119,6 +120,7 @@ impl DistCollectiveLayer {
             nb_rank: None,
             groups,
             determinism: Determinism::default(),
+            wire_type: None,
         }
     }
 
@@ -201,6 +203,18 @@ impl DistCollectiveLayer {
         self.determinism = determinism;
     }
 
+    /// The type in which float32 elements travel, if that is another one.
+    pub fn wire_type(&self) -> Option<WireType> {
+        self.wire_type
+    }
+
+    /// Sets the type in which float32 elements travel; [`WireType`] says what it means. `None` is
+    /// none. The build checks that the operation has one and that the tensor is float32. TensorRT
+    /// has no such attribute.
+    pub fn set_wire_type(&mut self, wire_type: impl Into<Option<WireType>>) {
+        self.wire_type = wire_type.into();
+    }
+
     /// The ranks that take part.
     pub fn groups(&self) -> &Groups {
         &self.groups
@@ -241,6 +255,7 @@ impl DistCollectiveLayer {
             }
             _ => {}
         }
+        check_wire_type(operation, self.wire_type)?;
         if operation.has_root() && self.root.is_none() {
             bail!(InvalidArgument, "it needs a root");
         }
@@ -252,9 +267,9 @@ impl DistCollectiveLayer {
     ///
     /// # Errors
     ///
-    /// The average of bool.
+    /// The average of bool; a transport type, and the type is not float32.
     pub fn check_type(&self, data_type: DataType) -> Result<()> {
-        check_type(self.reduce_op, data_type).map_err(|e| self.label(e))
+        check_type(self.reduce_op, self.wire_type, data_type).map_err(|e| self.label(e))
     }
 
     /// Checks that the attributes fit together, and puts them into one value. Finds all mistakes.
@@ -290,6 +305,7 @@ impl DistCollectiveLayer {
                 nb_rank_is_set: self.nb_rank.is_some(),
                 groups: self.groups.clone(),
                 determinism: self.determinism,
+                wire_type: self.wire_type,
                 subject: self.subject(),
             }),
             _ => Err(mistakes),
@@ -407,6 +423,7 @@ pub(crate) struct ResolvedLayer {
     pub(crate) nb_rank_is_set: bool,
     pub(crate) groups: Groups,
     pub(crate) determinism: Determinism,
+    pub(crate) wire_type: Option<WireType>,
     /// `layer "grad_sync" (all_reduce)`.
     pub(crate) subject: String,
 }
@@ -420,7 +437,9 @@ impl ResolvedLayer {
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.
     pub(crate) fn call(&self, data_type: DataType, input_elements: usize, rank_count: usize) -> Call {
-        Call::new(self.collective, data_type, input_elements, rank_count).at_least(self.determinism)
+        Call::new(self.collective, data_type, input_elements, rank_count)
+            .at_least(self.determinism)
+            .sent_as(self.wire_type, rank_count)
     }
 
     /// Whether some rank may not write the output.

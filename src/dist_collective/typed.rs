@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::DistCollectiveLayer;
-use crate::collective::{CollectiveOperation, Determinism, Groups, Partition, ReduceOperation, Root};
+use crate::collective::{CollectiveOperation, Determinism, Groups, Partition, ReduceOperation, Root, WireType};
 use crate::rank::{GroupRank, Rank};
 
 /// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
@@ -67,6 +67,13 @@ impl<R> DistCollective<R> {
     /// [`DistCollectiveLayer::set_determinism`].
     pub fn determinism(mut self, determinism: Determinism) -> Self {
         self.layer.determinism = determinism;
+        self
+    }
+
+    /// Sets the type in which float32 elements travel; see [`DistCollectiveLayer::set_wire_type`].
+    /// If the operation has none, building the network is an error.
+    pub fn wire_type(mut self, wire_type: WireType) -> Self {
+        self.layer.set_wire_type(wire_type);
         self
     }
 

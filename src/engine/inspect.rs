@@ -66,6 +66,8 @@ struct CollectiveInspection {
     groups: Option<Vec<Vec<u32>>>,
     /// Of a reduction.
     determinism: Option<&'static str>,
+    /// The type in which float32 elements travel, if that is another one.
+    wire_type: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -131,6 +133,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                     }
                 },
                 determinism: c.collective.reduce_op().map(|_| c.determinism.name()),
+                wire_type: c.wire_type.map(|wire_type| wire_type.name()),
             }),
         }
     });
@@ -211,6 +214,9 @@ impl fmt::Display for CollectiveInspection {
         }
         if self.determinism == Some(Determinism::Exact.name()) {
             f.write_str(", exact")?;
+        }
+        if let Some(wire_type) = self.wire_type {
+            write!(f, ", sent as {wire_type}")?;
         }
         Ok(())
     }

@@ -158,11 +158,13 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, exact_scratch_bytes })
 }
 
-/// The longest scratch memory of a reduction in exact mode, at the largest shapes.
+/// The longest scratch memory of a reduction in exact mode, or with a transport type, at the largest
+/// shapes.
 fn exact_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
     let bytes = analysis.schedule.iter().filter_map(|id| {
         let resolved = analysis.collectives[id.index()].as_ref()?;
-        let is_exact = resolved.determinism == Determinism::Exact && resolved.collective.reduce_op().is_some();
+        let by_kernel = resolved.determinism == Determinism::Exact || resolved.wire_type.is_some();
+        let is_exact = by_kernel && resolved.collective.reduce_op().is_some();
         let (input, n) = (network.layers[id.index()].inputs[0].index(), resolved.nb_rank as usize);
         let call = resolved.call(analysis.types[input], analysis.extents[input].element_count, n);
         (is_exact && !resolved.is_identity()).then(|| ExactReduction::of(&call, n).scratch_bytes(&call, n))

@@ -23,7 +23,7 @@ use crate::network::{
 };
 use crate::shape::Dims;
 
-const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 3, noun: "plan" };
+const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 4, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::TensorId;
 use super::plugin::Plugin;
 use super::shuffle::Shuffle;
-use crate::collective::check_type;
 use crate::data_type::DataType;
 use crate::dist_collective::DistCollectiveLayer;
 use crate::error::{Error, Result, bail, error};
@@ -167,7 +166,7 @@ impl LayerBody {
     pub(crate) fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
         match self {
             LayerBody::DistCollective(layer) => {
-                check_type(layer.reduce_op(), inputs[0]).map_err(|e| e.about(|| self.subject()))?;
+                layer.check_type(inputs[0])?;
                 Ok(inputs.to_vec())
             }
             LayerBody::Shuffle(_) => Ok(inputs.to_vec()),

@@ -18,6 +18,7 @@ const COVERED: &[&str] = &[
     "SECURITY.md",
     "benches/gpu",
     "benches/networks",
+    "benches/overlap",
     "benches/weights",
     "build.rs",
     "capi",

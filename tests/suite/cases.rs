@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use distcollective::collective::{GroupRank, Partition};
-use distcollective::{CollectiveOperation, DataType, Groups, Rank, ReduceOperation, Root};
+use distcollective::{CollectiveOperation, DataType, Groups, Rank, ReduceOperation, Root, WireType};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::reference::{self, Bits};
@@ -16,6 +16,7 @@ pub struct Case {
     pub operation: CollectiveOperation,
     pub reduce_op: Option<ReduceOperation>,
     pub data_type: DataType,
+    pub wire_type: Option<WireType>,
     pub n: u32,
     pub root: RootChoice,
     pub participants: Participants,
@@ -152,7 +153,7 @@ impl Case {
     /// A rank's output. `None` if the rank does not write it.
     pub fn expected(&self, rank: Rank) -> Option<Bits> {
         let own = self.members(rank)?.iter().position(|member| *member == rank).expect("a member");
-        let inputs = self.inputs(rank);
+        let inputs = reference::sent_as(self.wire_type, self.inputs(rank));
         reference::collective(self.operation, self.reduce_op, self.data_type, self.group_root(), own, &inputs)
     }
 
@@ -173,38 +174,64 @@ impl Case {
             (4, position(PARTICIPANTS.iter().position(|p| *p == self.participants))),
             (5, position(SHAPES.iter().position(|s| *s == self.shape))),
             (6, usize::from(self.in_place)),
+            (7, self.wire_type.map_or(0, |wire_type| wire_type.number() as usize)),
         ]
     }
 }
 
-/// Every cell of the tables of operations and of types: operation, reduction, type.
-fn cells() -> Vec<(CollectiveOperation, Option<ReduceOperation>, DataType)> {
+/// Whether an operation has a transport type.
+pub fn has_wire_type(operation: CollectiveOperation) -> bool {
+    use CollectiveOperation::{AllToAll, Gather, Scatter};
+    !matches!(operation, AllToAll | Gather | Scatter)
+}
+
+/// A cell of the tables of operations and of types.
+type Cell = (CollectiveOperation, Option<ReduceOperation>, DataType, Option<WireType>);
+
+/// Every cell: operation, reduction, type, transport type.
+fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
     for operation in CollectiveOperation::ALL {
         for data_type in DataType::ALL {
             if !operation.reduces() {
-                cells.push((operation, None, data_type));
+                cells.push((operation, None, data_type, None));
                 continue;
             }
             for reduce_op in ReduceOperation::ALL {
                 if (data_type, reduce_op) != (DataType::Bool, ReduceOperation::Avg) {
-                    cells.push((operation, Some(reduce_op), data_type));
+                    cells.push((operation, Some(reduce_op), data_type, None));
                 }
             }
         }
     }
+    let sent = cells.clone().into_iter();
+    let sent = sent.filter(|(operation, _, data_type, _)| *data_type == DataType::Float32 && has_wire_type(*operation));
+    let sent = sent.flat_map(|(operation, reduce_op, data_type, _)| {
+        WireType::ALL.map(|wire_type| (operation, reduce_op, data_type, Some(wire_type)))
+    });
+    cells.extend(sent);
     cells
 }
 
 /// Every valid case for `n` ranks.
 pub fn exhaustive(n: u32) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (operation, reduce_op, data_type) in cells() {
+    for (operation, reduce_op, data_type, wire_type) in cells() {
         for root in ROOTS {
             for participants in PARTICIPANTS {
                 for shape in SHAPES {
                     for in_place in [false, true] {
-                        cases.push(Case { operation, reduce_op, data_type, n, root, participants, shape, in_place });
+                        cases.push(Case {
+                            operation,
+                            reduce_op,
+                            data_type,
+                            wire_type,
+                            n,
+                            root,
+                            participants,
+                            shape,
+                            in_place,
+                        });
                     }
                 }
             }
@@ -235,7 +262,7 @@ pub fn pairwise(n: u32) -> Vec<Case> {
     order.sort_by_cached_key(|&i| (all[i].shape == ShapeChoice::Large, random.next()));
     for i in order {
         let case = &all[i];
-        let cell = (case.operation, case.reduce_op, case.data_type);
+        let cell = (case.operation, case.reduce_op, case.data_type, case.wire_type);
         let new_cell = case.participants == Participants::All
             && !matches!(case.shape, ShapeChoice::NoRows | ShapeChoice::NoColumns | ShapeChoice::Large)
             && cells_left.remove(&cell);

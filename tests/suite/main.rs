@@ -36,5 +36,6 @@ mod staging;
 mod tensor_dict;
 mod tolerance;
 mod values;
+mod wire_types;
 #[cfg(not(feature = "nccl"))]
 mod without_nccl;

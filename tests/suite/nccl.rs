@@ -30,6 +30,7 @@ use fake_gpu::{Variant, library_dir};
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
 use crate::eager;
 use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
+use crate::wire_types::{differences_of_layers_are_errors, make_long_calls};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
 const RANKS: &str = "DCL_TEST_NCCL_RANKS";
@@ -129,6 +130,11 @@ fn child() {
         ["messages", name] => messages::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["dicts"] => dicts::play(ranks),
+        ["wires"] => on_gpus(ranks, |communicator| {
+            differences_of_layers_are_errors(&communicator)?;
+            make_long_calls(&communicator);
+            Ok(())
+        }),
         ["waits", ref name @ ..] => waits::play(&name.join(" "), ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
         _ => panic!("{role} is no role"),
@@ -222,6 +228,17 @@ quarters! {
     six_exact_ranks: (6, "symmetric", "communicator", fake_gpu::Variant::Current, "90"),
     seven_exact_ranks_with_an_old_nccl: (7, "own", "layers", fake_gpu::Variant::Old, "80"),
     eight_exact_ranks: (8, "symmetric", "communicator", fake_gpu::Variant::Current, "90"),
+}
+
+/// Long tensors with a transport type, which ranks reduce by shares.
+#[test]
+fn long_tensors_have_the_hosts_bits() {
+    for ranks in [2, 3] {
+        if needs_more_gpus(ranks) {
+            return;
+        }
+        Child::new("wires", ranks).passes();
+    }
 }
 
 /// Eager calls on slices, and asynchronous ones on buffers in the GPU's memory.

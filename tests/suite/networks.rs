@@ -9,14 +9,14 @@ use distcollective::network::Shuffle;
 use distcollective::tensor::{Dims, MemorySpace, TensorView, TensorViewMut};
 use distcollective::{
     Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Engine,
-    ExecutionContext, Network, Rank, ReduceOperation, Result, Stream,
+    ExecutionContext, Network, Rank, ReduceOperation, Result, Stream, WireType,
 };
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-use crate::cases::{Case, Participants, RootChoice, ShapeChoice};
+use crate::cases::{Case, Participants, RootChoice, ShapeChoice, has_wire_type};
 use crate::ranks::{DEADLINE, on_communicators, on_ranks};
 use crate::reference::{self, Bits};
 use crate::values::{elements, to_bytes};
@@ -114,6 +114,7 @@ fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Actio
         operation: pick(&CollectiveOperation::ALL, choice, 0),
         reduce_op: Some(pick(&ReduceOperation::ALL, choice, 8)),
         data_type,
+        wire_type: None,
         n,
         root: pick(&[RootChoice::First, RootChoice::Middle, RootChoice::Last], choice, 16),
         participants: pick(
@@ -140,6 +141,9 @@ fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Actio
         case.reduce_op = Some(ReduceOperation::Prod);
     }
     case.reduce_op = case.reduce_op.filter(|_| case.operation.reduces());
+    if data_type == DataType::Float32 && has_wire_type(case.operation) {
+        case.wire_type = pick(&[None, None, Some(WireType::Float16), Some(WireType::Bfloat16)], choice, 32);
+    }
     Action::Collective(case)
 }
 
@@ -244,6 +248,7 @@ impl Plan {
                     let mut layer = DistCollectiveLayer::new(case.operation, case.reduce_op, root, &[])?;
                     layer.set_groups(case.groups())?;
                     layer.set_root(case.layer_root());
+                    layer.set_wire_type(case.wire_type);
                     if case.participants == Participants::All {
                         layer.set_nb_rank(self.n)?;
                     }
@@ -325,6 +330,7 @@ impl Plan {
                     let output = |rank: u32| {
                         let members = case.members(Rank(rank))?;
                         let inputs: Vec<Bits> = members.iter().map(|m| read[m.index()].clone()).collect();
+                        let inputs = reference::sent_as(case.wire_type, inputs);
                         let own = members.iter().position(|m| m.0 == rank)?;
                         let root = case.group_root();
                         reference::collective(case.operation, case.reduce_op, data_type, root, own, &inputs)
@@ -340,7 +346,9 @@ impl Plan {
     fn is_exact(&self) -> bool {
         let types: Vec<DataType> = self.interpret(1).iter().map(|(data_type, _)| *data_type).collect();
         self.steps.iter().all(|step| match &step.action {
-            Action::Collective(case) => case.reduce_op.is_none() || !types[step.input].is_float(),
+            Action::Collective(case) => {
+                case.reduce_op.is_none() || case.wire_type.is_some() || !types[step.input].is_float()
+            }
             _ => true,
         })
     }

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::sync::LazyLock;
 
 use distcollective::tensor::{bf16, f16};
-use distcollective::{CollectiveOperation, DataType, ReduceOperation};
+use distcollective::{CollectiveOperation, DataType, ReduceOperation, WireType};
 use float8::{F8E4M3, F8E5M2};
 use ndarray::{ArrayD, Axis, IxDyn, Slice, concatenate};
 
@@ -47,6 +47,14 @@ pub fn collective(
         CollectiveOperation::Scatter => Some(block(&inputs[root], rank)),
         other => panic!("{other} is new"),
     }
+}
+
+/// The contributions, each rounded once to the transport type, as float32. Of one rank nothing is
+/// rounded.
+pub fn sent_as(wire_type: Option<WireType>, inputs: Vec<Bits>) -> Vec<Bits> {
+    let Some(wire) = wire_type.map(WireType::data_type).filter(|_| inputs.len() > 1) else { return inputs };
+    let sent = |x: u64| cast_element(wire, DataType::Float32, cast_element(DataType::Float32, wire, x));
+    inputs.into_iter().map(|input| input.mapv_into(sent)).collect()
 }
 
 /// The reduction, element by element, in the order of the inputs. Of one input it is that input.

@@ -14,7 +14,7 @@ struct bytes {
 };
 
 struct one_case {
-    int64_t number, operation, reduce_op, data_type, root, in_place, is_partition, nb_groups, group_size;
+    int64_t number, operation, reduce_op, data_type, wire_type, root, in_place, is_partition, nb_groups, group_size;
     int64_t groups[MOST_GROUP_RANKS];
     dcl_dims_t dims;
     struct bytes input[MOST_RANKS], expected[MOST_RANKS];
@@ -48,6 +48,7 @@ static struct one_case read_case(const unsigned char **at, int64_t number, int64
     c.operation = read_number(at);
     c.reduce_op = read_number(at);
     c.data_type = read_number(at);
+    c.wire_type = read_number(at);
     c.root = read_number(at);
     c.in_place = read_number(at);
     c.dims.nb_dims = (int32_t)read_number(at);
@@ -76,6 +77,7 @@ static dcl_layer_t *make_layer(const struct one_case *c) {
         OK(dcl_dist_collective_set_partition(layer, c->groups, c->nb_groups, c->group_size));
     }
     OK(dcl_layer_set_nb_rank(layer, (int32_t)c->group_size));
+    OK(dcl_dist_collective_set_wire_type(layer, (int32_t)c->wire_type));
     int64_t groups[MOST_GROUP_RANKS], nb_groups, group_size, root;
     OK(dcl_dist_collective_get_groups(layer, groups, MOST_GROUP_RANKS, &nb_groups, &group_size));
     CHECK(nb_groups == c->nb_groups && (nb_groups == 0 || group_size == c->group_size));
@@ -125,13 +127,13 @@ static void compare(const struct one_case *c, int32_t rank, struct call_memory m
     for (size_t i = 0; i < memory.length; i++) {
         if (memory.start[i] != memory.before[i]) {
             fprintf(stderr,
-                    "%s: case %lld, rank %d: operation %lld, reduction %lld, type %lld, root %lld, %lld groups of "
-                    "%lld, in place %lld: byte %zu of %zu is %#x, not %#x; the input begins at %zu, the output at "
-                    "%zu\n",
+                    "%s: case %lld, rank %d: operation %lld, reduction %lld, type %lld, sent as %lld, root %lld, "
+                    "%lld groups of %lld, in place %lld: byte %zu of %zu is %#x, not %#x; the input begins at %zu, "
+                    "the output at %zu\n",
                     door, (long long)c->number, rank, (long long)c->operation, (long long)c->reduce_op,
-                    (long long)c->data_type, (long long)c->root, (long long)c->nb_groups, (long long)c->group_size,
-                    (long long)c->in_place, i, memory.length, memory.start[i], memory.before[i],
-                    (size_t)(memory.input - memory.start), (size_t)(memory.output - memory.start));
+                    (long long)c->data_type, (long long)c->wire_type, (long long)c->root, (long long)c->nb_groups,
+                    (long long)c->group_size, (long long)c->in_place, i, memory.length, memory.start[i],
+                    memory.before[i], (size_t)(memory.input - memory.start), (size_t)(memory.output - memory.start));
             _Exit(1);
         }
     }
@@ -219,8 +221,9 @@ static size_t block_of(const struct one_case *c, size_t nb_ranks) {
     }
 }
 
-static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicator, int32_t rank,
-                        dcl_stream_t *stream) {
+static void run_eagerly(const struct one_case *c, dcl_communicator_t *of_all, int32_t rank, dcl_stream_t *stream) {
+    dcl_communicator_t *communicator;
+    OK(dcl_communicator_with_wire_type(of_all, (int32_t)c->wire_type, &communicator));
     size_t n = (size_t)c->group_size, count = block_of(c, n), length = c->input[rank].length;
     dcl_data_type_t type = (int32_t)c->data_type;
     dcl_reduce_operation_t reduce_op = (int32_t)c->reduce_op;
@@ -257,6 +260,7 @@ static void run_eagerly(const struct one_case *c, dcl_communicator_t *communicat
     case DCL_COLLECTIVE_SCATTER: OK(dcl_scatter(communicator, in, out, count, type, root, on, work)); break;
     default: CHECK(0);
     }
+    OK(dcl_communicator_free(communicator));
     finish(c, stream, handle);
     compare(c, rank, memory, "the eager call");
 }

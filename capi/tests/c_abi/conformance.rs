@@ -33,6 +33,7 @@ impl Cases {
         self.number(case.operation.number().into());
         self.number(case.reduce_op.map_or(5, |reduce_op| reduce_op.number().into()));
         self.number(case.data_type.number().into());
+        self.number(case.wire_type.map_or(0, |wire_type| wire_type.number().into()));
         self.number(case.layer_root().map_or(-1, |root| match root {
             Root::Rank(rank) => rank.0.into(),
             Root::GroupRank(rank) => rank.0.into(),

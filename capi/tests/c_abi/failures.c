@@ -22,6 +22,33 @@ static void a_handle_is_exact(void) {
     OK(dcl_communicator_free(communicator));
 }
 
+/* A communicator's transport type: of one handle, and not of groups that are created with it. */
+static void a_handle_has_a_transport_type(void) {
+    dcl_communicator_t *communicator, *narrow, *group, *none = NULL;
+    float given = 1, taken = -7;
+    int32_t whole = 1;
+    dcl_wire_type_t wire_type = -7;
+    OK(dcl_communicator_new_in_process("host", 1, TIMEOUT_MS, &communicator));
+    OK(dcl_communicator_with_wire_type(communicator, DCL_WIRE_TYPE_BFLOAT16, &narrow));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_wire_type(communicator, 2, &none));
+    CHECK(none == NULL);
+    OK(dcl_communicator_get_wire_type(communicator, &wire_type));
+    CHECK(wire_type == DCL_WIRE_TYPE_NONE);
+    OK(dcl_communicator_get_wire_type(narrow, &wire_type));
+    CHECK(wire_type == DCL_WIRE_TYPE_BFLOAT16);
+    OK(dcl_communicator_split(narrow, 0, 0, &group));
+    OK(dcl_communicator_get_wire_type(group, &wire_type));
+    CHECK(wire_type == DCL_WIRE_TYPE_NONE);
+    OK(dcl_all_reduce(narrow, &given, &taken, 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, NULL));
+    CHECK(taken == 1);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_reduce(narrow, &whole, &whole, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+    MESSAGE_HAS("only float32 has a transport type");
+    OK(dcl_communicator_free(group));
+    OK(dcl_communicator_free(narrow));
+    OK(dcl_communicator_free(communicator));
+}
+
 /* A rank that does not make the call. */
 static void a_rank_is_late(void) {
     dcl_communicator_t *communicators[2], *short_one;
@@ -222,6 +249,7 @@ static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *
 
 int main(void) {
     a_handle_is_exact();
+    a_handle_has_a_transport_type();
     a_rank_is_late();
     a_rank_leaves();
     on_ranks(2, abort_or_wait, NULL);

@@ -65,6 +65,11 @@ static void attributes_of_a_collective(void) {
     OK(dcl_dist_collective_set_determinism(layer, DCL_DETERMINISM_EXACT));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_determinism(layer, 2));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_determinism(layer, -1));
+    OK(dcl_dist_collective_get_wire_type(layer, &number));
+    CHECK(number == DCL_WIRE_TYPE_NONE);
+    OK(dcl_dist_collective_set_wire_type(layer, DCL_WIRE_TYPE_BFLOAT16));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_set_wire_type(layer, 2));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_check_type(layer, DCL_DATA_TYPE_HALF));
     unsigned char bytes[512];
     size_t length;
     OK(dcl_dist_collective_serialize(layer, bytes, sizeof bytes, &length));
@@ -75,6 +80,8 @@ static void attributes_of_a_collective(void) {
     CHECK(number == 4);
     OK(dcl_dist_collective_get_determinism(copy, &number));
     CHECK(number == DCL_DETERMINISM_EXACT);
+    OK(dcl_dist_collective_get_wire_type(copy, &number));
+    CHECK(number == DCL_WIRE_TYPE_BFLOAT16);
     char name[16];
     OK(dcl_layer_get_name(copy, name, sizeof name, NULL));
     CHECK(strcmp(name, "mean") == 0);

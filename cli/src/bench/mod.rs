@@ -15,6 +15,7 @@ use distcollective::launch::{Job, Outcome};
 use distcollective::tensor::Dims;
 use distcollective::{
     CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Environment, Rank, ReduceOperation,
+    WireType,
 };
 use serde_json::Value;
 
@@ -71,6 +72,9 @@ pub struct Arguments {
     /// The element type
     #[arg(long, default_value = "float32", value_parser = names::data_type())]
     dtype: DataType,
+    /// The type in which float32 elements travel: half of the bytes, rounded
+    #[arg(long, value_parser = names::wire_type())]
+    wire: Option<WireType>,
     /// The number of ranks: 2 unless given; under a launcher, the launcher's
     #[arg(short, long = "ranks", value_parser = clap::value_parser!(u32).range(1..=1024))]
     n: Option<u32>,
@@ -256,6 +260,7 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
             ("backend", Value::from(backend)),
             ("buffers", Value::from(if arguments.symmetric { "symmetric" } else { "own" })),
             ("exact", Value::from(arguments.exact)),
+            ("wire", Value::from(arguments.wire.map_or("none", WireType::name))),
             ("warmup", Value::from(arguments.warmup)),
             ("iterations", arguments.iters.map_or(Value::from("10 ms"), Value::from)),
             ("batches", Value::from(arguments.batches)),
@@ -279,6 +284,7 @@ fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Resul
     if arguments.exact {
         layer.set_determinism(Determinism::Exact);
     }
+    layer.set_wire_type(arguments.wire);
     layer.check_type(arguments.dtype)?;
     layer.output_dims(&Dims::new(&[i64::from(n)])?)?;
     Ok(layer)

@@ -6,13 +6,15 @@ use distcollective::{CollectiveOperation, DataType, DistCollectiveLayer, ReduceO
 /// The input of one rank for a layer, and its expected output. An element is its little-endian
 /// bits.
 ///
-/// - Operations that move elements: the bits depend on the rank and the index.
+/// - Operations that move elements: the bits depend on the rank and the index. With a transport
+///   type they are those of whole numbers that it holds.
 /// - Reductions: the result at an index is one of seven small whole numbers, which every type can
 ///   hold. For the average every rank has that number. Otherwise one rank has it, another rank for
 ///   each run of seven elements, and the others have the neutral element.
 pub struct Values {
     operation: CollectiveOperation,
     reduce_op: Option<ReduceOperation>,
+    has_wire_type: bool,
     root: usize,
     rank: usize,
     ranks: usize,
@@ -39,6 +41,7 @@ impl Values {
         Values {
             operation: layer.collective_operation(),
             reduce_op,
+            has_wire_type: layer.wire_type().is_some(),
             root: layer.root().map_or(0, Root::number) as usize,
             rank,
             ranks,
@@ -69,7 +72,10 @@ impl Values {
         match self.reduce_op {
             None => {
                 let mixed = ((index * self.ranks + rank) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                mixed ^ mixed >> 32
+                match self.has_wire_type {
+                    true => bits(DataType::Float32, (mixed >> 56) as usize),
+                    false => mixed ^ mixed >> 32,
+                }
             }
             Some(ReduceOperation::Avg) => self.result(index),
             Some(_) if index / RESULTS % self.ranks == rank => self.result(index),

@@ -1,6 +1,6 @@
 //! From the arguments of an eager call to the call that a backend gets.
 
-use crate::collective::{Call, Collective, check_type};
+use crate::collective::{Call, Collective, check_type, check_wire_type};
 use crate::comm::Communicator;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
@@ -37,7 +37,8 @@ impl Communicator {
         // All ranks of a communicator are a group in which ranks have the same numbers.
         let collective = collective.with_root(|rank| GroupRank(rank.0));
         let Some((data_type, _)) = input.or(output) else { bail!(InvalidBuffer, "there is no buffer") };
-        check_type(collective.reduce_op(), data_type)?;
+        check_wire_type(collective.operation(), self.wire_type)?;
+        check_type(collective.reduce_op(), self.wire_type, data_type)?;
 
         let geometry = collective.operation().geometry();
         let sides = [("input", input, geometry.input), ("output", output, geometry.output)];
@@ -52,7 +53,7 @@ impl Communicator {
             Some((_, elements, side)) => elements / side.blocks(n),
             None => 0,
         };
-        let call = Call::of_blocks(collective, data_type, block_elements);
+        let call = Call::of_blocks(collective, data_type, block_elements).sent_as(self.wire_type, n);
         let rank = GroupRank(self.rank().0);
         let uses = [call.reads_input(rank), call.writes_output(rank)];
         for ((name, given, side), is_used) in sides.into_iter().zip(uses) {

@@ -223,6 +223,12 @@ impl Communicator {
             Collective::Gather { .. } | Collective::AllGather => false,
             _ => bail!(InvalidArgument, "there is no list form; scatter, gather and all_gather have one"),
         };
+        if let Some(wire_type) = self.wire_type {
+            bail!(
+                Unsupported,
+                "the list form has no transport type, and {wire_type} is set; call all_gather on one tensor for all ranks"
+            );
+        }
         let uses_list = collective.root().is_none_or(|root| root.0 == rank.0);
         let list = list.filter(|_| uses_list).unwrap_or_default();
         let name = if is_scatter { "input" } else { "output" };

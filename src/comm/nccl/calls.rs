@@ -7,7 +7,7 @@ use super::NcclBackend;
 use super::bindings::*;
 use super::library::function;
 use super::route::{Route, contributions, results};
-use crate::collective::{Call, Collective, ReduceOperation, Shares};
+use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::element::{bf16, f16};
@@ -167,6 +167,10 @@ impl NcclBackend {
                 }
                 Route::Exchange => self.exchange(call, [input, output], scratch, stream, deadline),
                 Route::Shares => self.share(call, [input, output], scratch, stream, deadline),
+                Route::Narrow => {
+                    let (collective, block) = (&call.collective, call.block_elements);
+                    self.carry(call, (collective, block), [input, output], scratch, stream, deadline)
+                }
             }
         }
     }
@@ -184,13 +188,14 @@ impl NcclBackend {
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
-        let bytes = Elements::bytes(call.block_bytes());
+        let (count, n) = (call.block_elements, self.origins.len());
+        let rest = scratch.wrapping_add(n * call.block_bytes());
         // SAFETY: the caller's promise.
         unsafe {
-            self.call(&contributions(&call.collective), bytes, [input, scratch], stream, deadline)?;
+            let moved = (&contributions(&call.collective), count);
+            self.carry(call, moved, [input, scratch], rest, stream, deadline)?;
             match call.collective.reduce_op() {
                 Some(reduce_op) if call.writes_output(self.rank) => {
-                    let (count, n) = (call.block_elements, self.origins.len());
                     stream.reduce((call.data_type, reduce_op), scratch, output, count, n)
                 }
                 _ => Ok(()),
@@ -226,7 +231,8 @@ impl NcclBackend {
         // SAFETY: the caller's promise; the shares and the rest are within the buffers. The stream
         // does one after the other, so the scratch memory of the shares is free for the rest.
         unsafe {
-            self.call(&Collective::AllToAll, bytes, [input, scratch], stream, deadline)?;
+            let spare = scratch.wrapping_add(n * share_bytes);
+            self.carry(call, (&Collective::AllToAll, share), [input, scratch], spare, stream, deadline)?;
             stream.reduce((call.data_type, reduce_op), scratch, own, share, n)?;
             self.call(&results(&call.collective), bytes, [own, output], stream, deadline)?;
             if rest == 0 {
@@ -235,6 +241,43 @@ impl NcclBackend {
             let sides = [input, output].map(|side| side.wrapping_add(n * share_bytes));
             self.exchange(&Call { block_elements: rest, ..*call }, sides, scratch, stream, deadline)
         }
+    }
+
+    /// Makes a call of NCCL's that only moves blocks of a call's elements. With a transport type
+    /// the elements are cast to it before and back after, in the scratch memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`issue`](Self::issue), for these blocks; with a transport type the scratch memory has
+    /// room for this rank's input and output in that type, and is no part of them.
+    unsafe fn carry(
+        &self,
+        call: &Call,
+        (collective, block): (&Collective, usize),
+        [input, output]: [*mut u8; 2],
+        scratch: *mut u8,
+        stream: &Arc<CudaStream>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let (wide, n, operation) = (call.data_type, self.origins.len(), collective.operation());
+        let Some(wire) = call.wire_type.map(WireType::data_type) else {
+            let bytes = Elements::bytes(block * wide.byte_len());
+            // SAFETY: the caller's promise.
+            return unsafe { self.call(collective, bytes, [input, output], stream, deadline) };
+        };
+        let (given, taken) = (operation.input_blocks(n) * block, operation.output_blocks(n) * block);
+        let sides = [scratch, scratch.wrapping_add(given * wire.byte_len())];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if collective.reads_input(self.rank) {
+                stream.cast(wide, input, wire, sides[0], given)?;
+            }
+            self.call(collective, Elements::bytes(block * wire.byte_len()), sides, stream, deadline)?;
+            if collective.writes_output(self.rank) {
+                stream.cast(wire, sides[1], wide, output, taken)?;
+            }
+        }
+        Ok(())
     }
 
     /// Compiles the kernels of a route that are not compiled yet.

@@ -3,7 +3,7 @@
 
 use super::handle::NcclHandle;
 use super::library::Version;
-use crate::collective::{Call, Collective, Determinism, ExactReduction, ReduceOperation};
+use crate::collective::{Call, Collective, Determinism, ExactReduction, ReduceOperation, WireType};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 
@@ -79,6 +79,8 @@ pub(super) enum Route {
     Exchange,
     /// The same for long tensors: each rank reduces its share, and ranks exchange the results.
     Shares,
+    /// Movement with a transport type: casts before and after NCCL's collective.
+    Narrow,
 }
 
 /// Whether 1/n, and with it each n-th of an element that is not subnormal, is exact in the type.
@@ -97,8 +99,12 @@ impl Route {
         let is_float8 = matches!(call.data_type, DataType::Float8E4M3 | DataType::Float8E5M2);
         match call.collective.reduce_op() {
             _ if rank_count == 1 => Route::Copy,
+            None if call.wire_type.is_some() => Route::Narrow,
             None => Route::Direct,
-            Some(_) if call.determinism == Determinism::Exact => Route::of_kernel(call, rank_count),
+            // NCCL would accumulate in the transport type.
+            Some(_) if call.determinism == Determinism::Exact || call.wire_type.is_some() => {
+                Route::of_kernel(call, rank_count)
+            }
             Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::of_kernel(call, rank_count),
             Some(ReduceOperation::Avg)
@@ -130,17 +136,30 @@ impl Route {
             Route::Bool => input_elements,
             Route::Exchange => ExactReduction::Exchange.scratch_bytes(call, rank_count),
             Route::Shares => ExactReduction::Shares.scratch_bytes(call, rank_count),
+            Route::Narrow => {
+                let output_elements = call.output_bytes(rank_count) / call.data_type.byte_len();
+                (input_elements + output_elements)
+                    * call.wire_type.map_or(0, |wire_type| wire_type.data_type().byte_len())
+            }
         }
     }
 
     /// The kernels that it launches.
-    pub(super) fn kernels(self, call: &Call) -> [Option<Kernel>; 2] {
+    pub(super) fn kernels(self, call: &Call) -> [Option<Kernel>; 3] {
         let data_type = call.data_type;
+        let [narrow, widen] = match call.wire_type.map(WireType::data_type) {
+            Some(wire) => [Kernel::of_cast(data_type, wire), Kernel::of_cast(wire, data_type)],
+            None => [None; 2],
+        };
         match (self, call.collective.reduce_op()) {
-            (Route::Average, _) => [Kernel::of_cast(data_type, DataType::Float32), Some(Kernel::Divide(data_type))],
-            (Route::Bool, _) => [Some(Kernel::NormalizeBool), None],
-            (Route::Exchange | Route::Shares, Some(reduce_op)) => [Some(Kernel::Reduce(data_type, reduce_op)), None],
-            _ => [None, None],
+            (Route::Average, _) => {
+                [Kernel::of_cast(data_type, DataType::Float32), Some(Kernel::Divide(data_type)), None]
+            }
+            (Route::Bool, _) => [Some(Kernel::NormalizeBool), None, None],
+            (Route::Exchange | Route::Shares | Route::Narrow, reduce_op) => {
+                [narrow, widen, reduce_op.map(|reduce_op| Kernel::Reduce(data_type, reduce_op))]
+            }
+            _ => [None; 3],
         }
     }
 }

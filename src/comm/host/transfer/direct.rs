@@ -9,7 +9,6 @@ use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::Milestone;
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
-use crate::compute;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::GroupRank;
@@ -54,7 +53,8 @@ impl RunningCall<'_> {
         // No rank returns while a peer may touch its buffers (invariant 10).
         let finished = Milestone::Round(self.progress.round);
         let touched_by = |peer: &GroupRank| shares_reduce || call.moves(rank, *peer);
-        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))
+        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))?;
+        self.round_in_place()
     }
 
     /// Whether this is a reduce whose work all ranks share. They all find the same (invariant 6).
@@ -123,7 +123,7 @@ impl RunningCall<'_> {
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
             // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
-            unsafe { target.add(done).copy_from_nonoverlapping(source.add(done), part) };
+            unsafe { self.move_elements(source.add(done), target.add(done), part) };
         }
         Ok(())
     }
@@ -156,11 +156,10 @@ impl RunningCall<'_> {
         byte_len: usize,
         copies: &[*const u8],
     ) -> Result<()> {
-        let data_type = self.request.signature.call.data_type;
         let n = self.host.segment.len();
         // An access touches each buffer. Its pieces are whole cache lines, or single elements where
         // there are too many buffers for a line of each.
-        let element = data_type.byte_len();
+        let element = self.request.signature.call.data_type.byte_len();
         let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
         let source_of =
@@ -172,7 +171,7 @@ impl RunningCall<'_> {
                 let result = target.wrapping_add(start);
                 let _access = self.host.segment.begin_access(self.host.rank)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
-                unsafe { compute::reduce(reduce_op, data_type, sources, result, part / element) };
+                unsafe { self.reduce_elements(reduce_op, sources, result, part) };
                 for copy in copies.iter().filter(|copy| **copy != target.cast_const()) {
                     // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it
                     // is this rank's share, which no other rank touches.

@@ -77,7 +77,7 @@ impl RunningCall<'_> {
         let target = self.output_block(target_block);
         // SAFETY: the payload holds a peer's input, with the block in it, because the peer made the
         // same call (invariant 5). The output holds the block by the contract of `Backend::run`.
-        unsafe { compute::copy(source, target, self.request.signature.call.block_bytes()) };
+        unsafe { self.move_elements(source, target, self.request.signature.call.block_bytes()) };
     }
 
     fn take_payloads(&self, source_offset: usize) {
@@ -103,9 +103,7 @@ impl RunningCall<'_> {
         self.with_addresses(block_of, |sources| {
             // SAFETY: the loop above wrote every payload, and each holds the block (invariant 5).
             // The output holds the block by the contract of `Backend::run`.
-            unsafe {
-                compute::reduce(reduce_op, call.data_type, sources, self.request.output.pointer, call.block_elements)
-            };
+            unsafe { self.reduce_elements(reduce_op, sources, self.request.output.pointer, call.block_bytes()) };
             Ok(())
         })
     }

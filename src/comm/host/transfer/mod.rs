@@ -2,5 +2,6 @@
 //! the same one (invariant 6).
 
 mod direct;
+mod elements;
 pub(super) mod inline;
 mod staged;

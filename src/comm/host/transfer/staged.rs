@@ -6,15 +6,26 @@
 //! takes, and reads their stages. It writes a stage again when all peers have read it, so a rank
 //! that only gives runs ahead by the number of stages. What a rank gives to itself goes through no
 //! stage. No rank waits at the end, because a rank touches its own buffers and shared memory only.
+//!
+//! With a transport type a stage has elements of that type. The copying into the stage rounds them,
+//! and what a rank gives to its own reduction goes through its stage too.
 
-use crate::collective::{Collective, ReduceOperation};
+use crate::collective::{Collective, ReduceOperation, WireType};
 use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
-use crate::compute;
+use crate::comm::signature::{Purpose, Signature};
+use crate::compute::{self, Stored};
+use crate::data_type::DataType;
 use crate::error::Result;
 use crate::rank::GroupRank;
 use crate::stream::Watch;
+
+/// The longest output that is left in the processor's cache, in bytes.
+const LONGEST_OUTPUT: usize = 32 << 20;
+
+/// The same for a piece of a tensor dictionary, of which there are many.
+const LONGEST_TENSOR: usize = 1 << 20;
 
 /// After how many rounds a rank publishes what it has taken. Less than the number of stages, so
 /// that a rank that waits for a peer's stage withholds nothing that this peer waits for.
@@ -26,9 +37,9 @@ fn taken_batch(members: usize) -> u64 {
 #[derive(Clone, Copy)]
 struct Piece {
     round: u64,
-    /// Where it begins in the block, in bytes.
+    /// Where it begins in the block, in elements.
     start: usize,
-    /// Its length in bytes.
+    /// Its length in elements.
     len: usize,
 }
 
@@ -36,11 +47,12 @@ impl RunningCall<'_> {
     /// Moves the elements through staging memory.
     pub(crate) fn staged(&mut self) -> Result<()> {
         let call = self.request.signature.call;
-        let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_bytes());
-        // A stage holds one piece for all peers, or one for each.
-        let parts = call.input().blocks(n - 1);
-        let most = piece_bytes(parts);
-        let gives = self.peers().any(|peer| call.moves(rank, peer));
+        let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_elements);
+        // A stage holds one piece for all takers, or one for each.
+        let stages_own = self.stages_own();
+        let parts = call.input().blocks(if stages_own { n } else { n - 1 });
+        let most = piece_bytes(parts) / self.staged_type().byte_len();
+        let gives = self.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
         if gives {
             let keep_going = || self.host.check().and_then(|()| check_allocation(self.request.deadline));
             self.host.segment.allocate_staging(rank, &keep_going)?;
@@ -51,10 +63,12 @@ impl RunningCall<'_> {
             let start = (round - before - 1) as usize * most;
             Piece { round, start, len: most.min(block - start) }
         };
+        // A rank that reads its own stages does not write one again before it has read it.
+        let most_ahead = if stages_own { stage_count(n) as u64 - 1 } else { u64::MAX };
         let mut staged = if gives { before } else { last };
         for round in before + 1..=last {
-            self.before_moving(parts * piece_of(round).len)?;
-            while staged < last && (staged < round || self.has_room_for(staged + 1)) {
+            self.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
+            while staged < last && (staged < round || staged - round < most_ahead && self.has_room_for(staged + 1)) {
                 staged += 1;
                 self.wait_for_stage(staged)?;
                 self.fill_stage(piece_of(staged));
@@ -98,12 +112,36 @@ impl RunningCall<'_> {
         self.host.segment.ranks().filter(move |peer| *peer != own)
     }
 
+    /// Whether this rank's output is longer than caches are. The weights of a model are in all.
+    fn is_past_cache(&self) -> bool {
+        let Signature { purpose, call } = self.request.signature;
+        let longest = if purpose == Purpose::TensorDict { LONGEST_TENSOR } else { LONGEST_OUTPUT };
+        call.output_bytes(self.host.segment.len()) > longest
+    }
+
+    /// The type of the elements in stages.
+    fn staged_type(&self) -> DataType {
+        let call = self.request.signature.call;
+        call.wire_type.map_or(call.data_type, WireType::data_type)
+    }
+
+    /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
+    /// one type.
+    fn stages_own(&self) -> bool {
+        let call = self.request.signature.call;
+        call.wire_type.is_some() && call.collective.reduce_op().is_some()
+    }
+
     /// Writes what peers take in this round into this rank's stage.
     fn fill_stage(&self, piece: Piece) {
         if !self.request.signature.call.input().is_per_rank {
             return self.stage(0, 0, piece);
         }
-        self.peers().for_each(|peer| self.stage(part_for(peer, self.host.rank), peer.index(), piece));
+        let stage_for = |taker: GroupRank| self.stage(self.part_for(taker, self.host.rank), taker.index(), piece);
+        match self.stages_own() {
+            true => self.host.segment.ranks().for_each(stage_for),
+            false => self.peers().for_each(stage_for),
+        }
     }
 
     /// Moves what this rank takes in one round into its output.
@@ -127,13 +165,26 @@ impl RunningCall<'_> {
 
     /// Copies a piece of a block of this rank's input into a part of its stage.
     fn stage(&self, part: usize, block: usize, piece: Piece) {
-        let source = self.input_block(block).wrapping_add(piece.start);
+        let call = self.request.signature.call;
+        let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
         self.host.segment.write_stage(self.host.rank, piece.round, |stage| {
+            let target = stage.wrapping_add(part * piece.len * self.staged_type().byte_len());
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
             // and 8).
-            unsafe { compute::copy(source, stage.wrapping_add(part * piece.len), piece.len) };
+            unsafe {
+                match call.wire_type {
+                    None => compute::copy(source, target, piece.len * call.data_type.byte_len()),
+                    Some(wire_type) => compute::narrow(wire_type, source, target, piece.len),
+                }
+            }
         });
+    }
+
+    /// The part of the giver's stage that is for `taker`. There is none for the giver itself,
+    /// unless its own goes through its stage.
+    fn part_for(&self, taker: GroupRank, giver: GroupRank) -> usize {
+        taker.index() - usize::from(taker > giver && !self.stages_own())
     }
 
     /// Where the piece is that `giver` gives to this rank in this round: in its stage, or in this
@@ -141,33 +192,55 @@ impl RunningCall<'_> {
     fn piece_from(&self, giver: GroupRank, piece: Piece) -> *const u8 {
         let (call, rank) = (self.request.signature.call, self.host.rank);
         let is_per_rank = call.input().is_per_rank;
-        if giver == rank {
-            return self.input_block(if is_per_rank { rank.index() } else { 0 }).wrapping_add(piece.start);
+        if giver == rank && !self.stages_own() {
+            let block = self.input_block(if is_per_rank { rank.index() } else { 0 });
+            return block.wrapping_add(piece.start * call.data_type.byte_len());
         }
-        let part = if is_per_rank { part_for(rank, giver) } else { 0 };
-        let segment = &self.host.segment;
-        segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(part * piece.len))
+        let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
+        let offset = part * piece.len * self.staged_type().byte_len();
+        self.host.segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(offset))
     }
 
     /// Copies the piece that `giver` gives to this rank into a block of the output.
     fn take(&self, giver: GroupRank, block: usize, piece: Piece) {
-        let target = self.output_block(block).wrapping_add(piece.start);
+        let call = self.request.signature.call;
+        let byte_len = piece.len * call.data_type.byte_len();
+        let (source, start) = (self.piece_from(giver, piece), piece.start * call.data_type.byte_len());
+        let target = self.output_block(block).wrapping_add(start);
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
         // the round (invariant 7), and writes this stage again only after this rank has published a
         // later one (invariant 8).
-        unsafe { compute::copy(self.piece_from(giver, piece), target, piece.len) };
+        unsafe {
+            match call.wire_type {
+                Some(wire_type) if giver != self.host.rank => {
+                    compute::round(wire_type, Stored::AsWireType, source, target, piece.len);
+                }
+                None if giver != self.host.rank && self.is_past_cache() => {
+                    compute::copy_past_cache(source, target, byte_len);
+                }
+                _ => self.move_elements(source, target, byte_len),
+            }
+        }
     }
 
     /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
     fn reduce_stages(&self, reduce_op: ReduceOperation, piece: Piece) -> Result<()> {
-        let data_type = self.request.signature.call.data_type;
-        let target = self.request.output.pointer.wrapping_add(piece.start);
+        let call = self.request.signature.call;
+        let target = self.request.output.pointer.wrapping_add(piece.start * call.data_type.byte_len());
         self.with_addresses(
             |giver| Ok(self.piece_from(giver, piece)),
             |sources| {
                 // SAFETY: as in `take`, for every source. Stages do not overlap the output.
-                unsafe { compute::reduce(reduce_op, data_type, sources, target, piece.len / data_type.byte_len()) };
+                unsafe {
+                    match call.wire_type {
+                        None => compute::reduce(reduce_op, call.data_type, sources, target, piece.len),
+                        Some(wire_type) => {
+                            let stored = Stored::AsWireType;
+                            compute::reduce_rounded(reduce_op, wire_type, stored, sources, target, piece.len);
+                        }
+                    }
+                }
                 Ok(())
             },
         )
@@ -181,9 +254,4 @@ fn piece_bytes(parts: usize) -> usize {
     // At most 1024 ranks, and a stage has 1024 lines.
     assert!(parts * LINE <= STAGE_BYTES);
     STAGE_BYTES / parts / LINE * LINE
-}
-
-/// The part of the giver's stage that is for `taker`. There is none for the giver itself.
-fn part_for(taker: GroupRank, giver: GroupRank) -> usize {
-    taker.index() - usize::from(taker > giver)
 }

@@ -109,6 +109,7 @@ fn code() -> Source {
             "shape.rs",
             "collective/determinism.rs",
             "collective/operation.rs",
+            "collective/wire_type.rs",
             "comm/message.rs",
             "comm/nccl/id.rs",
         ]
@@ -177,6 +178,10 @@ fn numbers_are_the_same() {
             code.constant("ReduceOperation", &camel(reduce_op))
         } else if let Some(determinism) = of("DCL_DETERMINISM_") {
             code.constant("Determinism", &camel(determinism))
+        } else if name == "DCL_WIRE_TYPE_NONE" {
+            code.constant("WireType", "NONE_NUMBER")
+        } else if let Some(wire_type) = of("DCL_WIRE_TYPE_") {
+            code.constant("WireType", &camel(wire_type))
         } else {
             match name {
                 "DCL_VERSION_MAJOR" => version[0],
@@ -200,6 +205,7 @@ fn numbers_are_the_same() {
         ("CollectiveOperation", "DCL_COLLECTIVE_"),
         ("ReduceOperation", "DCL_REDUCE_"),
         ("Determinism", "DCL_DETERMINISM_"),
+        ("WireType", "DCL_WIRE_TYPE_"),
     ] {
         let declared: BTreeSet<i64> =
             header.constants().filter(|(name, _)| name.starts_with(prefix)).map(|(_, number)| number).collect();

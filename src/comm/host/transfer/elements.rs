@@ -1,0 +1,75 @@
+//! What a rank does with elements of float32 buffers that it takes: it moves or reduces them, and
+//! with a transport type it rounds each contribution as it reads it.
+
+use crate::collective::ReduceOperation;
+use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::compute::{self, Stored};
+use crate::error::Result;
+
+impl RunningCall<'_> {
+    /// Copies elements of a rank's input, or rounds them. Both addresses may be the same.
+    ///
+    /// # Safety
+    ///
+    /// The source is valid for reads and the target for writes of `byte_len` bytes, which are whole
+    /// elements, and nothing else writes them during the call. They are the same or do not overlap.
+    pub(super) unsafe fn move_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
+        let call = self.request.signature.call;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match call.wire_type {
+                None => compute::copy(source, target, byte_len),
+                Some(wire_type) => {
+                    compute::round(wire_type, Stored::AsFloat32, source, target, byte_len / call.data_type.byte_len());
+                }
+            }
+        }
+    }
+
+    /// Reduces elements of the ranks' inputs, in rank order.
+    ///
+    /// # Safety
+    ///
+    /// As [`move_elements`](Self::move_elements), for each source.
+    pub(super) unsafe fn reduce_elements(
+        &self,
+        reduce_op: ReduceOperation,
+        sources: &[*const u8],
+        target: *mut u8,
+        byte_len: usize,
+    ) {
+        let call = self.request.signature.call;
+        let count = byte_len / call.data_type.byte_len();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match call.wire_type {
+                None => compute::reduce(reduce_op, call.data_type, sources, target, count),
+                Some(wire_type) => {
+                    compute::reduce_rounded(reduce_op, wire_type, Stored::AsFloat32, sources, target, count);
+                }
+            }
+        }
+    }
+
+    /// With a transport type, rounds what this rank gives itself where it lies, if its input is in
+    /// its output. No peer reads it any more.
+    pub(super) fn round_in_place(&self) -> Result<()> {
+        let (call, rank) = (self.request.signature.call, self.host.rank);
+        if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
+            return Ok(());
+        }
+        let own = self.output_block(if call.output().is_per_rank { rank.index() } else { 0 });
+        if self.request.input.pointer != own {
+            return Ok(());
+        }
+        for done in (0..call.block_bytes()).step_by(ACCESS_BYTES) {
+            let part = ACCESS_BYTES.min(call.block_bytes() - done);
+            self.before_moving(part)?;
+            let part_at = own.wrapping_add(done);
+            // SAFETY: the output holds the block by the contract of `Backend::run`.
+            unsafe { self.move_elements(part_at, part_at, part) };
+        }
+        Ok(())
+    }
+}
