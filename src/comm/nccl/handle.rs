@@ -44,7 +44,7 @@ pub(super) struct NcclHandle {
     /// Whether it is the library's own, and NCCL keeps a thread in a call that waits for others.
     pub(super) is_blocking: bool,
     /// Its windows, and memory that it may use.
-    pub(super) windows: Windows,
+    pub(super) windows: Arc<Windows>,
     access: Arc<Access>,
 }
 
@@ -133,7 +133,7 @@ impl NcclHandle {
             raw,
             is_own: true,
             is_blocking: library.can_block(),
-            windows: Windows::default(),
+            windows: Windows::new(library, device),
             access: Arc::new(Access::new()),
         }
     }
@@ -154,7 +154,7 @@ impl NcclHandle {
         let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
         library.check("ncclCommCuDevice", result)?;
         let device = device(ordinal.max(0) as u32)?;
-        let (windows, access) = (Windows::default(), Arc::new(Access::new()));
+        let (windows, access) = (Windows::new(library, &device), Arc::new(Access::new()));
         Ok(NcclHandle { library, device, raw, is_own: false, is_blocking: false, windows, access })
     }
 
@@ -381,7 +381,7 @@ impl NcclHandle {
         let (library, is_blocking) = (self.library, self.is_blocking);
         let abort = function!(library, ncclCommAbort)?;
         let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
-        let (device, access) = (Arc::clone(&self.device), Arc::clone(&self.access));
+        let (device, access, windows) = (Arc::clone(&self.device), Arc::clone(&self.access), Arc::clone(&self.windows));
         // SAFETY: NCCL takes a communicator from any thread; the job frees it, when no thread is
         // inside and none comes in any more.
         let raw = unsafe { Sent::new(self.raw) };
@@ -397,7 +397,9 @@ impl NcclHandle {
             // SAFETY: no thread is inside, and this is the last use.
             let result = unsafe { if is_blocking { end() } else { abort(raw) } };
             access.end();
-            library.check("ncclCommAbort", result)
+            library.check("ncclCommAbort", result)?;
+            windows.end();
+            Ok(())
         })
     }
 }
@@ -424,17 +426,8 @@ impl Drop for NcclHandle {
         if !self.is_own || !self.device.is_here() {
             return;
         }
-        let (library, windows, stage) = (self.library, std::mem::take(&mut self.windows), self.access.stage());
-        if stage != Some(Stage::Open) || self.access.is_ending() {
-            // As long as the abort has not ended, NCCL may use the memory.
-            if stage == Some(Stage::Ended) && !windows.is_empty() {
-                self.device.release_later("ncclMemFree", move || {
-                    // SAFETY: the communicator was aborted, and the GPU has done the work on the
-                    // memory.
-                    unsafe { windows.free(library) };
-                    Ok(())
-                });
-            }
+        // What aborts the communicator frees its memory.
+        if self.access.stage() != Some(Stage::Open) || self.access.is_ending() {
             return;
         }
         let (Ok(finalize), Ok(destroy), Ok(state)) = (
@@ -444,7 +437,7 @@ impl Drop for NcclHandle {
         ) else {
             return;
         };
-        let device = Arc::clone(&self.device);
+        let (device, windows) = (Arc::clone(&self.device), Arc::clone(&self.windows));
         // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any
         // more.
         let raw = unsafe { Sent::new(self.raw) };
@@ -466,7 +459,7 @@ impl Drop for NcclHandle {
                 // With the communicator go its windows, whichever are left (ncclDevrFinalize in
                 // NCCL's `dev_runtime.cc`).
                 if result == ncclSuccess && destroy(raw) == ncclSuccess {
-                    windows.free(library);
+                    windows.end();
                 }
             }
         });

@@ -36,11 +36,6 @@ impl Scratch {
         }
         let graph = stream.captured_graph()?;
         let user = User { stream: stream.id(), capture: graph.as_ref().map(CapturedGraph::id) };
-        if graph.is_none() {
-            // Freed when the GPU does not use it any more. Not during a capture, in which only what
-            // is needed is done.
-            self.pieces.retain(|piece| piece.user == user || piece.alive.strong_count() > 0);
-        }
         // The latest is the longest.
         let latest = self.pieces.iter_mut().rev().find(|piece| piece.user == user);
         let before = latest.as_ref().map_or(0, |piece| piece.memory.byte_len());
@@ -51,8 +46,16 @@ impl Scratch {
             }
             return Ok(piece.memory.address());
         }
-        // It grows by doubling, so that all that a capture gets is at most twice the longest.
-        let memory = DeviceMemory::new(stream.device(), byte_len.max(2 * before))?;
+        // Freed when the GPU does not use it any more. Only here: to free memory makes the whole
+        // GPU wait, and a stream's next call may come with a new `Stream`.
+        self.pieces.retain(|piece| piece.user == user || piece.alive.strong_count() > 0);
+        // Smaller pieces stay. It grows by doubling, if there is room, so that all pieces of a user
+        // together are at most twice the longest.
+        let memory = |byte_len| DeviceMemory::new(stream.device(), byte_len);
+        let memory = match memory(byte_len.max(2 * before)) {
+            Err(_) if byte_len < 2 * before => memory(byte_len),
+            memory => memory,
+        }?;
         let alive = match graph {
             Some(graph) => {
                 let reference = Arc::default();
@@ -60,10 +63,7 @@ impl Scratch {
                 graph.keep(reference)?;
                 alive
             }
-            None => {
-                self.pieces.retain(|piece| piece.user != user);
-                stream.alive()
-            }
+            None => stream.alive(),
         };
         let address = memory.address();
         self.pieces.push(Piece { user, alive, memory });

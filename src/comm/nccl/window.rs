@@ -46,14 +46,18 @@ unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
     library.check("ncclMemFree", unsafe { free(address.as_ptr().cast()) })
 }
 
-/// The windows of a communicator, and memory that it may still use.
-#[derive(Default)]
+/// The windows of a communicator, and memory that it may still use. The handle has it, and so has
+/// what destroys or aborts the communicator: the last one frees the memory.
 pub(super) struct Windows {
+    library: &'static Library,
+    device: Arc<Device>,
     /// In the order in which the ranks registered them, which is the same on all ranks.
     registered: Mutex<Vec<Arc<Window>>>,
     /// Memory of which NCCL has not said that it is registered, or not any more: the call has
     /// failed, or has not returned.
     unsettled: Mutex<Vec<Memory>>,
+    /// The communicator was destroyed or aborted, and its windows went with it.
+    is_over: AtomicBool,
 }
 
 /// An address, which is used only when the memory is freed.
@@ -76,6 +80,21 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Windows {
+    pub(super) fn new(library: &'static Library, device: &Arc<Device>) -> Arc<Self> {
+        Arc::new(Windows {
+            library,
+            device: Arc::clone(device),
+            registered: Mutex::default(),
+            unsettled: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        })
+    }
+
+    /// Says that the communicator was destroyed or aborted.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
     fn push(&self, window: &Arc<Window>) {
         lock(&self.registered).push(Arc::clone(window));
     }
@@ -102,27 +121,25 @@ impl Windows {
         };
         lock(&self.registered).extract_if(.., &mut is_meant).collect()
     }
+}
 
-    /// Frees all memory, when the communicator has ended. Its windows went with it.
-    ///
-    /// # Safety
-    ///
-    /// The communicator was destroyed or aborted, and nothing uses the memory. The device is
-    /// current.
-    pub(super) unsafe fn free(self, library: &Library) {
-        let registered = self.registered.into_inner().unwrap_or_else(|e| e.into_inner());
-        let unsettled = self.unsettled.into_inner().unwrap_or_else(|e| e.into_inner());
-        let registered = registered.iter().map(|window| window.address);
-        for address in registered.chain(unsettled.iter().map(|memory| memory.0)) {
-            // SAFETY: the caller's promise.
-            if let Err(error) = unsafe { free(library, address) } {
-                crate::util::log::event!(WARN, "{error}");
-            }
+impl Drop for Windows {
+    fn drop(&mut self) {
+        // Otherwise NCCL may use the memory. A forked child has none.
+        if !*self.is_over.get_mut() || !self.device.is_here() {
+            return;
         }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        lock(&self.registered).is_empty() && lock(&self.unsettled).is_empty()
+        let mut memory = std::mem::take(&mut *lock(&self.unsettled));
+        memory.extend(lock(&self.registered).drain(..).map(|window| Memory(window.address)));
+        if memory.is_empty() {
+            return;
+        }
+        let library = self.library;
+        self.device.release_later("ncclMemFree", move || {
+            // SAFETY: the handle is dropped, to which all buffers had a reference; the communicator
+            // and its windows are gone, and the GPU has done the work on the memory.
+            memory.into_iter().try_for_each(|memory| unsafe { free(library, memory.0) })
+        });
     }
 }
 
@@ -182,7 +199,8 @@ impl NcclBackend {
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
             let is_registered = matches!(memory.owner, Owner::Window(_));
-            let all = self.gather(&[i64::from(is_registered)], Purpose::Allocate, deadline)?;
+            let all = self.gather(&[i64::from(is_registered)], Purpose::Allocate, deadline);
+            let all = all.inspect_err(|_| memory.leave_to_communicator())?;
             if let Owner::Window(window) = &memory.owner {
                 if all.contains(&[0]) {
                     let window = Arc::clone(window);
@@ -244,6 +262,12 @@ impl SymmetricMemory {
         Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), owner: Owner::Buffer })
     }
 
+    /// Keeps the memory until the communicator has ended, which may use it.
+    fn leave_to_communicator(&mut self) {
+        self.handle.windows.keep(self.address);
+        self.owner = Owner::Communicator;
+    }
+
     /// Registers the memory. Collective.
     fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
         let register = function!(self.handle.library, ncclCommWindowRegister)?;
@@ -258,10 +282,8 @@ impl SymmetricMemory {
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
             unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
         };
-        self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ()).inspect_err(|_| {
-            self.handle.windows.keep(self.address);
-            self.owner = Owner::Communicator;
-        })?;
+        let registered = self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ());
+        registered.inspect_err(|_| self.leave_to_communicator())?;
         if let Some(raw) = NonNull::new(window.load(Ordering::Acquire)) {
             let is_dropped = AtomicBool::new(false);
             self.owner = Owner::Window(Arc::new(Window { raw, address: self.address, is_dropped }));
