@@ -158,8 +158,8 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, exact_scratch_bytes })
 }
 
-/// The longest scratch memory of a reduction in exact mode, or with a transport type, at the largest
-/// shapes.
+/// The longest scratch memory of a reduction in exact mode or with a transport type, at the
+/// largest shapes.
 fn exact_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
     let bytes = analysis.schedule.iter().filter_map(|id| {
         let resolved = analysis.collectives[id.index()].as_ref()?;
