@@ -28,8 +28,7 @@ pub(crate) struct MessageRequest {
     pub(crate) address: Address,
 }
 
-// SAFETY: the address is the caller's, who has promised that any thread may use it until the
-// message has ended.
+// SAFETY: the caller has promised that any thread may use the address until the message has ended.
 unsafe impl Send for MessageRequest {}
 // SAFETY: a shared reference gives no way to the bytes.
 unsafe impl Sync for MessageRequest {}

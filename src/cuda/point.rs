@@ -62,8 +62,8 @@ struct Kept {
     sweep_at: usize,
 }
 
-/// The moment at which a piece of work was enqueued. If nobody has asked before, its event is
-/// recorded at the first question, and then covers what was enqueued until that question.
+/// The moment at which a piece of work was enqueued. Its event is recorded at the first question,
+/// unless an event is there already, and then covers what was enqueued until that question.
 #[derive(Clone)]
 pub(crate) struct Point {
     state: Arc<StreamState>,

@@ -52,9 +52,9 @@ pub(crate) struct MemoryPlan {
     pub(crate) scratch: Vec<Option<Place>>,
     pub(crate) communicator_bytes: usize,
     pub(crate) private_bytes: usize,
-    /// What the exact reductions, one after the other, use between their steps on GPUs. On other
-    /// communicators a context does not allocate it.
-    pub(crate) exact_scratch_bytes: usize,
+    /// What reductions in exact mode or with a transport type, one after the other, use between
+    /// their steps on GPUs. On other communicators a context does not allocate it.
+    pub(crate) reduction_scratch_bytes: usize,
 }
 
 /// Memory that one or several tensors use one after the other, in place.
@@ -154,20 +154,20 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         }
     }
     let scratch = scratch_allocation.into_iter().map(|allocation| allocation.map(place_of)).collect();
-    let exact_scratch_bytes = exact_scratch_bytes(network, analysis);
-    Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, exact_scratch_bytes })
+    let reduction_scratch_bytes = reduction_scratch_bytes(network, analysis);
+    Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, reduction_scratch_bytes })
 }
 
 /// The longest scratch memory of a reduction in exact mode or with a transport type, at the
 /// largest shapes.
-fn exact_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
+fn reduction_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
     let bytes = analysis.schedule.iter().filter_map(|id| {
         let resolved = analysis.collectives[id.index()].as_ref()?;
-        let by_kernel = resolved.determinism == Determinism::Exact || resolved.wire_type.is_some();
-        let is_exact = by_kernel && resolved.collective.reduce_op().is_some();
+        let is_special = resolved.determinism == Determinism::Exact || resolved.wire_type.is_some();
+        let is_by_kernel = is_special && resolved.collective.reduce_op().is_some();
         let (input, n) = (network.layers[id.index()].inputs[0].index(), resolved.nb_rank as usize);
         let call = resolved.call(analysis.types[input], analysis.extents[input].element_count, n);
-        (is_exact && !resolved.is_identity()).then(|| ExactReduction::of(&call, n).scratch_bytes(&call, n))
+        (is_by_kernel && !resolved.is_identity()).then(|| ExactReduction::of(&call, n).scratch_bytes(&call, n))
     });
     bytes.max().unwrap_or(0)
 }

@@ -42,7 +42,8 @@
  * The environment, read once: FAKE_NCCL, separated by commas:
  *   in_progress=FUNCTION:MS          on non-blocking communicators the function always returns
  *                                    ncclInProgress, and finishes after that time; on blocking
- *                                    ones it keeps the caller for that time
+ *                                    ones, and if it is ncclCommAbort, it keeps the caller for that
+ *                                    time
  *   fifo=N                           a collective keeps its caller as long as N of the
  *                                    communicator wait for the GPU
  *   never_in_progress                no function does: the library's thread is always faster

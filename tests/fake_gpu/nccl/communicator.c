@@ -1,6 +1,7 @@
 /* Communicators: handles, what every call begins and ends with, finalize, destroy, abort,
  * revoke. */
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <time.h>
 
@@ -417,6 +418,9 @@ EXPORT ncclResult_t ncclCommAbort(ncclComm_t handle) {
     TRY(enter(__func__, handle, allowances, &communicator, "%s", ""));
     if (script_has("hang_abort"))
         hang();
+    int milliseconds = script_in_progress(__func__);
+    if (milliseconds > 0)
+        poll(NULL, 0, milliseconds);
     pthread_mutex_lock(&lock);
     communicator->fate->aborted = true;
     pthread_cond_broadcast(&changed);

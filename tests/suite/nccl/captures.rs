@@ -26,7 +26,9 @@ use crate::ranks::on_communicators;
 type Handle = *mut c_void;
 
 const GLOBAL: i32 = 0;
-const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+
+/// A sum among all ranks.
+pub const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
 
 /// The deadline of a test in which an abort hangs, for which a thread may wait 10 s.
 const LONG: Duration = Duration::from_secs(40);

@@ -3,17 +3,18 @@
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
+use distcollective::comm::Operands;
 use distcollective::{
     Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, inputs, outputs,
 };
 use fake_gpu::Variant;
 
-use super::captures::free_what_was_dropped;
+use super::captures::{Driver, SUM, free_what_was_dropped};
 use super::faults::{says, sums};
 use super::libraries::{cuda_calls, nccl_calls, nccl_live};
 use super::stuck::wait_for_calls;
-use super::{Child, TIMEOUT, communicators, needs_test_libraries, on_gpus};
+use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
 
 /// Plays a role in a child.
@@ -28,6 +29,7 @@ pub fn play(name: &str, ranks: u32) {
             sums(ranks, move |communicator| failing(communicator, &barrier));
         }
         "dropped apart" => on_gpus(ranks, |communicator| windows_dropped_apart(&communicator)),
+        "ended late" => ended_late(ranks),
         "deregistered for ever" => deregistered_for_ever(ranks),
         _ => panic!("{name} is no role"),
     }
@@ -88,6 +90,28 @@ fn deregistered_for_ever(ranks: u32) {
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
         println!("{error}");
     }
+}
+
+/// A call fails during a capture, which waits for no abort. The ranks drop their windows and their
+/// communicators before the abort ends, which frees the memory then.
+fn ended_late(ranks: u32) {
+    let barrier = Arc::new(Barrier::new(ranks as usize));
+    let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| -> Result<Error> {
+        let [window, memory] = [(); 2].map(|()| communicator.allocate(DataType::Float32, [8]));
+        barrier.wait();
+        let stream = cuda_stream(&communicator)?;
+        let driver = Driver::on(&communicator);
+        driver.begin_capture(&stream);
+        let failed = communicator.collective_async(SUM, Operands::in_place(memory?), &stream)?.wait();
+        driver.end_capture(&stream);
+        drop(window?);
+        assert_eq!(nccl_calls("ncclMemFree"), 0, "the abort lasts");
+        Ok(failed.expect_err("NCCL refuses the call").into())
+    });
+    for error in results {
+        println!("{}", error.expect("no other error"));
+    }
+    wait_for_calls("ncclMemFree", 2 * ranks as usize);
 }
 
 /// Ranks drop a context with a window at different moments. A window that is registered between
@@ -156,4 +180,13 @@ fn a_rank_that_deregisters_a_window_is_told_of_a_failure() {
         return;
     }
     says("windows deregistered for ever", 2, "stall=ncclCommWindowDeregister:1:1", &["the user has closed the window"]);
+}
+
+#[test]
+fn what_ends_the_communicator_last_frees_its_memory() {
+    if needs_test_libraries() {
+        return;
+    }
+    let script = "in_progress=ncclCommAbort:500,fail=ncclAllReduce:1:3:0,fail=ncclAllReduce:1:3:1";
+    says("windows ended late", 2, script, &["ncclInternalError"]);
 }

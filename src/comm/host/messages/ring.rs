@@ -147,7 +147,9 @@ impl<'a> Ring<'a> {
     /// Constructs the values, which a model has to do before its first thread starts.
     #[cfg(all(test, loom))]
     pub(in crate::comm::host) fn construct(&self) {
-        (0..CELLS).for_each(|number| drop(self.cell(number)));
+        for number in 0..CELLS {
+            self.cell(number);
+        }
         self.has_room();
     }
 }
