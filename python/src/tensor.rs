@@ -185,6 +185,8 @@ fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Descrip
         let hint = "it requires grad, and autograd would not see what this call writes; give tensor.detach()";
         return Err(PyValueError::new_err(hint));
     }
+    // A tensor of our own: the program may give its tensor another memory, by `set_` or `data`.
+    let tensor = tensor.call_method0(intern!(py, "detach"))?;
     let call = |name| tensor.call_method0(name);
     if call(intern!(py, "is_conj"))?.is_truthy()? || call(intern!(py, "is_neg"))?.is_truthy()? {
         let hint =
@@ -192,15 +194,15 @@ fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Descrip
         return Err(PyValueError::new_err(hint));
     }
     let address: usize = call(intern!(py, "data_ptr"))?.extract()?;
-    let (shape, strides) = if call(intern!(py, "is_contiguous"))?.is_truthy()? {
-        (vec![call(intern!(py, "numel"))?.extract()?], None)
+    let shape = tensor.getattr(intern!(py, "shape"))?.extract()?;
+    let strides = if call(intern!(py, "is_contiguous"))?.is_truthy()? {
+        None
     } else {
         let strides: Vec<isize> = call(intern!(py, "stride"))?.extract()?;
-        let strides = strides.into_iter().map(|stride| stride * element.byte_len as isize).collect();
-        (tensor.getattr(intern!(py, "shape"))?.extract()?, Some(strides))
+        Some(strides.into_iter().map(|stride| stride * element.byte_len as isize).collect())
     };
     let address = std::ptr::with_exposed_provenance_mut(address);
-    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.clone().unbind() })
+    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.unbind() })
 }
 
 /// The element type of a torch tensor, by the address of its dtype, of which there is one each.

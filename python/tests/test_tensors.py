@@ -1,5 +1,8 @@
 """Which tensors a call takes, which it copies, and which it refuses."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from ranks import run
@@ -224,6 +227,31 @@ def test_what_is_refused():
         for x in [read_only(np.ones(1, np.float32)), torch.ones(1, requires_grad=True)]:
             dist.all_gather([y.reshape(1) for y in results], x)
             assert results == [1, 1]
+
+    run(2, body)
+
+
+def give_other_data(tensor):
+    tensor.data = torch.zeros(1)
+
+
+@pytest.mark.parametrize("give_other_memory", [lambda tensor: tensor.set_(), give_other_data])
+def test_memory_lives_when_its_tensor_gets_another(give_other_memory):
+    def body():
+        rank = dist.get_rank()
+        array = np.zeros(1000, np.float32)
+        memory, tensor = weakref.ref(array), torch.from_numpy(array)
+        del array
+        work = dist.irecv(tensor, 1 - rank)
+        give_other_memory(tensor)
+        gc.collect()
+        assert memory() is not None
+        dist.send(np.ones(1000, np.float32), 1 - rank)
+        received = memory()
+        assert work.wait() and received.tolist() == [1] * 1000
+        del received
+        gc.collect()
+        assert memory() is None
 
     run(2, body)
 
