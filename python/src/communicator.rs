@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::errors::exception;
+use super::errors::call;
 use super::tensor::{Access, Tensor};
 use super::tensor_dict::{self, Arrived, Entry};
 use super::work::{Pending, Work};
@@ -93,11 +93,10 @@ impl Communicator {
         enqueue: impl FnOnce(&Stream) -> Result<distcollective::Work<RawCollective>, Error> + Send,
     ) -> Started {
         if async_op {
-            let work = py.detach(|| enqueue(&self.communicator.stream()?)).map_err(|error| exception(py, &error))?;
+            let work = call(py, || enqueue(&self.communicator.stream()?))?;
             return Ok(Some(Work::new(Pending::Collective(work), tensors)));
         }
-        let done = py.detach(|| enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from));
-        done.map_err(|error| exception(py, &error))?;
+        call(py, || enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from))?;
         tensors.iter().for_each(Tensor::write_back);
         Ok(None)
     }
@@ -294,12 +293,12 @@ impl Communicator {
     }
 
     fn new_group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Option<Self>> {
-        let group = py.detach(|| self.communicator.new_group(ranks));
-        group.map(|group| group.map(Communicator::new)).map_err(|error| exception(py, &error))
+        let group = call(py, || self.communicator.new_group(ranks))?;
+        Ok(group.map(Communicator::new))
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        py.detach(|| self.communicator.abort(reason)).map_err(|error| exception(py, &error))
+        call(py, || self.communicator.abort(reason))
     }
 
     #[pyo3(signature = (async_op = false))]
@@ -309,7 +308,7 @@ impl Communicator {
     }
 
     fn monitored_barrier(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
-        py.detach(|| self.communicator.monitored_barrier(timeout)).map_err(|error| exception(py, &error))
+        call(py, || self.communicator.monitored_barrier(timeout))
     }
 
     #[pyo3(signature = (tensor, op, async_op = false))]
@@ -392,8 +391,8 @@ impl Communicator {
         }
         let raw = RawMessages(raw);
         // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
-        let pending = py.detach(|| unsafe { raw.enqueue(&self.communicator) });
-        Ok(Work::new(pending.map_err(|error| exception(py, &error))?, tensors))
+        let pending = call(py, || unsafe { raw.enqueue(&self.communicator) })?;
+        Ok(Work::new(pending, tensors))
     }
 
     fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
@@ -402,8 +401,7 @@ impl Communicator {
 
     fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {
         let mut bytes = if self.rank() == root { data.to_vec() } else { Vec::new() };
-        let done = py.detach(|| self.communicator.broadcast_bytes(&mut bytes, root));
-        done.map_err(|error| exception(py, &error))?;
+        call(py, || self.communicator.broadcast_bytes(&mut bytes, root))?;
         Ok(PyBytes::new(py, &bytes))
     }
 }
