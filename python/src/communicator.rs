@@ -75,6 +75,17 @@ fn check_len(name: &str, tensor: &Tensor, expected: usize, why: &str) -> PyResul
     }
 }
 
+/// Checks that a tensor has a part for each of `n` ranks along dimension 0.
+fn check_divided(name: &str, tensor: &Tensor, n: usize) -> PyResult<()> {
+    match tensor.first_len() {
+        len if len.is_multiple_of(n) => Ok(()),
+        len => {
+            let text = format!("dimension 0 of {name} is {len}, which is not a multiple of {n} ranks");
+            Err(PyValueError::new_err(text))
+        }
+    }
+}
+
 impl Communicator {
     fn world_size(&self) -> usize {
         self.communicator.world_size() as usize
@@ -129,18 +140,20 @@ impl Communicator {
         async_op: bool,
     ) -> Started {
         let (n, operation) = (self.world_size(), collective.operation());
+        let (input_blocks, output_blocks) = (operation.input_blocks(n), operation.output_blocks(n));
         let source = self.tensor(&collective, input, Access::Read)?;
         let destination = self.tensor(&collective, output, Access::Write)?;
         check_same_type((input.0, &source), (output.0, &destination))?;
-        let blocks = operation.input_blocks(n);
-        let len = source.element_count();
-        if len % blocks != 0 {
-            let text = format!("{} has {len} elements, which is not a multiple of {n} ranks", input.0);
-            return Err(PyValueError::new_err(text));
+        if input_blocks == n {
+            check_divided(input.0, &source, n)?;
         }
-        let block = len / blocks;
+        let len = source.element_count();
+        let block = len / input_blocks;
         let why = format!("{} has {len} elements, and there are {n} ranks", input.0);
-        check_len(output.0, &destination, block * operation.output_blocks(n), &why)?;
+        check_len(output.0, &destination, block * output_blocks, &why)?;
+        if input_blocks == output_blocks {
+            check_divided(output.0, &destination, n)?;
+        }
         let (data_type, count) = transport(&source, block);
         let addresses = Addresses { sides: [source.address(), destination.address()], list: Vec::new() };
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.

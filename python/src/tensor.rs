@@ -36,6 +36,8 @@ pub(super) struct Description {
 pub(super) struct Tensor {
     pub element: Element,
     element_count: usize,
+    /// The length of dimension 0.
+    first_len: usize,
     address: *mut u8,
     copy: Option<Copy>,
     is_written: bool,
@@ -79,9 +81,10 @@ impl Tensor {
             return Err(PyValueError::new_err("it is read-only, and this call writes it; give a writable copy"));
         }
         let (element_count, is_written) = (shape.iter().product(), access == Access::Write);
+        let first_len = shape.first().copied().unwrap_or(1);
         element.check_aligned(address.addr(), strides.as_deref().unwrap_or_default())?;
         let Some(strides) = strides else {
-            return Ok(Tensor { element, element_count, address, copy: None, is_written, _owner: owner });
+            return Ok(Tensor { element, element_count, first_len, address, copy: None, is_written, _owner: owner });
         };
         let original = Strided { address, shape, strides, byte_len: element.byte_len };
         if access == Access::Write && original.repeats() {
@@ -95,7 +98,7 @@ impl Tensor {
         // the owner keeps alive.
         unsafe { original.pack(std::slice::from_raw_parts_mut(address, byte_len)) };
         let copy = Some(Copy { original, words });
-        Ok(Tensor { element, element_count, address, copy, is_written, _owner: owner })
+        Ok(Tensor { element, element_count, first_len, address, copy, is_written, _owner: owner })
     }
 
     /// The first element.
@@ -111,6 +114,11 @@ impl Tensor {
     /// How many elements it has.
     pub(super) fn element_count(&self) -> usize {
         self.element_count
+    }
+
+    /// The length of dimension 0; 1 if the tensor has no dimension.
+    pub(super) fn first_len(&self) -> usize {
+        self.first_len
     }
 
     /// Copies what a call has written to a strided tensor's own memory.

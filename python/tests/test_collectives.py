@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy}
 
 
-def own(rank, shape=(4, 3)):
+def own(rank, shape=(3, 4)):
     """A rank's input. Different ranks have different elements."""
     count = int(np.prod(shape))
     return (np.arange(count, dtype=np.float32) + 100 * rank).reshape(shape)
@@ -70,14 +70,14 @@ def test_each_call(convert, async_op):
         x = tensor(inputs[rank])
         in_both_ways(dist.broadcast, x, 2, async_op=async_op)
         note("broadcast", x)
-        y = tensor(np.zeros((4, 3), np.float32))
+        y = tensor(np.zeros((3, 4), np.float32))
         blocks = [tensor(block) for block in inputs] if rank == 1 else None
         in_both_ways(dist.scatter, y, blocks, src=1, async_op=async_op)
         note("scatter", y)
-        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        blocks = [tensor(np.zeros((3, 4), np.float32)) for _ in range(size)]
         in_both_ways(dist.gather, tensor(inputs[rank]), blocks if rank == 0 else None, async_op=async_op)
         note("gather", np.stack([np.asarray(block) for block in blocks]))
-        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        blocks = [tensor(np.zeros((3, 4), np.float32)) for _ in range(size)]
         in_both_ways(dist.all_gather, blocks, tensor(inputs[rank]), async_op=async_op)
         note("all_gather", np.stack([np.asarray(block) for block in blocks]))
         y = tensor(np.zeros((size, 4, 3), np.float32))
@@ -203,9 +203,39 @@ def test_wrong_arguments():
             (ValueError, "output_tensor has 4 elements, and needs 8", lambda: dist.all_gather_into_tensor(x, x.copy())),
             (
                 ValueError,
-                "input has 3 elements, which is not a multiple of 2 ranks",
+                "dimension 0 of input is 3, which is not a multiple of 2 ranks",
                 lambda: dist.all_to_all_single(x, x[:3]),
             ),
+            (
+                ValueError,
+                "dimension 0 of input is 1, which is not a multiple of 2 ranks",
+                lambda: dist.all_to_all_single(x, x.reshape(1, 4).copy()),
+            ),
+            (
+                ValueError,
+                "dimension 0 of output is 1, which is not a multiple of 2 ranks",
+                lambda: dist.all_to_all_single(x.reshape(1, 4), x.copy()),
+            ),
+            (
+                ValueError,
+                "dimension 0 of input is 3, which is not a multiple of 2 ranks",
+                lambda: dist.reduce_scatter_tensor(torch.zeros(6), torch.zeros(3, 4)),
+            ),
+            (
+                ValueError,
+                r"output_split_sizes is \[1, 1\]; their sum is the length of dimension 0, 4",
+                lambda: dist.all_to_all_single(x, x.copy(), [1, 1]),
+            ),
+            (
+                ValueError,
+                r"input_split_sizes is \[4, 4\]; their sum is the length of dimension 0, 4",
+                lambda: dist.all_to_all_single(x, x.copy(), [2, 2], [4, 4]),
+            ),
+            (ValueError, "device_ids is .0.; it is for GPUs", lambda: dist.barrier(device_ids=[0])),
+            (ValueError, "pg_options is {}; there are no options", lambda: dist.new_group(pg_options={})),
+            (ValueError, "pg_options is {}; there are no options", lambda: dist.init_process_group(pg_options={})),
+            (ValueError, "store is {}; ranks find each other", lambda: dist.init_process_group(store={})),
+            (ValueError, "group_name is 'mine'; the group of", lambda: dist.init_process_group(group_name="mine")),
             (ValueError, "all are equal", lambda: dist.all_to_all_single(x, x.copy(), [1, 3], [3, 1])),
             (
                 TypeError,

@@ -259,7 +259,7 @@ def test_memory_lives_when_its_tensor_gets_another(give_other_memory):
 def test_elements_of_several_words_are_not_divided():
     def body():
         x = np.zeros(3, np.complex128)
-        with pytest.raises(ValueError, match="input has 3 elements, which is not a multiple of 2 ranks"):
+        with pytest.raises(ValueError, match="dimension 0 of input is 3, which is not a multiple of 2 ranks"):
             dist.all_to_all_single(x.copy(), x)
 
     run(2, body)
