@@ -40,6 +40,8 @@ def test_each_launch_function(launcher, capfd):
             function(*where, seed=seed, verbose=False)
         draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
         connection.send((dist.get_rank(), dist.get_world_size(), draws))
+        with pytest.raises(RuntimeError, match=r"was initialized at .*test_environment\.py:\d+"):
+            dist.init_process_group("gloo")
         dist.barrier()
 
     with Ranks(2, None, target=body) as ranks:

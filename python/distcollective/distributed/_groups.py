@@ -11,6 +11,8 @@ from .. import _core
 from ..errors import ArgumentError, Error
 
 _BACKENDS = ("gloo", "host")
+#: How the names of this package's modules begin.
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _NonGroupMember:
@@ -121,14 +123,21 @@ def is_initialized() -> bool:
     return _World.group is not None
 
 
+def _line_of_the_program() -> str:
+    """The source line outside this package that has called it."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def begin(options: Dict[str, Any]) -> _core.Environment:
     """Initialize with what is given, and with the launcher's variables for the rest."""
-    frame = sys._getframe(2)
     for name in ("rank", "world_size", "port"):
         number = options.get(name)
         if number is not None and not 0 <= number < 2**16:
             raise ArgumentError(f"{name} is {number}; it is a number from 0 to 65535")
-    options["called_at"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    options["called_at"] = _line_of_the_program()
     environment = _core.initialize(options)
     _World.environment = environment
     _World.group = ProcessGroup(environment.communicator)
