@@ -1,5 +1,7 @@
 """What each call gives, on arrays of numpy and tensors of torch."""
 
+import inspect
+
 import numpy as np
 import pytest
 from ranks import run
@@ -80,7 +82,7 @@ def test_each_call(convert, async_op):
         blocks = [tensor(np.zeros((3, 4), np.float32)) for _ in range(size)]
         in_both_ways(dist.all_gather, blocks, tensor(inputs[rank]), async_op=async_op)
         note("all_gather", np.stack([np.asarray(block) for block in blocks]))
-        y = tensor(np.zeros((size, 4, 3), np.float32))
+        y = tensor(np.zeros((size, 3, 4), np.float32))
         in_both_ways(dist.all_gather_into_tensor, y, tensor(inputs[rank]), async_op=async_op)
         note("all_gather_into_tensor", y)
         y = tensor(np.zeros(12, np.float32))
@@ -118,9 +120,18 @@ def test_groups_have_global_ranks():
             x = np.full(2, rank, np.float32)
             with pytest.warns(UserWarning, match="all_reduce on global rank"):
                 assert dist.all_reduce(x, group=pair) is None
+            for call in [
+                lambda: dist.get_group_rank(pair, 1),
+                lambda: dist.get_global_rank(pair, 0),
+                lambda: dist.get_process_group_ranks(pair),
+                lambda: dist.get_backend(pair),
+            ]:
+                with pytest.raises(ValueError, match="^get_.*: this process is not in the group"):
+                    call()
             return x.tolist()
         assert dist.get_process_group_ranks(pair) == [1, 3] and dist.get_world_size(pair) == 2
         assert dist.get_global_rank(pair, 1) == 3 and dist.get_group_rank(pair, 3) == 1
+        assert dist.get_process_group_ranks(None) == [0, 1, 2, 3]
         assert dist.get_rank(pair) == (rank - 1) // 2 and dist.get_rank() == rank
         x = np.full(2, rank, np.float32)
         dist.broadcast(x, src=3, group=pair)
@@ -184,6 +195,36 @@ def test_messages():
         dist.send(np.array([rank, 0, 0]), 0)
 
     assert run(3, body)[0] == [1, 2]
+
+
+def test_messages_of_a_batch_are_of_one_group():
+    def body():
+        other = 1 - dist.get_rank()
+        x, y = np.full(3, other, np.float32), np.zeros(3, np.float32)
+        everyone = dist.new_group()
+        messages = [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other, dist.group.WORLD)]
+        for batch in [messages, messages[::-1]]:
+            [work.wait() for work in dist.batch_isend_irecv(batch)]
+        with pytest.raises(ValueError, match="are of one group"):
+            dist.batch_isend_irecv([*messages, dist.P2POp(dist.isend, x, other, everyone)])
+        return y.tolist()
+
+    assert run(2, body) == [[0] * 3, [1] * 3]
+
+
+#: Classes, and functions that are refused whatever they are given.
+OTHER_FORMS = {"P2POp", "GroupMember", "ProcessGroup", "ReduceOp", "Work", "group"} | {
+    name for name in dist.__all__ if "object" in name
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(dist.__all__) - OTHER_FORMS))
+def test_arguments_are_those_of_torch(name):
+    theirs = getattr(torch.distributed, name, None)
+    if theirs is None:
+        pytest.skip("this torch does not have it")
+    expected = list(inspect.signature(theirs).parameters)
+    assert list(inspect.signature(getattr(dist, name)).parameters)[: len(expected)] == expected
 
 
 def test_wrong_arguments():

@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence
 
 from .._core import Work
 from ..errors import ArgumentError
-from ._groups import Group, ProcessGroup, member
+from ._groups import Group, ProcessGroup, check_none, member
 
 
 class ReduceOp(enum.IntEnum):
@@ -147,8 +147,9 @@ def all_to_all_single(
     return found._live().all_to_all(output, input, async_op)
 
 
-def barrier(group: Group = None, async_op: bool = False) -> Optional[Work]:
-    """Wait until every rank of the group has come."""
+def barrier(group: Group = None, async_op: bool = False, device_ids: Optional[List[int]] = None) -> Optional[Work]:
+    """Wait until every rank of the group has come. ``device_ids`` is None."""
+    check_none("device_ids", device_ids, "it is for GPUs, which this package does not have yet")
     found = member(group, "barrier")
     return None if found is None else found._live().barrier(async_op)
 
