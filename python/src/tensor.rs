@@ -87,7 +87,7 @@ impl Tensor {
             return Ok(Tensor { element, element_count, first_len, address, copy: None, is_written, _owner: owner });
         };
         let original = Strided { address, shape, strides, byte_len: element.byte_len };
-        if access == Access::Write && original.repeats() {
+        if access == Access::Write && original.overlaps() {
             let hint = "several of its indices are one element of memory, and this call writes it; give a copy";
             return Err(PyValueError::new_err(hint));
         }

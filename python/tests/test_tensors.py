@@ -180,6 +180,18 @@ def test_a_contiguous_tensor_is_used_in_place_and_others_are_written_back_by_the
     run(2, body)
 
 
+def test_elements_of_a_dimension_may_lie_among_those_of_another():
+    def body():
+        memory = torch.zeros(8)
+        # Elements 0, 2, 4 and 3, 5, 7.
+        tensor = memory.as_strided((2, 3), (3, 2))
+        tensor += torch.arange(6).reshape(2, 3)
+        dist.all_reduce(tensor)
+        return memory.tolist()
+
+    assert run(2, body) == [[0, 0, 2, 6, 4, 8, 0, 10]] * 2
+
+
 def read_only(array):
     array.flags.writeable = False
     return array
@@ -195,6 +207,8 @@ def refused():
     yield ValueError, "not aligned to its elements, float32 of 4 bytes", misaligned
     yield TypeError, "a scalar of numpy, which cannot be written", lambda: np.float32(1)
     yield ValueError, "several of its indices are one element", lambda: torch.zeros(1).expand(3)
+    yield ValueError, "several of its indices are one element", lambda: torch.zeros(4).as_strided((3, 2), (1, 1))
+    yield ValueError, "several of its indices are one element", lambda: torch.zeros(13).as_strided((3, 3), (4, 2))
     yield ValueError, "requires grad.*detach", lambda: torch.zeros(2, requires_grad=True)
     yield ValueError, "requires grad", lambda: torch.nn.Parameter(torch.zeros(2))
     yield ValueError, "it is on meta", lambda: torch.zeros(2, device="meta")
