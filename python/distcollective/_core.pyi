@@ -12,8 +12,8 @@ class Work:
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
         """Wait until the call has ended, and raise its error if it has one.
 
-        A ``DeadlineError`` says that the timeout is over. The call goes on then, and after a
-        Ctrl-C too. Strided tensors have their new values when this returns.
+        A ``DeadlineError`` says that the timeout is over; zero is no limit. The call goes on then,
+        and after a Ctrl-C too. Strided tensors have their new values when this returns.
         """
 
     def is_completed(self) -> bool:

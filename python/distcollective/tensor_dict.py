@@ -47,9 +47,11 @@ def _torch_tensor(dtype: str, shape: List[int], data: bytearray) -> Any:
 
 def _array(dtype: str, shape: List[int], data: bytearray) -> Any:
     numpy = importlib.import_module("numpy")
-    if not hasattr(numpy, dtype):
-        dtype = getattr(importlib.import_module("ml_dtypes"), dtype)
-    return numpy.frombuffer(data, dtype=dtype).reshape(shape)
+    try:
+        found = numpy.dtype(dtype)
+    except TypeError:
+        found = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), dtype))
+    return numpy.frombuffer(data, dtype=found).reshape(shape)
 
 
 def ray_broadcast_tensor_dict(

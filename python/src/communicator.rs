@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::errors::exception;
+use super::errors::call;
 use super::tensor::{Access, Tensor};
 use super::tensor_dict::{self, Arrived, Entry};
 use super::work::{Pending, Work};
@@ -75,6 +75,17 @@ fn check_len(name: &str, tensor: &Tensor, expected: usize, why: &str) -> PyResul
     }
 }
 
+/// Checks that a tensor has a part for each of `n` ranks along dimension 0.
+fn check_divided(name: &str, tensor: &Tensor, n: usize) -> PyResult<()> {
+    match tensor.first_len() {
+        len if len.is_multiple_of(n) => Ok(()),
+        len => {
+            let text = format!("dimension 0 of {name} is {len}, which is not a multiple of {n} ranks");
+            Err(PyValueError::new_err(text))
+        }
+    }
+}
+
 impl Communicator {
     fn world_size(&self) -> usize {
         self.communicator.world_size() as usize
@@ -93,11 +104,10 @@ impl Communicator {
         enqueue: impl FnOnce(&Stream) -> Result<distcollective::Work<RawCollective>, Error> + Send,
     ) -> Started {
         if async_op {
-            let work = py.detach(|| enqueue(&self.communicator.stream()?)).map_err(|error| exception(py, &error))?;
+            let work = call(py, || enqueue(&self.communicator.stream()?))?;
             return Ok(Some(Work::new(Pending::Collective(work), tensors)));
         }
-        let done = py.detach(|| enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from));
-        done.map_err(|error| exception(py, &error))?;
+        call(py, || enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from))?;
         tensors.iter().for_each(Tensor::write_back);
         Ok(None)
     }
@@ -130,18 +140,20 @@ impl Communicator {
         async_op: bool,
     ) -> Started {
         let (n, operation) = (self.world_size(), collective.operation());
+        let (input_blocks, output_blocks) = (operation.input_blocks(n), operation.output_blocks(n));
         let source = self.tensor(&collective, input, Access::Read)?;
         let destination = self.tensor(&collective, output, Access::Write)?;
         check_same_type((input.0, &source), (output.0, &destination))?;
-        let blocks = operation.input_blocks(n);
-        let len = source.element_count();
-        if len % blocks != 0 {
-            let text = format!("{} has {len} elements, which is not a multiple of {n} ranks", input.0);
-            return Err(PyValueError::new_err(text));
+        if input_blocks == n {
+            check_divided(input.0, &source, n)?;
         }
-        let block = len / blocks;
+        let len = source.element_count();
+        let block = len / input_blocks;
         let why = format!("{} has {len} elements, and there are {n} ranks", input.0);
-        check_len(output.0, &destination, block * operation.output_blocks(n), &why)?;
+        check_len(output.0, &destination, block * output_blocks, &why)?;
+        if input_blocks == output_blocks {
+            check_divided(output.0, &destination, n)?;
+        }
         let (data_type, count) = transport(&source, block);
         let addresses = Addresses { sides: [source.address(), destination.address()], list: Vec::new() };
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
@@ -294,12 +306,12 @@ impl Communicator {
     }
 
     fn new_group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Option<Self>> {
-        let group = py.detach(|| self.communicator.new_group(ranks));
-        group.map(|group| group.map(Communicator::new)).map_err(|error| exception(py, &error))
+        let group = call(py, || self.communicator.new_group(ranks))?;
+        Ok(group.map(Communicator::new))
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        py.detach(|| self.communicator.abort(reason)).map_err(|error| exception(py, &error))
+        call(py, || self.communicator.abort(reason))
     }
 
     #[pyo3(signature = (async_op = false))]
@@ -309,7 +321,7 @@ impl Communicator {
     }
 
     fn monitored_barrier(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
-        py.detach(|| self.communicator.monitored_barrier(timeout)).map_err(|error| exception(py, &error))
+        call(py, || self.communicator.monitored_barrier(timeout))
     }
 
     #[pyo3(signature = (tensor, op, async_op = false))]
@@ -392,8 +404,8 @@ impl Communicator {
         }
         let raw = RawMessages(raw);
         // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
-        let pending = py.detach(|| unsafe { raw.enqueue(&self.communicator) });
-        Ok(Work::new(pending.map_err(|error| exception(py, &error))?, tensors))
+        let pending = call(py, || unsafe { raw.enqueue(&self.communicator) })?;
+        Ok(Work::new(pending, tensors))
     }
 
     fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
@@ -402,8 +414,7 @@ impl Communicator {
 
     fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {
         let mut bytes = if self.rank() == root { data.to_vec() } else { Vec::new() };
-        let done = py.detach(|| self.communicator.broadcast_bytes(&mut bytes, root));
-        done.map_err(|error| exception(py, &error))?;
+        call(py, || self.communicator.broadcast_bytes(&mut bytes, root))?;
         Ok(PyBytes::new(py, &bytes))
     }
 }

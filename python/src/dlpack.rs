@@ -43,6 +43,8 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 const UNVERSIONED: &CStr = c"dltensor";
 const MAJOR_VERSION: u32 = 1;
 const READ_ONLY: u64 = 1;
+/// The memory is a copy, and what is written to it is lost.
+const IS_COPIED: u64 = 2;
 
 /// kDLCPU, and kDLCUDAHost: memory of the host that a GPU reaches too.
 const HOST_DEVICES: [i32; 2] = [1, 3];
@@ -66,7 +68,7 @@ pub(super) fn describe(object: &Bound<'_, PyAny>) -> PyResult<Description> {
             let version = managed.major;
             return Err(PyTypeError::new_err(format!("it is of DLPack's version {version}, which is not known here")));
         }
-        (&managed.tensor, managed.flags & READ_ONLY != 0)
+        (&managed.tensor, managed.flags & (READ_ONLY | IS_COPIED) != 0)
     } else {
         let pointer = capsule.pointer_checked(Some(UNVERSIONED))?.cast::<DlTensor>();
         // SAFETY: a capsule of this name begins with this structure, and lives as long as this

@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::communicator::Communicator;
-use super::errors::exception;
+use super::errors::call;
 use super::interrupt;
 
 /// The distributed environment.
@@ -54,7 +54,6 @@ pub(super) struct Options {
 /// Finds the other ranks.
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
-    let failed = |error| exception(py, &error);
     let Options { called_at, launcher, rank, world_size, host, port, seed, timeout, verbose } = options;
     let builder = distcollective::Environment::builder().backend(BackendKind::Host);
     let mut builder = builder.called_at(called_at).verbose(verbose);
@@ -83,7 +82,7 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
         builder = builder.timeout(timeout);
     }
     interrupt::install(py)?;
-    let environment = py.detach(|| builder.initialize()).map_err(failed)?;
+    let environment = call(py, || builder.initialize())?;
     Ok(Environment { environment: Mutex::new(Some(environment)) })
 }
 

@@ -7,12 +7,20 @@ use pyo3::types::PyType;
 
 use super::interrupt;
 
-/// The exception of an error of the library. If the interrupt hook ended a wait, this is the
-/// exception that the program's signal handler raised.
+/// Calls the library without the interpreter.
+///
+/// # Errors
+///
+/// The library's error as an exception; or what a signal handler of the program raised.
+pub(super) fn call<R: Send>(py: Python<'_>, act: impl FnOnce() -> Result<R, Error> + Send) -> PyResult<R> {
+    interrupt::check_raised()?;
+    py.detach(act).map_err(|error| exception(py, &error))
+}
+
+/// The exception of an error of the library. If a signal handler of the program raised an exception
+/// in the call, it is that one, whatever the error is: the wait may have ended otherwise meanwhile.
 pub(super) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    if error.kind() == ErrorKind::Interrupted
-        && let Some(raised) = interrupt::take_raised()
-    {
+    if let Err(raised) = interrupt::check_raised() {
         return raised;
     }
     match new_exception(py, error) {

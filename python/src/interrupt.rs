@@ -34,7 +34,7 @@ pub(super) fn install(py: Python<'_>) -> PyResult<()> {
     }
 }
 
-/// What a signal handler raised in the wait that has just ended on this thread.
-pub(super) fn take_raised() -> Option<PyErr> {
-    RAISED.take()
+/// Raises what a signal handler has raised in a wait of this thread, if no call has done so.
+pub(super) fn check_raised() -> PyResult<()> {
+    RAISED.take().map_or(Ok(()), Err)
 }

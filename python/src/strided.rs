@@ -24,9 +24,28 @@ impl Strided {
         })
     }
 
-    /// Whether an element has several indices, as in a tensor that was expanded.
-    pub(super) fn repeats(&self) -> bool {
-        self.shape.iter().zip(&self.strides).any(|(&len, &stride)| len > 1 && stride == 0)
+    /// Whether elements share memory, as in a tensor that was expanded.
+    pub(super) fn overlaps(&self) -> bool {
+        let dimensions = self.shape.iter().zip(&self.strides).filter(|(len, _)| **len > 1);
+        let mut steps: Vec<_> = dimensions.map(|(&len, &stride)| (stride.unsigned_abs(), len)).collect();
+        if steps.iter().any(|&(step, _)| step == 0) {
+            return true;
+        }
+        steps.sort_unstable();
+        let mut extent = self.byte_len;
+        let is_nested = steps.iter().all(|&(step, len)| {
+            let fits = step >= extent;
+            extent = extent.saturating_add(step.saturating_mul(len - 1));
+            fits
+        });
+        if is_nested {
+            return false;
+        }
+        // Elements of a dimension lie among those of another one. Views by slices do not get here.
+        let mut addresses = Vec::new();
+        self.for_each_address(|address| addresses.push(address.addr()));
+        addresses.sort_unstable();
+        addresses.windows(2).any(|pair| pair[1] - pair[0] < self.byte_len)
     }
 
     /// Copies the elements to `bytes`, one after the other.

@@ -36,6 +36,8 @@ pub(super) struct Description {
 pub(super) struct Tensor {
     pub element: Element,
     element_count: usize,
+    /// The length of dimension 0.
+    first_len: usize,
     address: *mut u8,
     copy: Option<Copy>,
     is_written: bool,
@@ -79,12 +81,13 @@ impl Tensor {
             return Err(PyValueError::new_err("it is read-only, and this call writes it; give a writable copy"));
         }
         let (element_count, is_written) = (shape.iter().product(), access == Access::Write);
+        let first_len = shape.first().copied().unwrap_or(1);
         element.check_aligned(address.addr(), strides.as_deref().unwrap_or_default())?;
         let Some(strides) = strides else {
-            return Ok(Tensor { element, element_count, address, copy: None, is_written, _owner: owner });
+            return Ok(Tensor { element, element_count, first_len, address, copy: None, is_written, _owner: owner });
         };
         let original = Strided { address, shape, strides, byte_len: element.byte_len };
-        if access == Access::Write && original.repeats() {
+        if access == Access::Write && original.overlaps() {
             let hint = "several of its indices are one element of memory, and this call writes it; give a copy";
             return Err(PyValueError::new_err(hint));
         }
@@ -95,7 +98,7 @@ impl Tensor {
         // the owner keeps alive.
         unsafe { original.pack(std::slice::from_raw_parts_mut(address, byte_len)) };
         let copy = Some(Copy { original, words });
-        Ok(Tensor { element, element_count, address, copy, is_written, _owner: owner })
+        Ok(Tensor { element, element_count, first_len, address, copy, is_written, _owner: owner })
     }
 
     /// The first element.
@@ -111,6 +114,11 @@ impl Tensor {
     /// How many elements it has.
     pub(super) fn element_count(&self) -> usize {
         self.element_count
+    }
+
+    /// The length of dimension 0; 1 if the tensor has no dimension.
+    pub(super) fn first_len(&self) -> usize {
+        self.first_len
     }
 
     /// Copies what a call has written to a strided tensor's own memory.
@@ -185,6 +193,8 @@ fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Descrip
         let hint = "it requires grad, and autograd would not see what this call writes; give tensor.detach()";
         return Err(PyValueError::new_err(hint));
     }
+    // A tensor of our own: the program may give its tensor another memory, by `set_` or `data`.
+    let tensor = tensor.call_method0(intern!(py, "detach"))?;
     let call = |name| tensor.call_method0(name);
     if call(intern!(py, "is_conj"))?.is_truthy()? || call(intern!(py, "is_neg"))?.is_truthy()? {
         let hint =
@@ -192,15 +202,15 @@ fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Descrip
         return Err(PyValueError::new_err(hint));
     }
     let address: usize = call(intern!(py, "data_ptr"))?.extract()?;
-    let (shape, strides) = if call(intern!(py, "is_contiguous"))?.is_truthy()? {
-        (vec![call(intern!(py, "numel"))?.extract()?], None)
+    let shape = tensor.getattr(intern!(py, "shape"))?.extract()?;
+    let strides = if call(intern!(py, "is_contiguous"))?.is_truthy()? {
+        None
     } else {
         let strides: Vec<isize> = call(intern!(py, "stride"))?.extract()?;
-        let strides = strides.into_iter().map(|stride| stride * element.byte_len as isize).collect();
-        (tensor.getattr(intern!(py, "shape"))?.extract()?, Some(strides))
+        Some(strides.into_iter().map(|stride| stride * element.byte_len as isize).collect())
     };
     let address = std::ptr::with_exposed_provenance_mut(address);
-    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.clone().unbind() })
+    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.unbind() })
 }
 
 /// The element type of a torch tensor, by the address of its dtype, of which there is one each.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use super::element::Element;
-use super::errors::exception;
+use super::errors::{call, exception};
 use super::tensor::{self, Access};
 
 /// A tensor of Python, by its name in the dictionary and its shape.
@@ -42,7 +42,7 @@ pub(super) fn broadcast(
         dict.insert(name, to_library(&tensor, &shape).map_err(failed)?);
     }
     let options = BroadcastOptions::new().src(src);
-    py.detach(|| communicator.broadcast_tensor_dict(&mut dict, &options)).map_err(failed)?;
+    call(py, || communicator.broadcast_tensor_dict(&mut dict, &options))?;
     let arrived = dict.iter().filter(|_| !is_source).map(|(name, tensor)| {
         let bytes = PyByteArray::new_with(py, tensor.byte_len(), |bytes| tensor.read(0, bytes).map_err(failed))?;
         Ok((name.to_owned(), type_name(tensor.element_type()), tensor.shape().as_slice().to_vec(), bytes.unbind()))

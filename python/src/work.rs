@@ -9,6 +9,7 @@ use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use super::errors::exception;
+use super::interrupt;
 use super::tensor::Tensor;
 
 /// Work of the library.
@@ -104,31 +105,31 @@ struct State {
 }
 
 impl State {
-    /// Notes the end of the work.
-    fn end(&mut self, result: Result<Sources, Error>) {
+    /// Notes the end of the work. Gives the tensors, which are dropped without the lock: a tensor's
+    /// end may run code of the program, which waits for this work.
+    #[must_use]
+    fn end(&mut self, result: Result<Sources, Error>) -> Vec<Tensor> {
         if result.is_ok() {
             self.tensors.iter().for_each(Tensor::write_back);
         }
-        self.tensors.clear();
         self.result = result;
+        std::mem::take(&mut self.tensors)
     }
 
-    /// Whether the work has ended. Does not wait.
-    fn has_ended(&mut self) -> bool {
+    /// The tensors of work that has ended, or whose end was noted before: see [`end`](Self::end).
+    /// `None` if it goes on. Does not wait.
+    fn poll(&mut self) -> Option<Vec<Tensor>> {
         match self.pending.take() {
-            None => true,
+            None => Some(Vec::new()),
             Some(pending) if !pending.is_done() => {
                 self.pending = Some(pending);
-                false
+                None
             }
             Some(pending) => match pending.wait(Duration::ZERO) {
-                ControlFlow::Break(result) => {
-                    self.end(result);
-                    true
-                }
+                ControlFlow::Break(result) => Some(self.end(result)),
                 ControlFlow::Continue(pending) => {
                     self.pending = Some(pending);
-                    false
+                    None
                 }
             },
         }
@@ -154,18 +155,50 @@ impl Work {
         }
     }
 
+    /// Checks that this is the process that began the work. In a child that was forked, a thread of
+    /// the parent may have held the lock, and would never free it.
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        match std::process::id() == self.process {
+            true => Ok(()),
+            false => {
+                let text = "work belongs to the process that began it, and this one was forked from that";
+                Err(exception(py, &Error::new(ErrorKind::Unsupported, text)))
+            }
+        }
+    }
+
+    /// The result of work that has ended. Does not wait.
+    fn result(&self, py: Python<'_>) -> PyResult<Option<Result<Sources, Error>>> {
+        self.check_process(py)?;
+        let Some(mut state) = self.try_state() else { return Ok(None) };
+        let Some(tensors) = state.poll() else { return Ok(None) };
+        let result = state.result.clone();
+        drop(state);
+        drop(tensors);
+        Ok(Some(result))
+    }
+
     /// Waits until the work has ended.
     fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
+        self.check_process(py)?;
+        interrupt::check_raised()?;
         let left = || deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         loop {
             if let Some(mut state) = self.try_state() {
                 let Some(pending) = state.pending.take() else {
-                    return state.result.as_ref().map(drop).map_err(|error| exception(py, error));
+                    let result = state.result.clone();
+                    drop(state);
+                    return result.map(drop).map_err(|error| exception(py, &error));
                 };
                 match py.detach(|| pending.wait(left())) {
-                    ControlFlow::Break(result) => state.end(result),
+                    ControlFlow::Break(result) => {
+                        let tensors = state.end(result);
+                        drop(state);
+                        drop(tensors);
+                    }
                     ControlFlow::Continue(pending) => {
                         state.pending = Some(pending);
+                        drop(state);
                         if left().is_zero() {
                             return Err(exception(py, &timed_out()));
                         }
@@ -190,40 +223,35 @@ fn timed_out() -> Error {
 
 #[pymethods]
 impl Work {
-    /// Waits until the call has ended, and raises its error.
+    /// Waits until the call has ended, and raises its error. A timeout of zero is no limit, as in
+    /// torch.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline =
+            timeout.filter(|timeout| !timeout.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout));
         self.wait_until(py, deadline).map(|()| true)
     }
 
     /// Whether the call has ended, well or not.
-    fn is_completed(&self) -> bool {
-        self.try_state().is_some_and(|mut state| state.has_ended())
+    fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.result(py)?.is_some())
     }
 
     /// Whether the call has ended well.
-    fn is_success(&self) -> bool {
-        self.try_state().is_some_and(|mut state| state.has_ended() && state.result.is_ok())
+    fn is_success(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.result(py)?.is_some_and(|result| result.is_ok()))
     }
 
     /// The error of a call that has ended with one.
-    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
-        let mut state = self.try_state()?;
-        if !state.has_ended() {
-            return None;
-        }
-        state.result.as_ref().err().map(|error| exception(py, error))
+    fn exception(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        interrupt::check_raised()?;
+        Ok(self.result(py)?.and_then(Result::err).map(|error| exception(py, &error)))
     }
 
     /// The ranks, of the communicator, that sent what has been received. `None` for a send.
-    fn sources(&self) -> Vec<Option<u32>> {
-        let Some(mut state) = self.try_state() else { return Vec::new() };
-        if !state.has_ended() {
-            return Vec::new();
-        }
-        let received = state.result.as_deref().unwrap_or_default();
-        received.iter().map(|received| received.map(|received| received.source.0)).collect()
+    fn sources(&self, py: Python<'_>) -> PyResult<Vec<Option<u32>>> {
+        let received = self.result(py)?.and_then(Result::ok).unwrap_or_default();
+        Ok(received.into_iter().map(|received| received.map(|received| received.source.0)).collect())
     }
 }
 

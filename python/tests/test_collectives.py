@@ -1,5 +1,7 @@
 """What each call gives, on arrays of numpy and tensors of torch."""
 
+import inspect
+
 import numpy as np
 import pytest
 from ranks import run
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy}
 
 
-def own(rank, shape=(4, 3)):
+def own(rank, shape=(3, 4)):
     """A rank's input. Different ranks have different elements."""
     count = int(np.prod(shape))
     return (np.arange(count, dtype=np.float32) + 100 * rank).reshape(shape)
@@ -70,17 +72,17 @@ def test_each_call(convert, async_op):
         x = tensor(inputs[rank])
         in_both_ways(dist.broadcast, x, 2, async_op=async_op)
         note("broadcast", x)
-        y = tensor(np.zeros((4, 3), np.float32))
+        y = tensor(np.zeros((3, 4), np.float32))
         blocks = [tensor(block) for block in inputs] if rank == 1 else None
         in_both_ways(dist.scatter, y, blocks, src=1, async_op=async_op)
         note("scatter", y)
-        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        blocks = [tensor(np.zeros((3, 4), np.float32)) for _ in range(size)]
         in_both_ways(dist.gather, tensor(inputs[rank]), blocks if rank == 0 else None, async_op=async_op)
         note("gather", np.stack([np.asarray(block) for block in blocks]))
-        blocks = [tensor(np.zeros((4, 3), np.float32)) for _ in range(size)]
+        blocks = [tensor(np.zeros((3, 4), np.float32)) for _ in range(size)]
         in_both_ways(dist.all_gather, blocks, tensor(inputs[rank]), async_op=async_op)
         note("all_gather", np.stack([np.asarray(block) for block in blocks]))
-        y = tensor(np.zeros((size, 4, 3), np.float32))
+        y = tensor(np.zeros((size, 3, 4), np.float32))
         in_both_ways(dist.all_gather_into_tensor, y, tensor(inputs[rank]), async_op=async_op)
         note("all_gather_into_tensor", y)
         y = tensor(np.zeros(12, np.float32))
@@ -118,9 +120,18 @@ def test_groups_have_global_ranks():
             x = np.full(2, rank, np.float32)
             with pytest.warns(UserWarning, match="all_reduce on global rank"):
                 assert dist.all_reduce(x, group=pair) is None
+            for call in [
+                lambda: dist.get_group_rank(pair, 1),
+                lambda: dist.get_global_rank(pair, 0),
+                lambda: dist.get_process_group_ranks(pair),
+                lambda: dist.get_backend(pair),
+            ]:
+                with pytest.raises(ValueError, match="^get_.*: this process is not in the group"):
+                    call()
             return x.tolist()
         assert dist.get_process_group_ranks(pair) == [1, 3] and dist.get_world_size(pair) == 2
         assert dist.get_global_rank(pair, 1) == 3 and dist.get_group_rank(pair, 3) == 1
+        assert dist.get_process_group_ranks(None) == [0, 1, 2, 3]
         assert dist.get_rank(pair) == (rank - 1) // 2 and dist.get_rank() == rank
         x = np.full(2, rank, np.float32)
         dist.broadcast(x, src=3, group=pair)
@@ -186,6 +197,36 @@ def test_messages():
     assert run(3, body)[0] == [1, 2]
 
 
+def test_messages_of_a_batch_are_of_one_group():
+    def body():
+        other = 1 - dist.get_rank()
+        x, y = np.full(3, other, np.float32), np.zeros(3, np.float32)
+        everyone = dist.new_group()
+        messages = [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other, dist.group.WORLD)]
+        for batch in [messages, messages[::-1]]:
+            [work.wait() for work in dist.batch_isend_irecv(batch)]
+        with pytest.raises(ValueError, match="are of one group"):
+            dist.batch_isend_irecv([*messages, dist.P2POp(dist.isend, x, other, everyone)])
+        return y.tolist()
+
+    assert run(2, body) == [[0] * 3, [1] * 3]
+
+
+#: Classes, and functions that are refused whatever they are given.
+OTHER_FORMS = {"P2POp", "GroupMember", "ProcessGroup", "ReduceOp", "Work", "group"} | {
+    name for name in dist.__all__ if "object" in name
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(dist.__all__) - OTHER_FORMS))
+def test_arguments_are_those_of_torch(name):
+    theirs = getattr(torch.distributed, name, None)
+    if theirs is None:
+        pytest.skip("this torch does not have it")
+    expected = list(inspect.signature(theirs).parameters)
+    assert list(inspect.signature(getattr(dist, name)).parameters)[: len(expected)] == expected
+
+
 def test_wrong_arguments():
     def body():
         x = np.zeros(4, np.float32)
@@ -203,9 +244,39 @@ def test_wrong_arguments():
             (ValueError, "output_tensor has 4 elements, and needs 8", lambda: dist.all_gather_into_tensor(x, x.copy())),
             (
                 ValueError,
-                "input has 3 elements, which is not a multiple of 2 ranks",
+                "dimension 0 of input is 3, which is not a multiple of 2 ranks",
                 lambda: dist.all_to_all_single(x, x[:3]),
             ),
+            (
+                ValueError,
+                "dimension 0 of input is 1, which is not a multiple of 2 ranks",
+                lambda: dist.all_to_all_single(x, x.reshape(1, 4).copy()),
+            ),
+            (
+                ValueError,
+                "dimension 0 of output is 1, which is not a multiple of 2 ranks",
+                lambda: dist.all_to_all_single(x.reshape(1, 4), x.copy()),
+            ),
+            (
+                ValueError,
+                "dimension 0 of input is 3, which is not a multiple of 2 ranks",
+                lambda: dist.reduce_scatter_tensor(torch.zeros(6), torch.zeros(3, 4)),
+            ),
+            (
+                ValueError,
+                r"output_split_sizes is \[1, 1\]; their sum is the length of dimension 0, 4",
+                lambda: dist.all_to_all_single(x, x.copy(), [1, 1]),
+            ),
+            (
+                ValueError,
+                r"input_split_sizes is \[4, 4\]; their sum is the length of dimension 0, 4",
+                lambda: dist.all_to_all_single(x, x.copy(), [2, 2], [4, 4]),
+            ),
+            (ValueError, "device_ids is .0.; it is for GPUs", lambda: dist.barrier(device_ids=[0])),
+            (ValueError, "pg_options is {}; there are no options", lambda: dist.new_group(pg_options={})),
+            (ValueError, "pg_options is {}; there are no options", lambda: dist.init_process_group(pg_options={})),
+            (ValueError, "store is {}; ranks find each other", lambda: dist.init_process_group(store={})),
+            (ValueError, "group_name is 'mine'; the group of", lambda: dist.init_process_group(group_name="mine")),
             (ValueError, "all are equal", lambda: dist.all_to_all_single(x, x.copy(), [1, 3], [3, 1])),
             (
                 TypeError,

@@ -8,7 +8,7 @@ from ranks import run
 
 import distcollective.distributed as dist
 
-READ_ONLY = 1
+READ_ONLY, IS_COPIED = 1, 2
 
 
 class Tensor(ctypes.Structure):
@@ -81,6 +81,7 @@ def test_what_is_refused():
         memory = np.zeros(4, np.float32)
         cases = [
             (ValueError, "read-only", {"flags": READ_ONLY}),
+            (ValueError, "read-only", {"flags": IS_COPIED}),
             (TypeError, "it is of DLPack's version 2", {"major": 2}),
             (TypeError, "device 3 of DLPack's type 2; give a copy", {"device_type": 2, "device_id": 3}),
             (TypeError, "type code 2 with 32 bits in 4 lanes", {"lanes": 4}),

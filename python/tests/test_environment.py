@@ -40,6 +40,8 @@ def test_each_launch_function(launcher, capfd):
             function(*where, seed=seed, verbose=False)
         draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
         connection.send((dist.get_rank(), dist.get_world_size(), draws))
+        with pytest.raises(RuntimeError, match=r"was initialized at .*test_environment\.py:\d+"):
+            dist.init_process_group("gloo")
         dist.barrier()
 
     with Ranks(2, None, target=body) as ranks:
@@ -130,9 +132,18 @@ import sys
 import numpy as np
 import distcollective
 distcollective.launch(int(sys.argv[1]), 2, "127.0.0.1", 1, verbose=False)
-given = {"w": np.arange(3.0), "n": np.zeros((), np.int64)}
+names = "bool float32 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 complex64 complex128".split()
+given = {name: np.ones(3, name) for name in names}
+if sys.argv[1] == "0":
+    import ml_dtypes
+    for name in ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"]:
+        given[name] = np.ones(3, getattr(ml_dtypes, name))
+given["n"] = np.zeros((), np.int64)
 got = distcollective.broadcast_tensor_dict(given if sys.argv[1] == "0" else None)
-assert type(got["w"]) is np.ndarray and got["w"].tolist() == [0, 1, 2] and got["n"].shape == ()
+assert got["n"].shape == () and len(got) == 19
+for name, array in got.items():
+    if name != "n":
+        assert type(array) is np.ndarray and array.dtype.name == name and (array == np.ones(3, array.dtype)).all(), name
 assert "torch" not in sys.modules
 """
     environment = {**os.environ, "DCL_JOB_ID": f"dictionary {os.getpid()}"}

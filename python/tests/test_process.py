@@ -127,6 +127,31 @@ def test_a_handler_of_the_programs_own_raises_its_own():
         assert ranks.receive(0) == "stopped"
 
 
+def test_a_handlers_exception_is_not_lost_when_the_timeout_ends_meanwhile():
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        time.sleep(1.2)
+        raise Stop
+
+    def body():
+        if dist.get_rank() == 1:
+            dist.recv(np.zeros(1, np.float32))
+            dist.send(np.ones(1, np.float32), 0)
+            return
+        x = np.zeros(1, np.float32)
+        work = dist.irecv(x, 1)
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Stop):
+            work.wait(timedelta(seconds=1))
+        dist.send(x, 1)
+        assert work.wait() and x == [1]
+
+    run(2, body)
+
+
 def test_other_threads_run_while_a_call_waits():
     def body():
         if dist.get_rank() == 0:
@@ -169,6 +194,39 @@ def test_threads_wait_for_one_work():
         dist.send(np.zeros(1, np.float32), 1)
         [thread.join(DEADLINE) for thread in threads]
         assert results == [True] * 3 and x.tolist() == [2] * 10
+
+    run(2, body)
+
+
+def test_a_timeout_of_zero_is_no_limit():
+    def body():
+        x = np.zeros(1, np.float32)
+        work = dist.irecv(x, 1 - dist.get_rank())
+        if dist.get_rank() == 0:
+            time.sleep(0.2)
+        dist.send(np.ones(1, np.float32), 1 - dist.get_rank())
+        return work.wait(timedelta(0)) and x.tolist()
+
+    assert run(2, body) == [[1], [1]]
+
+
+@pytest.mark.parametrize("end", [lambda work: work.wait(), lambda work: work.is_completed()])
+def test_a_tensors_end_may_wait_for_its_work(end):
+    waited = []
+
+    class Array(np.ndarray):
+        def __del__(self):
+            waited.append(self.work.wait())
+
+    def body():
+        x = np.zeros(1, np.float32).view(Array)
+        x.work = dist.all_reduce(x, async_op=True)
+        work = x.work
+        del x
+        gc.collect()
+        while not end(work):
+            pass
+        assert waited == [True]
 
     run(2, body)
 
@@ -268,6 +326,33 @@ def test_a_forked_child_is_refused_and_harms_none():
         return x.tolist() == [2] * 1000
 
     assert run(2, body) == [True, True]
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent():
+    def body():
+        rank = dist.get_rank()
+        work = dist.irecv(np.zeros(1, np.float32), 1 - rank)
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        # The child inherits a lock that this thread holds, if it waits by now.
+        time.sleep(0.2)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            signal.alarm(5)
+            try:
+                for call in [work.wait, work.is_completed, work.is_success, work.exception, work.sources]:
+                    with pytest.raises(RuntimeError, match="work.*was forked"):
+                        call()
+                code = 0
+            finally:
+                os._exit(code)
+        ended = os.waitpid(child, 0)[1]
+        dist.send(np.zeros(1, np.float32), 1 - rank)
+        thread.join(DEADLINE)
+        return ended
+
+    assert run(2, body) == [0, 0]
 
 
 def test_a_child_of_a_process_that_has_ended_its_group_may_begin():

@@ -1,5 +1,8 @@
 """Which tensors a call takes, which it copies, and which it refuses."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from ranks import run
@@ -177,6 +180,18 @@ def test_a_contiguous_tensor_is_used_in_place_and_others_are_written_back_by_the
     run(2, body)
 
 
+def test_elements_of_a_dimension_may_lie_among_those_of_another():
+    def body():
+        memory = torch.zeros(8)
+        # Elements 0, 2, 4 and 3, 5, 7.
+        tensor = memory.as_strided((2, 3), (3, 2))
+        tensor += torch.arange(6).reshape(2, 3)
+        dist.all_reduce(tensor)
+        return memory.tolist()
+
+    assert run(2, body) == [[0, 0, 2, 6, 4, 8, 0, 10]] * 2
+
+
 def read_only(array):
     array.flags.writeable = False
     return array
@@ -192,6 +207,8 @@ def refused():
     yield ValueError, "not aligned to its elements, float32 of 4 bytes", misaligned
     yield TypeError, "a scalar of numpy, which cannot be written", lambda: np.float32(1)
     yield ValueError, "several of its indices are one element", lambda: torch.zeros(1).expand(3)
+    yield ValueError, "several of its indices are one element", lambda: torch.zeros(4).as_strided((3, 2), (1, 1))
+    yield ValueError, "several of its indices are one element", lambda: torch.zeros(13).as_strided((3, 3), (4, 2))
     yield ValueError, "requires grad.*detach", lambda: torch.zeros(2, requires_grad=True)
     yield ValueError, "requires grad", lambda: torch.nn.Parameter(torch.zeros(2))
     yield ValueError, "it is on meta", lambda: torch.zeros(2, device="meta")
@@ -228,10 +245,35 @@ def test_what_is_refused():
     run(2, body)
 
 
+def give_other_data(tensor):
+    tensor.data = torch.zeros(1)
+
+
+@pytest.mark.parametrize("give_other_memory", [lambda tensor: tensor.set_(), give_other_data])
+def test_memory_lives_when_its_tensor_gets_another(give_other_memory):
+    def body():
+        rank = dist.get_rank()
+        array = np.zeros(1000, np.float32)
+        memory, tensor = weakref.ref(array), torch.from_numpy(array)
+        del array
+        work = dist.irecv(tensor, 1 - rank)
+        give_other_memory(tensor)
+        gc.collect()
+        assert memory() is not None
+        dist.send(np.ones(1000, np.float32), 1 - rank)
+        received = memory()
+        assert work.wait() and received.tolist() == [1] * 1000
+        del received
+        gc.collect()
+        assert memory() is None
+
+    run(2, body)
+
+
 def test_elements_of_several_words_are_not_divided():
     def body():
         x = np.zeros(3, np.complex128)
-        with pytest.raises(ValueError, match="input has 3 elements, which is not a multiple of 2 ranks"):
+        with pytest.raises(ValueError, match="dimension 0 of input is 3, which is not a multiple of 2 ranks"):
             dist.all_to_all_single(x.copy(), x)
 
     run(2, body)

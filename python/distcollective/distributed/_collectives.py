@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence
 
 from .._core import Work
 from ..errors import ArgumentError
-from ._groups import Group, ProcessGroup, member
+from ._groups import Group, ProcessGroup, check_none, member
 
 
 class ReduceOp(enum.IntEnum):
@@ -106,9 +106,21 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     output: Any, input: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Optional[Work]:
-    """Reduce the inputs of all ranks, and give each rank its part of the result."""
+    """Reduce the inputs of all ranks, and give each rank its part of the result.
+
+    The parts are along dimension 0, whose length is a multiple of the number of ranks.
+    """
     found = member(group, "reduce_scatter_tensor")
     return None if found is None else found._live().reduce_scatter(output, input, op, async_op)
+
+
+def _check_split(name: str, tensor: Any, sizes: List[int], group: ProcessGroup) -> None:
+    """Check that the sizes divide dimension 0 of the tensor into equal parts."""
+    if len(sizes) != group.size() or len(set(sizes)) != 1:
+        raise ArgumentError(f"{name}_split_sizes is {sizes}; it has one size for each rank, and all are equal")
+    shape = tuple(getattr(tensor, "shape", ()))
+    if shape and sum(sizes) != shape[0]:
+        raise ArgumentError(f"{name}_split_sizes is {sizes}; their sum is the length of dimension 0, {shape[0]}")
 
 
 def all_to_all_single(
@@ -119,18 +131,25 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Optional[Work]:
-    """Divide the input into one part for each rank, and send it there. Parts are equally long."""
+    """Divide the input into one part for each rank, and send it there. Parts are equally long.
+
+    The parts are along dimension 0, whose length is a multiple of the number of ranks.
+    """
     found = member(group, "all_to_all_single")
     if found is None:
         return None
-    for name, sizes in [("output_split_sizes", output_split_sizes), ("input_split_sizes", input_split_sizes)]:
-        if sizes and (len(sizes) != found.size() or len(set(sizes)) != 1):
-            raise ArgumentError(f"{name} is {list(sizes)}; it has one size for each rank, and all are equal")
+    for name, tensor, sizes in [
+        ("output", output, output_split_sizes),
+        ("input", input, input_split_sizes),
+    ]:
+        if sizes:
+            _check_split(name, tensor, list(sizes), found)
     return found._live().all_to_all(output, input, async_op)
 
 
-def barrier(group: Group = None, async_op: bool = False) -> Optional[Work]:
-    """Wait until every rank of the group has come."""
+def barrier(group: Group = None, async_op: bool = False, device_ids: Optional[List[int]] = None) -> Optional[Work]:
+    """Wait until every rank of the group has come. ``device_ids`` is None."""
+    check_none("device_ids", device_ids, "it is for GPUs, which this package does not have yet")
     found = member(group, "barrier")
     return None if found is None else found._live().barrier(async_op)
 

@@ -11,6 +11,8 @@ from .. import _core
 from ..errors import ArgumentError, Error
 
 _BACKENDS = ("gloo", "host")
+#: How the names of this package's modules begin.
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _NonGroupMember:
@@ -121,14 +123,21 @@ def is_initialized() -> bool:
     return _World.group is not None
 
 
+def _line_of_the_program() -> str:
+    """The source line outside this package that has called it."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def begin(options: Dict[str, Any]) -> _core.Environment:
     """Initialize with what is given, and with the launcher's variables for the rest."""
-    frame = sys._getframe(2)
     for name in ("rank", "world_size", "port"):
         number = options.get(name)
         if number is not None and not 0 <= number < 2**16:
             raise ArgumentError(f"{name} is {number}; it is a number from 0 to 65535")
-    options["called_at"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    options["called_at"] = _line_of_the_program()
     environment = _core.initialize(options)
     _World.environment = environment
     _World.group = ProcessGroup(environment.communicator)
@@ -150,12 +159,21 @@ def check_backend(name: Optional[str]) -> None:
         raise ArgumentError(f'backend is "{name}"; this package has backend="gloo", which is also called "host"')
 
 
+def check_none(name: str, value: Any, why: str) -> None:
+    """Check that an argument of torch that this package does not have is left out."""
+    if value is not None:
+        raise ArgumentError(f"{name} is {value!r}; {why}; leave it None")
+
+
 def init_process_group(
     backend: Optional[str] = None,
     init_method: Optional[str] = None,
     timeout: Optional[timedelta] = None,
     world_size: int = -1,
     rank: int = -1,
+    store: Optional[object] = None,
+    group_name: str = "",
+    pg_options: Optional[object] = None,
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
@@ -163,8 +181,13 @@ def init_process_group(
     ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
     call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
+    ``store``, ``group_name`` and ``pg_options`` keep their defaults.
     """
     check_backend(backend)
+    check_none("store", store, "ranks find each other by init_method, without a store of torch")
+    check_none("pg_options", pg_options, "there are no options of a backend")
+    if group_name:
+        raise ArgumentError(f'group_name is {group_name!r}; the group of all ranks has no name; leave it ""')
     options: Dict[str, Any] = {"timeout": timeout}
     if rank != -1:
         options["rank"] = rank
@@ -199,11 +222,13 @@ def new_group(
     ranks: Optional[Sequence[int]] = None,
     timeout: Optional[timedelta] = None,
     backend: Optional[str] = None,
+    pg_options: Optional[object] = None,
 ) -> Union[ProcessGroup, _NonGroupMember]:
     """Make a group of these ranks, sorted; of all ranks by default. Every rank calls it.
 
-    A rank that is not in the group gets ``GroupMember.NON_GROUP_MEMBER``.
+    A rank that is not in the group gets ``GroupMember.NON_GROUP_MEMBER``. ``pg_options`` is None.
     """
+    check_none("pg_options", pg_options, "there are no options of a backend")
     all_ranks = world()
     communicator = all_ranks._live()
     check_backend(backend)
@@ -234,24 +259,30 @@ def get_world_size(group: Group = None) -> int:
 
 def get_backend(group: Group = None) -> str:
     """The group's backend: "gloo"."""
-    found = member(group, "get_backend")
+    return _own_group(group, "get_backend").name()
+
+
+def _own_group(group: Group, name: str) -> ProcessGroup:
+    """The group for the call ``name``, which needs one that this process is in."""
+    found = None if isinstance(group, _NonGroupMember) else member(group, name)
     if found is None:
-        raise ArgumentError("this process is not in the group")
-    return found.name()
+        raise ArgumentError(f"{name}: this process is not in the group; only its ranks know it")
+    return found
 
 
-def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+def get_group_rank(group: Group, global_rank: int) -> int:
     """The number in the group of a global rank."""
-    return group._group_rank(global_rank, "global_rank")
+    return _own_group(group, "get_group_rank")._group_rank(global_rank, "global_rank")
 
 
-def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+def get_global_rank(group: Group, group_rank: int) -> int:
     """The global rank of a rank of the group."""
-    if not 0 <= group_rank < group.size():
-        raise ArgumentError(f"group_rank is {group_rank}, and the group has {group.size()} ranks")
-    return group._ranks[group_rank]
+    found = _own_group(group, "get_global_rank")
+    if not 0 <= group_rank < found.size():
+        raise ArgumentError(f"group_rank is {group_rank}, and the group has {found.size()} ranks")
+    return found._ranks[group_rank]
 
 
-def get_process_group_ranks(group: Optional[ProcessGroup]) -> List[int]:
+def get_process_group_ranks(group: Group) -> List[int]:
     """The global ranks of the group, in its order."""
-    return list((group or world())._ranks)
+    return list(_own_group(group, "get_process_group_ranks")._ranks)

@@ -67,9 +67,10 @@ def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
     if not p2p_op_list or not all(isinstance(message, P2POp) for message in p2p_op_list):
         raise ArgumentError("p2p_op_list is a list of at least one P2POp")
     group = p2p_op_list[0].group
-    if any(message.group is not group for message in p2p_op_list):
-        raise ArgumentError("the messages of p2p_op_list are of one group")
     found = member(group, "batch_isend_irecv")
+    for message in p2p_op_list:
+        if message.group is not group and member(message.group, "batch_isend_irecv") is not found:
+            raise ArgumentError("the messages of p2p_op_list are of one group")
     if found is None:
         return []
     messages = [
