@@ -105,7 +105,6 @@ fn ended_late(ranks: u32) {
         let failed = communicator.collective_async(SUM, Operands::in_place(memory?), &stream)?.wait();
         driver.end_capture(&stream);
         drop(window?);
-        assert_eq!(nccl_calls("ncclMemFree"), 0, "the abort lasts");
         Ok(failed.expect_err("NCCL refuses the call").into())
     });
     for error in results {
