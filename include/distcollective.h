@@ -286,9 +286,11 @@ typedef int32_t dcl_wire_type_t;
 enum {
     /* Elements travel as they are. */
     DCL_WIRE_TYPE_NONE = 0,
-    /* The relative error of a contribution is at most 2^-11. */
+    /* A contribution x is rounded by at most 2^-11 |x| + 2^-25, and becomes infinite from 65520
+     * on. */
     DCL_WIRE_TYPE_FLOAT16 = 1,
-    /* The relative error of a contribution is at most 2^-8; the range is float32's. */
+    /* A contribution x is rounded by at most 2^-8 |x| + 2^-134, and becomes infinite from
+     * 3.3961776e38 on. */
     DCL_WIRE_TYPE_BFLOAT16 = 7
 };
 
@@ -1986,8 +1988,10 @@ dcl_status_t dcl_tensor_dict_save(dcl_tensor_dict_t *dict, const char *path);
 /* Adds a tensor at the end; one of the same name is freed, and the new one takes its place.
  * `device` is the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates
  * zeros. Otherwise the tensor borrows the caller's memory: until the tensor is removed or replaced,
- * or the dictionary is freed, the memory must stay valid. No call of the library may use the tensor
- * while the caller writes the memory.
+ * or the dictionary is freed, the memory must stay valid. If a broadcast on a stream has begun
+ * before, it must stay valid until dcl_work_wait or dcl_stream_synchronize has returned: the
+ * broadcast uses the memory although the dictionary is freed. No call of the library may use the
+ * tensor while the caller writes the memory.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_UNSUPPORTED if there
  * is no such GPU. [local, exclusive] */
@@ -2129,15 +2133,21 @@ dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t
  *
  * The source's dictionary stays as it is. On another rank a tensor with the name, type and
  * dimensions of one that arrives is filled in place; one that the rank lacks is added at the end;
- * all others stay.
+ * all others stay. With `shared`, and if the rank's tensor is read-only or lies elsewhere than
+ * `device` says, a new tensor takes its place: addresses of the old one end, and borrowed memory is
+ * not written.
  *
  * `stream` and `work` are as in dcl_execution_context_enqueue; a CUDA stream is
  * DCL_STATUS_UNSUPPORTED. Until dcl_work_wait or dcl_stream_synchronize has returned, other calls
- * on the dictionary return DCL_STATUS_BUSY. If the work is freed before, the tensors are lost.
+ * on the dictionary return DCL_STATUS_BUSY. If the work or the stream is freed before, the tensors
+ * are lost, and the dictionary can only be freed.
  *
+ * Errors of one rank, for which the other ranks wait until their deadline:
+ * - DCL_STATUS_INVALID_ARGUMENT: an option has a value that no broadcast has.
+ * - DCL_STATUS_BUSY: another call uses the dictionary.
  * Errors that every rank gets, and after which no dictionary has changed and the communicator still
  * works:
- * - DCL_STATUS_INVALID_ARGUMENT: an option does not fit.
+ * - DCL_STATUS_INVALID_ARGUMENT: an option does not fit the communicator.
  * - DCL_STATUS_DISAGREEMENT: the ranks pass different sources, or not all pass `shared`.
  * - DCL_STATUS_INVALID_BUFFER: a rank has a tensor of a name that arrives, with another type or
  *   other dimensions.

@@ -10,7 +10,8 @@ use crate::error::{Error, Result, error};
 /// How far the bits of a reduction are determined: of a communicator
 /// ([`Communicator::with_determinism`](crate::Communicator::with_determinism)) or of a layer
 /// ([`DistCollectiveLayer::set_determinism`](crate::DistCollectiveLayer::set_determinism)). If one
-/// of the two says `Exact`, the reduction is exact. Movement changes no byte in either mode.
+/// of the two says `Exact`, the reduction is exact. Movement changes no byte in either mode, unless
+/// the call has a transport type.
 ///
 /// All ranks of a call have the same mode.
 ///

@@ -299,11 +299,19 @@ impl Request<'_> {
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.
-    /// With a transport type its elements are rounded.
     pub(super) fn is_in_place_root(&self, rank: GroupRank) -> bool {
+        self.is_broadcast_in_place_from(rank) && self.signature.call.wire_type.is_none()
+    }
+
+    /// Whether this rank is the root of a broadcast in place with a transport type, which rounds
+    /// its buffer.
+    pub(super) fn is_rounding_root(&self, rank: GroupRank) -> bool {
+        self.is_broadcast_in_place_from(rank) && self.signature.call.wire_type.is_some()
+    }
+
+    fn is_broadcast_in_place_from(&self, rank: GroupRank) -> bool {
         matches!(self.signature.call.collective, Collective::Broadcast { root } if root == rank)
             && self.input.pointer == self.output.pointer
-            && self.signature.call.wire_type.is_none()
     }
 
     /// Says in an error which layer it is about.

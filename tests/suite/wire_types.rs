@@ -299,3 +299,23 @@ fn long_tensors_between_processes() {
         }
     }
 }
+
+/// The root of a broadcast in place takes from no rank. It rounds its buffer when it knows that the
+/// calls match.
+#[test]
+fn a_root_keeps_its_elements_if_the_calls_differ() {
+    for len in [1, 3000, 300_000] {
+        on_ranks(2, move |communicator| {
+            let mut x = vec![0.1f32; len];
+            let result = if communicator.rank() == Rank(0) {
+                communicator.with_wire_type(WireType::Float16).broadcast(&mut x, Rank(0))
+            } else {
+                // The root has come long before.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                communicator.broadcast(&mut x, Rank(0))
+            };
+            error_of(result, ErrorKind::Disagreement);
+            assert!(x.iter().all(|x| *x == 0.1), "{len} elements");
+        });
+    }
+}
