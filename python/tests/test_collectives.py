@@ -155,8 +155,8 @@ def test_what_the_process_group_tells():
         assert dist.get_rank(dist.group.WORLD) == dist.get_rank()
         assert dist.get_process_group_ranks(None) == [0, 1]
         everyone = dist.new_group()
-        nobody = dist.new_group([])
-        assert dist.get_world_size(everyone) == 2 and nobody is dist.GroupMember.NON_GROUP_MEMBER
+        empty = dist.new_group([])
+        assert dist.get_world_size(everyone) == 2 and empty is dist.GroupMember.NON_GROUP_MEMBER
         dist.monitored_barrier()
         dist.destroy_process_group()
         assert not dist.is_initialized() and dist.group.WORLD is None
