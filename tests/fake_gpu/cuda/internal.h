@@ -171,6 +171,8 @@ struct stream {
     pthread_cond_t work;
     struct operation *first, **end, *running;
     uint64_t enqueued, finished;
+    /* Threads that wait for its work; it is freed after the last one. */
+    unsigned drains;
     bool has_worker, closing;
     struct capture *capture;
     int captured_as;

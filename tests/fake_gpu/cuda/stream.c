@@ -42,6 +42,8 @@ static void *serve(void *argument) {
         stream->finished++;
         pthread_cond_broadcast(&changed);
     }
+    while (stream->drains > 0)
+        pthread_cond_wait(&changed, &lock);
     stream_free(stream);
     pthread_mutex_unlock(&lock);
     return NULL;
@@ -73,8 +75,11 @@ void stream_close(struct stream *stream) {
 
 void stream_drain(struct stream *stream) {
     uint64_t last = stream->enqueued;
+    stream->drains++;
     while (stream->finished < last)
         pthread_cond_wait(&changed, &lock);
+    stream->drains--;
+    pthread_cond_broadcast(&changed);
 }
 
 CUresult stream_get(CUstream handle, struct stream **stream) {
