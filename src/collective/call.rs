@@ -54,6 +54,18 @@ impl Call {
         Call { wire_type: wire_type.filter(|_| rank_count > 1), ..self }
     }
 
+    /// The type in which the elements travel.
+    pub(crate) fn moved_type(&self) -> DataType {
+        self.wire_type.map_or(self.data_type, WireType::data_type)
+    }
+
+    /// Whether every backend reduces the ranks' elements in rank order.
+    pub(crate) fn reduces_in_rank_order(&self) -> bool {
+        // NCCL would accumulate in the transport type.
+        let is_special = self.determinism == Determinism::Exact || self.wire_type.is_some();
+        is_special && self.collective.reduce_op().is_some()
+    }
+
     /// The call among one rank, where every operation is the identity and may be in place.
     pub(crate) fn of_one_rank(&self) -> Self {
         Call { collective: Collective::Broadcast { root: GroupRank(0) }, ..*self }

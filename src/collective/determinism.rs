@@ -51,7 +51,7 @@ impl Determinism {
         }
     }
 
-    /// The number in C and in plans.
+    /// The number in C.
     pub const fn number(self) -> i32 {
         self as i32
     }

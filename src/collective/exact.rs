@@ -1,5 +1,5 @@
-//! How much memory exact reductions need on GPUs. It follows from the call alone, so that plans
-//! show it.
+//! How much memory exact reductions and calls with a transport type need on GPUs. It follows from
+//! the call alone, so that plans show it.
 
 use super::{Call, CollectiveOperation};
 
@@ -29,9 +29,14 @@ pub(crate) struct Shares {
     pub(crate) rest: usize,
 }
 
+/// How many elements fill a packet, in the type in which they travel.
+fn packet_elements(call: &Call) -> usize {
+    PACKET_BYTES / call.moved_type().byte_len()
+}
+
 impl Shares {
     pub(crate) fn of(call: &Call, rank_count: usize) -> Self {
-        let packet = PACKET_BYTES / call.data_type.byte_len();
+        let packet = packet_elements(call);
         let share = call.block_elements / rank_count / packet * packet;
         Shares { share, rest: call.block_elements - rank_count * share }
     }
@@ -53,14 +58,43 @@ impl ExactReduction {
         let contributions = match self {
             ExactReduction::Exchange => call.block_bytes().saturating_mul(rank_count),
             ExactReduction::Shares => {
-                let share = Shares::of(call, rank_count).share * call.data_type.byte_len();
-                let most_of_rest = rank_count * PACKET_BYTES;
-                LONGEST_EXCHANGE.max(rank_count * share.max(most_of_rest))
+                let share = Shares::of(call, rank_count).share;
+                let most_of_rest = rank_count * packet_elements(call);
+                LONGEST_EXCHANGE.max(rank_count * share.max(most_of_rest) * call.data_type.byte_len())
             }
         };
-        // With a transport type they are also there in that type, before and after they are
-        // exchanged: each half as long.
-        contributions.saturating_mul(if call.wire_type.is_some() { 2 } else { 1 })
+        match call.wire_type {
+            // They are also there in that type, before and after they are exchanged: each half as
+            // long.
+            Some(_) => whole_packets(contributions).saturating_mul(2).saturating_add(PACKET_BYTES),
+            None => contributions,
+        }
+    }
+}
+
+/// The length of memory after which other memory begins that kernels use: they handle whole packets
+/// fastest.
+pub(crate) fn whole_packets(byte_len: usize) -> usize {
+    byte_len.checked_next_multiple_of(PACKET_BYTES).unwrap_or(byte_len)
+}
+
+/// The memory on GPUs for the two sides of movement in its transport type.
+pub(crate) fn narrow_scratch_bytes(call: &Call, rank_count: usize) -> usize {
+    let [given, taken] = [call.input(), call.output()]
+        .map(|side| side.blocks(rank_count) * call.block_elements * call.moved_type().byte_len());
+    whole_packets(given) + taken
+}
+
+/// The memory that a call needs between its steps on every GPU, whatever NCCL can do there.
+pub(crate) fn step_scratch_bytes(call: &Call, rank_count: usize) -> usize {
+    if rank_count == 1 {
+        0
+    } else if call.reduces_in_rank_order() {
+        ExactReduction::of(call, rank_count).scratch_bytes(call, rank_count)
+    } else if call.wire_type.is_some() {
+        narrow_scratch_bytes(call, rank_count)
+    } else {
+        0
     }
 }
 
@@ -94,10 +128,15 @@ mod tests {
                         ExactReduction::Shares => share.max(rest) * n,
                         ExactReduction::Exchange => call.block_elements * n,
                     };
-                    // Contributions in float32 and, exchanged and not, in the transport type.
-                    let of_wire = wire_type.map_or(0, |wire_type| 2 * wire_type.data_type().byte_len());
-                    let element = data_type.byte_len() + of_wire;
-                    assert!(bytes >= used * element, "{call} among {n}: {bytes} bytes");
+                    // Contributions in float32 and, before and after the exchange, in the transport
+                    // type.
+                    let of_wire = wire_type.map_or(0, |wire_type| {
+                        let narrow = used * wire_type.data_type().byte_len();
+                        whole_packets(narrow) + narrow
+                    });
+                    let wide = used * data_type.byte_len();
+                    let needed = if of_wire > 0 { whole_packets(wide) + of_wire } else { wide };
+                    assert!(bytes >= needed, "{call} among {n}: {bytes} bytes, and {needed} are used");
                 }
             }
         }
@@ -108,5 +147,8 @@ mod tests {
         for (elements, share, rest) in [(1 << 20, 1 << 18, 0), (1_000_003, 250_000, 3), (15, 0, 15), (31, 4, 15)] {
             assert_eq!(Shares::of(&call(DataType::Float32, elements), 4), Shares { share, rest });
         }
+        // In the type in which they travel.
+        let call = call(DataType::Float32, 8 * 4 + 31).sent_as(Some(WireType::Float16), 4);
+        assert_eq!(Shares::of(&call, 4), Shares { share: 8, rest: 31 });
     }
 }

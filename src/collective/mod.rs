@@ -12,9 +12,9 @@ mod wire_type;
 
 pub(crate) use call::Call;
 pub use determinism::Determinism;
-pub(crate) use exact::ExactReduction;
+pub(crate) use exact::step_scratch_bytes;
 #[cfg(feature = "nccl")]
-pub(crate) use exact::Shares;
+pub(crate) use exact::{ExactReduction, Shares, narrow_scratch_bytes, whole_packets};
 pub(crate) use geometry::Side;
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};

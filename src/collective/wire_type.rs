@@ -71,7 +71,7 @@ impl WireType {
         self.data_type().name()
     }
 
-    /// The number in C and in plans: that of the element type.
+    /// The number in C: that of the element type.
     pub const fn number(self) -> i32 {
         self as i32
     }

@@ -96,8 +96,8 @@ enum PlaceInspection {
 struct MemoryInspection {
     communicator_bytes: usize,
     private_bytes: usize,
-    /// Of reductions in exact mode or with a transport type, on GPUs only.
-    reduction_scratch_bytes: usize,
+    /// Of collectives in exact mode or with a transport type, on GPUs only.
+    step_scratch_bytes: usize,
     constant_bytes: usize,
 }
 
@@ -133,7 +133,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                     }
                 },
                 determinism: c.collective.reduce_op().map(|_| c.determinism.name()),
-                wire_type: c.wire_type.map(|wire_type| wire_type.name()),
+                wire_type: c.wire_type.filter(|_| c.nb_rank > 1).map(|wire_type| wire_type.name()),
             }),
         }
     });
@@ -176,7 +176,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
         memory: MemoryInspection {
             communicator_bytes: memory.communicator_bytes,
             private_bytes: memory.private_bytes,
-            reduction_scratch_bytes: memory.reduction_scratch_bytes,
+            step_scratch_bytes: memory.step_scratch_bytes,
             constant_bytes: constant_bytes.sum(),
         },
         warnings: analysis.warnings.clone(),
@@ -262,15 +262,14 @@ impl fmt::Display for Inspection {
             }
             writeln!(f, ": {} -> {}", layer.inputs.join(", "), layer.outputs.join(", "))?;
         }
-        let MemoryInspection { communicator_bytes, private_bytes, reduction_scratch_bytes, constant_bytes } =
-            self.memory;
+        let MemoryInspection { communicator_bytes, private_bytes, step_scratch_bytes, constant_bytes } = self.memory;
         writeln!(f, "\nmemory")?;
         writeln!(f, "  {communicator_bytes} bytes that the communicator owns")?;
         writeln!(f, "  {private_bytes} bytes that only this rank uses")?;
-        if reduction_scratch_bytes > 0 {
+        if step_scratch_bytes > 0 {
             writeln!(
                 f,
-                "  {reduction_scratch_bytes} bytes for steps of reductions in exact mode or with a transport type, on GPUs only"
+                "  {step_scratch_bytes} bytes between the steps of collectives in exact mode or with a transport type, on GPUs only"
             )?;
         }
         writeln!(f, "  {constant_bytes} bytes of constants")?;

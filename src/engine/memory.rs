@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::analysis::Analysis;
 use super::placement::{Lifetime, Placement, place};
-use crate::collective::{Determinism, ExactReduction};
+use crate::collective;
 use crate::error::{Result, error};
 use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 
@@ -52,9 +52,9 @@ pub(crate) struct MemoryPlan {
     pub(crate) scratch: Vec<Option<Place>>,
     pub(crate) communicator_bytes: usize,
     pub(crate) private_bytes: usize,
-    /// What reductions in exact mode or with a transport type, one after the other, use between
+    /// What collectives in exact mode or with a transport type, one after the other, use between
     /// their steps on GPUs. On other communicators a context does not allocate it.
-    pub(crate) reduction_scratch_bytes: usize,
+    pub(crate) step_scratch_bytes: usize,
 }
 
 /// Memory that one or several tensors use one after the other, in place.
@@ -154,20 +154,18 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         }
     }
     let scratch = scratch_allocation.into_iter().map(|allocation| allocation.map(place_of)).collect();
-    let reduction_scratch_bytes = reduction_scratch_bytes(network, analysis);
-    Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, reduction_scratch_bytes })
+    let step_scratch_bytes = step_scratch_bytes(network, analysis);
+    Ok(MemoryPlan { locations, copy_out, scratch, communicator_bytes, private_bytes, step_scratch_bytes })
 }
 
-/// The longest scratch memory of a reduction in exact mode or with a transport type, at the
+/// The longest scratch memory of a collective in exact mode or with a transport type, at the
 /// largest shapes.
-fn reduction_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
+fn step_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
     let bytes = analysis.schedule.iter().filter_map(|id| {
         let resolved = analysis.collectives[id.index()].as_ref()?;
-        let is_special = resolved.determinism == Determinism::Exact || resolved.wire_type.is_some();
-        let is_by_kernel = is_special && resolved.collective.reduce_op().is_some();
         let (input, n) = (network.layers[id.index()].inputs[0].index(), resolved.nb_rank as usize);
         let call = resolved.call(analysis.types[input], analysis.extents[input].element_count, n);
-        (is_by_kernel && !resolved.is_identity()).then(|| ExactReduction::of(&call, n).scratch_bytes(&call, n))
+        Some(collective::step_scratch_bytes(&call, n))
     });
     bytes.max().unwrap_or(0)
 }

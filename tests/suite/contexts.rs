@@ -129,7 +129,7 @@ fn inspect_shows_memory_that_is_reused_and_what_may_be_unwritten() {
     assert_eq!(
         json["memory"],
         serde_json::json!({
-            "communicator_bytes": 8192, "private_bytes": 0, "reduction_scratch_bytes": 0, "constant_bytes": 0
+            "communicator_bytes": 8192, "private_bytes": 0, "step_scratch_bytes": 0, "constant_bytes": 0
         })
     );
     let warning = "layer \"shuffle_21\" (shuffle) reads the output of layer \"r\" (reduce) on rank 1, which does not write it: \

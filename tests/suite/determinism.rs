@@ -100,13 +100,13 @@ fn a_plan_shows_the_memory_of_exact_reductions() {
         network.mark_output(z, "gathered")?;
         Builder::new().build(&network)
     };
-    let bytes = |engine: &Engine| engine.inspect().to_json()["memory"]["reduction_scratch_bytes"].clone();
+    let bytes = |engine: &Engine| engine.inspect().to_json()["memory"]["step_scratch_bytes"].clone();
     assert_eq!(bytes(&engine(Determinism::Backend, 1000).expect("an engine")), 0);
     assert_eq!(bytes(&engine(Determinism::Exact, 999).expect("an engine")), 12_000);
     assert_eq!(bytes(&engine(Determinism::Exact, 600_000).expect("an engine")), 2_400_000);
     let plan = engine(Determinism::Exact, 600_000).and_then(|engine| engine.serialize()).expect("a plan");
     let text = Engine::deserialize(&plan).expect("an engine").inspect().to_string();
-    assert!(text.contains("\n  2400000 bytes for steps of reductions in exact mode"), "{text}");
+    assert!(text.contains("\n  2400000 bytes between the steps of collectives in exact mode"), "{text}");
 }
 
 #[test]

@@ -48,6 +48,9 @@ fn eager_calls_that_have_none_are_refused() {
         let mut list = [[0f32; 2]; 2];
         let text = error_of(narrow.all_gather_list(&x, &mut list), ErrorKind::Unsupported);
         assert!(text.contains("the list form has no transport type, and float16 is set"), "{text}");
+        let scattered = narrow.scatter_list(Some([[1f32; 2]; 2]).as_ref(), &mut y, 0);
+        let text = error_of(scattered, ErrorKind::InvalidArgument);
+        assert!(text.contains("it has no transport type, and float16 is set"), "{text}");
         // The handle still works, and what is not of the user's has no transport type.
         narrow.barrier().expect("every rank comes");
         let group = narrow.split(Some(0), 0).expect("every rank comes").expect("a color");
@@ -102,6 +105,22 @@ fn plans_and_layers_keep_it() -> Result<()> {
         let shown = name.map_or_else(String::new, |name| format!(", sent as {name}"));
         assert!(inspection.to_string().contains(&format!("among 2 ranks{shown}: x -> ")), "{inspection}");
         assert!(inspection.to_dot().contains(&format!("among 2 ranks{shown}\"")), "{}", inspection.to_dot());
+    }
+    Ok(())
+}
+
+/// Input and output in the transport type, on GPUs; among one rank elements do not travel.
+#[test]
+fn inspect_shows_what_movement_needs() -> Result<()> {
+    for (nb_rank, shown, bytes) in [(2, ", sent as float16", 16 + 12), (1, ": x -> ", 0)] {
+        let layer = DistCollective::all_gather().nb_rank(nb_rank).wire_type(WireType::Float16);
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [3])?;
+        let y = network.add(layer, x)?;
+        network.mark_output(y, "y")?;
+        let inspection = Builder::new().build(&network)?.inspect();
+        assert!(inspection.to_string().contains(shown), "{inspection}");
+        assert_eq!(inspection.to_json()["memory"]["step_scratch_bytes"], serde_json::json!(bytes), "{inspection}");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::arguments::given;
 use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
-use crate::collective::{Call, Collective, overlap};
+use crate::collective::{Call, Collective, check_wire_type, overlap};
 use crate::comm::Communicator;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
@@ -223,10 +223,11 @@ impl Communicator {
             Collective::Gather { .. } | Collective::AllGather => false,
             _ => bail!(InvalidArgument, "there is no list form; scatter, gather and all_gather have one"),
         };
+        check_wire_type(collective.operation(), self.wire_type)?;
         if let Some(wire_type) = self.wire_type {
             bail!(
                 Unsupported,
-                "the list form has no transport type, and {wire_type} is set; call all_gather on one tensor for all ranks"
+                "the list form has no transport type, and {wire_type} is set; all_gather on one tensor for all ranks has one"
             );
         }
         let uses_list = collective.root().is_none_or(|root| root.0 == rank.0);

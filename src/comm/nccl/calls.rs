@@ -7,7 +7,7 @@ use super::NcclBackend;
 use super::bindings::*;
 use super::library::function;
 use super::route::{Route, contributions, results};
-use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType};
+use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType, whole_packets};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::element::{bf16, f16};
@@ -189,7 +189,7 @@ impl NcclBackend {
         deadline: Instant,
     ) -> Result<()> {
         let (count, n) = (call.block_elements, self.origins.len());
-        let rest = scratch.wrapping_add(n * call.block_bytes());
+        let rest = scratch.wrapping_add(whole_packets(n * call.block_bytes()));
         // SAFETY: the caller's promise.
         unsafe {
             let moved = (&contributions(&call.collective), count);
@@ -266,7 +266,7 @@ impl NcclBackend {
             return unsafe { self.call(collective, bytes, [input, output], stream, deadline) };
         };
         let (given, taken) = (operation.input_blocks(n) * block, operation.output_blocks(n) * block);
-        let sides = [scratch, scratch.wrapping_add(given * wire.byte_len())];
+        let sides = [scratch, scratch.wrapping_add(whole_packets(given * wire.byte_len()))];
         // SAFETY: the caller's promise.
         unsafe {
             if collective.reads_input(self.rank) {

@@ -3,7 +3,7 @@
 
 use super::handle::NcclHandle;
 use super::library::Version;
-use crate::collective::{Call, Collective, Determinism, ExactReduction, ReduceOperation, WireType};
+use crate::collective::{Call, Collective, ExactReduction, ReduceOperation, WireType, narrow_scratch_bytes};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 
@@ -101,10 +101,7 @@ impl Route {
             _ if rank_count == 1 => Route::Copy,
             None if call.wire_type.is_some() => Route::Narrow,
             None => Route::Direct,
-            // NCCL would accumulate in the transport type.
-            Some(_) if call.determinism == Determinism::Exact || call.wire_type.is_some() => {
-                Route::of_kernel(call, rank_count)
-            }
+            Some(_) if call.reduces_in_rank_order() => Route::of_kernel(call, rank_count),
             Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::of_kernel(call, rank_count),
             Some(ReduceOperation::Avg)
@@ -136,11 +133,7 @@ impl Route {
             Route::Bool => input_elements,
             Route::Exchange => ExactReduction::Exchange.scratch_bytes(call, rank_count),
             Route::Shares => ExactReduction::Shares.scratch_bytes(call, rank_count),
-            Route::Narrow => {
-                let output_elements = call.output_bytes(rank_count) / call.data_type.byte_len();
-                (input_elements + output_elements)
-                    * call.wire_type.map_or(0, |wire_type| wire_type.data_type().byte_len())
-            }
+            Route::Narrow => narrow_scratch_bytes(call, rank_count),
         }
     }
 

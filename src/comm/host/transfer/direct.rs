@@ -54,7 +54,8 @@ impl RunningCall<'_> {
         let finished = Milestone::Round(self.progress.round);
         let touched_by = |peer: &GroupRank| shares_reduce || call.moves(rank, *peer);
         self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))?;
-        self.round_in_place()
+        self.round_in_place();
+        Ok(())
     }
 
     /// Whether this is a reduce whose work all ranks share. They all find the same (invariant 6).

@@ -2,10 +2,8 @@
 //! with a transport type it rounds each contribution as it reads it.
 
 use crate::collective::ReduceOperation;
-use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::compute::{self, Stored};
-use crate::error::Result;
 
 impl RunningCall<'_> {
     /// Copies elements of a rank's input, or rounds them. Both addresses may be the same.
@@ -53,23 +51,17 @@ impl RunningCall<'_> {
     }
 
     /// With a transport type, rounds what this rank gives itself where it lies, if its input is in
-    /// its output. No peer reads it any more.
-    pub(super) fn round_in_place(&self) -> Result<()> {
+    /// its output. No peer reads it any more, and the peers' calls may have ended, so neither the
+    /// deadline nor the interrupt hook ends this.
+    pub(super) fn round_in_place(&self) {
         let (call, rank) = (self.request.signature.call, self.host.rank);
         if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
-            return Ok(());
+            return;
         }
         let own = self.output_block(if call.output().is_per_rank { rank.index() } else { 0 });
-        if self.request.input.pointer != own {
-            return Ok(());
-        }
-        for done in (0..call.block_bytes()).step_by(ACCESS_BYTES) {
-            let part = ACCESS_BYTES.min(call.block_bytes() - done);
-            self.before_moving(part)?;
-            let part_at = own.wrapping_add(done);
+        if self.request.input.pointer == own {
             // SAFETY: the output holds the block by the contract of `Backend::run`.
-            unsafe { self.move_elements(part_at, part_at, part) };
+            unsafe { self.move_elements(own, own, call.block_bytes()) };
         }
-        Ok(())
     }
 }

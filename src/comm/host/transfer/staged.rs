@@ -10,7 +10,7 @@
 //! With a transport type a stage has elements of that type. The copying into the stage rounds them,
 //! and what a rank gives to its own reduction goes through its stage too.
 
-use crate::collective::{Collective, ReduceOperation, WireType};
+use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
@@ -122,7 +122,7 @@ impl RunningCall<'_> {
     /// The type of the elements in stages.
     fn staged_type(&self) -> DataType {
         let call = self.request.signature.call;
-        call.wire_type.map_or(call.data_type, WireType::data_type)
+        call.moved_type()
     }
 
     /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
