@@ -6,6 +6,7 @@ mod cast;
 mod copy;
 mod float;
 mod float_env;
+mod operand;
 mod reduce;
 mod transpose;
 mod vector;
