@@ -89,10 +89,13 @@ operands! {
     Bool as u8: |x: Bool| u8::from(x.0 != 0), Bool;
 }
 
-/// Sums and products wrap in the element's width.
+/// Sums, products and differences wrap in the element's width.
 pub(super) trait Integer: Operand<Value = Self> + Ord {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
+    fn subtract(self, other: Self) -> Self;
+    /// Divides towards zero. A division by 0 gives 0, and the smallest number divided by -1 wraps.
+    fn quotient(self, other: Self) -> Self;
     /// Divides by a number of ranks, towards zero.
     fn divide(self, ranks: usize) -> Self;
 }
@@ -108,6 +111,16 @@ macro_rules! integers {
             #[inline(always)]
             fn multiply(self, other: Self) -> Self {
                 self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn subtract(self, other: Self) -> Self {
+                self.wrapping_sub(other)
+            }
+
+            #[inline(always)]
+            fn quotient(self, other: Self) -> Self {
+                if other == 0 { 0 } else { self.wrapping_div(other) }
             }
 
             #[inline(always)]
