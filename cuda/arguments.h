@@ -42,7 +42,7 @@ struct dcl_transpose_arguments {
     unsigned long long count;
     unsigned long long dim_count;
     unsigned long long dims[DCL_MAX_DIMS];
-    unsigned long long strides[DCL_MAX_DIMS];
+    long long strides[DCL_MAX_DIMS];
 };
 
 /* [batch, rows, columns] to [batch, columns, rows], both without gaps. Where bytes are moved as
@@ -53,6 +53,31 @@ struct dcl_transpose_tiled_arguments {
     unsigned long long batch;
     unsigned long long rows;
     unsigned long long columns;
+};
+
+/* Rows of `row` elements, which lie one after the other in the input. In the output each begins
+ * `pitch` elements after the one before. count is the number of elements in all rows. */
+struct dcl_copy_rows_arguments {
+    const void *input;
+    void *output;
+    unsigned long long count;
+    unsigned long long row;
+    unsigned long long pitch;
+};
+
+/* The output has these dimensions, as above. A step along dimension i of the output is a step of
+ * strides[input][i] elements in each input. In the last dimension that is 1, or 0 if the input
+ * repeats one element. The first elements of the output are in `packets` packets of 16 bytes, whose
+ * elements are in one row each. If there are any, the output is aligned to packets, and so are
+ * inputs that repeat no element. */
+struct dcl_elementwise_arguments {
+    const void *inputs[2];
+    void *output;
+    unsigned long long count;
+    unsigned long long packets;
+    unsigned long long dim_count;
+    unsigned long long dims[DCL_MAX_DIMS];
+    long long strides[2][DCL_MAX_DIMS];
 };
 
 #endif

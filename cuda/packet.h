@@ -5,6 +5,12 @@
 
 #include "element.h"
 
+/* Tensors with up to this many elements are indexed in 32 bits. A division of 64 bits costs
+ * several times as much. */
+#ifndef DCL_NARROW_COUNT
+#define DCL_NARROW_COUNT 0xffffffff
+#endif
+
 struct dcl_packet {
     unsigned words[4];
 };

@@ -1,21 +1,16 @@
-/* Transposes, by the bytes of an element. */
+/* Transposes and slices, by the bytes of an element. */
 #ifndef DCL_TRANSPOSE_H
 #define DCL_TRANSPOSE_H
 
 #include "arguments.h"
 #include "packet.h"
 
-/* Tensors with up to this many elements are indexed in 32 bits. */
-#ifndef DCL_NARROW_COUNT
-#define DCL_NARROW_COUNT 0xffffffff
-#endif
-
 /* The positions in the input of the output's elements first, first + DCL_BLOCK and so on. A
  * division costs much more than a load, and one of 64 bits several times as much as one of 32
  * bits. So the numbers are as narrow as the tensor allows, and all elements are divided by a
  * dimension together, which lets the compiler share work. */
 #define DCL_TRANSPOSE_SOURCES(NAME, NUMBER) \
-    DCL_INLINE void NAME(const struct dcl_transpose_arguments *arguments, NUMBER first, unsigned long long *sources) \
+    DCL_INLINE void NAME(const struct dcl_transpose_arguments *arguments, NUMBER first, long long *sources) \
     { \
         NUMBER rest[DCL_DEPTH]; \
         DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) { \
@@ -26,7 +21,7 @@
             const NUMBER size = (NUMBER)arguments->dims[dim]; \
             DCL_UNROLL for (unsigned i = 0; i < DCL_DEPTH; i++) { \
                 const NUMBER quotient = rest[i] / size; \
-                sources[i] += (rest[i] - quotient * size) * arguments->strides[dim]; \
+                sources[i] += (long long)(rest[i] - quotient * size) * arguments->strides[dim]; \
                 rest[i] = quotient; \
             } \
         } \
@@ -44,7 +39,7 @@ DCL_TRANSPOSE_SOURCES(dcl_transpose_sources_wide, unsigned long long)
         { \
             for (unsigned long long first = DCL_BLOCK_INDEX * in_one_go + thread; first < arguments.count; \
                  first += DCL_GRID * in_one_go) { \
-                unsigned long long sources[DCL_DEPTH]; \
+                long long sources[DCL_DEPTH]; \
                 struct dcl_packet packets[DCL_DEPTH]; \
                 if (arguments.count <= DCL_NARROW_COUNT) \
                     dcl_transpose_sources_narrow(&arguments, (unsigned)first, sources); \

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::compute;
-use crate::cuda::{CudaStream, Device, Transposition};
+use crate::cuda::{CudaStream, Device};
 use crate::data_type::DataType;
+use crate::element::ElementWiseOperation;
 use crate::error::{Result, bail};
+use crate::layout::Layout;
 use crate::memory::{Address, MemorySpace};
-use crate::shape::Shape;
 use crate::util::interrupt;
 
 /// Where work is computed.
@@ -106,27 +107,62 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Reorders dimensions: dimension `i` of the output is dimension `permutation[i]` of the input.
-    pub(crate) unsafe fn transpose(
+    /// Writes the elements that a layout reaches from `input` on, one after the other.
+    pub(crate) unsafe fn gather(
         self,
+        layout: &Layout<1>,
         input: *const u8,
         output: *mut u8,
-        shape: &Shape,
-        permutation: &[u8],
         element_bytes: usize,
     ) -> Result<()> {
         match self {
             Executor::Caller => {
                 // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { compute::transpose(input, output, shape, permutation, element_bytes) };
+                unsafe { compute::gather(input, output, layout, element_bytes) };
                 Ok(())
             }
-            Executor::Cuda(stream) => {
-                let alignment = 1 << (input.addr() | output.addr()).trailing_zeros().min(4);
-                let transposition = Transposition::new(shape, permutation, element_bytes, alignment);
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            Executor::Cuda(stream) => unsafe { stream.gather(layout, input, output, element_bytes) },
+        }
+    }
+
+    /// Copies rows that lie one after the other to rows that begin `pitch_bytes` apart.
+    pub(crate) unsafe fn copy_rows(
+        self,
+        input: *const u8,
+        output: *mut u8,
+        row_count: usize,
+        row_bytes: usize,
+        pitch_bytes: usize,
+    ) -> Result<()> {
+        match self {
+            Executor::Caller => {
                 // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { stream.transpose(&transposition, input, output) }
+                unsafe { compute::copy_rows(input, output, row_count, row_bytes, pitch_bytes) };
+                Ok(())
             }
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            Executor::Cuda(stream) => unsafe { stream.copy_rows(input, output, row_count, row_bytes, pitch_bytes) },
+        }
+    }
+
+    /// Combines the elements of two inputs, as the layout broadcasts them.
+    pub(crate) unsafe fn element_wise(
+        self,
+        operation: ElementWiseOperation,
+        data_type: DataType,
+        layout: &Layout<2>,
+        inputs: [*const u8; 2],
+        output: *mut u8,
+    ) -> Result<()> {
+        match self {
+            Executor::Caller => {
+                // SAFETY: the caller promises what this call asks for, as the impl block says.
+                unsafe { compute::element_wise(operation, data_type, layout, inputs, output) };
+                Ok(())
+            }
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            Executor::Cuda(stream) => unsafe { stream.element_wise(operation, data_type, layout, inputs, output) },
         }
     }
 }

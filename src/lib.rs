@@ -134,6 +134,7 @@ mod guides;
 mod handshake;
 mod issue_order;
 pub mod launch;
+mod layout;
 mod memory;
 pub mod network;
 mod rank;

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use super::float::{Float, Lanes};
 use super::float_env;
+use super::operand::{Integer, Operand, Source, add, keep, max, min, multiply};
 use super::vector::{self, Instructions, Kernel, LANES};
 use crate::collective::{ReduceOperation, WireType};
 use crate::data_type::DataType;
@@ -117,20 +118,6 @@ struct Buffers<'a> {
     len: usize,
 }
 
-/// An element that is read, and the value in which it is accumulated.
-trait Source: Copy {
-    type Value: Copy + Default;
-
-    fn load<I: Instructions>(from: &[Self; LANES]) -> [Self::Value; LANES];
-    fn load_one(self) -> Self::Value;
-}
-
-/// An element that is written, too.
-trait Operand: Source + Default {
-    fn store<I: Instructions>(from: &[Self::Value; LANES]) -> [Self; LANES];
-    fn store_one(value: Self::Value) -> Self;
-}
-
 /// A float32 that is rounded to another type when it is read.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -198,114 +185,6 @@ where
     }
 }
 
-macro_rules! floats {
-    ($($type:ty),*) => { $(
-        impl Source for $type {
-            type Value = f32;
-
-            #[inline(always)]
-            fn load<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
-                Self::widen_block::<I>(from)
-            }
-
-            #[inline(always)]
-            fn load_one(self) -> f32 {
-                self.widen()
-            }
-        }
-
-        impl Operand for $type {
-            #[inline(always)]
-            fn store<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
-                Self::narrow_block::<I>(from)
-            }
-
-            #[inline(always)]
-            fn store_one(value: f32) -> Self {
-                Self::narrow(value)
-            }
-        }
-    )* };
-}
-
-floats!(f32, f16, bf16, F8E4M3, F8E5M2);
-
-/// An operand whose blocks are converted one element after the other.
-macro_rules! operands {
-    ($($type:ty as $value:ty: $load:expr, $store:expr;)*) => { $(
-        impl Source for $type {
-            type Value = $value;
-
-            #[inline(always)]
-            fn load<I: Instructions>(from: &[Self; LANES]) -> [$value; LANES] {
-                from.map_lanes(Self::load_one)
-            }
-
-            #[inline(always)]
-            fn load_one(self) -> $value {
-                $load(self)
-            }
-        }
-
-        impl Operand for $type {
-            #[inline(always)]
-            fn store<I: Instructions>(from: &[$value; LANES]) -> [Self; LANES] {
-                from.map_lanes(Self::store_one)
-            }
-
-            #[inline(always)]
-            fn store_one(value: $value) -> Self {
-                $store(value)
-            }
-        }
-    )* };
-}
-
-operands! {
-    i64 as i64: keep, keep;
-    i32 as i32: keep, keep;
-    i8 as i8: keep, keep;
-    u8 as u8: keep, keep;
-    Bool as u8: |x: Bool| u8::from(x.0 != 0), Bool;
-}
-
-trait Integer: Operand<Value = Self> + Ord {
-    fn add(self, other: Self) -> Self;
-    fn multiply(self, other: Self) -> Self;
-    /// Divides by a number of ranks, towards zero.
-    fn divide(self, ranks: usize) -> Self;
-}
-
-macro_rules! integers {
-    ($($type:ty: $divide:expr;)*) => { $(
-        impl Integer for $type {
-            #[inline(always)]
-            fn add(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-
-            #[inline(always)]
-            fn multiply(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
-
-            #[inline(always)]
-            fn divide(self, ranks: usize) -> Self {
-                $divide(self, ranks)
-            }
-        }
-    )* };
-}
-
-// float64 holds 32-bit integers exactly. A quotient that is not an integer is at least 1/ranks away
-// from one, and the rounding moves it by less than 2^-22; so it truncates to the right integer.
-integers! {
-    i64: |a: i64, ranks: usize| a / ranks as i64;
-    i32: |a: i32, ranks: usize| (f64::from(a) / ranks as f64) as i32;
-    i8: |a: i8, ranks: usize| (f64::from(a) / ranks as f64) as i8;
-    u8: |a: u8, ranks: usize| (f64::from(a) / ranks as f64) as u8;
-}
-
 /// Accumulates in float32, and rounds once to `T`.
 fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
     let ranks = buffers.sources.len() as f32;
@@ -348,38 +227,6 @@ fn run<S: Source, T: Operand<Value = S::Value>>(
     vector::run(Reduction { buffers, combine, finish, elements: PhantomData::<(S, T)> });
 }
 
-#[inline(always)]
-fn keep<V>(value: V) -> V {
-    value
-}
-
-#[inline(always)]
-fn add(a: f32, b: f32) -> f32 {
-    a + b
-}
-
-#[inline(always)]
-fn multiply(a: f32, b: f32) -> f32 {
-    a * b
-}
-
-/// An integer that orders floats as the reduction does: -0 < +0, and NaN is `nan`.
-#[inline(always)]
-fn order_key(x: f32, nan: i32) -> i32 {
-    let bits = x.to_bits() as i32;
-    let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
-    if x.is_nan() { nan } else { key }
-}
-
-#[inline(always)]
-fn max(a: f32, b: f32) -> f32 {
-    if order_key(b, i32::MIN) > order_key(a, i32::MIN) { b } else { a }
-}
-
-#[inline(always)]
-fn min(a: f32, b: f32) -> f32 {
-    if order_key(b, i32::MAX) < order_key(a, i32::MAX) { b } else { a }
-}
 #[cfg(test)]
 mod tests {
     use std::slice;

@@ -10,7 +10,7 @@ use super::graphs::Graphs;
 use super::regions::Regions;
 use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
-use crate::cuda::{Device, Kernel, Transposition};
+use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
 use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
@@ -230,7 +230,7 @@ impl Drop for RegionsGuard<'_> {
     }
 }
 
-/// Checks that every layer can run on a GPU, and compiles the kernels of Shuffle and Cast layers.
+/// Checks that every layer can run on a GPU, and compiles the kernels that layers need.
 fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
@@ -239,8 +239,11 @@ fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
         match &layer.body {
             LayerBody::Cast(cast) => kernels.extend(Kernel::of_cast(input_type(), cast.to)),
             LayerBody::Shuffle(shuffle) if !shuffle.shuffle.only_reshapes() => {
-                kernels.extend(Transposition::kernels(input_type().byte_len()));
+                kernels.extend(Kernel::of_gather(input_type().byte_len()));
             }
+            LayerBody::ElementWise(layer) => kernels.extend(Kernel::of_element_wise(layer.operation(), input_type())),
+            LayerBody::Concatenation(_) => kernels.extend(Kernel::of_copy_rows(input_type().byte_len())),
+            LayerBody::Slice(_) => kernels.extend(Kernel::of_gather(input_type().byte_len())),
             LayerBody::Plugin(plugin) if !plugin.plugin().runs_on_cuda() => {
                 let error = error!(
                     Unsupported,

@@ -15,8 +15,10 @@ use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
 use crate::error::{ErrorKind, Result, bail, error};
 use crate::executor::Executor;
+use crate::layout::Layout;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
-use crate::network::{LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
+use crate::network::{Layer, LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
+use crate::shape::MAX_DIMS;
 use crate::util::panic_message;
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
@@ -289,6 +291,36 @@ impl<'a> EngineRun<'a> {
                     self.executor.cast(from, to, input.element_count())?;
                 }
             }
+            LayerBody::ElementWise(element_wise) => {
+                let [a, b] = [0, 1].map(|i| self.raw(layer.inputs[i]));
+                let output = self.raw(layer.outputs[0]);
+                if output.byte_len > 0 {
+                    let layout = Layout::broadcast(&a.shape.unwrap_or_default(), &b.shape.unwrap_or_default());
+                    let inputs = [a, b].map(|input| input.address.cast_const());
+                    // SAFETY: as above; the memory plan gives the output memory of its own.
+                    unsafe {
+                        let operation = element_wise.operation();
+                        self.executor.element_wise(operation, a.data_type, &layout, inputs, output.address)?;
+                    }
+                }
+            }
+            // SAFETY: as above.
+            LayerBody::Concatenation(concatenation) => unsafe { self.concatenate(layer, concatenation.axis())? },
+            LayerBody::Slice(slice) => {
+                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
+                if output.byte_len > 0 {
+                    let shape = input.shape.unwrap_or_default();
+                    let (layout, first) = Layout::sliced(&shape, slice.start(), slice.size(), slice.stride());
+                    let bytes = input.data_type.byte_len();
+                    // SAFETY: as above; the slice is inside the input.
+                    unsafe { self.executor.gather(&layout, input.address.add(first * bytes), output.address, bytes)? };
+                }
+            }
+            LayerBody::Identity(_) => {
+                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
+                // SAFETY: as above; input and output may be the same.
+                unsafe { self.executor.copy(input.located(), output.located(), input.byte_len, self.deadline)? };
+            }
             LayerBody::Plugin(plugin) => {
                 let inputs = |i: usize| layer.inputs.get(i).map(|&t| self.raw(t));
                 let outputs = |i: usize| layer.outputs.get(i).map(|&t| self.raw(t));
@@ -357,6 +389,28 @@ impl<'a> EngineRun<'a> {
         unsafe { role.run(call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
     }
 
+    /// Runs a Concatenation layer: the elements of one input are rows of the output.
+    ///
+    /// # Safety
+    ///
+    /// As [`EngineRun::layer`].
+    unsafe fn concatenate(&self, layer: &Layer, axis: usize) -> Result<()> {
+        let output = self.raw(layer.outputs[0]);
+        let row_count: usize = output.shape.unwrap_or_default().as_slice()[..axis].iter().product();
+        if output.byte_len == 0 {
+            return Ok(());
+        }
+        let mut offset = 0;
+        for input in layer.inputs.iter().map(|&input| self.raw(input)) {
+            let row_bytes = input.byte_len / row_count;
+            let (target, pitch_bytes) = (output.address.wrapping_add(offset), output.byte_len / row_count);
+            // SAFETY: the caller's promise; the rows of all inputs fill the output.
+            unsafe { self.executor.copy_rows(input.address, target, row_count, row_bytes, pitch_bytes)? };
+            offset += row_bytes;
+        }
+        Ok(())
+    }
+
     /// # Safety
     ///
     /// The tensors and the scratch are as long as the shapes say, and apart; for a mere reshape
@@ -371,20 +425,23 @@ impl<'a> EngineRun<'a> {
         let executor = self.executor;
         let bytes = input.data_type.byte_len();
         let shape = input.shape.unwrap_or_default();
+        if input.byte_len == 0 {
+            return Ok(());
+        }
+        let first_layout = |permutation: &[u8; MAX_DIMS]| Layout::transposed(&shape, &permutation[..shape.dim_count()]);
+        let second_layout = |permutation: &[u8; MAX_DIMS]| {
+            Layout::transposed(&steps.reshaped, &permutation[..steps.reshaped.dim_count()])
+        };
         // SAFETY: the caller's promise.
         unsafe {
             match (&steps.first, &steps.second, scratch) {
                 (Some(first), Some(second), Some(scratch)) => {
-                    executor.transpose(input.address, scratch, &shape, &first[..shape.dim_count()], bytes)?;
-                    let second = &second[..steps.reshaped.dim_count()];
-                    executor.transpose(scratch, output.address, &steps.reshaped, second, bytes)
+                    executor.gather(&first_layout(first), input.address, scratch, bytes)?;
+                    executor.gather(&second_layout(second), scratch, output.address, bytes)
                 }
-                (Some(first), _, _) => {
-                    executor.transpose(input.address, output.address, &shape, &first[..shape.dim_count()], bytes)
-                }
+                (Some(first), _, _) => executor.gather(&first_layout(first), input.address, output.address, bytes),
                 (None, Some(second), _) => {
-                    let second = &second[..steps.reshaped.dim_count()];
-                    executor.transpose(input.address, output.address, &steps.reshaped, second, bytes)
+                    executor.gather(&second_layout(second), input.address, output.address, bytes)
                 }
                 (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, self.deadline),
             }

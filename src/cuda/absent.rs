@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::data_type::DataType;
+use crate::element::ElementWiseOperation;
 use crate::error::{Result, bail};
-use crate::shape::Shape;
+use crate::layout::Layout;
 use crate::util::interrupt;
 
 /// The error of everything that needs CUDA or NCCL.
@@ -173,10 +174,33 @@ impl CudaStream {
         match self.0 {}
     }
 
-    pub(crate) unsafe fn transpose(
+    pub(crate) unsafe fn gather(
         &self,
-        _transposition: &Transposition,
+        _layout: &Layout<1>,
         _input: *const u8,
+        _output: *mut u8,
+        _element_bytes: usize,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn copy_rows(
+        &self,
+        _input: *const u8,
+        _output: *mut u8,
+        _row_count: usize,
+        _row_bytes: usize,
+        _pitch_bytes: usize,
+    ) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) unsafe fn element_wise(
+        &self,
+        _operation: ElementWiseOperation,
+        _data_type: DataType,
+        _layout: &Layout<2>,
+        _inputs: [*const u8; 2],
         _output: *mut u8,
     ) -> Result<()> {
         match self.0 {}
@@ -303,17 +327,16 @@ impl Kernel {
     pub(crate) fn of_cast(_from: DataType, _to: DataType) -> Option<Self> {
         None
     }
-}
 
-/// A plan that no stream carries out.
-pub(crate) struct Transposition;
-
-impl Transposition {
-    pub(crate) fn new(_shape: &Shape, _permutation: &[u8], _element_bytes: usize, _alignment: usize) -> Self {
-        Transposition
+    pub(crate) fn of_gather(_element_bytes: usize) -> impl Iterator<Item = Self> {
+        std::iter::empty()
     }
 
-    pub(crate) fn kernels(_element_bytes: usize) -> impl Iterator<Item = Kernel> {
+    pub(crate) fn of_copy_rows(_element_bytes: usize) -> impl Iterator<Item = Self> {
         std::iter::empty()
+    }
+
+    pub(crate) fn of_element_wise(_operation: ElementWiseOperation, _data_type: DataType) -> Option<Self> {
+        None
     }
 }

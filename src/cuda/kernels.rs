@@ -6,11 +6,14 @@ use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use super::driver::check;
+use super::gather::Gathering;
 use super::sys::{self, CUdeviceptr, CUfunction, CUmodule};
-use super::{CudaStream, Device, Transposition, nvrtc};
+use super::{CudaStream, Device, nvrtc};
 use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
+use crate::element::ElementWiseOperation;
 use crate::error::{Result, error};
+use crate::layout::Layout;
 use crate::shape::MAX_DIMS;
 use crate::util::lock;
 
@@ -20,7 +23,7 @@ const BLOCK: u32 = 256;
 /// The most blocks for each multiprocessor. The threads of a kernel loop over the rest.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
 
-/// The bytes that a thread handles in one step.
+/// The bytes that a thread handles in one step: a packet of `cuda/packet.h`.
 const BYTES_PER_THREAD: u64 = 16;
 
 /// The headers of `cuda/`, which define kernels, as one text. The build script makes it.
@@ -42,6 +45,9 @@ pub(crate) enum Kernel {
     TransposeTiled(usize),
     /// Of bytes, as words.
     TransposeWords,
+    /// By the bytes of an element.
+    CopyRows(usize),
+    ElementWise(DataType, ElementWiseOperation),
 }
 
 impl Kernel {
@@ -51,6 +57,21 @@ impl Kernel {
             (DataType::Bool, DataType::Bool) => Some(Kernel::NormalizeBool),
             _ => (from != to).then_some(Kernel::Cast(from, to)),
         }
+    }
+
+    /// The kernels that gather elements of `element_bytes`, in all layouts.
+    pub(crate) fn of_gather(element_bytes: usize) -> impl Iterator<Item = Self> {
+        Gathering::kernels(element_bytes)
+    }
+
+    /// The kernels that copy rows of elements of `element_bytes`, at all addresses.
+    pub(crate) fn of_copy_rows(element_bytes: usize) -> impl Iterator<Item = Self> {
+        [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes).map(Kernel::CopyRows)
+    }
+
+    /// The kernel of an element-wise operation.
+    pub(crate) fn of_element_wise(operation: ElementWiseOperation, data_type: DataType) -> Option<Self> {
+        Some(Kernel::ElementWise(data_type, operation))
     }
 
     /// The name of the function, and the line of source that defines it.
@@ -72,6 +93,8 @@ impl fmt::Display for Kernel {
             Kernel::Transpose(bytes) => write!(f, "transpose {bytes}"),
             Kernel::TransposeTiled(bytes) => write!(f, "transpose_tiled {bytes}"),
             Kernel::TransposeWords => f.write_str("transpose_words"),
+            Kernel::CopyRows(bytes) => write!(f, "copy_rows {bytes}"),
+            Kernel::ElementWise(data_type, operation) => write!(f, "elementwise {data_type} {operation}"),
         }
     }
 }
@@ -171,7 +194,7 @@ mod arguments {
         pub(super) count: u64,
         pub(super) dim_count: u64,
         pub(super) dims: [u64; MAX_DIMS],
-        pub(super) strides: [u64; MAX_DIMS],
+        pub(super) strides: [i64; MAX_DIMS],
     }
 
     #[repr(C)]
@@ -182,6 +205,31 @@ mod arguments {
         pub(super) rows: u64,
         pub(super) columns: u64,
     }
+
+    #[repr(C)]
+    pub(super) struct CopyRows {
+        pub(super) input: *const u8,
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+        pub(super) row: u64,
+        pub(super) pitch: u64,
+    }
+
+    #[repr(C)]
+    pub(super) struct ElementWise {
+        pub(super) inputs: [*const u8; 2],
+        pub(super) output: *mut u8,
+        pub(super) count: u64,
+        pub(super) packets: u64,
+        pub(super) dim_count: u64,
+        pub(super) dims: [u64; MAX_DIMS],
+        pub(super) strides: [[i64; MAX_DIMS]; 2],
+    }
+}
+
+/// The largest power of two, up to that of a packet, of which all these are multiples.
+fn alignment(numbers: &[usize]) -> usize {
+    1 << numbers.iter().fold(BYTES_PER_THREAD as usize, |all, number| all | number).trailing_zeros()
 }
 
 /// Work on tensors of the stream's GPU. These calls only enqueue, and allocate nothing if the
@@ -273,21 +321,23 @@ impl CudaStream {
         unsafe { self.launch(Kernel::NormalizeBool, &arguments, count) }
     }
 
-    /// Enqueues a transposition.
-    pub(crate) unsafe fn transpose(
+    /// Enqueues the gathering of the elements that a layout reaches.
+    pub(crate) unsafe fn gather(
         &self,
-        transposition: &Transposition,
+        layout: &Layout<1>,
         input: *const u8,
         output: *mut u8,
+        element_bytes: usize,
     ) -> Result<()> {
-        let Transposition { dims, strides, dim_count, element_bytes, .. } = *transposition;
+        let plan = Gathering::new(layout, element_bytes, alignment(&[input.addr(), output.addr()]));
+        let Gathering { dims, strides, dim_count, element_bytes, .. } = plan;
         let count: u64 = dims[..dim_count].iter().product();
         // SAFETY: as above; the addresses are aligned to the element of the plan.
         unsafe {
-            match transposition.tiles {
+            match plan.tiles {
                 Some([batch, rows, columns]) => {
                     let arguments = arguments::TransposeTiled { input, output, batch, rows, columns };
-                    let kernel = match transposition.moves_words {
+                    let kernel = match plan.moves_words {
                         true => Kernel::TransposeWords,
                         false => Kernel::TransposeTiled(element_bytes),
                     };
@@ -300,6 +350,61 @@ impl CudaStream {
                 }
             }
         }
+    }
+
+    /// Enqueues the copy of rows that lie one after the other to rows that begin `pitch_bytes`
+    /// apart.
+    pub(crate) unsafe fn copy_rows(
+        &self,
+        input: *const u8,
+        output: *mut u8,
+        row_count: usize,
+        row_bytes: usize,
+        pitch_bytes: usize,
+    ) -> Result<()> {
+        let byte_len = row_count * row_bytes;
+        if row_count == 1 {
+            // SAFETY: as above.
+            return unsafe { self.copy(input, output, byte_len) };
+        }
+        let width = alignment(&[input.addr(), output.addr(), row_bytes, pitch_bytes]);
+        let [count, row, pitch] = [byte_len, row_bytes, pitch_bytes].map(|bytes| (bytes / width) as u64);
+        let arguments = arguments::CopyRows { input, output, count, row, pitch };
+        // SAFETY: as above; the addresses are aligned to the width.
+        unsafe { self.launch(Kernel::CopyRows(width), &arguments, byte_len) }
+    }
+
+    /// Enqueues an element-wise operation on two inputs, as the layout broadcasts them.
+    pub(crate) unsafe fn element_wise(
+        &self,
+        operation: ElementWiseOperation,
+        data_type: DataType,
+        layout: &Layout<2>,
+        inputs: [*const u8; 2],
+        output: *mut u8,
+    ) -> Result<()> {
+        let (count, packet) = (layout.element_count(), BYTES_PER_THREAD as usize / data_type.byte_len());
+        let (row_len, steps) = layout.row();
+        // No packet begins in one row and ends in the next. Where a row of an input repeats one
+        // element, that is read alone.
+        let is_whole = layout.dims().len() <= 1 || row_len.is_multiple_of(packet);
+        let read = inputs.iter().zip(steps).filter(|(_, step)| *step != 0).map(|(input, _)| input.addr());
+        let is_aligned = read.chain([output.addr()]).all(|address| address.is_multiple_of(BYTES_PER_THREAD as usize));
+        let mut arguments = arguments::ElementWise {
+            inputs,
+            output,
+            count: count as u64,
+            packets: if is_whole && is_aligned { (count / packet) as u64 } else { 0 },
+            dim_count: layout.dims().len() as u64,
+            dims: [1; MAX_DIMS],
+            strides: [[0; MAX_DIMS]; 2],
+        };
+        for (dim, &len) in layout.dims().iter().enumerate() {
+            arguments.dims[dim] = len as u64;
+            arguments.strides.iter_mut().enumerate().for_each(|(i, to)| to[dim] = layout.strides(i)[dim] as i64);
+        }
+        // SAFETY: as above.
+        unsafe { self.launch(Kernel::ElementWise(data_type, operation), &arguments, count * data_type.byte_len()) }
     }
 
     /// # Safety
@@ -338,11 +443,16 @@ mod tests {
         let floats = DataType::ALL.iter().copied().filter(|data_type| data_type.is_float());
         let reductions = DataType::ALL.iter().flat_map(|&data_type| ReduceOperation::ALL.map(|op| (data_type, op)));
         let reductions = reductions.filter(|&reduction| reduction != (DataType::Bool, ReduceOperation::Avg));
+        let operations =
+            DataType::ALL.iter().flat_map(|&data_type| ElementWiseOperation::ALL.map(|op| (data_type, op)));
+        let operations = operations.filter(|(data_type, operation)| operation.applies_to(*data_type));
         let launched: BTreeSet<String> = casts
             .filter_map(|(from, to)| Kernel::of_cast(from, to))
             .chain(floats.map(Kernel::Divide))
             .chain(reductions.map(|(data_type, reduce_op)| Kernel::Reduce(data_type, reduce_op)))
-            .chain(Transposition::kernels(1))
+            .chain(Kernel::of_gather(1))
+            .chain(Kernel::of_copy_rows(1))
+            .chain(operations.filter_map(|(data_type, operation)| Kernel::of_element_wise(operation, data_type)))
             .map(|kernel| kernel.to_string())
             .collect();
         let listed: BTreeSet<String> = KERNELS.iter().map(|(entry, ..)| (*entry).to_owned()).collect();

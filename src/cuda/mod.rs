@@ -15,6 +15,7 @@ mod deferred_release;
 mod device;
 mod driver;
 mod event;
+mod gather;
 mod graph;
 pub(crate) mod helper;
 mod kernels;
@@ -25,7 +26,6 @@ mod point;
 mod stream;
 mod sys;
 mod transfer;
-mod transposition;
 
 pub(crate) use device::{Device, Visit, call_out, check_interrupt, device_count};
 pub(crate) use driver::driver_version;
@@ -37,7 +37,6 @@ pub(crate) use nvrtc::version as nvrtc_version;
 pub(crate) use point::Point;
 pub(crate) use stream::CudaStream;
 pub(crate) use transfer::Transfer;
-pub(crate) use transposition::Transposition;
 
 /// How long work may take that nothing waits for. What it uses is then left behind.
 const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);

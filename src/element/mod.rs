@@ -1,10 +1,12 @@
-//! The Rust types of tensor elements.
+//! The Rust types of tensor elements, and what an ElementWise layer computes of them.
 
 mod float8;
+mod operation;
 
 pub use float8::{F8E4M3, F8E5M2};
 // half is past 1.0, so its types may stand in public signatures.
 pub use half::{bf16, f16};
+pub use operation::ElementWiseOperation;
 
 use crate::data_type::DataType;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
-use crate::network::{Input, LayerBody, LayerId, Network, Source};
+use crate::network::{Input, LayerBody, LayerId, Network, Source, broadcast};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
@@ -182,19 +182,23 @@ pub(crate) fn infer_shapes(
 ) -> Vec<Option<Shape>> {
     for (position, &id) in schedule.iter().enumerate() {
         let layer = &network.layers[id.index()];
-        let inputs: Option<Vec<Shape>> = layer.inputs.iter().map(|t| shapes[t.index()]).collect();
-        let Some(inputs) = inputs else { continue };
+        if layer.inputs.iter().any(|input| shapes[input.index()].is_none()) {
+            continue;
+        }
+        let mut inputs = layer.inputs.iter().filter_map(|input| shapes[input.index()]);
+        let mut next = || inputs.next().unwrap_or_default();
         let outputs = match &layer.body {
             LayerBody::DistCollective(_) => match (&collectives[id.index()], types[layer.inputs[0].index()]) {
-                (Some(resolved), Some(data_type)) => {
-                    resolved.output_shape(data_type, &inputs[0]).map(|shape| vec![shape])
-                }
+                (Some(resolved), Some(data_type)) => resolved.output_shape(data_type, &next()).map(|shape| vec![shape]),
                 _ => continue,
             },
-            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&inputs[0]).map(|steps| vec![steps.output]),
-            LayerBody::Cast(_) => Ok(inputs),
+            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&next()).map(|steps| vec![steps.output]),
+            LayerBody::Cast(_) | LayerBody::Identity(_) => Ok(vec![next()]),
+            LayerBody::ElementWise(_) => broadcast(&next(), &next()).map(|shape| vec![shape]),
+            LayerBody::Concatenation(concatenation) => concatenation.output_shape(inputs).map(|shape| vec![shape]),
+            LayerBody::Slice(slice) => slice.slice.output_shape(&next()).map(|shape| vec![shape]),
             LayerBody::Constant(constant) => Ok(vec![constant.value.shape()]),
-            LayerBody::Plugin(plugin) => plugin.plugin.output_shapes(&inputs),
+            LayerBody::Plugin(plugin) => plugin.plugin.output_shapes(&inputs.collect::<Vec<Shape>>()),
         };
         match outputs {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {

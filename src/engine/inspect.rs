@@ -56,6 +56,17 @@ struct LayerInspection {
     output_indices: Vec<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     collective: Option<CollectiveInspection>,
+    #[serde(flatten)]
+    attributes: Option<AttributesInspection>,
+}
+
+/// The attributes of layers that are no collectives.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum AttributesInspection {
+    ElementWise { operation: &'static str },
+    Concatenation { axis: usize },
+    Slice { start: Vec<i64>, size: Vec<i64>, stride: Vec<i64> },
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -135,6 +146,7 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                 determinism: c.collective.reduce_op().map(|_| c.determinism.name()),
                 wire_type: c.wire_type.filter(|_| c.nb_rank > 1).map(|wire_type| wire_type.name()),
             }),
+            attributes: attributes(&layer.body),
         }
     });
     let may_be_unwritten = |source: &Source| match source {
@@ -183,6 +195,18 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
     }
 }
 
+fn attributes(body: &LayerBody) -> Option<AttributesInspection> {
+    Some(match body {
+        LayerBody::ElementWise(layer) => AttributesInspection::ElementWise { operation: layer.operation().name() },
+        LayerBody::Concatenation(layer) => AttributesInspection::Concatenation { axis: layer.axis() },
+        LayerBody::Slice(layer) => {
+            let [start, size, stride] = [layer.start(), layer.size(), layer.stride()].map(<[i64]>::to_vec);
+            AttributesInspection::Slice { start, size, stride }
+        }
+        _ => return None,
+    })
+}
+
 fn profile_shapes(engine: &EngineInner, profile: usize) -> BTreeMap<String, ProfileInspection> {
     let shapes = |tensor: &TensorId| {
         let tensor = &engine.network.tensors[tensor.index()];
@@ -219,6 +243,18 @@ impl fmt::Display for CollectiveInspection {
             write!(f, ", sent as {wire_type}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for AttributesInspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AttributesInspection::ElementWise { operation } => f.write_str(operation),
+            AttributesInspection::Concatenation { axis } => write!(f, "along dimension {axis}"),
+            AttributesInspection::Slice { start, size, stride } => {
+                write!(f, "from {start:?}, size {size:?}, stride {stride:?}")
+            }
+        }
     }
 }
 
@@ -259,6 +295,9 @@ impl fmt::Display for Inspection {
             write!(f, "  {:3}  {} ({})", layer.step, layer.name, layer.kind)?;
             if let Some(collective) = &layer.collective {
                 write!(f, " {collective}")?;
+            }
+            if let Some(attributes) = &layer.attributes {
+                write!(f, " {attributes}")?;
             }
             writeln!(f, ": {} -> {}", layer.inputs.join(", "), layer.outputs.join(", "))?;
         }

@@ -189,7 +189,12 @@ fn in_place_with(
             .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().can_use_one_buffer()),
         LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
-        LayerBody::Constant(_) | LayerBody::Plugin(_) => false,
+        LayerBody::Identity(_) => true,
+        LayerBody::ElementWise(_)
+        | LayerBody::Concatenation(_)
+        | LayerBody::Slice(_)
+        | LayerBody::Constant(_)
+        | LayerBody::Plugin(_) => false,
     };
     // The readers are in the order of the schedule. No other reads the input at this step or later,
     // and this layer reads it once.

@@ -18,12 +18,13 @@ use crate::error::{Error, Result, bail, error};
 use crate::framing::Format;
 use crate::memory::Buffer;
 use crate::network::{
-    CastLayer, ConstantLayer, Info, Input, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Shuffle,
-    ShuffleLayer, Source, Tensor, TensorId,
+    CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, ElementWiseOperation, IdentityLayer, Info, Input,
+    Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, Slice, SliceLayer, Source,
+    Tensor, TensorId,
 };
 use crate::shape::Dims;
 
-const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 4, noun: "plan" };
+const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 5, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {
@@ -61,6 +62,10 @@ enum BodyRecord {
     DistCollective(DistCollectiveLayer),
     Shuffle { info: Info, shuffle: Shuffle },
     Cast { info: Info, to: DataType },
+    ElementWise { info: Info, operation: ElementWiseOperation },
+    Concatenation { info: Info, axis: usize },
+    Slice { info: Info, slice: Slice },
+    Identity { info: Info },
     Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
     Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
 }
@@ -123,6 +128,12 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
         LayerBody::DistCollective(layer) => BodyRecord::DistCollective(layer.clone()),
         LayerBody::Shuffle(layer) => BodyRecord::Shuffle { info: layer.info.clone(), shuffle: layer.shuffle.clone() },
         LayerBody::Cast(layer) => BodyRecord::Cast { info: layer.info.clone(), to: layer.to },
+        LayerBody::ElementWise(layer) => {
+            BodyRecord::ElementWise { info: layer.info.clone(), operation: layer.operation }
+        }
+        LayerBody::Concatenation(layer) => BodyRecord::Concatenation { info: layer.info.clone(), axis: layer.axis },
+        LayerBody::Slice(layer) => BodyRecord::Slice { info: layer.info.clone(), slice: layer.slice.clone() },
+        LayerBody::Identity(layer) => BodyRecord::Identity { info: layer.info.clone() },
         LayerBody::Constant(layer) => BodyRecord::Constant {
             info: layer.info.clone(),
             data_type: layer.value.data_type(),
@@ -154,6 +165,7 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
     for record in body.layers {
         let (inputs, outputs) = (ids(record.inputs)?, ids(record.outputs)?);
         let layer = Layer { inputs, outputs, body: to_body(record.body, registry)? };
+        layer.body.check().map_err(in_plan)?;
         if !layer.has_right_arity() {
             return Err(damaged("a layer has a wrong number of inputs or outputs"));
         }
@@ -194,11 +206,12 @@ fn in_plan(error: Error) -> Error {
 fn to_body(record: BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> {
     Ok(match record {
         BodyRecord::DistCollective(layer) => LayerBody::DistCollective(layer),
-        BodyRecord::Shuffle { info, shuffle } => {
-            shuffle.check().map_err(in_plan)?;
-            LayerBody::Shuffle(ShuffleLayer { info, shuffle })
-        }
+        BodyRecord::Shuffle { info, shuffle } => LayerBody::Shuffle(ShuffleLayer { info, shuffle }),
         BodyRecord::Cast { info, to } => LayerBody::Cast(CastLayer { info, to }),
+        BodyRecord::ElementWise { info, operation } => LayerBody::ElementWise(ElementWiseLayer { info, operation }),
+        BodyRecord::Concatenation { info, axis } => LayerBody::Concatenation(ConcatenationLayer { info, axis }),
+        BodyRecord::Slice { info, slice } => LayerBody::Slice(SliceLayer { info, slice }),
+        BodyRecord::Identity { info } => LayerBody::Identity(IdentityLayer { info }),
         BodyRecord::Constant { info, data_type, dims, bytes } => {
             let shape = dims.to_shape().map_err(in_plan)?;
             if shape.byte_len(data_type) != bytes.len() {

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use super::TensorId;
+use super::concatenation::{ConcatenationLayer, check_axis};
+use super::elementwise::ElementWiseLayer;
 use super::plugin::Plugin;
 use super::shuffle::Shuffle;
+use super::slice::SliceLayer;
+use super::{Network, TensorId};
 use crate::data_type::DataType;
 use crate::dist_collective::DistCollectiveLayer;
 use crate::error::{Error, Result, bail, error};
@@ -28,6 +31,14 @@ pub enum LayerBody {
     Shuffle(ShuffleLayer),
     /// Conversion to another type.
     Cast(CastLayer),
+    /// Arithmetic of two tensors.
+    ElementWise(ElementWiseLayer),
+    /// Tensors joined along a dimension.
+    Concatenation(ConcatenationLayer),
+    /// A part of a tensor.
+    Slice(SliceLayer),
+    /// A copy.
+    Identity(IdentityLayer),
     /// A constant.
     Constant(ConstantLayer),
     /// A layer that the user implements.
@@ -54,21 +65,27 @@ pub struct ShuffleLayer {
     pub(crate) shuffle: Shuffle,
 }
 
-/// See [`Network::add_cast`](super::Network::add_cast).
+/// See [`Network::add_cast`].
 #[derive(Clone, Debug)]
 pub struct CastLayer {
     pub(crate) info: Info,
     pub(crate) to: DataType,
 }
 
-/// See [`Network::add_constant`](super::Network::add_constant).
+/// See [`Network::add_identity`].
+#[derive(Clone, Debug)]
+pub struct IdentityLayer {
+    pub(crate) info: Info,
+}
+
+/// See [`Network::add_constant`].
 #[derive(Clone, Debug)]
 pub struct ConstantLayer {
     pub(crate) info: Info,
     pub(crate) value: Arc<Buffer>,
 }
 
-/// See [`Network::add_plugin`](super::Network::add_plugin).
+/// See [`Network::add_plugin`].
 #[derive(Clone, Debug)]
 pub struct PluginLayer {
     pub(crate) info: Info,
@@ -141,17 +158,26 @@ impl LayerBody {
             LayerBody::DistCollective(layer) => layer.name(),
             LayerBody::Shuffle(layer) => &layer.info.name,
             LayerBody::Cast(layer) => &layer.info.name,
+            LayerBody::ElementWise(layer) => &layer.info.name,
+            LayerBody::Concatenation(layer) => &layer.info.name,
+            LayerBody::Slice(layer) => &layer.info.name,
+            LayerBody::Identity(layer) => &layer.info.name,
             LayerBody::Constant(layer) => &layer.info.name,
             LayerBody::Plugin(layer) => &layer.info.name,
         }
     }
 
-    /// `all_reduce`, `shuffle`, `cast`, `constant`, or a plugin's name.
+    /// `all_reduce`, `shuffle`, `cast`, `elementwise`, `concatenation`, `slice`, `identity`,
+    /// `constant`, or a plugin's name.
     pub fn kind(&self) -> &str {
         match self {
             LayerBody::DistCollective(layer) => layer.collective_operation().name(),
             LayerBody::Shuffle(_) => "shuffle",
             LayerBody::Cast(_) => "cast",
+            LayerBody::ElementWise(_) => "elementwise",
+            LayerBody::Concatenation(_) => "concatenation",
+            LayerBody::Slice(_) => "slice",
+            LayerBody::Identity(_) => "identity",
             LayerBody::Constant(_) => "constant",
             LayerBody::Plugin(layer) => layer.plugin.type_name(),
         }
@@ -162,6 +188,16 @@ impl LayerBody {
         format!("layer {:?} ({})", self.name(), self.kind())
     }
 
+    /// Checks the rules that need no input.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            LayerBody::Shuffle(layer) => layer.shuffle.check(),
+            LayerBody::Concatenation(layer) => check_axis(layer.axis),
+            LayerBody::Slice(layer) => layer.slice.check(),
+            _ => Ok(()),
+        }
+    }
+
     /// The types of the outputs, from the types of the inputs.
     pub(crate) fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
         match self {
@@ -169,8 +205,10 @@ impl LayerBody {
                 layer.check_type(inputs[0])?;
                 Ok(inputs.to_vec())
             }
-            LayerBody::Shuffle(_) => Ok(inputs.to_vec()),
+            LayerBody::Shuffle(_) | LayerBody::Slice(_) | LayerBody::Identity(_) => Ok(inputs.to_vec()),
             LayerBody::Cast(layer) => Ok(vec![layer.to]),
+            LayerBody::ElementWise(layer) => layer.output_type(inputs).map(|data_type| vec![data_type]),
+            LayerBody::Concatenation(layer) => layer.output_type(inputs).map(|data_type| vec![data_type]),
             LayerBody::Constant(layer) => Ok(vec![layer.value.data_type()]),
             LayerBody::Plugin(layer) => layer.output_types(inputs),
         }
@@ -190,6 +228,8 @@ impl Layer {
         match &self.body {
             LayerBody::Constant(_) => self.inputs.is_empty() && self.outputs.len() == 1,
             LayerBody::Plugin(_) => !self.outputs.is_empty(),
+            LayerBody::ElementWise(_) => self.inputs.len() == 2 && self.outputs.len() == 1,
+            LayerBody::Concatenation(_) => !self.inputs.is_empty() && self.outputs.len() == 1,
             _ => self.inputs.len() == 1 && self.outputs.len() == 1,
         }
     }
@@ -205,6 +245,10 @@ impl Layer {
             LayerBody::DistCollective(_) => None,
             LayerBody::Shuffle(layer) => Some(&mut layer.info),
             LayerBody::Cast(layer) => Some(&mut layer.info),
+            LayerBody::ElementWise(layer) => Some(&mut layer.info),
+            LayerBody::Concatenation(layer) => Some(&mut layer.info),
+            LayerBody::Slice(layer) => Some(&mut layer.info),
+            LayerBody::Identity(layer) => Some(&mut layer.info),
             LayerBody::Constant(layer) => Some(&mut layer.info),
             LayerBody::Plugin(layer) => Some(&mut layer.info),
         }
@@ -216,7 +260,8 @@ impl Layer {
     }
 
     /// What kind of layer it is: `all_reduce` and the other operations, `shuffle`, `cast`,
-    /// `constant`, or the [`type_name`](Plugin::type_name) of a plugin.
+    /// `elementwise`, `concatenation`, `slice`, `identity`, `constant`, or the
+    /// [`type_name`](Plugin::type_name) of a plugin.
     pub fn kind(&self) -> &str {
         self.body.kind()
     }
@@ -244,6 +289,10 @@ impl Layer {
             LayerBody::DistCollective(layer) => layer.metadata(),
             LayerBody::Shuffle(layer) => &layer.info.metadata,
             LayerBody::Cast(layer) => &layer.info.metadata,
+            LayerBody::ElementWise(layer) => &layer.info.metadata,
+            LayerBody::Concatenation(layer) => &layer.info.metadata,
+            LayerBody::Slice(layer) => &layer.info.metadata,
+            LayerBody::Identity(layer) => &layer.info.metadata,
             LayerBody::Constant(layer) => &layer.info.metadata,
             LayerBody::Plugin(layer) => &layer.info.metadata,
         }
@@ -331,5 +380,18 @@ impl Layer {
     /// The tensors that the layer computes.
     pub fn outputs(&self) -> &[TensorId] {
         &self.outputs
+    }
+}
+
+impl Network {
+    /// Adds an Identity layer, which copies its input: TensorRT's `addIdentity`. TensorRT's layer
+    /// also converts, if its output is given another type. Here [`add_cast`](Self::add_cast) does
+    /// that, and an Identity layer changes no byte.
+    ///
+    /// # Errors
+    ///
+    /// A tensor that this network does not have.
+    pub fn add_identity(&mut self, input: TensorId) -> Result<TensorId> {
+        self.add_typed("identity", &[input], |info| LayerBody::Identity(IdentityLayer { info }))
     }
 }

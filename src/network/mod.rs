@@ -1,30 +1,39 @@
 //! The description of a network: inputs, layers, outputs. A method checks what its arguments show.
 //! The builder checks the rest.
 
+mod concatenation;
+mod elementwise;
 mod id;
 mod layer;
 mod plugin;
 mod profile;
 mod shuffle;
+mod slice;
 mod types;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+pub use concatenation::ConcatenationLayer;
+pub use elementwise::ElementWiseLayer;
+pub(crate) use elementwise::broadcast;
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
 pub(crate) use layer::Info;
-pub use layer::{CastLayer, ConstantLayer, Layer, LayerBody, PluginLayer, ShuffleLayer};
+pub use layer::{CastLayer, ConstantLayer, IdentityLayer, Layer, LayerBody, PluginLayer, ShuffleLayer};
 pub use plugin::{Plugin, PluginCall, PluginRegistry};
 pub use profile::MAX_PROFILES;
 use profile::Profile;
 pub use shuffle::Shuffle;
 pub(crate) use shuffle::ShuffleSteps;
+pub(crate) use slice::Slice;
+pub use slice::SliceLayer;
 
 use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
 use crate::dist_collective::DistCollectiveLayer;
 use crate::element::Element;
+pub use crate::element::ElementWiseOperation;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::Buffer;
 use crate::shape::Dims;
@@ -219,12 +228,7 @@ impl Network {
     /// - A tensor that this network does not have.
     /// - A transpose that is not a permutation, or a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
-        let data_type = self.input_type(input)?;
-        let name = self.default_name("shuffle");
-        shuffle.check().map_err(|e| e.about(|| format!("layer {name:?} (shuffle)")))?;
-        let body = LayerBody::Shuffle(ShuffleLayer { info: Info::named(name), shuffle });
-        let layer = self.add_layer(body, &[input], &[data_type]);
-        self.output(layer)
+        self.add_typed("shuffle", &[input], |info| LayerBody::Shuffle(ShuffleLayer { info, shuffle }))
     }
 
     /// Adds a Cast layer, which converts every element to `to`:
@@ -237,10 +241,7 @@ impl Network {
     ///
     /// A tensor that this network does not have.
     pub fn add_cast(&mut self, input: TensorId, to: DataType) -> Result<TensorId> {
-        self.check_tensor(input)?;
-        let info = Info::named(self.default_name("cast"));
-        let layer = self.add_layer(LayerBody::Cast(CastLayer { info, to }), &[input], &[to]);
-        self.output(layer)
+        self.add_typed("cast", &[input], |info| LayerBody::Cast(CastLayer { info, to }))
     }
 
     /// Adds a constant with a copy of `elements`.
@@ -283,6 +284,15 @@ impl Network {
         let body = PluginLayer { info, plugin: Arc::new(plugin) };
         let outputs = body.output_types(&types)?;
         let layer = self.add_layer(LayerBody::Plugin(body), inputs, &outputs);
+        self.output(layer)
+    }
+
+    /// Adds a layer with one output, whose type follows from those of the inputs.
+    fn add_typed(&mut self, kind: &str, inputs: &[TensorId], body: impl FnOnce(Info) -> LayerBody) -> Result<TensorId> {
+        let types: Vec<DataType> = inputs.iter().map(|&t| self.input_type(t)).collect::<Result<_>>()?;
+        let body = body(Info::named(self.default_name(kind)));
+        let outputs = body.check().and_then(|()| body.output_types(&types)).map_err(|e| e.about(|| body.subject()))?;
+        let layer = self.add_layer(body, inputs, &outputs);
         self.output(layer)
     }
 

@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["util", "framing"],
     &["data_type"],
     &["shape", "element"],
-    &["collective"],
+    &["collective", "layout"],
     // Memory, devices, and where work runs.
     &["compute", "cuda", "issue_order"],
     &["memory", "stream"],

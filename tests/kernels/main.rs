@@ -4,6 +4,8 @@
 #![cfg(feature = "nccl")]
 
 mod cast;
+mod copy_rows;
+mod elementwise;
 mod memory;
 #[path = "../shared/random.rs"]
 mod random;

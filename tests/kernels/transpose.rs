@@ -1,4 +1,4 @@
-//! Transposes: of any dimensions, and of matrices by tiles.
+//! Transposes and slices: of any dimensions, and of matrices by tiles.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ struct TransposeArguments {
     count: u64,
     dim_count: u64,
     dims: [u64; 8],
-    strides: [u64; 8],
+    strides: [i64; 8],
 }
 
 #[repr(C)]
@@ -25,33 +25,37 @@ struct TiledArguments {
 
 /// Gathers elements at the strides, and compares. The buffers begin `offset` elements after a
 /// multiple of 16 bytes.
-fn check(bytes: usize, dims: &[usize], strides: &[usize], offset: usize, grid: u32, random: &mut Random) {
+fn check(bytes: usize, dims: &[usize], strides: &[isize], offset: usize, grid: u32, random: &mut Random) {
     let count: usize = dims.iter().product();
-    let last: usize = dims.iter().zip(strides).map(|(&dim, &stride)| dim.saturating_sub(1) * stride).sum();
-    let source = random.bytes((last + 1) * bytes);
+    let reach = |dim: usize, stride: isize| dim.saturating_sub(1) as isize * stride;
+    let reaches = || dims.iter().zip(strides).map(|(&dim, &stride)| reach(dim, stride));
+    let (below, above) = (reaches().map(|r| r.min(0)).sum::<isize>(), reaches().map(|r| r.max(0)).sum::<isize>());
+    let first = below.unsigned_abs();
+    let source = random.bytes((first + above as usize + 1) * bytes);
     let mut input = Buffer::of(&source, offset * bytes);
     let mut output = Buffer::new(count * bytes, offset * bytes);
     let (count64, dim_count) = (count as u64, dims.len() as u64);
     // The kernel does not read behind the last dimension.
-    let (mut all_dims, mut all_strides) = ([0; 8], [u64::MAX; 8]);
+    let (mut all_dims, mut all_strides) = ([0; 8], [i64::MAX; 8]);
     for (i, (&dim, &stride)) in dims.iter().zip(strides).enumerate() {
-        (all_dims[i], all_strides[i]) = (dim as u64, stride as u64);
+        (all_dims[i], all_strides[i]) = (dim as u64, stride as i64);
     }
     let arguments = TransposeArguments {
-        input: input.address(),
+        input: input.address().wrapping_byte_add(first * bytes),
         output: output.address(),
         count: count64,
         dim_count,
         dims: all_dims,
         strides: all_strides,
     };
-    // SAFETY: the input has an element at the largest index, and the output has as many elements as
+    // SAFETY: the input has elements at the smallest and at the largest index, and the output has as many elements as
     // the product of the dimensions.
     unsafe { launch(&format!("dcl_transpose_{bytes}"), &arguments, grid) };
     let got = output.bytes();
     let mut index = vec![0; dims.len()];
     for i in 0..count {
-        let from: usize = index.iter().zip(strides).map(|(index, stride)| index * stride).sum();
+        let from: isize = index.iter().zip(strides).map(|(&index, stride)| index as isize * stride).sum();
+        let from = first.wrapping_add_signed(from);
         assert!(
             got[i * bytes..][..bytes] == source[from * bytes..][..bytes],
             "element {i} of {dims:?} at strides {strides:?}, {bytes} bytes each"
@@ -81,7 +85,11 @@ fn any_permutation_of_up_to_eight_dimensions_with_gaps() {
         let (mut strides, mut next) = (vec![0; rank], 1);
         for &dim in &order {
             strides[dim] = next;
-            next = next * dims[dim] + if case % 2 == 0 { 0 } else { random.below(3) };
+            next = next * dims[dim] as isize + if case % 2 == 0 { 0 } else { random.below(3) as isize };
+        }
+        if case % 5 == 0 {
+            // A slice goes backwards, or repeats elements.
+            strides.iter_mut().for_each(|stride| *stride *= [1, -1, 0][random.below(3)]);
         }
         let bytes = [1, 2, 4, 8, 16][random.below(5)];
         check(bytes, &dims, &strides, random.below(3), 1 + random.below(4) as u32, &mut random);

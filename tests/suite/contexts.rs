@@ -179,10 +179,10 @@ fn every_byte_of_a_plan_counts() {
     assert_eq!(message(&plan[..5]), "the plan ends after 5 bytes, within its magic");
     assert_eq!(message(&plan[..10]), "the plan ends after 10 bytes, within its format version");
     let mut newer = plan.clone();
-    newer[8] = 5;
+    newer[8] = 6;
     assert_eq!(
         message(&newer),
-        "the plan has format 5, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 4"
+        "the plan has format 6, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 5"
     );
     let mut altered = plan.clone();
     *altered.last_mut().expect("bytes") ^= 1;

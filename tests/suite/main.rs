@@ -17,6 +17,7 @@ mod errors;
 mod gloo;
 mod layers;
 mod limits;
+mod local_layers;
 mod messages;
 #[cfg(feature = "nccl")]
 mod nccl;

@@ -1,11 +1,12 @@
 //! Property tests: random networks are built, written and read as plans, and run on several ranks.
 //! Every output of every rank is compared bit by bit with the reference interpreter.
 
+mod local;
+
 use std::sync::Arc;
 
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::engine::{IoMode, IoTensor};
-use distcollective::network::Shuffle;
 use distcollective::tensor::{Dims, MemorySpace, TensorView, TensorViewMut};
 use distcollective::{
     Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Engine,
@@ -16,6 +17,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
+use self::local::{Described, Local, pick};
 use crate::cases::{Case, Participants, RootChoice, ShapeChoice, has_wire_type};
 use crate::ranks::{DEADLINE, on_communicators, on_ranks};
 use crate::reference::{self, Bits};
@@ -40,8 +42,8 @@ struct Plan {
 
 #[derive(Clone, Debug)]
 struct Step {
-    /// The tensor that it reads; a constant reads none.
-    input: usize,
+    /// The tensors that it reads; a constant reads none.
+    inputs: Vec<usize>,
     action: Action,
 }
 
@@ -49,8 +51,7 @@ struct Step {
 enum Action {
     Collective(Case),
     Identity(CollectiveOperation, Option<ReduceOperation>),
-    Shuffle { first: Option<Vec<u8>>, reshape: Option<Vec<i64>>, second: Option<Vec<u8>> },
-    Cast(DataType),
+    Local(Local),
     Constant(DataType, Vec<usize>, u64),
 }
 
@@ -64,49 +65,59 @@ type Gene = (u8, usize, u64);
 fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
     let inputs: Vec<_> =
         types.iter().enumerate().map(|(i, &t)| (DataType::ALL[t], vec![ROWS[0], [1, 3, 2][i % 3]])).collect();
-    let mut tensors: Vec<(DataType, Vec<usize>)> = inputs.clone();
-    let mut steps = Vec::new();
-    let mut read = vec![false; tensors.len()];
+    let factor = if dynamic { ROWS[1] / ROWS[0] } else { 1 };
+    let both = |dims: &[usize]| [dims.to_vec(), [&[dims[0] * factor], &dims[1..]].concat()];
+    let mut tensors: Vec<Described> = inputs.iter().map(|(data_type, dims)| (*data_type, both(dims))).collect();
+    let mut steps: Vec<Step> = Vec::new();
     let mut outputs = Vec::new();
     for (kind, input, choice) in genes {
         let input = input % tensors.len();
-        let (data_type, dims) = tensors[input].clone();
-        let action = match kind % 10 {
-            0..=4 => collective(n, data_type, &dims, choice),
-            5 => identity(data_type, choice),
-            6 | 7 => shuffle(&dims, choice),
-            8 => Action::Cast(DataType::ALL[choice as usize % DataType::ALL.len()]),
-            _ => Action::Constant(DataType::ALL[choice as usize % DataType::ALL.len()], vec![ROWS[0], 2], choice),
+        let described = &tensors[input];
+        let data_type = described.0;
+        let any_type = pick(&DataType::ALL, choice, 0);
+        let (inputs, action) = match kind % 17 {
+            0..=5 => (vec![input], collective(n, data_type, &described.1[0], choice)),
+            6 => (vec![input], identity(data_type, choice)),
+            7 | 8 => (vec![input], Action::Local(local::shuffle(described, choice))),
+            9 => (vec![input], Action::Local(Local::Cast(any_type))),
+            10 => (vec![], Action::Constant(any_type, vec![ROWS[0], 2], choice)),
+            11 => {
+                let constant = Action::Constant(data_type, local::broadcastable(described, choice), choice);
+                tensors.push(describe(&constant, &[], &tensors));
+                steps.push(Step { inputs: vec![], action: constant });
+                let mut inputs = vec![input, tensors.len() - 1];
+                inputs.rotate_left(choice as usize >> 8 & 1);
+                (inputs, Action::Local(local::element_wise(data_type, choice)))
+            }
+            12 => {
+                let other = pick(&local::combinable(&tensors, input), choice, 8);
+                (vec![input, other], Action::Local(local::element_wise(data_type, choice)))
+            }
+            13 => {
+                let (axis, inputs) = local::joinable(&tensors, input, choice);
+                (inputs, Action::Local(Local::Concatenation(axis)))
+            }
+            14 | 15 => (vec![input], Action::Local(local::slice(described, choice))),
+            _ => (vec![input], Action::Local(Local::Identity)),
         };
-        let is_constant = matches!(action, Action::Constant(..));
-        let result = shape_of(&action, data_type, &dims);
-        read.push(false);
-        if !is_constant {
-            read[input] = true;
-        }
+        tensors.push(describe(&action, &inputs, &tensors));
+        steps.push(Step { inputs, action });
         if choice >> 60 == 0 {
-            outputs.push(tensors.len());
+            outputs.push(tensors.len() - 1);
         }
-        tensors.push(result);
-        steps.push(Step { input, action });
     }
     // Every tensor is read or is an output: a shuffle that moves nothing reads an unread input.
-    for (tensor, read) in read.into_iter().enumerate() {
-        if !read && !outputs.contains(&tensor) {
+    for tensor in 0..tensors.len() {
+        if !outputs.contains(&tensor) && !steps.iter().any(|step| step.inputs.contains(&tensor)) {
             if tensor < inputs.len() {
                 outputs.push(inputs.len() + steps.len());
-                steps
-                    .push(Step { input: tensor, action: Action::Shuffle { first: None, reshape: None, second: None } });
+                steps.push(Step { inputs: vec![tensor], action: Action::Local(local::READ) });
             } else {
                 outputs.push(tensor);
             }
         }
     }
     Plan { n, inputs, dynamic, steps, outputs }
-}
-
-fn pick<T: Copy>(from: &[T], choice: u64, shift: u32) -> T {
-    from[(choice >> shift) as usize % from.len()]
 }
 
 fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Action {
@@ -154,72 +165,31 @@ fn identity(data_type: DataType, choice: u64) -> Action {
     Action::Identity(operation, operation.reduces().then_some(reduce_op))
 }
 
-fn shuffle(dims: &[usize], choice: u64) -> Action {
-    let reversed = |len: usize| (0..len as u8).rev().collect::<Vec<_>>();
-    let rotated = |len: usize| (0..len).map(|d| ((d + 1) % len) as u8).collect::<Vec<_>>();
-    let first = match choice % 3 {
-        0 => None,
-        1 => Some(reversed(dims.len())),
-        _ => Some(rotated(dims.len())),
+/// The output of an action.
+fn describe(action: &Action, inputs: &[usize], tensors: &[Described]) -> Described {
+    let input = inputs.first().map(|&input| &tensors[input]);
+    let each = |f: &dyn Fn(Vec<&[usize]>) -> Vec<usize>| {
+        [0, 1].map(|scale| f(inputs.iter().map(|&input| tensors[input].1[scale].as_slice()).collect()))
     };
-    let (reshape, len): (Option<Vec<i64>>, usize) = match (choice >> 8) % 4 {
-        0 => (Some(vec![-1]), 1),
-        1 => (Some(vec![0, -1]), 2),
-        2 => (Some(vec![-1, 1, 1]), 3),
-        _ => (None, dims.len()),
-    };
-    let second = match (choice >> 16) % 3 {
-        0 => Some(reversed(len)),
-        1 => Some(rotated(len)),
-        _ => None,
-    };
-    // A reshape that copies dimension 0 and infers the rest needs a dimension to copy.
-    Action::Shuffle { first, reshape, second }
-}
-
-/// The bits of a shuffled tensor, by ndarray.
-fn shuffled(x: &Bits, first: &Option<Vec<u8>>, reshape: &Option<Vec<i64>>, second: &Option<Vec<u8>>) -> Bits {
-    let permute = |x: Bits, axes: &Option<Vec<u8>>| match axes {
-        None => x,
-        Some(axes) => {
-            let axes: Vec<usize> = axes.iter().map(|&a| a.into()).collect();
-            x.permuted_axes(IxDyn(&axes)).as_standard_layout().to_owned()
+    match (action, input) {
+        (Action::Collective(case), Some((data_type, _))) => {
+            let dims = each(&|inputs| {
+                let mut dims = inputs[0].to_vec();
+                match case.operation {
+                    CollectiveOperation::AllGather | CollectiveOperation::Gather => dims[0] *= case.group_len(),
+                    CollectiveOperation::ReduceScatter | CollectiveOperation::Scatter => dims[0] /= case.group_len(),
+                    _ => {}
+                }
+                dims
+            });
+            (*data_type, dims)
         }
-    };
-    let x = permute(x.clone(), first);
-    let x = match reshape {
-        None => x,
-        Some(dims) => {
-            let copied: Vec<usize> =
-                dims.iter().enumerate().map(|(i, &d)| if d == 0 { x.shape()[i] } else { d.max(1) as usize }).collect();
-            let known: usize = copied.iter().product();
-            let inferred = x.len() / known;
-            let dims: Vec<usize> =
-                dims.iter().zip(&copied).map(|(&d, &c)| if d == -1 { inferred } else { c }).collect();
-            x.into_shape_with_order(IxDyn(&dims)).expect("as many elements")
+        (Action::Identity(..), Some(input)) => input.clone(),
+        (Action::Local(local), Some((data_type, _))) => {
+            (local.output_type(*data_type), each(&|inputs| local.output_dims(&inputs)))
         }
-    };
-    permute(x, second)
-}
-
-fn shape_of(action: &Action, data_type: DataType, dims: &[usize]) -> (DataType, Vec<usize>) {
-    match action {
-        Action::Collective(case) => {
-            let mut dims = dims.to_vec();
-            match case.operation {
-                CollectiveOperation::AllGather | CollectiveOperation::Gather => dims[0] *= case.group_len(),
-                CollectiveOperation::ReduceScatter | CollectiveOperation::Scatter => dims[0] /= case.group_len(),
-                _ => {}
-            }
-            (data_type, dims)
-        }
-        Action::Identity(..) => (data_type, dims.to_vec()),
-        Action::Shuffle { first, reshape, second } => {
-            let empty = ArrayD::zeros(IxDyn(dims));
-            (data_type, shuffled(&empty, first, reshape, second).shape().to_vec())
-        }
-        Action::Cast(to) => (*to, dims.to_vec()),
-        Action::Constant(data_type, dims, _) => (*data_type, dims.clone()),
+        (Action::Constant(data_type, dims, _), _) => (*data_type, [dims.clone(), dims.clone()]),
+        (action, None) => panic!("{action:?} has an input"),
     }
 }
 
@@ -241,7 +211,7 @@ impl Plan {
             }
         }
         for step in &self.steps {
-            let input = tensors[step.input];
+            let inputs: Vec<_> = step.inputs.iter().map(|&input| tensors[input]).collect();
             tensors.push(match &step.action {
                 Action::Collective(case) => {
                     let root = if case.operation.has_root() { 0 } else { -1 };
@@ -252,28 +222,15 @@ impl Plan {
                     if case.participants == Participants::All {
                         layer.set_nb_rank(self.n)?;
                     }
-                    network.add(layer, input)?
+                    network.add(layer, inputs[0])?
                 }
                 Action::Identity(operation, reduce_op) => {
                     let root = if operation.has_root() { 0 } else { -1 };
-                    let layer = network.add_dist_collective(input, *operation, *reduce_op, root, &[])?;
+                    let layer = network.add_dist_collective(inputs[0], *operation, *reduce_op, root, &[])?;
                     network.layer_mut(layer)?.set_nb_rank(1)?;
                     network.output(layer)?
                 }
-                Action::Shuffle { first, reshape, second } => {
-                    let mut shuffle = Shuffle::default();
-                    if let Some(first) = first {
-                        shuffle = Shuffle::transpose(first.clone());
-                    }
-                    if let Some(reshape) = reshape {
-                        shuffle = shuffle.then_reshape(reshape.clone());
-                    }
-                    if let Some(second) = second {
-                        shuffle = shuffle.then_transpose(second.clone());
-                    }
-                    network.add_shuffle(input, shuffle)?
-                }
-                Action::Cast(to) => network.add_cast(input, *to)?,
+                Action::Local(local) => local.add(&mut network, &inputs)?,
                 Action::Constant(data_type, dims, seed) => {
                     let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
                     let mut buffer = Buffer::zeroed(*data_type, dims)?;
@@ -304,23 +261,22 @@ impl Plan {
             .map(|i| (self.inputs[i].0, (0..self.n).map(|rank| Some(self.input(i, rank, scale))).collect()))
             .collect();
         for step in &self.steps {
-            let (data_type, values) = &tensors[step.input];
-            let data_type = *data_type;
-            let shape = values.iter().flatten().next().map(|x| x.shape().to_vec());
             // On a rank that does not write it, a reader sees zeros.
-            let read: Vec<Bits> = values
-                .iter()
-                .map(|x| {
-                    x.clone().unwrap_or_else(|| ArrayD::zeros(IxDyn(shape.as_deref().expect("written somewhere"))))
-                })
-                .collect();
-            let each = |f: &dyn Fn(&Bits) -> Bits| read.iter().map(|x| Some(f(x))).collect::<Vec<_>>();
-            tensors.push(match &step.action {
-                Action::Identity(..) => (data_type, each(&|x| x.clone())),
-                Action::Shuffle { first, reshape, second } => {
-                    (data_type, each(&|x| shuffled(x, first, reshape, second)))
+            let read = |tensor: usize, rank: u32| {
+                let values: &[Option<Bits>] = &tensors[tensor].1;
+                let written = values.iter().flatten().next().expect("written somewhere");
+                values[rank as usize].clone().unwrap_or_else(|| ArrayD::zeros(written.raw_dim()))
+            };
+            let data_type = step.inputs.first().map_or(DataType::Bool, |&input| tensors[input].0);
+            let output = match &step.action {
+                Action::Identity(..) => (data_type, (0..self.n).map(|rank| Some(read(step.inputs[0], rank))).collect()),
+                Action::Local(local) => {
+                    let output = |rank: u32| {
+                        let inputs: Vec<Bits> = step.inputs.iter().map(|&input| read(input, rank)).collect();
+                        Some(local.output(data_type, &inputs.iter().collect::<Vec<_>>()))
+                    };
+                    (local.output_type(data_type), (0..self.n).map(output).collect())
                 }
-                Action::Cast(to) => (*to, each(&|x| x.mapv(|bits| reference::cast_element(data_type, *to, bits)))),
                 Action::Constant(data_type, dims, seed) => {
                     let bits = elements(*data_type, dims.iter().product(), *seed);
                     let value = ArrayD::from_shape_vec(IxDyn(dims), bits).expect("count of dims");
@@ -329,7 +285,7 @@ impl Plan {
                 Action::Collective(case) => {
                     let output = |rank: u32| {
                         let members = case.members(Rank(rank))?;
-                        let inputs: Vec<Bits> = members.iter().map(|m| read[m.index()].clone()).collect();
+                        let inputs: Vec<Bits> = members.iter().map(|m| read(step.inputs[0], m.0)).collect();
                         let inputs = reference::sent_as(case.wire_type, inputs);
                         let own = members.iter().position(|m| m.0 == rank)?;
                         let root = case.group_root();
@@ -337,7 +293,8 @@ impl Plan {
                     };
                     (data_type, (0..self.n).map(output).collect())
                 }
-            });
+            };
+            tensors.push(output);
         }
         tensors
     }
@@ -347,7 +304,7 @@ impl Plan {
         let types: Vec<DataType> = self.interpret(1).iter().map(|(data_type, _)| *data_type).collect();
         self.steps.iter().all(|step| match &step.action {
             Action::Collective(case) => {
-                case.reduce_op.is_none() || case.wire_type.is_some() || !types[step.input].is_float()
+                case.reduce_op.is_none() || case.wire_type.is_some() || !types[step.inputs[0]].is_float()
             }
             _ => true,
         })

@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
+use distcollective::network::ElementWiseOperation;
 use distcollective::tensor::{bf16, f16};
 use distcollective::{CollectiveOperation, DataType, ReduceOperation, WireType};
 use float8::{F8E4M3, F8E5M2};
@@ -107,6 +108,36 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         other => panic!("{other} is new"),
     };
     from_i64(data_type, result.expect("at least two inputs"))
+}
+
+/// The combination of two tensors, of which each repeats its dimensions of 1. The arithmetic is
+/// that of a reduction over two ranks.
+pub fn element_wise(operation: ElementWiseOperation, data_type: DataType, a: &Bits, b: &Bits) -> Bits {
+    let dims: Vec<usize> = a.shape().iter().zip(b.shape()).map(|(&a, &b)| if a == 1 { b } else { a }).collect();
+    ArrayD::from_shape_fn(IxDyn(&dims), |index| {
+        let at = |x: &Bits| {
+            let place = |dim: usize| if x.shape()[dim] == 1 { 0 } else { index[dim] };
+            x[IxDyn(&(0..dims.len()).map(place).collect::<Vec<_>>())]
+        };
+        combine(operation, data_type, at(a), at(b))
+    })
+}
+
+fn combine(operation: ElementWiseOperation, data_type: DataType, a: u64, b: u64) -> u64 {
+    let reduced = |reduce_op| reduce_element(reduce_op, data_type, &[a, b]);
+    let computed = |floats: fn(f32, f32) -> f32, integers: fn(i64, i64) -> i64| match data_type.is_float() {
+        true => from_f32(data_type, floats(to_f32(data_type, a), to_f32(data_type, b))),
+        false => from_i64(data_type, integers(to_i64(data_type, a), to_i64(data_type, b))),
+    };
+    match operation {
+        ElementWiseOperation::Sum => reduced(ReduceOperation::Sum),
+        ElementWiseOperation::Prod => reduced(ReduceOperation::Prod),
+        ElementWiseOperation::Max => reduced(ReduceOperation::Max),
+        ElementWiseOperation::Min => reduced(ReduceOperation::Min),
+        ElementWiseOperation::Sub => computed(|a, b| a - b, i64::wrapping_sub),
+        ElementWiseOperation::Div => computed(|a, b| a / b, |a, b| if b == 0 { 0 } else { a.wrapping_div(b) }),
+        other => panic!("{other} is new"),
+    }
 }
 
 /// The order of maximum and minimum: -0 is below +0, and any number is preferred to a NaN.

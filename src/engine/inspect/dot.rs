@@ -34,9 +34,12 @@ impl Inspection {
         for layer in &self.layers {
             let node = format!("layer{}", layer.step);
             let (name, kind) = (&layer.name, &layer.kind);
-            let (label, color) = match &layer.collective {
-                Some(collective) => (format!("{name}\n{kind} {collective}"), ", style=filled, fillcolor=lightgrey"),
-                None => (format!("{name}\n{kind}"), ""),
+            let (label, color) = match (&layer.collective, &layer.attributes) {
+                (Some(collective), _) => {
+                    (format!("{name}\n{kind} {collective}"), ", style=filled, fillcolor=lightgrey")
+                }
+                (None, Some(attributes)) => (format!("{name}\n{kind} {attributes}"), ""),
+                (None, None) => (format!("{name}\n{kind}"), ""),
             };
             line(&mut dot, &format!("{node} [label={}{color}]", quoted(&label)));
             layer.output_indices.iter().for_each(|&tensor| sources[tensor].clone_from(&node));

@@ -5,6 +5,7 @@ mod calls;
 mod communicators;
 #[cfg(feature = "nccl")]
 mod guide;
+mod local_layers;
 
 use distcollective::network::TensorId;
 use distcollective::{Builder, DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result};

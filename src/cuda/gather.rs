@@ -1,7 +1,8 @@
-//! The plan of a transposition on a GPU: joins dimensions and elements, and finds matrices.
+//! The plan of a gathering on a GPU: joins elements, and finds matrices to transpose.
 
 use super::Kernel;
-use crate::shape::{MAX_DIMS, Shape};
+use crate::layout::Layout;
+use crate::shape::MAX_DIMS;
 
 /// The longest element that is transposed in tiles. A longer one fills a memory transaction alone.
 const MAX_TILED_BYTES: usize = 8;
@@ -9,49 +10,34 @@ const MAX_TILED_BYTES: usize = 8;
 /// The bytes of a word, in which bytes are moved where shape and addresses allow it.
 const WORD: u64 = 4;
 
-/// The plan of a transposition.
+/// The plan of a gathering: a transpose or a slice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transposition {
+pub(super) struct Gathering {
     pub(super) element_bytes: usize,
     pub(super) dim_count: usize,
     /// The dimensions of the output, and the distance of their elements in the input.
     pub(super) dims: [u64; MAX_DIMS],
-    pub(super) strides: [u64; MAX_DIMS],
+    pub(super) strides: [i64; MAX_DIMS],
     /// Batch, rows and columns of the input, if it is a batch of matrices.
     pub(super) tiles: Option<[u64; 3]>,
     /// Whether elements of the matrices, which are bytes, are moved as words.
     pub(super) moves_words: bool,
 }
 
-impl Transposition {
-    /// The plan for an output whose dimension `i` is dimension `permutation[i]` of the input. Both
-    /// addresses are multiples of `alignment`.
-    pub(crate) fn new(shape: &Shape, permutation: &[u8], element_bytes: usize, alignment: usize) -> Self {
-        let dims = shape.as_slice();
-        let stride_of = |dim: usize| dims[dim + 1..].iter().product::<usize>() as u64;
-        let mut plan = Transposition {
+impl Gathering {
+    /// The plan for the elements that the layout reaches. Both addresses are multiples of
+    /// `alignment`.
+    pub(super) fn new(layout: &Layout<1>, element_bytes: usize, alignment: usize) -> Self {
+        let mut plan = Gathering {
             element_bytes,
-            dim_count: 0,
+            dim_count: layout.dims().len(),
             dims: [1; MAX_DIMS],
             strides: [0; MAX_DIMS],
             tiles: None,
             moves_words: false,
         };
-        for dim in permutation.iter().map(|&dim| usize::from(dim)) {
-            let (len, stride) = (dims[dim] as u64, stride_of(dim));
-            match plan.dim_count.checked_sub(1) {
-                _ if len == 1 => {}
-                // Two dimensions that are adjacent in the input too are one dimension.
-                Some(last) if plan.strides[last] == len * stride => {
-                    plan.dims[last] *= len;
-                    plan.strides[last] = stride;
-                }
-                _ => {
-                    plan.dims[plan.dim_count] = len;
-                    plan.strides[plan.dim_count] = stride;
-                    plan.dim_count += 1;
-                }
-            }
+        for (dim, (&len, &stride)) in layout.dims().iter().zip(layout.strides(0)).enumerate() {
+            (plan.dims[dim], plan.strides[dim]) = (len as u64, stride as i64);
         }
         plan.widen(alignment);
         plan.tiles = plan.find_tiles();
@@ -68,15 +54,15 @@ impl Transposition {
             return;
         }
         let fits = |factor: &usize| {
-            let factor = *factor as u64;
-            self.dims[last].is_multiple_of(factor) && self.strides[..last].iter().all(|s| s.is_multiple_of(factor))
+            let factor = *factor as i64;
+            self.dims[last].is_multiple_of(factor as u64) && self.strides[..last].iter().all(|s| s % factor == 0)
         };
         let factors = [16, 8, 4, 2].into_iter().filter(|bytes| alignment.is_multiple_of(*bytes));
         let factors = factors.filter(|bytes| *bytes > self.element_bytes).map(|bytes| bytes / self.element_bytes);
         if let Some(factor) = factors.into_iter().find(|factor| fits(factor)) {
             self.element_bytes *= factor;
             self.dims[last] /= factor as u64;
-            self.strides[..last].iter_mut().for_each(|stride| *stride /= factor as u64);
+            self.strides[..last].iter_mut().for_each(|stride| *stride /= factor as i64);
         }
     }
 
@@ -84,8 +70,10 @@ impl Transposition {
         let (dims, strides) = (&self.dims[..self.dim_count], &self.strides[..self.dim_count]);
         let matrix = match (dims, strides) {
             // [columns, rows] of the output.
-            (&[columns, rows], &[1, stride]) if stride == columns => Some([1, rows, columns]),
-            (&[batch, columns, rows], &[outer, 1, stride]) if stride == columns && outer == rows * columns => {
+            (&[columns, rows], &[1, stride]) if stride == columns as i64 => Some([1, rows, columns]),
+            (&[batch, columns, rows], &[outer, 1, stride])
+                if stride == columns as i64 && outer == (rows * columns) as i64 =>
+            {
                 Some([batch, rows, columns])
             }
             _ => None,
@@ -93,8 +81,8 @@ impl Transposition {
         matrix.filter(|_| self.element_bytes <= MAX_TILED_BYTES)
     }
 
-    /// The kernels that transpositions of elements of `element_bytes` may need, for all shapes.
-    pub(crate) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
+    /// The kernels that elements of `element_bytes` may need, for all layouts.
+    pub(super) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
         let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
         let all = widths.flat_map(|width| {
             let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
@@ -107,13 +95,14 @@ impl Transposition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Shape;
 
     /// The kernels need rows, columns and addresses that are multiples of a word.
     #[test]
     fn bytes_are_moved_as_words_where_shape_and_addresses_allow_it() {
         let moves_words = |dims: &[usize], permutation: &[u8], bytes, alignment| {
-            let shape = Shape::new(dims).expect("a shape");
-            Transposition::new(&shape, permutation, bytes, alignment).moves_words
+            let layout = Layout::transposed(&Shape::new(dims).expect("a shape"), permutation);
+            Gathering::new(&layout, bytes, alignment).moves_words
         };
         for alignment in [4, 8, 16] {
             assert!(moves_words(&[8, 12], &[1, 0], 1, alignment));
@@ -129,5 +118,24 @@ mod tests {
         assert!(!moves_words(&[8, 12], &[1, 0], 2, 16));
         assert!(!moves_words(&[8, 12, 4], &[1, 0, 2], 1, 16));
         assert!(!moves_words(&[4, 8, 12], &[2, 1, 0], 1, 16));
+    }
+
+    /// A slice whose rows are dense moves in the widest elements that its strides allow.
+    #[test]
+    fn elements_of_slices_are_joined() {
+        let plan = |start: [i64; 2], size: [i64; 2], stride: [i64; 2], alignment| {
+            let shape = Shape::new(&[8, 12]).expect("a shape");
+            let (layout, _) = Layout::sliced(&shape, &start, &size, &stride);
+            let Gathering { element_bytes, dim_count, dims, strides, tiles, .. } =
+                Gathering::new(&layout, 2, alignment);
+            assert_eq!(tiles, None);
+            (element_bytes, dims[..dim_count].to_vec(), strides[..dim_count].to_vec())
+        };
+        assert_eq!(plan([0, 4], [8, 8], [1, 1], 16), (8, vec![8, 2], vec![3, 1]));
+        assert_eq!(plan([7, 4], [8, 8], [-1, 1], 16), (8, vec![8, 2], vec![-3, 1]));
+        assert_eq!(plan([7, 4], [8, 8], [-1, 1], 4), (4, vec![8, 4], vec![-6, 1]));
+        assert_eq!(plan([0, 4], [8, 3], [2, 1], 16), (2, vec![8, 3], vec![24, 1]));
+        assert_eq!(plan([0, 0], [8, 6], [1, 2], 16), (2, vec![48], vec![2]));
+        assert_eq!(plan([3, 0], [4, 12], [0, 1], 16), (8, vec![4, 3], vec![0, 1]));
     }
 }

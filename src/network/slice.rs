@@ -1,0 +1,184 @@
+//! The Slice layer: TensorRT's `ISliceLayer`.
+
+use serde::{Deserialize, Serialize};
+
+use super::layer::Info;
+use super::{LayerBody, Network, TensorId};
+use crate::error::{Result, bail};
+use crate::shape::{Dims, MAX_DIMS, Shape};
+
+/// Which elements of a tensor a Slice layer takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slice {
+    pub(crate) start: Vec<i64>,
+    pub(crate) size: Vec<i64>,
+    pub(crate) stride: Vec<i64>,
+}
+
+/// See [`Network::add_slice`].
+#[derive(Clone, Debug)]
+pub struct SliceLayer {
+    pub(crate) info: Info,
+    pub(crate) slice: Slice,
+}
+
+impl Slice {
+    /// Checks what needs no input.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_start(&self.start)?;
+        check_size(&self.size)?;
+        check_dim_count("stride", &self.stride)?;
+        self.check_dim_counts()
+    }
+
+    fn check_dim_counts(&self) -> Result<()> {
+        let Slice { start, size, stride } = self;
+        if start.len() != size.len() || size.len() != stride.len() {
+            bail!(
+                InvalidArgument,
+                "start is {start:?}, size is {size:?} and stride is {stride:?}; they have a number for each dimension \
+                 of the input"
+            );
+        }
+        Ok(())
+    }
+
+    /// The output's shape.
+    pub(crate) fn output_shape(&self, input: &Shape) -> Result<Shape> {
+        let Slice { start, size, stride } = self;
+        self.check_dim_counts()?;
+        if size.len() != input.dim_count() {
+            bail!(InvalidShape, "start, size and stride have {} numbers, and the input is {input}", size.len());
+        }
+        for (dim, &len) in input.as_slice().iter().enumerate() {
+            let (first, count, step) = (i128::from(start[dim]), i128::from(size[dim]), i128::from(stride[dim]));
+            let last = first + (count - 1) * step;
+            let inside = 0..len as i128;
+            if count > 0 && !(inside.contains(&first) && inside.contains(&last)) {
+                bail!(
+                    InvalidShape,
+                    "dimension {dim} has {len} elements, with indices from 0 on, and the slice takes {count} from \
+                     index {first} to {last} (stride {step}); the input is {input}"
+                );
+            }
+        }
+        Dims::new(size)?.to_shape()
+    }
+}
+
+fn check_dim_count(what: &str, numbers: &[i64]) -> Result<()> {
+    if numbers.len() > MAX_DIMS {
+        bail!(
+            InvalidArgument,
+            "{what} {numbers:?} has {} numbers; a tensor has at most {MAX_DIMS} dimensions",
+            numbers.len()
+        );
+    }
+    Ok(())
+}
+
+fn check_start(start: &[i64]) -> Result<()> {
+    check_dim_count("start", start)?;
+    if let Some((dim, index)) = start.iter().enumerate().find(|(_, index)| **index < 0) {
+        bail!(InvalidArgument, "start {start:?} is {index} in dimension {dim}; an index is at least 0");
+    }
+    Ok(())
+}
+
+fn check_size(size: &[i64]) -> Result<()> {
+    check_dim_count("size", size)?;
+    if let Some((dim, len)) = size.iter().enumerate().find(|(_, len)| **len < 0) {
+        bail!(
+            InvalidArgument,
+            "size {size:?} is {len} in dimension {dim}; it is the output's shape, whose dimensions are at least 0 and \
+             not dynamic"
+        );
+    }
+    Ok(())
+}
+
+impl SliceLayer {
+    /// The index of the first element that the layer takes, in each dimension.
+    pub fn start(&self) -> &[i64] {
+        &self.slice.start
+    }
+
+    /// The dimensions of the output.
+    pub fn size(&self) -> &[i64] {
+        &self.slice.size
+    }
+
+    /// The distance between elements that the layer takes, in each dimension.
+    pub fn stride(&self) -> &[i64] {
+        &self.slice.stride
+    }
+
+    /// Sets the start. Whether it fits size and stride, and the input, is checked at build.
+    ///
+    /// # Errors
+    ///
+    /// More than [`MAX_DIMS`] numbers, or one below 0.
+    pub fn set_start(&mut self, start: &[i64]) -> Result<()> {
+        check_start(start)?;
+        self.slice.start = start.to_vec();
+        Ok(())
+    }
+
+    /// Sets the size. Whether it fits start and stride, and the input, is checked at build.
+    ///
+    /// # Errors
+    ///
+    /// More than [`MAX_DIMS`] numbers, or one below 0.
+    pub fn set_size(&mut self, size: &[i64]) -> Result<()> {
+        check_size(size)?;
+        self.slice.size = size.to_vec();
+        Ok(())
+    }
+
+    /// Sets the stride. Whether it fits start and size, and the input, is checked at build.
+    ///
+    /// # Errors
+    ///
+    /// More than [`MAX_DIMS`] numbers.
+    pub fn set_stride(&mut self, stride: &[i64]) -> Result<()> {
+        check_dim_count("stride", stride)?;
+        self.slice.stride = stride.to_vec();
+        Ok(())
+    }
+}
+
+impl Network {
+    /// Adds a Slice layer, which takes a part of a tensor: TensorRT's `addSlice` in its default
+    /// mode, `kSTRICT_BOUNDS`.
+    ///
+    /// Along each dimension the output has `size` elements: those with the indices `start`,
+    /// `start + stride`, `start + 2 * stride` and so on. A stride may be negative, or 0, which
+    /// repeats one element. All indices have to be inside the input, at min, opt and max of every
+    /// optimization profile and at every shape that is set later. A dimension of size 0 takes no
+    /// element, so any `start` is right there.
+    ///
+    /// ```
+    /// use distcollective::{Builder, DataType, Network, inputs, outputs};
+    ///
+    /// let mut network = Network::new();
+    /// let x = network.add_input("x", DataType::Int32, [2, 5])?;
+    /// let y = network.add_slice(x, &[0, 4], &[2, 3], &[1, -2])?;
+    /// network.mark_output(y, "y")?;
+    ///
+    /// let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    /// let (x, mut y) = ([0, 1, 2, 3, 4, 10, 11, 12, 13, 14], [0i32; 6]);
+    /// context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
+    /// assert_eq!(y, [4, 2, 0, 14, 12, 10]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - A tensor that this network does not have.
+    /// - `start`, `size` and `stride` of different lengths, or longer than [`MAX_DIMS`].
+    /// - A start or a size below 0.
+    pub fn add_slice(&mut self, input: TensorId, start: &[i64], size: &[i64], stride: &[i64]) -> Result<TensorId> {
+        let slice = Slice { start: start.to_vec(), size: size.to_vec(), stride: stride.to_vec() };
+        self.add_typed("slice", &[input], |info| LayerBody::Slice(SliceLayer { info, slice }))
+    }
+}
