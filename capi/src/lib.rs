@@ -73,6 +73,9 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the handles of the C ABI need pointers of 64 bits");
 
+/// `RegisterCustomOps`, which ONNX Runtime calls.
+pub use distcollective_onnxruntime::register_custom_ops;
+
 mod arguments;
 mod bound_layer;
 mod broadcast;

@@ -201,7 +201,7 @@ impl EnvironmentBuilder {
         let (communicator, Agreement { seed, .. }) = connected?;
         let communicator = communicator.with_timeout(timeout);
         report.met();
-        only_one.count();
+        only_one.count(&communicator);
         let groups = NamedGroups::new(communicator.clone());
         let environment = Environment { communicator, discovery, seed, groups, _only_one: only_one };
         crate::util::log::event!(DEBUG, "{environment:?}");

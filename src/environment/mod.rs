@@ -160,6 +160,12 @@ impl Environment {
         OnlyOne::exists()
     }
 
+    /// The communicator of all ranks of this process's environment, for code that is not handed the
+    /// environment. `None` before all ranks have come, and after [`finalize`](Self::finalize).
+    pub fn current_communicator() -> Option<Communicator> {
+        OnlyOne::communicator()
+    }
+
     /// The launcher whose variables are set, if there is one.
     pub fn detect_launcher() -> Option<Launcher> {
         discovery::launcher_of(&ThisSystem)

@@ -3,11 +3,15 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::comm::Communicator;
 use crate::error::{Result, bail};
 use crate::util::lock;
 
 /// Where the environment of this process was initialized: `src/main.rs:7:5`.
 static CURRENT: Mutex<Option<String>> = Mutex::new(None);
+
+/// The communicator of this process's environment, when all ranks have come.
+static COMMUNICATOR: Mutex<Option<Communicator>> = Mutex::new(None);
 
 /// How many environments have been initialized.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -43,13 +47,22 @@ impl OnlyOne {
     }
 
     /// Counts an environment, when all ranks have come.
-    pub(super) fn count(&self) {
+    pub(super) fn count(&self, communicator: &Communicator) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        *lock(&COMMUNICATOR) = Some(communicator.clone());
+    }
+
+    /// The communicator of the environment that was counted last and still exists.
+    pub(super) fn communicator() -> Option<Communicator> {
+        lock(&COMMUNICATOR).clone()
     }
 }
 
 impl Drop for OnlyOne {
     fn drop(&mut self) {
+        let communicator = lock(&COMMUNICATOR).take();
+        // The last handle of a communicator may wait; nothing is locked then.
+        drop(communicator);
         *lock(&CURRENT) = None;
     }
 }

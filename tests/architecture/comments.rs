@@ -26,6 +26,7 @@ const COVERED: &[&str] = &[
     "cuda",
     "docs",
     "include",
+    "onnxruntime",
     "python",
     "samples",
     "src",

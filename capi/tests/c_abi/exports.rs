@@ -41,7 +41,8 @@ fn what_is_exported_is_what_is_declared() {
     let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect::<Vec<_>>();
     assert!(declared.len() > 100, "{declared:?}");
     assert_eq!(only(&declared, &exported), [""; 0], "declared, not exported");
-    assert_eq!(only(&exported, &declared), [""; 0], "exported, not declared");
+    // ONNX Runtime's, which no C program calls.
+    assert_eq!(only(&exported, &declared), ["RegisterCustomOps"], "exported, not declared");
 }
 
 #[test]

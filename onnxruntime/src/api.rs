@@ -1,0 +1,235 @@
+//! ONNX Runtime's functions, whose statuses become errors.
+//!
+//! ONNX Runtime's table may have empty places, so it is used through a raw pointer, one function at
+//! a time. Enumerators are read as integers: a newer ONNX Runtime may give others.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use distcollective::{Error, ErrorKind, Result};
+use ort_sys::{
+    OrtApi, OrtApiBase, OrtCustomOp, OrtErrorCode, OrtKernelContext, OrtKernelInfo, OrtSessionOptions, OrtStatus,
+    OrtStatusPtr, OrtTensorTypeAndShapeInfo,
+};
+
+/// The version of the table: that of ONNX Runtime 1.17, in which operators return statuses and infer
+/// shapes.
+pub(crate) const VERSION: u32 = 17;
+
+/// The oldest version of the table that every ONNX Runtime has.
+const FIRST_VERSION: u32 = 1;
+
+/// ONNX Runtime's functions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Api(*const OrtApi);
+
+// SAFETY: the table is constant, and its functions may be called from any thread.
+unsafe impl Send for Api {}
+// SAFETY: as above.
+unsafe impl Sync for Api {}
+
+/// A tensor that a node reads or writes.
+#[derive(Debug)]
+pub(crate) struct Tensor {
+    /// An `ONNXTensorElementDataType`.
+    pub(crate) element_type: i32,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) data: *mut u8,
+}
+
+/// Calls a function of the table, and makes an error of its status. Unsafe: the arguments have to be
+/// valid.
+macro_rules! call {
+    ($api:expr, $function:ident, $($argument:expr),* $(,)?) => {
+        $api.check(stringify!($function), ((*$api.0).$function)($($argument),*))
+    };
+}
+
+impl Api {
+    /// The functions that ONNX Runtime hands over.
+    ///
+    /// # Safety
+    ///
+    /// The base is ONNX Runtime's.
+    ///
+    /// # Errors
+    ///
+    /// The status that says that this ONNX Runtime is too old.
+    pub(crate) unsafe fn of(base: *const OrtApiBase) -> std::result::Result<Self, *mut OrtStatus> {
+        // SAFETY: the caller's promise; the base and its tables live as long as the process.
+        unsafe {
+            let api = ((*base).GetApi)(VERSION);
+            if !api.is_null() {
+                return Ok(Api(api));
+            }
+            let version = CStr::from_ptr(((*base).GetVersionString)()).to_string_lossy();
+            let text = format!("distcollective needs ONNX Runtime 1.17 or newer, and this is {version}");
+            Err(Api(((*base).GetApi)(FIRST_VERSION)).status(&Error::new(ErrorKind::Unsupported, text)))
+        }
+    }
+
+    /// A status that ONNX Runtime frees, and makes an exception of.
+    pub(crate) fn status(self, error: &Error) -> *mut OrtStatus {
+        let code = match error.kind() {
+            ErrorKind::InvalidArgument | ErrorKind::InvalidShape | ErrorKind::InvalidBuffer => {
+                OrtErrorCode::ORT_INVALID_ARGUMENT
+            }
+            ErrorKind::Unsupported => OrtErrorCode::ORT_NOT_IMPLEMENTED,
+            _ => OrtErrorCode::ORT_FAIL,
+        };
+        let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+        // SAFETY: the table has this function from version 1 on; it copies the text.
+        unsafe { ((*self.0).CreateStatus)(code, text.as_ptr()) }.0
+    }
+
+    fn check(self, function: &str, status: OrtStatusPtr) -> Result<()> {
+        if status.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the status is one of ONNX Runtime's, whose text is copied before it is released.
+        let text = unsafe {
+            let text = CStr::from_ptr(((*self.0).GetErrorMessage)(status.0)).to_string_lossy().into_owned();
+            ((*self.0).ReleaseStatus)(status.0);
+            text
+        };
+        Err(Error::new(ErrorKind::System, format!("ONNX Runtime's {function} failed: {text}")))
+    }
+
+    /// A text whose length the function says when it is asked without room for it.
+    fn text(self, read: impl Fn(*mut c_char, *mut usize) -> Result<()>) -> Result<String> {
+        let mut len = 0;
+        read(std::ptr::null_mut(), &mut len)?;
+        let mut bytes = vec![0u8; len];
+        read(bytes.as_mut_ptr().cast(), &mut len)?;
+        let text = CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned());
+        text.map_err(|_| Error::new(ErrorKind::System, "a text of ONNX Runtime has no end"))
+    }
+
+    /// Adds an operator of the domain "" to a session's operators.
+    ///
+    /// # Safety
+    ///
+    /// The options exist.
+    pub(crate) unsafe fn add_operator(self, options: *mut OrtSessionOptions, op: &'static OrtCustomOp) -> Result<()> {
+        let mut domain = std::ptr::null_mut();
+        // SAFETY: the caller's promise; the operator lives as long as the process, and the domain,
+        // which is never released, too.
+        unsafe {
+            call!(self, CreateCustomOpDomain, c"".as_ptr(), &mut domain)?;
+            call!(self, CustomOpDomain_Add, domain, op)?;
+            call!(self, AddCustomOpDomain, options, domain)
+        }
+    }
+
+    /// A session's config entry.
+    ///
+    /// # Safety
+    ///
+    /// The options exist.
+    pub(crate) unsafe fn config_entry(self, options: *const OrtSessionOptions, key: &CStr) -> Result<Option<String>> {
+        let mut exists: c_int = 0;
+        // SAFETY: the caller's promise; writes one number.
+        unsafe { call!(self, HasSessionConfigEntry, options, key.as_ptr(), &mut exists)? };
+        let read = |to: *mut c_char, len: *mut usize| {
+            // SAFETY: the caller's promise; `text` gives room for the length, or none.
+            unsafe { call!(self, GetSessionConfigEntry, options, key.as_ptr(), to, len) }
+        };
+        (exists != 0).then(|| self.text(read)).transpose()
+    }
+
+    /// A node's name.
+    ///
+    /// # Safety
+    ///
+    /// The node exists; so for the functions below.
+    pub(crate) unsafe fn node_name(self, info: *const OrtKernelInfo) -> Result<String> {
+        // SAFETY: the caller's promise; `text` gives room for the length, or none.
+        self.text(|to, len| unsafe { call!(self, KernelInfo_GetNodeName, info, to, len) })
+    }
+
+    pub(crate) unsafe fn text_attribute(self, info: *const OrtKernelInfo, name: &CStr) -> Result<String> {
+        // SAFETY: as in `node_name`.
+        self.text(|to, len| unsafe { call!(self, KernelInfoGetAttribute_string, info, name.as_ptr(), to, len) })
+    }
+
+    pub(crate) unsafe fn integer_attribute(self, info: *const OrtKernelInfo, name: &CStr) -> Result<i64> {
+        let mut value = 0;
+        // SAFETY: the caller's promise; writes one number.
+        unsafe { call!(self, KernelInfoGetAttribute_int64, info, name.as_ptr(), &mut value)? };
+        Ok(value)
+    }
+
+    pub(crate) unsafe fn float_attribute(self, info: *const OrtKernelInfo, name: &CStr) -> Result<f32> {
+        let mut value = 0.0;
+        // SAFETY: the caller's promise; writes one number.
+        unsafe { call!(self, KernelInfoGetAttribute_float, info, name.as_ptr(), &mut value)? };
+        Ok(value)
+    }
+
+    pub(crate) unsafe fn integers_attribute(self, info: *const OrtKernelInfo, name: &CStr) -> Result<Vec<i64>> {
+        let mut len = 0;
+        let name = name.as_ptr();
+        // SAFETY: the caller's promise; the first call writes the length, the second so many
+        // numbers.
+        unsafe {
+            call!(self, KernelInfoGetAttributeArray_int64, info, name, std::ptr::null_mut(), &mut len)?;
+            let mut values = vec![0; len];
+            if len > 0 {
+                call!(self, KernelInfoGetAttributeArray_int64, info, name, values.as_mut_ptr(), &mut len)?;
+            }
+            Ok(values)
+        }
+    }
+
+    /// The node's input.
+    ///
+    /// # Safety
+    ///
+    /// The context is that of a run of the node.
+    pub(crate) unsafe fn input(self, context: *const OrtKernelContext) -> Result<Tensor> {
+        let mut value = std::ptr::null();
+        let mut info = std::ptr::null_mut();
+        // SAFETY: the caller's promise; each call writes one value.
+        unsafe {
+            call!(self, KernelContext_GetInput, context, 0, &mut value)?;
+            call!(self, GetTensorTypeAndShape, value, &mut info)?;
+            let described = self.describe(info);
+            ((*self.0).ReleaseTensorTypeAndShapeInfo)(info);
+            let (element_type, dims) = described?;
+            let mut data: *mut c_void = std::ptr::null_mut();
+            call!(self, GetTensorMutableData, value.cast_mut(), &mut data)?;
+            Ok(Tensor { element_type, dims, data: data.cast() })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The information exists.
+    unsafe fn describe(self, info: *const OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec<usize>)> {
+        let (mut element_type, mut dim_count) = (0i32, 0);
+        // SAFETY: the caller's promise; an enumerator is as long as an `i32`; the last call writes as
+        // many numbers as there are dimensions.
+        unsafe {
+            call!(self, GetTensorElementType, info, (&raw mut element_type).cast())?;
+            call!(self, GetDimensionsCount, info, &mut dim_count)?;
+            let mut dims = vec![0i64; dim_count];
+            call!(self, GetDimensions, info, dims.as_mut_ptr(), dim_count)?;
+            Ok((element_type, dims.into_iter().map(|dim| dim.max(0) as usize).collect()))
+        }
+    }
+
+    /// The memory of the node's output, for a tensor of this shape.
+    ///
+    /// # Safety
+    ///
+    /// The context is that of a run of the node.
+    pub(crate) unsafe fn output(self, context: *mut OrtKernelContext, dims: &[usize]) -> Result<*mut u8> {
+        let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+        let (mut value, mut data) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the caller's promise; each call writes one value.
+        unsafe {
+            call!(self, KernelContext_GetOutput, context, 0, dims.as_ptr(), dims.len(), &mut value)?;
+            call!(self, GetTensorMutableData, value, &mut data)?;
+        }
+        Ok(data.cast())
+    }
+}

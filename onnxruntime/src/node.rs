@@ -1,0 +1,108 @@
+//! A node's attributes. They are read leniently, because tools write attributes that an operation
+//! does not have: names in upper or lower case; `reduce_op` counts for reductions only, and `root`
+//! for operations that have one.
+
+use std::ffi::CStr;
+
+use distcollective::{CollectiveOperation, DistCollectiveLayer, Error, ErrorKind, ReduceOperation, Result};
+use ort_sys::OrtKernelInfo;
+
+use crate::api::Api;
+
+/// A node of a model.
+pub(crate) struct Node {
+    api: Api,
+    info: *const OrtKernelInfo,
+}
+
+impl Node {
+    /// # Safety
+    ///
+    /// The information exists as long as the node is used.
+    pub(crate) unsafe fn new(api: Api, info: *const OrtKernelInfo) -> Self {
+        Node { api, info }
+    }
+
+    /// The layer that the node describes, for a communicator of `world_size` ranks.
+    pub(crate) fn layer(&self, world_size: u32) -> Result<DistCollectiveLayer> {
+        // SAFETY: the promise of `new`.
+        let name = unsafe { self.api.node_name(self.info)? };
+        self.described(world_size, &name).map_err(|error| error.about(|| format!("node {name:?} (DistCollective)")))
+    }
+
+    fn described(&self, world_size: u32, name: &str) -> Result<DistCollectiveLayer> {
+        let operation = self
+            .text(c"collective_operation")?
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the attribute collective_operation is missing"))?;
+        let operation: CollectiveOperation = operation.parse()?;
+        let reduce_op = match self.text(c"reduce_op")? {
+            Some(reduce_op) if operation.reduces() => Some(reduce_op.parse::<ReduceOperation>()?),
+            None if operation.reduces() => {
+                let text = format!("the attribute reduce_op is missing, and {operation} reduces");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+            _ => None,
+        };
+        let root = if operation.has_root() { self.integer(c"root")?.unwrap_or(-1) } else { -1 };
+        let groups = self.integers(c"groups")?.unwrap_or_default();
+        let group_size = self.integer(c"group_size")?.unwrap_or(0);
+        if !groups.is_empty() && group_size != 0 && group_size != groups.len() as i64 {
+            let text = format!("group_size is {group_size}, and groups {groups:?} has {} ranks", groups.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let nb_rank = match (self.integer(c"nb_rank")?, group_size) {
+            (Some(nb_rank), _) => nb_rank,
+            (None, _) if !groups.is_empty() => groups.len() as i64,
+            (None, 0) => world_size.into(),
+            (None, group_size) => group_size,
+        };
+        let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &groups)?;
+        let nb_rank = u32::try_from(nb_rank).map_err(|_| {
+            Error::new(ErrorKind::InvalidArgument, format!("nb_rank is {nb_rank}, which is no number of ranks"))
+        })?;
+        layer.set_nb_rank(nb_rank)?;
+        layer.set_name(name);
+        Ok(layer)
+    }
+
+    fn text(&self, name: &CStr) -> Result<Option<String>> {
+        // SAFETY: the promise of `new`.
+        self.attribute(name, "a text", unsafe { self.api.text_attribute(self.info, name) })
+    }
+
+    fn integer(&self, name: &CStr) -> Result<Option<i64>> {
+        // SAFETY: the promise of `new`.
+        self.attribute(name, "an integer", unsafe { self.api.integer_attribute(self.info, name) })
+    }
+
+    fn integers(&self, name: &CStr) -> Result<Option<Vec<i64>>> {
+        // SAFETY: the promise of `new`.
+        self.attribute(name, "a list of integers", unsafe { self.api.integers_attribute(self.info, name) })
+    }
+
+    /// An attribute that could be read, or none. ONNX Runtime's error does not tell whether an
+    /// attribute is absent or of another type, so this asks for the other types.
+    fn attribute<T>(&self, name: &CStr, expected: &str, value: Result<T>) -> Result<Option<T>> {
+        if let Ok(value) = value {
+            return Ok(Some(value));
+        }
+        let (api, info) = (self.api, self.info);
+        // SAFETY: the promise of `new`.
+        let found = unsafe {
+            [
+                api.text_attribute(info, name).is_ok().then_some("a text"),
+                api.integer_attribute(info, name).is_ok().then_some("an integer"),
+                api.integers_attribute(info, name).is_ok().then_some("a list of integers"),
+                api.float_attribute(info, name).is_ok().then_some("a float"),
+            ]
+        };
+        match found.into_iter().flatten().next() {
+            None => Ok(None),
+            Some(found) => {
+                let name = name.to_string_lossy();
+                let text = format!("the attribute {name} is {found}; it has to be {expected}");
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+        }
+    }
+}
