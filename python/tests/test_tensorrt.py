@@ -261,6 +261,7 @@ def test_hasattr_tells_what_is_offered():
 
 def test_settings_that_change_nothing_are_accepted():
     builder, network = new_network()
+    assert trt.init_libnvinfer_plugins(trt.Logger(), "") is True
     builder.error_recorder = None
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)

@@ -60,7 +60,7 @@ from ._network import (
     IShuffleLayer,
     ITensor,
 )
-from ._plugins import Plugin
+from ._plugins import Plugin, init_libnvinfer_plugins
 from ._values import Dims, Permutation, Weights
 
 #: The version of TensorRT whose API this is.
@@ -118,6 +118,7 @@ __all__ = [
     "float16",
     "float32",
     "fp8",
+    "init_libnvinfer_plugins",
     "int32",
     "int64",
     "int8",

@@ -84,6 +84,11 @@ class Adapter:
         return self.plugin.serialize()
 
 
+def init_libnvinfer_plugins(logger: Any, namespace: str) -> bool:
+    """Accept what many programs call first. There is no library of plugins: each is the program's."""
+    return True
+
+
 def creator(plugin: Type[Plugin]) -> Any:
     """What makes a plugin of this class from the bytes in a plan."""
     if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
