@@ -117,6 +117,17 @@ class ReduceOperation(_Numbered):
     NONE = 5
 
 
+class ElementWiseOperation(_Numbered):
+    """What an ElementWise layer computes of two tensors."""
+
+    SUM = 0
+    PROD = 1
+    MAX = 2
+    MIN = 3
+    SUB = 4
+    DIV = 5
+
+
 class LayerType(Enum, metaclass=_Members):
     """What kind of layer a layer is. The values are not TensorRT's."""
 
@@ -124,6 +135,10 @@ class LayerType(Enum, metaclass=_Members):
     SHUFFLE = "SHUFFLE"
     CAST = "CAST"
     CONSTANT = "CONSTANT"
+    ELEMENTWISE = "ELEMENTWISE"
+    CONCATENATION = "CONCATENATION"
+    SLICE = "SLICE"
+    IDENTITY = "IDENTITY"
     PLUGIN = "PLUGIN"
 
 

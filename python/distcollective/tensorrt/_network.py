@@ -7,6 +7,7 @@ from ..errors import ArgumentError
 from ._enums import (
     CollectiveOperation,
     DataType,
+    ElementWiseOperation,
     LayerType,
     NetworkDefinitionCreationFlag,
     ReduceOperation,
@@ -259,6 +260,72 @@ class IConstantLayer(ILayer):
         return self.get_output(0).shape
 
 
+class IElementWiseLayer(ILayer):
+    """What is computed of two tensors, element by element."""
+
+    @property
+    def op(self) -> ElementWiseOperation:
+        """What it computes."""
+        return ElementWiseOperation(self._layer.elementwise_operation())
+
+    @op.setter
+    def op(self, op: ElementWiseOperation) -> None:
+        self._layer.set_elementwise_operation(int(ElementWiseOperation(op)))
+
+
+class IConcatenationLayer(ILayer):
+    """Tensors one after the other."""
+
+    @property
+    def axis(self) -> int:
+        """The dimension along which they are put together."""
+        return self._layer.axis()
+
+    @axis.setter
+    def axis(self, axis: int) -> None:
+        self._layer.set_axis(axis)
+
+
+class ISliceLayer(ILayer):
+    """A part of a tensor. ``set_input`` takes no start, shape or stride: they are known at build."""
+
+    def _set(self, index: int, dims: Iterable[int]) -> None:
+        slice = self._layer.slice()
+        slice[index] = list(dims_of(dims))
+        self._layer.set_slice(slice)
+
+    @property
+    def start(self) -> Dims:
+        """The first index in each dimension."""
+        return Dims(self._layer.slice()[0])
+
+    @start.setter
+    def start(self, start: Iterable[int]) -> None:
+        self._set(0, start)
+
+    @property
+    def shape(self) -> Dims:
+        """The shape of the part."""
+        return Dims(self._layer.slice()[1])
+
+    @shape.setter
+    def shape(self, shape: Iterable[int]) -> None:
+        self._set(1, shape)
+
+    @property
+    def stride(self) -> Dims:
+        """How far apart the indices are in each dimension."""
+        return Dims(self._layer.slice()[2])
+
+    @stride.setter
+    def stride(self, stride: Iterable[int]) -> None:
+        self._set(2, stride)
+
+
+class IIdentityLayer(ILayer):
+    """A copy of a tensor."""
+
+
 class IPluginLayer(ILayer):
     """A layer that the program writes."""
 
@@ -268,6 +335,10 @@ _CLASSES: Dict[LayerType, Type[ILayer]] = {
     LayerType.SHUFFLE: IShuffleLayer,
     LayerType.CAST: ICastLayer,
     LayerType.CONSTANT: IConstantLayer,
+    LayerType.ELEMENTWISE: IElementWiseLayer,
+    LayerType.CONCATENATION: IConcatenationLayer,
+    LayerType.SLICE: ISliceLayer,
+    LayerType.IDENTITY: IIdentityLayer,
     LayerType.PLUGIN: IPluginLayer,
 }
 
@@ -392,6 +463,32 @@ class INetworkDefinition(Guarded):
     def add_constant(self, shape: Iterable[int], weights: Union[Weights, Any]) -> IConstantLayer:
         """Add a constant with a copy of the weights: a ``Weights``, an array or a tensor."""
         return IConstantLayer(self._network, self._network.add_constant(dims_of(shape), elements_of(weights)))
+
+    def add_elementwise(self, input1: ITensor, input2: ITensor, op: ElementWiseOperation) -> IElementWiseLayer:
+        """Add an operation on two tensors of as many dimensions. A dimension of 1 fits every other."""
+        number = int(ElementWiseOperation(op))
+        layer = self._network.add_elementwise(_id_of(input1, "input1"), _id_of(input2, "input2"), number)
+        return IElementWiseLayer(self._network, layer)
+
+    def add_concatenation(self, inputs: Sequence[ITensor]) -> IConcatenationLayer:
+        """Put tensors one after the other, along ``axis`` of the layer.
+
+        That is at first, as TensorRT has it, the third dimension from the end, or the first one.
+        """
+        tensors = [_id_of(tensor, "an input") for tensor in inputs]
+        axis = max(len(inputs[0].shape) - 3, 0) if inputs else 0
+        return IConcatenationLayer(self._network, self._network.add_concatenation(tensors, axis))
+
+    def add_slice(
+        self, input: ITensor, start: Iterable[int], shape: Iterable[int], stride: Iterable[int]
+    ) -> ISliceLayer:
+        """Add a part of a tensor: from ``start`` on, each ``stride``-th element, ``shape`` of them."""
+        dims = (dims_of(start), dims_of(shape), dims_of(stride))
+        return ISliceLayer(self._network, self._network.add_slice(_id_of(input, "input"), *dims))
+
+    def add_identity(self, input: ITensor) -> IIdentityLayer:
+        """Add a copy of a tensor. It has the same type: ``add_cast`` converts."""
+        return IIdentityLayer(self._network, self._network.add_identity(_id_of(input, "input")))
 
     def add_plugin(self, inputs: Sequence[ITensor], plugin: Plugin, name: str = "") -> IPluginLayer:
         """Add a layer that the program writes; see ``Plugin``. TensorRT has ``add_plugin_v3``."""

@@ -1,6 +1,6 @@
 //! Layers and their attributes.
 
-use distcollective::network::{self, LayerBody};
+use distcollective::network::{self, ElementWiseOperation, LayerBody};
 use distcollective::{DataType, Error, ErrorKind, Groups, ReduceOperation};
 use pyo3::prelude::*;
 
@@ -85,6 +85,10 @@ impl Layer {
                 LayerBody::Shuffle(_) => "SHUFFLE",
                 LayerBody::Cast(_) => "CAST",
                 LayerBody::Constant(_) => "CONSTANT",
+                LayerBody::ElementWise(_) => "ELEMENTWISE",
+                LayerBody::Concatenation(_) => "CONCATENATION",
+                LayerBody::Slice(_) => "SLICE",
+                LayerBody::Identity(_) => "IDENTITY",
                 _ => "PLUGIN",
             })
         })
@@ -166,6 +170,57 @@ impl Layer {
             LayerBody::Cast(layer) => {
                 layer.set_to(to);
                 Ok(())
+            }
+            other => other_kind(other),
+        })
+    }
+
+    fn elementwise_operation(&self, py: Python<'_>) -> PyResult<i32> {
+        self.read(py, |layer| match layer.body() {
+            LayerBody::ElementWise(layer) => Ok(layer.operation().number()),
+            other => other_kind(other),
+        })
+    }
+
+    fn set_elementwise_operation(&self, py: Python<'_>, operation: i32) -> PyResult<()> {
+        self.change(py, |layer| match layer.body_mut() {
+            LayerBody::ElementWise(layer) => {
+                layer.set_operation(ElementWiseOperation::from_number(operation)?);
+                Ok(())
+            }
+            other => other_kind(other),
+        })
+    }
+
+    fn axis(&self, py: Python<'_>) -> PyResult<usize> {
+        self.read(py, |layer| match layer.body() {
+            LayerBody::Concatenation(layer) => Ok(layer.axis()),
+            other => other_kind(other),
+        })
+    }
+
+    fn set_axis(&self, py: Python<'_>, axis: usize) -> PyResult<()> {
+        self.change(py, |layer| match layer.body_mut() {
+            LayerBody::Concatenation(layer) => layer.set_axis(axis),
+            other => other_kind(other),
+        })
+    }
+
+    /// A Slice's start, size and stride.
+    fn slice(&self, py: Python<'_>) -> PyResult<[Vec<i64>; 3]> {
+        self.read(py, |layer| match layer.body() {
+            LayerBody::Slice(layer) => Ok([layer.start(), layer.size(), layer.stride()].map(<[i64]>::to_vec)),
+            other => other_kind(other),
+        })
+    }
+
+    fn set_slice(&self, py: Python<'_>, slice: [Vec<i64>; 3]) -> PyResult<()> {
+        let [start, size, stride] = slice;
+        self.change(py, |layer| match layer.body_mut() {
+            LayerBody::Slice(layer) => {
+                layer.set_start(&start)?;
+                layer.set_size(&size)?;
+                layer.set_stride(&stride)
             }
             other => other_kind(other),
         })

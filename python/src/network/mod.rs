@@ -6,7 +6,7 @@ mod layers;
 mod plugin;
 
 use distcollective::collective::GroupRank;
-use distcollective::network;
+use distcollective::network::{self, ElementWiseOperation};
 use distcollective::tensor::Dims;
 use distcollective::{
     Buffer, CollectiveOperation, DataType, DistCollectiveLayer, Error, Groups, ReduceOperation, Root,
@@ -104,6 +104,35 @@ impl Network {
 
     fn add_cast(&mut self, py: Python<'_>, input: TensorId, to: i32) -> PyResult<LayerId> {
         let output = self.network.add_cast(input.0, data_type(py, to)?);
+        self.layer_of(py, output)
+    }
+
+    fn add_elementwise(&mut self, py: Python<'_>, a: TensorId, b: TensorId, operation: i32) -> PyResult<LayerId> {
+        let operation = checked(py, ElementWiseOperation::from_number(operation))?;
+        let output = self.network.add_elementwise(a.0, b.0, operation);
+        self.layer_of(py, output)
+    }
+
+    fn add_concatenation(&mut self, py: Python<'_>, inputs: Vec<TensorId>, axis: usize) -> PyResult<LayerId> {
+        let inputs: Vec<network::TensorId> = inputs.iter().map(|input| input.0).collect();
+        let output = self.network.add_concatenation(&inputs, axis);
+        self.layer_of(py, output)
+    }
+
+    fn add_slice(
+        &mut self,
+        py: Python<'_>,
+        input: TensorId,
+        start: Vec<i64>,
+        size: Vec<i64>,
+        stride: Vec<i64>,
+    ) -> PyResult<LayerId> {
+        let output = self.network.add_slice(input.0, &start, &size, &stride);
+        self.layer_of(py, output)
+    }
+
+    fn add_identity(&mut self, py: Python<'_>, input: TensorId) -> PyResult<LayerId> {
+        let output = self.network.add_identity(input.0);
         self.layer_of(py, output)
     }
 
