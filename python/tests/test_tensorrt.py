@@ -147,6 +147,9 @@ def test_constants_have_the_elements_of_arrays(name):
 
 def test_weights_tell_their_size():
     weights = trt.Weights(np.zeros((2, 3), np.float16))
+    assert (weights.dtype, trt.Weights(trt.bfloat16).dtype) == (trt.float16, trt.bfloat16)
+    with pytest.raises(TypeError, match="float64 is no type of a network"):
+        trt.Weights(np.zeros(3)).dtype
     assert (len(weights), weights.size, weights.nbytes, weights.numpy().shape) == (6, 6, 12, (2, 3))
     assert (trt.Weights(trt.float32).size, trt.Weights(trt.float32, 0, 0).size) == (0, 0)
     with pytest.raises(ValueError, match="the address of weights is null, and count is 3"):
@@ -189,6 +192,8 @@ def test_groups_may_be_a_partition():
     output(network, layer.get_output(0), "y")
     (found,) = build(builder, network).inspect()["layers"]
     assert found["collective"]["groups"] == [[0, 2], [3, 1]] and found["collective"]["root_group_rank"] == 1
+    arrays = network.add_dist_collective(x, trt.CollectiveOperation.ALL_GATHER, groups=np.array([[0, 1], [2, 3]]))
+    assert arrays.groups == [[0, 1], [2, 3]]
     same = network.add_dist_collective(x, ALL_REDUCE, SUM, -1, np.array([0, 2], np.int64))
     assert same.groups == [[0, 2]]
     for groups, text in [

@@ -68,7 +68,9 @@ def test_ranks_run_on_numpy_torch_and_addresses():
         assert context.execute_v2([torch.full((2, 4), mine), z]) is True
         results.append(z.numpy())
         w = np.zeros((2, 4), np.float32)
-        assert context.set_tensor_address("x", x.ctypes.data) and context.set_tensor_address("y", w.ctypes.data)
+        assert context.set_tensor_address("x", np.int64(x.ctypes.data)) and context.set_tensor_address(
+            "y", w.ctypes.data
+        )
         context.execute_async_v3(stream_handle=0)
         results.append(w)
         results.append(context.run({"x": x})["y"])
@@ -227,6 +229,8 @@ def test_too_little_memory_is_refused_when_the_context_runs():
         context.run({"x": short})
     with pytest.raises(ValueError, match=r"y has the shape \[1, 4\]"):
         context.run({"x": fine}, {"y": short})
+    with pytest.raises(TypeError, match="x: it is a list, not a tensor"):
+        context.run({"x": [1.0]})
     with pytest.raises(ValueError, match="'x' is an input; give it in inputs"):
         context.run({"x": fine}, {"x": fine})
     with pytest.raises(distcollective.Error, match='"x"'):

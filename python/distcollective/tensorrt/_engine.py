@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from datetime import timedelta
+from numbers import Integral
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from .. import _core
@@ -196,6 +196,8 @@ class IExecutionContext(Guarded):
         self._shapes: Dict[str, List[int]] = {}
         #: Whether the context has all of them.
         self._has_shapes = True
+        #: Kept: a capsule may destroy its communicator at its end.
+        self._communicator: Any = None
 
     @property
     def engine(self) -> ICudaEngine:
@@ -232,12 +234,13 @@ class IExecutionContext(Guarded):
         if isinstance(communicator, ProcessGroup):
             self._context.set_communicator(communicator._live())
         elif type(communicator).__name__ == "PyCapsule":
-            self._context.set_nccl_communicator(communicator, timedelta(seconds=600))
+            self._context.set_nccl_communicator(communicator)
         else:
             raise TypeError(
                 f"communicator is a {type(communicator).__qualname__}; give a group of distcollective.distributed, "
                 "such as dist.group.WORLD after init_process_group, or a PyCapsule of an ncclComm_t"
             )
+        self._communicator = communicator
         return True
 
     def set_input_shape(self, name: str, shape: Iterable[int]) -> bool:
@@ -295,8 +298,8 @@ class IExecutionContext(Guarded):
         type, with elements one after the other. The context keeps it alive until another is set. It
         may be longer than needed. Memory at an address is the program's, and nothing is checked.
         """
-        if isinstance(memory, int):
-            self._context.set_address(name, memory)
+        if isinstance(memory, Integral):
+            self._context.set_address(name, int(memory))
         else:
             self._context.set_tensor(name, memory)
         return True
@@ -323,13 +326,18 @@ class IExecutionContext(Guarded):
         return True
 
     def execute_v2(self, bindings: Sequence[Any]) -> bool:
-        """Run on this memory: a tensor or an address for each input, then for each output."""
+        """Run on this memory: a tensor or an address for each input, then for each output.
+
+        On GPUs too, the run has ended when this returns.
+        """
         names = list(self._engine)
         if len(bindings) != len(names):
             raise ArgumentError(f"bindings has {len(bindings)} elements, and the engine's tensors are {names}")
         for name, memory in zip(names, bindings):
             self.set_tensor_address(name, memory)
-        return self.execute_async_v3(0)
+        self._set_shapes()
+        self._context.execute(None)
+        return True
 
     def run(self, inputs: Mapping[str, Any], outputs: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Run on tensors by their names, and give the outputs by their names.
@@ -342,7 +350,7 @@ class IExecutionContext(Guarded):
         """
         for name, tensor in inputs.items():
             if self._is_dynamic_input(name):
-                self.set_input_shape(name, tensor.shape)
+                self.set_input_shape(name, _shape_of(name, tensor))
             else:
                 _check_shape(name, tensor, self._engine.get_tensor_shape(name))
         self._set_shapes()
@@ -362,7 +370,14 @@ class IExecutionContext(Guarded):
         return results
 
 
+def _shape_of(name: str, tensor: Any) -> List[int]:
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        raise TypeError(f"{name}: it is a {type(tensor).__qualname__}, not a tensor; give an array of numpy")
+    return [int(length) for length in shape]
+
+
 def _check_shape(name: str, tensor: Any, expected: Sequence[int]) -> None:
-    shape = [int(length) for length in getattr(tensor, "shape", ())]
+    shape = _shape_of(name, tensor)
     if shape != list(expected):
         raise ArgumentError(f"{name} has the shape {shape}, and the engine has {list(expected)} there")

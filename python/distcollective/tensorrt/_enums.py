@@ -68,6 +68,11 @@ _ML_DTYPES = {
 }
 
 
+def name_of(dtype: DataType) -> str:
+    """The name of a type in numpy, ml_dtypes and torch."""
+    return {**_NUMPY, **_ML_DTYPES}[dtype]
+
+
 def nptype(trt_type: DataType) -> Any:
     """numpy's type for a type of TensorRT. Those that numpy lacks are those of ``ml_dtypes``.
 

@@ -1,5 +1,6 @@
 """The description of a network."""
 
+from numbers import Integral
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Type, Union
 
 from .. import _core
@@ -439,7 +440,7 @@ class INetworkDefinition(Guarded):
         collective by itself, and ``root`` is a number within each group.
         """
         given: List[Any] = [] if groups is None else list(groups)
-        is_partition = any(not hasattr(group, "__index__") for group in given)
+        is_partition = any(not isinstance(group, Integral) for group in given)
         group_size = None
         if is_partition:
             sizes = {len(group) for group in given}

@@ -5,7 +5,7 @@ import importlib
 from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from ..errors import ArgumentError
-from ._enums import DataType, nptype
+from ._enums import DataType, name_of, nptype
 
 
 class Dims(Tuple[int, ...]):
@@ -38,6 +38,15 @@ class Weights:
             self._array = importlib.import_module("numpy").empty(0, nptype(a))
         else:
             self._array = a
+
+    @property
+    def dtype(self) -> DataType:
+        """The type of the elements."""
+        name = str(self._array.dtype).rpartition(".")[2]
+        found = [dtype for dtype in DataType if name == name_of(dtype)]
+        if not found:
+            raise TypeError(f"{name} is no type of a network; these are: {', '.join(map(name_of, DataType))}")
+        return found[0]
 
     @property
     def size(self) -> int:

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
+use distcollective::comm::timeout_or;
 use distcollective::context::Bindings;
 use distcollective::engine::IoMode;
 use distcollective::tensor::{Dims, MemorySpace, Shape, TensorView, TensorViewMut};
@@ -16,6 +17,9 @@ use super::{checked, known_type};
 use crate::communicator;
 use crate::errors::{call, exception};
 use crate::tensor::{Access, Tensor};
+
+/// How long ranks of a communicator of NCCL wait for each other, unless `DCL_TIMEOUT` says it.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What an engine needs to run.
 #[pyclass(frozen, module = "distcollective._core")]
@@ -55,9 +59,10 @@ unsafe impl Send for Place {}
 impl Place {
     /// # Safety
     ///
-    /// Until the buffer is dropped, only it uses the memory.
+    /// Until the buffer is dropped, only the library uses the memory.
     unsafe fn buffer(&self) -> Result<Buffer, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. Where the library allows it, an input and an output are the
+        // same memory: it goes there by addresses.
         let buffer =
             unsafe { Buffer::from_raw_borrowed(self.space, self.address, self.data_type, self.shape.to_dims()) };
         buffer.map_err(|error| error.about(|| format!("tensor {:?}", self.name)))
@@ -180,7 +185,7 @@ impl Context {
     }
 
     /// Sets a communicator of NCCL, which a capsule of any name points to.
-    fn set_nccl_communicator(&self, py: Python<'_>, capsule: &Bound<'_, PyCapsule>, timeout: Duration) -> PyResult<()> {
+    fn set_nccl_communicator(&self, py: Python<'_>, capsule: &Bound<'_, PyCapsule>) -> PyResult<()> {
         let name = capsule.name()?;
         // SAFETY: the name is compared with itself, and lives as long as the capsule.
         let pointer = capsule.pointer_checked(name.map(|name| unsafe { name.as_cstr() }))?;
@@ -190,7 +195,7 @@ impl Context {
             let pointer: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: the program says that it is a communicator of NCCL, and keeps it as long as
             // the context, as with TensorRT.
-            let communicator = unsafe { Communicator::from_raw_nccl(pointer, timeout)? };
+            let communicator = unsafe { Communicator::from_raw_nccl(pointer, timeout_or(TIMEOUT)?)? };
             context.set_communicator(&communicator)
         })
     }
@@ -263,8 +268,8 @@ impl Context {
         })
     }
 
-    /// Runs on the memory that is set. On GPUs that is enqueued on the CUDA stream.
-    fn execute(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+    /// Runs on the memory that is set. On GPUs that is enqueued on the CUDA stream, if there is one.
+    fn execute(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         let mut state = self.state(py)?;
         let State { context, set } = &*state;
         let space = state.space();
@@ -278,10 +283,10 @@ impl Context {
             return Err(exception(py, &error));
         }
         let state = &mut *state;
-        call(py, move || match space {
+        call(py, move || match (space, stream) {
             // SAFETY: the tensors are kept while they are set, and the program keeps the memory of
             // addresses and the stream until the run has ended.
-            MemorySpace::Cuda(ordinal) => unsafe { state.enqueue(&places, stream, ordinal) },
+            (MemorySpace::Cuda(ordinal), Some(stream)) => unsafe { state.enqueue(&places, stream, ordinal) },
             // SAFETY: as above; the state is locked until the end.
             _ => unsafe { state.run(&places) },
         })

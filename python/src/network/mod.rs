@@ -193,10 +193,10 @@ impl Network {
     }
 
     /// Builds an engine of the network with these profiles.
-    fn build(&self, py: Python<'_>, profiles: Vec<Profile>) -> PyResult<Engine> {
-        // The network itself stays without profiles: TensorRT has them in the configuration.
-        let mut network = self.network.clone();
-        let engine = call(py, move || {
+    fn build(slf: &Bound<'_, Self>, profiles: Vec<Profile>) -> PyResult<Engine> {
+        // The network itself stays without profiles, which TensorRT has in the configuration.
+        let mut network = slf.try_borrow()?.network.clone();
+        let engine = call(slf.py(), move || {
             for shapes in profiles {
                 let profile = network.add_optimization_profile()?;
                 for (name, points) in shapes {
