@@ -268,7 +268,7 @@ impl Context {
         })
     }
 
-    /// Runs on the memory that is set. On GPUs that is enqueued on the CUDA stream, if there is one.
+    /// Runs on the memory that is set: on GPUs on the CUDA stream, if one is given, without a wait.
     fn execute(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         let mut state = self.state(py)?;
         let State { context, set } = &*state;
