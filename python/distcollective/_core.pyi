@@ -180,7 +180,6 @@ class Layer:
         """Start, size and stride."""
 
     def set_slice(self, slice: Sequence[Sequence[int]]) -> None: ...
-    def set_constant(self, dims: Sequence[int], weights: Any) -> None: ...
 
 @final
 class Engine:

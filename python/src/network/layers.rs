@@ -4,7 +4,7 @@ use distcollective::network::{self, ElementWiseOperation, LayerBody};
 use distcollective::{DataType, Error, ErrorKind, Groups, ReduceOperation};
 use pyo3::prelude::*;
 
-use super::{LayerId, Network, TensorId, checked, constant, data_type};
+use super::{LayerId, Network, TensorId, checked, data_type};
 
 /// A layer of a network.
 #[pyclass(frozen, module = "distcollective._core")]
@@ -221,17 +221,6 @@ impl Layer {
                 layer.set_start(&start)?;
                 layer.set_size(&size)?;
                 layer.set_stride(&stride)
-            }
-            other => other_kind(other),
-        })
-    }
-
-    fn set_constant(&self, py: Python<'_>, dims: Vec<i64>, weights: &Bound<'_, PyAny>) -> PyResult<()> {
-        let value = constant(py, &dims, weights)?;
-        self.change(py, |layer| match layer.body_mut() {
-            LayerBody::Constant(layer) => {
-                layer.set_value(value);
-                Ok(())
             }
             other => other_kind(other),
         })
