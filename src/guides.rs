@@ -13,6 +13,7 @@ guide!(Laptop, "../docs/src/laptop.md");
 guide!(Launchers, "../docs/src/launchers.md");
 guide!(Torch, "../docs/src/torch.md");
 guide!(Python, "../docs/src/python.md");
+guide!(TensorRt, "../docs/src/tensorrt.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
 guide!(Plugins, "../docs/src/plugins.md");

@@ -24,6 +24,11 @@ impl Communicator {
     pub(super) fn new(communicator: distcollective::Communicator) -> Self {
         Communicator { communicator }
     }
+
+    /// The library's communicator.
+    pub(super) fn library(&self) -> &distcollective::Communicator {
+        &self.communicator
+    }
 }
 
 /// An argument and its name.

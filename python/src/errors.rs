@@ -1,5 +1,7 @@
 //! The library's errors as Python's exceptions, which `distcollective/errors.py` defines.
 
+use std::error::Error as _;
+
 use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -43,5 +45,9 @@ fn new_exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyA
     };
     let exception = class.import(py, "distcollective.errors", name)?.call1((error.to_string(),))?;
     exception.setattr("kind", format!("{:?}", error.kind()))?;
+    // What a plugin raised.
+    if let Some(cause) = error.source().and_then(|source| source.downcast_ref::<PyErr>()) {
+        exception.setattr("__cause__", cause.value(py))?;
+    }
     Ok(exception)
 }

@@ -38,3 +38,8 @@ pub(super) fn install(py: Python<'_>) -> PyResult<()> {
 pub(super) fn check_raised() -> PyResult<()> {
     RAISED.take().map_or(Ok(()), Err)
 }
+
+/// Has the call of the library on this thread raise an exception, which is not an error of its own.
+pub(super) fn raise_after_call(raised: PyErr) {
+    RAISED.set(Some(raised));
+}

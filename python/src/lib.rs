@@ -7,6 +7,7 @@ mod element;
 mod environment;
 mod errors;
 mod interrupt;
+mod network;
 mod strided;
 mod tensor;
 mod tensor_dict;
@@ -40,6 +41,8 @@ mod _core {
     use super::communicator::Communicator;
     #[pymodule_export]
     use super::environment::{Environment, initialize};
+    #[pymodule_export]
+    use super::network::{Context, Engine, Layer, LayerId, Network, TensorId};
     #[pymodule_export]
     use super::work::Work;
 }

@@ -12,7 +12,7 @@ from ranks import DEADLINE
 import distcollective._core
 
 ROOT = Path(__file__).resolve().parents[2]
-README, GUIDE = ROOT / "README.md", ROOT / "docs" / "src" / "python.md"
+README, GUIDES = ROOT / "README.md", [ROOT / "docs" / "src" / name for name in ("python.md", "tensorrt.md")]
 
 
 def test_the_extension_exports_its_initialization_alone():
@@ -23,7 +23,7 @@ def test_the_extension_exports_its_initialization_alone():
 
 def programs():
     packages_readme = ROOT / "python" / "README.md"
-    for path in [GUIDE, packages_readme]:
+    for path in [*GUIDES, packages_readme]:
         for number, program in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)):
             yield pytest.param(program, id=f"{path.relative_to(ROOT)} {number}")
 

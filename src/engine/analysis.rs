@@ -158,7 +158,7 @@ fn too_long(what: &str, name: &str, most: usize) -> Error {
 }
 
 /// The layers, each after those it depends on, and otherwise in the order of their addition.
-fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
+pub(super) fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
     let ids: Vec<LayerId> = (0..network.layers.len()).map(|index| LayerId::new(network.number, index)).collect();
     let layer_inputs = |id: &LayerId| {
         let computed = |input: &TensorId| matches!(network.tensors[input.index()].source, Source::Layer { .. });
@@ -227,7 +227,7 @@ fn check_uses(network: &Network, mistakes: &mut Vec<Error>) {
     }
 }
 
-fn resolve_collectives(network: &Network, mistakes: &mut Vec<Error>) -> Vec<Option<ResolvedLayer>> {
+pub(super) fn resolve_collectives(network: &Network, mistakes: &mut Vec<Error>) -> Vec<Option<ResolvedLayer>> {
     let resolve = |layer: &Layer| match &layer.body {
         LayerBody::DistCollective(layer) => layer.resolve().map_err(|errors| mistakes.extend(errors)).ok(),
         _ => None,

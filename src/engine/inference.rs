@@ -23,11 +23,11 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    fn of(shape: &Shape) -> Self {
+    pub(super) fn of(shape: &Shape) -> Self {
         Extent { min: *shape, max: *shape, element_count: shape.element_count() }
     }
 
-    fn include(&mut self, shape: &Shape) {
+    pub(super) fn include(&mut self, shape: &Shape) {
         self.min = self.min.zip_with(shape, usize::min);
         self.max = self.max.zip_with(shape, usize::max);
         self.element_count = self.element_count.max(shape.element_count());

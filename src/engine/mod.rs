@@ -1,6 +1,7 @@
 //! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
+mod dims;
 mod inference;
 mod inspect;
 mod memory;

@@ -11,6 +11,7 @@ mod conformance;
 mod exports;
 mod header;
 mod programs;
+mod python_plans;
 
 #[path = "../../../tests/suite/cases.rs"]
 #[allow(dead_code, reason = "the suite uses more of it")]

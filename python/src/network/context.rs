@@ -1,0 +1,325 @@
+//! Execution contexts.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use distcollective::comm::timeout_or;
+use distcollective::context::Bindings;
+use distcollective::engine::IoMode;
+use distcollective::tensor::{Dims, MemorySpace, Shape, TensorView, TensorViewMut};
+use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, ExecutionContext, Stream};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use super::{checked, known_type};
+use crate::communicator;
+use crate::errors::{call, exception};
+use crate::tensor::{Access, Tensor};
+
+/// How long ranks of a communicator of NCCL wait for each other, unless `DCL_TIMEOUT` says it.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What an engine needs to run.
+#[pyclass(frozen, module = "distcollective._core")]
+pub(crate) struct Context {
+    /// Held by a thread that executes, without the interpreter. So a thread with the interpreter
+    /// only tries to lock it.
+    state: Mutex<State>,
+}
+
+struct State {
+    context: ExecutionContext,
+    /// What is set for each input and output, in the engine's order.
+    set: Vec<Option<Memory>>,
+}
+
+/// The memory of an input or output.
+enum Memory {
+    /// A tensor of Python, which lives as long as this.
+    Tensor(Tensor),
+    /// An address of the program's, in the memory where the context runs.
+    Address(usize),
+}
+
+/// The memory of an input or output in a run.
+struct Place {
+    name: String,
+    mode: IoMode,
+    data_type: DataType,
+    shape: Shape,
+    space: MemorySpace,
+    address: *mut u8,
+}
+
+// SAFETY: the address is used while the tensor that it belongs to is kept.
+unsafe impl Send for Place {}
+
+impl Place {
+    /// # Safety
+    ///
+    /// Until the buffer is dropped, only the library uses the memory.
+    unsafe fn buffer(&self) -> Result<Buffer, Error> {
+        // SAFETY: the caller's promise. Where the library allows it, an input and an output are the
+        // same memory: it goes there by addresses.
+        let buffer =
+            unsafe { Buffer::from_raw_borrowed(self.space, self.address, self.data_type, self.shape.to_dims()) };
+        buffer.map_err(|error| error.about(|| format!("tensor {:?}", self.name)))
+    }
+}
+
+impl Memory {
+    /// The memory for a tensor of this shape.
+    fn place(&self, context: &ExecutionContext, index: usize, space: MemorySpace) -> Result<Place, Error> {
+        let io = &context.io_tensors()[index];
+        let shape = context.tensor_shape(&io.name)?;
+        let (address, space) = match self {
+            Memory::Address(address) => (std::ptr::with_exposed_provenance_mut(*address), space),
+            // Memory that is longer than the tensor stays set while shapes change.
+            Memory::Tensor(tensor) if tensor.element_count() < shape.element_count() => {
+                let (given, needed) = (tensor.element_count(), shape.element_count());
+                let text = format!("it has {given} elements, and the shape {shape} has {needed}");
+                return Err(Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", io.name)));
+            }
+            Memory::Tensor(tensor) => (tensor.address(), MemorySpace::Host),
+        };
+        Ok(Place { name: io.name.clone(), mode: io.mode, data_type: io.data_type, shape, space, address })
+    }
+}
+
+impl State {
+    fn index(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
+        let io = checked(py, self.context.io_tensor(name))?;
+        let found = self.context.io_tensors().iter().position(|other| other.name == io.name);
+        Ok(found.unwrap_or_default())
+    }
+
+    /// The tensor of an argument, which fits an input or output.
+    fn tensor(&self, index: usize, object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+        let io = &self.context.io_tensors()[index];
+        let access = if io.mode == IoMode::Input { Access::Read } else { Access::Write };
+        let tensor = Tensor::of(object, &io.name, access)?;
+        let data_type = known_type(&tensor, &io.name)?;
+        if data_type != io.data_type {
+            let text = format!("{}: it is of {data_type}, and the engine has {} there", io.name, io.data_type);
+            return Err(PyTypeError::new_err(text));
+        }
+        Ok(tensor)
+    }
+
+    /// Where the context runs.
+    fn space(&self) -> MemorySpace {
+        self.context.communicator().map_or(MemorySpace::Host, Communicator::space)
+    }
+
+    /// Runs on this memory, and waits for the end.
+    ///
+    /// # Safety
+    ///
+    /// During the call only the library uses the memory.
+    unsafe fn run(&mut self, places: &[Place]) -> Result<(), Error> {
+        // SAFETY: the caller's promise. The buffers end with this function.
+        let buffers = places.iter().map(|place| unsafe { place.buffer() });
+        let mut buffers = buffers.collect::<Result<Vec<Buffer>, Error>>()?;
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for (place, buffer) in places.iter().zip(&mut buffers) {
+            match place.mode {
+                IoMode::Input => inputs.push((&*place.name, Ok(TensorView::from(&*buffer)))),
+                IoMode::Output => outputs.push((&*place.name, Ok(TensorViewMut::from(buffer)))),
+            }
+        }
+        self.context.execute(inputs, outputs)
+    }
+
+    /// Enqueues a run on a CUDA stream of the program, and does not wait for its end.
+    ///
+    /// # Safety
+    ///
+    /// - The stream is one of the GPU's primary context.
+    /// - Until the run has ended, the stream exists, and only the library uses the memory.
+    unsafe fn enqueue(&mut self, places: &[Place], stream: usize, ordinal: u32) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::from_raw_cuda(std::ptr::with_exposed_provenance_mut(stream), ordinal)? };
+        let mut bindings: Bindings = self.context.create_bindings();
+        for place in places {
+            // SAFETY: the caller's promise. The work keeps the buffer until it has ended.
+            let buffer = unsafe { place.buffer()? };
+            match place.mode {
+                IoMode::Input => bindings.bind_input(&place.name, buffer)?,
+                IoMode::Output => bindings.bind_output(&place.name, buffer)?,
+            }
+        }
+        // Dropped work goes on.
+        drop(self.context.enqueue(bindings, &stream)?);
+        Ok(())
+    }
+}
+
+impl Context {
+    pub(super) fn new(context: ExecutionContext) -> Self {
+        let set = context.io_tensors().iter().map(|_| None).collect();
+        Context { state: Mutex::new(State { context, set }) }
+    }
+
+    /// The state, unless another thread uses it.
+    fn state(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                let text = "another thread uses this execution context; give each thread a context of its own";
+                Err(exception(py, &Error::new(ErrorKind::NotReady, text)))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Context {
+    /// Sets the communicator of ranks of this package.
+    fn set_communicator(&self, py: Python<'_>, communicator: &Bound<'_, communicator::Communicator>) -> PyResult<()> {
+        let communicator = communicator.get().library();
+        let context = &mut self.state(py)?.context;
+        call(py, || context.set_communicator(communicator))
+    }
+
+    /// Sets a communicator of NCCL, which a capsule of any name points to.
+    fn set_nccl_communicator(&self, py: Python<'_>, capsule: &Bound<'_, PyCapsule>) -> PyResult<()> {
+        let name = capsule.name()?;
+        // SAFETY: the name is compared with itself, and lives as long as the capsule.
+        let pointer = capsule.pointer_checked(name.map(|name| unsafe { name.as_cstr() }))?;
+        let address = pointer.as_ptr().expose_provenance();
+        let context = &mut self.state(py)?.context;
+        call(py, || {
+            let pointer: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: the program says that it is a communicator of NCCL, and keeps it as long as
+            // the context, as with TensorRT.
+            let communicator = unsafe { Communicator::from_raw_nccl(pointer, timeout_or(TIMEOUT)?)? };
+            context.set_communicator(&communicator)
+        })
+    }
+
+    fn set_profile(&self, py: Python<'_>, profile: usize) -> PyResult<()> {
+        let context = &mut self.state(py)?.context;
+        call(py, || context.set_optimization_profile(profile))
+    }
+
+    fn profile(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.state(py)?.context.optimization_profile())
+    }
+
+    /// Sets the shapes of several inputs together.
+    fn set_input_shapes(&self, py: Python<'_>, shapes: Vec<(String, Vec<i64>)>) -> PyResult<()> {
+        let context = &mut self.state(py)?.context;
+        call(py, || {
+            let dims = shapes.iter().map(|(name, dims)| match Dims::new(dims) {
+                Ok(dims) => Ok((name.as_str(), dims)),
+                Err(error) => Err(error.about(|| format!("input {name:?}"))),
+            });
+            context.set_input_shapes(&dims.collect::<Result<Vec<_>, _>>()?)
+        })
+    }
+
+    /// The shape of an input or output. `None` if an input has no shape yet.
+    fn tensor_shape(&self, py: Python<'_>, name: &str) -> PyResult<Option<Vec<usize>>> {
+        match self.state(py)?.context.tensor_shape(name) {
+            Ok(shape) => Ok(Some(shape.as_slice().to_vec())),
+            Err(error) if error.kind() == ErrorKind::NotReady => Ok(None),
+            Err(error) => Err(exception(py, &error)),
+        }
+    }
+
+    /// Sets the memory of an input or output: a tensor, which is kept until another is set.
+    fn set_tensor(&self, py: Python<'_>, name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.state(py)?;
+        let index = state.index(py, name)?;
+        let tensor = state.tensor(index, object)?;
+        if !tensor.is_in_place() {
+            let text = "its elements do not lie one after the other, and an address is set; give a contiguous copy";
+            return Err(PyValueError::new_err(format!("{name}: {text}")));
+        }
+        let before = state.set[index].replace(Memory::Tensor(tensor));
+        // Without the lock: a tensor's end may run code of the program.
+        drop(state);
+        drop(before);
+        Ok(())
+    }
+
+    /// Sets the memory of an input or output: an address of the program's; 0 is none.
+    fn set_address(&self, py: Python<'_>, name: &str, address: usize) -> PyResult<()> {
+        let mut state = self.state(py)?;
+        let index = state.index(py, name)?;
+        let memory = (address != 0).then_some(Memory::Address(address));
+        let before = std::mem::replace(&mut state.set[index], memory);
+        drop(state);
+        drop(before);
+        Ok(())
+    }
+
+    /// The address that is set for an input or output; 0 is none.
+    fn address(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
+        let state = self.state(py)?;
+        let index = state.index(py, name)?;
+        Ok(match &state.set[index] {
+            None => 0,
+            Some(Memory::Address(address)) => *address,
+            Some(Memory::Tensor(tensor)) => tensor.address().expose_provenance(),
+        })
+    }
+
+    /// Runs on the memory that is set: on GPUs on the CUDA stream, if one is given, without a wait.
+    fn execute(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
+        let mut state = self.state(py)?;
+        let State { context, set } = &*state;
+        let space = state.space();
+        let set = set.iter().enumerate().filter_map(|(index, memory)| Some((index, memory.as_ref()?)));
+        let places = set.map(|(index, memory)| memory.place(context, index, space)).collect::<Result<Vec<_>, _>>();
+        let places = checked(py, places)?;
+        if let (MemorySpace::Cuda(_), Some(place)) = (space, places.iter().find(|place| place.space != space)) {
+            let text =
+                "it is in the host's memory, and the communicator is one of GPUs; set the address of a copy on the GPU";
+            let error = Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", place.name));
+            return Err(exception(py, &error));
+        }
+        let state = &mut *state;
+        call(py, move || match (space, stream) {
+            // SAFETY: the tensors are kept while they are set, and the program keeps the memory of
+            // addresses and the stream until the run has ended.
+            (MemorySpace::Cuda(ordinal), Some(stream)) => unsafe { state.enqueue(&places, stream, ordinal) },
+            // SAFETY: as above; the state is locked until the end.
+            _ => unsafe { state.run(&places) },
+        })
+    }
+
+    /// Runs on these tensors, whatever is set, and waits for the end.
+    fn run(&self, py: Python<'_>, tensors: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<()> {
+        let mut state = self.state(py)?;
+        let mut kept = Vec::with_capacity(tensors.len());
+        let mut places = Vec::with_capacity(tensors.len());
+        for (name, object) in &tensors {
+            let index = state.index(py, name)?;
+            let memory = Memory::Tensor(state.tensor(index, object)?);
+            places.push(checked(py, memory.place(&state.context, index, MemorySpace::Host))?);
+            kept.push(memory);
+        }
+        let result = {
+            let state = &mut *state;
+            // SAFETY: the tensors are kept until the end.
+            call(py, move || unsafe { state.run(&places) })
+        };
+        drop(state);
+        if result.is_ok() {
+            kept.iter().for_each(Memory::write_back);
+        }
+        result
+    }
+}
+
+impl Memory {
+    fn write_back(&self) {
+        if let Memory::Tensor(tensor) = self {
+            tensor.write_back();
+        }
+    }
+}
