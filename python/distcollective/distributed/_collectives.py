@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence
 
 from .._core import Work
 from ..errors import ArgumentError
-from ._groups import Group, ProcessGroup, check_none, member
+from ._groups import Group, ProcessGroup, member
 
 
 class ReduceOp(enum.IntEnum):
@@ -70,7 +70,7 @@ def scatter(
         return None
     root = found._group_rank(src, "src")
     tensors = _list_of_root("scatter_list", scatter_list, "src", root, found)
-    return found._live().scatter(tensor, tensors, root, async_op)
+    return found._live().call_on_list("scatter", tensor, tensors, root, async_op)
 
 
 def gather(
@@ -86,13 +86,15 @@ def gather(
         return None
     root = found._group_rank(dst, "dst")
     tensors = _list_of_root("gather_list", gather_list, "dst", root, found)
-    return found._live().gather(tensor, tensors, root, async_op)
+    return found._live().call_on_list("gather", tensor, tensors, root, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False) -> Optional[Work]:
     """Give every rank the tensor of each rank, in its list."""
     found = member(group, "all_gather")
-    return None if found is None else found._live().all_gather(list(tensor_list), tensor, async_op)
+    if found is None:
+        return None
+    return found._live().call_on_list("all_gather", tensor, list(tensor_list), 0, async_op)
 
 
 def all_gather_into_tensor(
@@ -148,10 +150,18 @@ def all_to_all_single(
 
 
 def barrier(group: Group = None, async_op: bool = False, device_ids: Optional[List[int]] = None) -> Optional[Work]:
-    """Wait until every rank of the group has come. ``device_ids`` is None."""
-    check_none("device_ids", device_ids, "it is for GPUs, which this package does not have yet")
+    """Wait until every rank of the group has come.
+
+    ``device_ids`` is None, or with "nccl" a list with the number of the group's GPU.
+    """
     found = member(group, "barrier")
-    return None if found is None else found._live().barrier(async_op)
+    if found is None:
+        return None
+    communicator = found._live()
+    if device_ids is not None and list(device_ids) != [communicator.gpu]:
+        gpu = "is on no GPU" if communicator.gpu is None else f"is on GPU {communicator.gpu}"
+        raise ArgumentError(f"device_ids is {device_ids!r}, and the group {gpu}; leave it None")
+    return communicator.barrier(async_op)
 
 
 def monitored_barrier(group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
