@@ -63,8 +63,11 @@ class Communicator:
     ) -> Optional[Work]:
         """ "all_gather", "gather" or "scatter" with a tensor for each rank."""
 
-    def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]]) -> Work:
-        """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag."""
+    def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]], async_op: bool = True) -> Work:
+        """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag.
+
+        Without ``async_op`` the work has ended when this returns.
+        """
 
     def broadcast_tensor_dict(
         self, entries: Sequence[Tuple[str, Any, Sequence[int]]], options: Mapping[str, Any]

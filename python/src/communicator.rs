@@ -443,7 +443,8 @@ impl Communicator {
         self.with_list(collective, ("tensor", tensor), (list_name, tensors), async_op)
     }
 
-    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>) -> PyResult<Work> {
+    #[pyo3(signature = (messages, async_op = true))]
+    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>, async_op: bool) -> PyResult<Work> {
         let mut tensors = Vec::with_capacity(messages.len());
         let mut raw = Vec::with_capacity(messages.len());
         for (is_send, object, peer, tag) in messages {
@@ -462,7 +463,11 @@ impl Communicator {
         let raw = RawMessages(raw);
         // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
         let pending = call(py, || unsafe { raw.enqueue(&self.communicator) })?;
-        Ok(Work::new(pending, tensors))
+        let work = Work::new(pending, tensors);
+        if !async_op {
+            self.finish(py, &work)?;
+        }
+        Ok(work)
     }
 
     fn broadcast_tensor_dict(

@@ -61,10 +61,7 @@ impl GpuBytes {
 }
 
 /// The tensors of a dictionary, and their names and shapes.
-pub(super) fn tensors_of(
-    entries: Vec<Entry<'_>>,
-    space: MemorySpace,
-) -> PyResult<(Vec<tensor::Tensor>, Vec<Label>)> {
+pub(super) fn tensors_of(entries: Vec<Entry<'_>>, space: MemorySpace) -> PyResult<(Vec<tensor::Tensor>, Vec<Label>)> {
     let tensors = entries.into_iter().map(|(name, object, shape)| {
         let tensor = tensor::Tensor::of(&object, &name, Access::Read, space)?;
         Ok((tensor, (name, shape)))

@@ -181,6 +181,7 @@ impl Work {
     /// Waits until the work has ended.
     pub(super) fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
         self.check_process(py)?;
+        interrupt::check_may_wait(py)?;
         interrupt::check_raised()?;
         let left = || deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         loop {

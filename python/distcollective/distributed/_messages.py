@@ -30,9 +30,9 @@ def irecv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int 
 
 def send(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> None:
     """Send the tensor to global rank ``dst``. It may be changed when this returns."""
-    work = isend(tensor, dst, group, tag)
-    if work is not None:
-        work.wait()
+    found = member(group, "send")
+    if found is not None:
+        found._live().messages([_message(found, True, tensor, dst, tag)], async_op=False)
 
 
 def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> int:
@@ -40,8 +40,7 @@ def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int =
     found = member(group, "recv")
     if found is None:
         return -1
-    work = found._live().messages([_message(found, False, tensor, src, tag)])
-    work.wait()
+    work = found._live().messages([_message(found, False, tensor, src, tag)], async_op=False)
     (source,) = work.sources()
     return -1 if source is None else found._ranks[source]
 

@@ -10,6 +10,9 @@ from ._groups import known_backend, thread_is_rank, without_gpus
 
 Result = TypeVar("Result")
 
+#: How often the main thread looks for signals, in seconds.
+_INTERVAL = 0.1
+
 
 def run_threads(
     world_size: int,
@@ -56,7 +59,9 @@ def run_threads(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            # A signal may have come to another thread, which does not wake this one.
+            while thread.is_alive():
+                thread.join(_INTERVAL)
     except BaseException as error:
         # Ctrl-C, which reaches the main thread alone.
         for communicator in communicators:
