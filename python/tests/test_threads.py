@@ -74,6 +74,7 @@ def test_ctrl_c_ends_the_ranks():
     told = []
 
     def on_each_rank():
+        dist.barrier()
         if dist.get_rank() == 0:
             os.kill(os.getpid(), signal.SIGINT)
             dist.recv(np.zeros(1, np.float32), 1)
