@@ -46,6 +46,9 @@ pub(super) struct Options {
     host: Option<String>,
     #[pyo3(default)]
     port: Option<u16>,
+    /// The number of this rank's GPU.
+    #[pyo3(default)]
+    device: Option<u32>,
     #[pyo3(default)]
     seed: Option<u64>,
     #[pyo3(default)]
@@ -57,7 +60,8 @@ pub(super) struct Options {
 /// Finds the other ranks.
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
-    let Options { called_at, backend, launcher, rank, world_size, host, port, seed, timeout, verbose } = options;
+    let Options { called_at, backend, launcher, rank, world_size, host, port, device, seed, timeout, verbose } =
+        options;
     let backend = backend_kind(backend.as_deref().unwrap_or("gloo"))?;
     let builder = distcollective::Environment::builder().backend(backend);
     let mut builder = builder.called_at(called_at).verbose(verbose);
@@ -78,6 +82,9 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
     }
     if let Some(port) = port {
         builder = builder.port(port);
+    }
+    if let Some(device) = device {
+        builder = builder.device(device);
     }
     if let Some(seed) = seed {
         builder = builder.seed(seed);

@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 
-use distcollective::{Error, ErrorKind};
 use distcollective::interrupt::set_interrupt_hook;
+use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use super::errors::exception;
@@ -49,7 +49,8 @@ pub(super) fn check_may_wait(py: Python<'_>) -> PyResult<()> {
     if !IN_HANDLER.get() {
         return Ok(());
     }
-    let text = "a signal handler that runs inside a wait of this package cannot wait for work; let it set a flag instead";
+    let text =
+        "a signal handler that runs inside a wait of this package cannot wait for work; let it set a flag instead";
     Err(exception(py, &Error::new(ErrorKind::InvalidArgument, text)))
 }
 

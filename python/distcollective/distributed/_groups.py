@@ -62,6 +62,18 @@ class ProcessGroup:
                 f"{name} is global rank {rank}, which is not in the group of ranks {self._ranks}"
             ) from None
 
+    def _peer(self, name: str, rank: Optional[int], group_rank: Optional[int]) -> int:
+        """The number in the group of a rank that is given by its global rank or by that number."""
+        if group_rank is None:
+            if rank is None:
+                raise ArgumentError(f"{name} is missing; give {name}, a global rank, or group_{name}")
+            return self._group_rank(rank, name)
+        if rank is not None:
+            raise ArgumentError(f"{name} is {rank} and group_{name} is {group_rank}; give one of them")
+        if not 0 <= group_rank < self.size():
+            raise ArgumentError(f"group_{name} is {group_rank}, and the group has {self.size()} ranks")
+        return group_rank
+
     def __repr__(self) -> str:
         return f"ProcessGroup(ranks={self._ranks})"
 
@@ -215,6 +227,7 @@ def init_process_group(
     store: Optional[object] = None,
     group_name: str = "",
     pg_options: Optional[object] = None,
+    device_id: Optional[object] = None,
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
@@ -224,13 +237,16 @@ def init_process_group(
     ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
     call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
-    ``store``, ``group_name`` and ``pg_options`` keep their defaults.
+    ``device_id`` is another GPU for "nccl": its number, or a torch.device. ``store``,
+    ``group_name`` and ``pg_options`` keep their defaults.
     """
     options: Dict[str, Any] = {"timeout": timeout, "backend": known_backend(backend)}
     check_none("store", store, "ranks find each other by init_method, without a store of torch")
     check_none("pg_options", pg_options, "there are no options of a backend")
     if group_name:
         raise ArgumentError(f'group_name is {group_name!r}; the group of all ranks has no name; leave it ""')
+    if device_id is not None:
+        options["device"] = _gpu_of(device_id, options["backend"])
     if rank != -1:
         options["rank"] = rank
     if world_size != -1:
@@ -241,6 +257,17 @@ def init_process_group(
     elif url.scheme != "env":
         raise ArgumentError(f"init_method is {init_method!r}; this package has 'env://' and 'tcp://HOST:PORT'")
     begin(options)
+
+
+def _gpu_of(device_id: object, backend: str) -> int:
+    """The number of a GPU that is given by it or by a torch.device."""
+    index = getattr(device_id, "index", device_id)
+    is_gpu = getattr(device_id, "type", "cuda") == "cuda"
+    if backend != "nccl" or not is_gpu or not isinstance(index, int) or index < 0:
+        raise ArgumentError(
+            f'device_id is {device_id!r} and backend "{backend}"; it is the number of a GPU, with "nccl"'
+        )
+    return index
 
 
 def destroy_process_group(group: Group = None) -> None:
@@ -266,11 +293,20 @@ def new_group(
     timeout: Optional[timedelta] = None,
     backend: Optional[str] = None,
     pg_options: Optional[object] = None,
+    use_local_synchronization: bool = False,
+    group_desc: Optional[str] = None,
+    device_id: Optional[object] = None,
+    sort_ranks: bool = True,
 ) -> Union[ProcessGroup, _NonGroupMember]:
-    """Make a group of these ranks, sorted; of all ranks by default. Every rank calls it.
+    """Make a group of these ranks, sorted unless ``sort_ranks`` is False; of all by default.
 
-    A rank that is not in the group gets ``GroupMember.NON_GROUP_MEMBER``. ``pg_options`` is None.
+    Every rank calls it, so ``use_local_synchronization`` is False. A rank that is not in the group
+    gets ``GroupMember.NON_GROUP_MEMBER``. The group's GPUs are those of all ranks, so ``device_id``
+    is None. ``pg_options`` is None. ``group_desc`` is for the reader.
     """
+    if use_local_synchronization:
+        raise ArgumentError("use_local_synchronization is True; every rank calls new_group; leave it False")
+    check_none("device_id", device_id, "a group has the GPUs of the group of all ranks")
     check_none("pg_options", pg_options, "there are no options of a backend")
     all_ranks = world()
     communicator = all_ranks._live()
@@ -278,10 +314,10 @@ def new_group(
         raise ArgumentError(
             f'backend is "{backend}", and the group of all ranks has "{all_ranks.name()}"; leave it None'
         )
-    numbers = (
-        sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
-    )
-    made = communicator.new_group(range(all_ranks.size()) if numbers is None else numbers)
+    numbers = list(range(all_ranks.size()))
+    if ranks is not None:
+        numbers = [all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks]
+    made = communicator.new_group(sorted(numbers) if sort_ranks else numbers)
     if made is None:
         return GroupMember.NON_GROUP_MEMBER
     process_group = ProcessGroup(made if timeout is None else made.with_timeout(timeout))
