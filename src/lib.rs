@@ -136,6 +136,7 @@ mod issue_order;
 pub mod launch;
 mod layout;
 mod memory;
+mod moved_type;
 pub mod network;
 mod rank;
 mod shape;

@@ -50,7 +50,7 @@ impl CMessage {
             (false, _) => (None, Source::Rank(Rank(unsigned("src", peer)?))),
         };
         let (data_type, tag) = (data_type(self.data_type)?, unsigned("tag", self.tag)?);
-        Ok(RawMessage { address: buffer.address().cast(), data_type, element_count, dst, src, tag })
+        Ok(RawMessage { address: buffer.address().cast(), data_type: data_type.into(), element_count, dst, src, tag })
     }
 
     /// Sends or receives the message.

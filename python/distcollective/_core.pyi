@@ -1,18 +1,20 @@
 """The extension module: what ``distcollective.distributed`` is made of."""
 
 from datetime import timedelta
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, final
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, final
 
 __all__ = [
     "Communicator",
     "Context",
     "Engine",
     "Environment",
+    "GpuBytes",
     "Layer",
     "LayerId",
     "Network",
     "TensorId",
     "Work",
+    "in_process",
     "initialize",
 ]
 
@@ -48,6 +50,14 @@ class Communicator:
     @property
     def world_size(self) -> int: ...
     @property
+    def backend(self) -> str:
+        """ "gloo" or "nccl"."""
+
+    @property
+    def gpu(self) -> Optional[int]:
+        """The number of the GPU that tensors are on; None if they are in host memory."""
+
+    @property
     def timeout(self) -> timedelta: ...
     def with_timeout(self, timeout: timedelta) -> Communicator: ...
     def global_ranks(self) -> List[int]: ...
@@ -61,22 +71,30 @@ class Communicator:
     def all_gather_into(self, output: Any, input: Any, async_op: bool = False) -> Optional[Work]: ...
     def reduce_scatter(self, output: Any, input: Any, op: int, async_op: bool = False) -> Optional[Work]: ...
     def all_to_all(self, output: Any, input: Any, async_op: bool = False) -> Optional[Work]: ...
-    def all_gather(self, tensors: Sequence[Any], tensor: Any, async_op: bool = False) -> Optional[Work]: ...
-    def gather(
-        self, tensor: Any, tensors: Optional[Sequence[Any]], root: int, async_op: bool = False
-    ) -> Optional[Work]: ...
-    def scatter(
-        self, tensor: Any, tensors: Optional[Sequence[Any]], root: int, async_op: bool = False
-    ) -> Optional[Work]: ...
-    def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]]) -> Work:
-        """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag."""
+    def call_on_list(
+        self, operation: str, tensor: Any, tensors: Optional[Sequence[Any]], root: int, async_op: bool = False
+    ) -> Optional[Work]:
+        """ "all_gather", "gather" or "scatter" with a tensor for each rank."""
+
+    def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]], async_op: bool = True) -> Work:
+        """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag.
+
+        Without ``async_op`` the work has ended when this returns.
+        """
 
     def broadcast_tensor_dict(
-        self, entries: Sequence[Tuple[str, Any, Sequence[int]]], src: int
-    ) -> List[Tuple[str, str, List[int], bytearray]]:
+        self, entries: Sequence[Tuple[str, Any, Sequence[int]]], options: Mapping[str, Any]
+    ) -> List[Tuple[str, str, List[int], Union[bytearray, GpuBytes]]]:
         """Give every rank the tensors of ``src``: name, type, shape, bytes. None on ``src``."""
 
     def broadcast_bytes(self, data: bytes, root: int) -> bytes: ...
+
+@final
+class GpuBytes:
+    """Bytes in the memory of a GPU."""
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]: ...
 
 @final
 class Environment:
@@ -89,6 +107,9 @@ class Environment:
     @property
     def seed(self) -> int: ...
     def destroy(self) -> None: ...
+
+def in_process(world_size: int, backend: str, timeout: Optional[timedelta] = None) -> List[Communicator]:
+    """The communicators of ranks that are threads of this process."""
 
 def initialize(options: Mapping[str, Any]) -> Environment:
     """Find the other ranks. What the options leave out comes from the launcher's variables."""

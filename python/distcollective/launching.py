@@ -4,15 +4,17 @@ import random
 import sys
 from typing import Any, Dict
 
-from .distributed._groups import begin, check_backend
+from .distributed._groups import begin, known_backend
 
 #: ColossalAI's default.
 DEFAULT_SEED = 1024
 
 
 def _launch(backend: str, seed: int, options: Dict[str, Any]) -> None:
-    check_backend(backend)
-    environment = begin({**options, "seed": seed})
+    environment = begin({**options, "backend": known_backend(backend), "seed": seed})
+    gpu = environment.communicator.gpu
+    if gpu is not None and "torch" in sys.modules:
+        sys.modules["torch"].cuda.set_device(gpu)
     # Every rank has rank 0's seed.
     random.seed(environment.seed)
     if "numpy" in sys.modules:
@@ -32,7 +34,8 @@ def launch(
 ) -> None:
     """Make the group of all ranks, and give every rank the same seed. Every rank calls it.
 
-    The seed is rank 0's. It seeds ``random``, and numpy and torch if the program has imported
+    With ``backend="nccl"`` each rank has the GPU of its local rank, and torch's current device is
+    that GPU. The seed is rank 0's. It seeds ``random``, and numpy and torch if the program has imported
     them. With ``verbose``, rank 0 prints a line.
     """
     options = {"rank": rank, "world_size": world_size, "host": host, "port": port, "verbose": verbose}

@@ -2,25 +2,51 @@
 
 import importlib
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Union
 
-from .distributed._groups import Group, check_backend, member
+from . import _core
+from .distributed._groups import Group, known_backend, member
 from .errors import ArgumentError
+
+_Bytes = Union[bytearray, _core.GpuBytes]
 
 
 def broadcast_tensor_dict(
-    tensor_dict: Optional[Mapping[str, Any]], src: int = 0, group: Group = None
+    tensor_dict: Optional[Mapping[str, Any]],
+    src: int = 0,
+    device: Any = None,
+    group_name: str = "default",
+    backend: Optional[str] = None,
+    offload_to_cpu: bool = False,
+    pin_memory: bool = False,
+    group: Group = None,
 ) -> Dict[str, Any]:
     """Give every rank the dictionary of global rank ``src``. Every rank of the group calls it.
 
     The source gets its own tensors back, the others tensors of torch if the program has imported
-    torch, else arrays of numpy. What they give is ignored. Types of ml_dtypes need that package
-    on ranks without torch.
+    torch, else arrays of numpy; so is a type that torch does not have. What they give is ignored.
+    Types of ml_dtypes need that package on ranks whose torch does not have them.
+
+    What arrives is where the group's tensors are: on the CPU, with "nccl" on the rank's GPU.
+    ``device`` is another device of torch. ``offload_to_cpu`` puts it on the CPU, and
+    ``pin_memory`` into pinned memory of the CPU, whatever ``device`` is; the source's tensors stay
+    where they are. ``backend`` is the group's. ``group_name`` is "default": groups are those of
+    ``new_group``, given as ``group``.
     """
+    if group_name != "default":
+        raise ArgumentError(f"group_name is {group_name!r}; give a group of new_group as group instead")
+    wanted = None if backend is None else known_backend(backend)
     found = member(group, "broadcast_tensor_dict")
     if found is None:
         return {}
     communicator, root = found._live(), found._group_rank(src, "src")
+    if wanted not in (None, communicator.backend):
+        raise ArgumentError(
+            f'backend is "{backend}", and the group has another one; give backend="{communicator.backend}"'
+        )
+    with_torch = "torch" in sys.modules
+    if not with_torch and (pin_memory or (device is not None and str(device) != "cpu")):
+        raise ArgumentError(f"device is {device} and pin_memory {pin_memory}; that needs torch, so import it first")
     is_source = communicator.rank == root
     if is_source and tensor_dict is None:
         raise ArgumentError("tensor_dict is None, and this rank is the source")
@@ -28,24 +54,35 @@ def broadcast_tensor_dict(
     entries = [
         (name, tensor, [int(length) for length in getattr(tensor, "shape", ())]) for name, tensor in given.items()
     ]
-    arrived = communicator.broadcast_tensor_dict(entries, root)
+    on_host = offload_to_cpu or pin_memory or not with_torch
+    arrived = communicator.broadcast_tensor_dict(entries, {"src": root, "on_host": on_host})
     if is_source:
         return given
-    make = _torch_tensor if "torch" in sys.modules else _array
-    return {name: make(dtype, shape, data) for name, dtype, shape, data in arrived}
+    tensors: Dict[str, Any] = {}
+    for name, dtype, shape, data in arrived:
+        found = getattr(sys.modules["torch"], dtype, None) if with_torch else None
+        if found is None:
+            tensors[name] = _array(dtype, shape, data)
+            continue
+        tensor = _torch_tensor(found, shape, data)
+        if pin_memory:
+            tensor = tensor.pin_memory()
+        tensors[name] = tensor if device is None or on_host else tensor.to(device)
+    return tensors
 
 
-def _torch_tensor(dtype: str, shape: List[int], data: bytearray) -> Any:
+def _torch_tensor(dtype: Any, shape: List[int], data: _Bytes) -> Any:
     torch = sys.modules["torch"]
-    found = getattr(torch, dtype, None)
-    if found is None:
-        return _array(dtype, shape, data)
+    if isinstance(data, _core.GpuBytes):
+        return torch.as_tensor(data, device="cuda").view(dtype).reshape(shape)
     if not data:
-        return torch.empty(shape, dtype=found)
-    return torch.frombuffer(data, dtype=found).reshape(shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
-def _array(dtype: str, shape: List[int], data: bytearray) -> Any:
+def _array(dtype: str, shape: List[int], data: _Bytes) -> Any:
+    if isinstance(data, _core.GpuBytes):
+        raise ArgumentError(f"torch has no {dtype}, so it cannot be on a GPU; give offload_to_cpu=True")
     numpy = importlib.import_module("numpy")
     try:
         found = numpy.dtype(dtype)
@@ -63,16 +100,8 @@ def ray_broadcast_tensor_dict(
     offload_to_cpu: bool = False,
     pin_memory: bool = False,
 ) -> Dict[str, Any]:
-    """``broadcast_tensor_dict`` with ColossalAI's arguments, among all ranks.
+    """``broadcast_tensor_dict`` with ColossalAI's arguments and defaults, among all ranks.
 
-    ``backend`` is "gloo": its default, "nccl", needs GPUs, which this package does not have yet.
-    Tensors are on the CPU, so ``device`` is None or "cpu", and ``offload_to_cpu`` changes nothing.
+    ``backend`` is that of the group: on a machine without a GPU it is "gloo".
     """
-    check_backend(backend)
-    if device is not None and str(device) != "cpu":
-        raise ArgumentError(f'device is {device}; tensors arrive on the CPU, by device=None or device="cpu"')
-    if group_name != "default":
-        raise ArgumentError(f"group_name is {group_name!r}; give broadcast_tensor_dict a group of new_group instead")
-    if pin_memory:
-        raise ArgumentError("pin_memory is for GPUs; leave it False")
-    return broadcast_tensor_dict(tensor_dict, src)
+    return broadcast_tensor_dict(tensor_dict, src, device, group_name, backend, offload_to_cpu, pin_memory)

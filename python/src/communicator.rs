@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use distcollective::collective::Collective;
-use distcollective::comm::{RawCollective, RawMessage, Source};
-use distcollective::{DataType, Error, Rank, ReduceOperation, Stream};
+use distcollective::comm::{BackendKind, RawCollective, RawMessage, Source, TransferType};
+use distcollective::tensor::MemorySpace;
+use distcollective::{Error, Rank, ReduceOperation, Stream};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors::call;
+use super::memory::{check_apart, check_distinct, streams_of};
 use super::tensor::{Access, Tensor};
-use super::tensor_dict::{self, Arrived, Entry};
+use super::tensor_dict::{self, Arrived, Entry, Options};
 use super::work::{Pending, Work};
 
 /// A rank of a set of ranks.
@@ -48,10 +50,6 @@ struct Addresses {
 unsafe impl Send for Addresses {}
 // SAFETY: as above.
 unsafe impl Sync for Addresses {}
-
-fn address(tensor: Option<&Tensor>) -> *mut u8 {
-    tensor.map_or(std::ptr::null_mut(), Tensor::address)
-}
 
 fn reduction(number: i32) -> PyResult<ReduceOperation> {
     let reduce_op = ReduceOperation::from_number(number).ok().flatten();
@@ -108,13 +106,43 @@ impl Communicator {
         async_op: bool,
         enqueue: impl FnOnce(&Stream) -> Result<distcollective::Work<RawCollective>, Error> + Send,
     ) -> Started {
-        if async_op {
-            let work = call(py, || enqueue(&self.communicator.stream()?))?;
-            return Ok(Some(Work::new(Pending::Collective(work), tensors)));
+        let space = self.communicator.space();
+        if space == MemorySpace::Host && !async_op {
+            call(py, || enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from))?;
+            tensors.iter().for_each(Tensor::write_back);
+            return Ok(None);
         }
-        call(py, || enqueue(&Stream::inline())?.wait().map(drop).map_err(Error::from))?;
-        tensors.iter().for_each(Tensor::write_back);
+        let work = match space {
+            // After what makes the elements, and before what uses them.
+            MemorySpace::Cuda(ordinal) => {
+                let stream = one_stream(&tensors)?;
+                call(py, || enqueue(&cuda_stream(stream, ordinal)?))?
+            }
+            _ => call(py, || enqueue(&self.communicator.stream()?))?,
+        };
+        let work = Work::new(Pending::Collective(work), tensors);
+        if async_op {
+            return Ok(Some(work));
+        }
+        self.finish(py, &work)?;
         Ok(None)
+    }
+
+    /// Waits until tensors on a GPU have their elements, for calls on a stream of the library's.
+    fn synchronize(&self, py: Python<'_>, tensors: &[Tensor]) -> PyResult<()> {
+        let MemorySpace::Cuda(ordinal) = self.communicator.space() else { return Ok(()) };
+        let streams = streams_of(tensors);
+        call(py, || streams.iter().try_for_each(|stream| cuda_stream(*stream, ordinal)?.synchronize()))
+    }
+
+    /// Waits for work of a call that blocks. If the program ends the wait, it ends the group, as it
+    /// does in a call on the host.
+    fn finish(&self, py: Python<'_>, work: &Work) -> PyResult<()> {
+        let ended = work.wait_until(py, None);
+        if ended.is_err() && !work.is_completed(py)? {
+            call(py, || self.communicator.abort("a call was interrupted by the program"))?;
+        }
+        ended
     }
 
     /// A call that reads and writes one tensor.
@@ -126,7 +154,7 @@ impl Communicator {
         async_op: bool,
     ) -> Started {
         let tensor = self.tensor(&collective, argument, access)?;
-        let (data_type, count) = transport(&tensor, tensor.element_count());
+        let (data_type, count) = (tensor.transfer_type(), tensor.element_count());
         let addresses = Addresses { sides: [tensor.address(); 2], list: Vec::new() };
         // SAFETY: the addresses are those of the tensor, which has so many elements.
         unsafe {
@@ -159,12 +187,14 @@ impl Communicator {
         if input_blocks == output_blocks {
             check_divided(output.0, &destination, n)?;
         }
-        let (data_type, count) = transport(&source, block);
+        let data_type = source.transfer_type();
         let addresses = Addresses { sides: [source.address(), destination.address()], list: Vec::new() };
+        let tensors = vec![source, destination];
+        check_apart(&tensors)?;
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
         unsafe {
-            self.start(input.1.py(), vec![source, destination], async_op, |stream| {
-                addresses.enqueue(&self.communicator, collective, data_type, count, stream)
+            self.start(input.1.py(), tensors, async_op, |stream| {
+                addresses.enqueue(&self.communicator, collective, data_type, block, stream)
             })
         }
     }
@@ -199,14 +229,15 @@ impl Communicator {
             check_len(list_name, &element, len, &format!("{} has {len}", one.0))?;
             tensors.push(element);
         }
-        let (data_type, count) = transport(&tensor, len);
+        let data_type = tensor.transfer_type();
         let list = tensors.iter().map(Tensor::address).collect();
-        let addresses = Addresses { sides: [address(Some(&tensor)), address(None)], list };
+        let addresses = Addresses { sides: [tensor.address(), std::ptr::null_mut()], list };
         tensors.push(tensor);
+        check_apart(&tensors)?;
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
         unsafe {
             self.start(one.1.py(), tensors, async_op, |stream| {
-                addresses.enqueue_list(&self.communicator, collective, data_type, count, stream)
+                addresses.enqueue_list(&self.communicator, collective, data_type, len, stream)
             })
         }
     }
@@ -218,7 +249,7 @@ impl Communicator {
         (name, object): Argument<'_, '_>,
         access: Access,
     ) -> PyResult<Tensor> {
-        let tensor = Tensor::of(object, name, access)?;
+        let tensor = Tensor::of(object, name, access, self.communicator.space())?;
         if collective.reduce_op().is_some() {
             tensor.element.check_reducible(name)?;
         }
@@ -226,9 +257,23 @@ impl Communicator {
     }
 }
 
-/// In which type, and as how many of it, `element_count` elements of a tensor move.
-fn transport(tensor: &Tensor, element_count: usize) -> (DataType, usize) {
-    (tensor.data_type(), element_count * tensor.element.transport_count())
+/// The CUDA stream on which a call on tensors runs: the one on which they are made.
+fn one_stream(tensors: &[Tensor]) -> PyResult<usize> {
+    match streams_of(tensors)[..] {
+        [] => Ok(0),
+        [stream] => Ok(stream),
+        [one, other, ..] => Err(PyValueError::new_err(format!(
+            "tensors of this call are made on two CUDA streams, {one:#x} and {other:#x}; make them on one, or synchronize"
+        ))),
+    }
+}
+
+/// The program's CUDA stream.
+fn cuda_stream(stream: usize, ordinal: u32) -> Result<Stream, Error> {
+    let stream = std::ptr::with_exposed_provenance_mut(stream);
+    // SAFETY: the program has given a tensor with this stream, and keeps the stream until the call
+    // has ended, as the interface of the tensor demands.
+    unsafe { Stream::from_raw_cuda(stream, ordinal) }
 }
 
 impl Addresses {
@@ -239,7 +284,7 @@ impl Addresses {
         &self,
         communicator: &distcollective::Communicator,
         collective: Collective<Rank>,
-        data_type: DataType,
+        data_type: TransferType,
         block_elements: usize,
         stream: &Stream,
     ) -> Result<distcollective::Work<RawCollective>, Error> {
@@ -255,7 +300,7 @@ impl Addresses {
         &self,
         communicator: &distcollective::Communicator,
         collective: Collective<Rank>,
-        data_type: DataType,
+        data_type: TransferType,
         block_elements: usize,
         stream: &Stream,
     ) -> Result<distcollective::Work<RawCollective>, Error> {
@@ -295,6 +340,24 @@ impl Communicator {
     #[getter(world_size)]
     fn rank_count(&self) -> u32 {
         self.communicator.world_size()
+    }
+
+    /// The name of the backend.
+    #[getter]
+    fn backend(&self) -> &'static str {
+        match self.communicator.backend() {
+            BackendKind::Nccl => "nccl",
+            _ => "gloo",
+        }
+    }
+
+    /// The number of the GPU that tensors are on; `None` if they are in host memory.
+    #[getter]
+    fn gpu(&self) -> Option<u32> {
+        match self.communicator.space() {
+            MemorySpace::Cuda(ordinal) => Some(ordinal),
+            _ => None,
+        }
     }
 
     #[getter]
@@ -364,42 +427,35 @@ impl Communicator {
         self.apart(Collective::AllToAll, ("output", output), ("input", input), async_op)
     }
 
-    #[pyo3(signature = (tensors, tensor, async_op = false))]
-    fn all_gather(&self, tensors: Vec<Bound<'_, PyAny>>, tensor: &Bound<'_, PyAny>, async_op: bool) -> Started {
-        self.with_list(Collective::AllGather, ("tensor", tensor), ("tensor_list", Some(tensors)), async_op)
-    }
-
-    #[pyo3(signature = (tensor, tensors, root, async_op = false))]
-    fn gather(
+    /// "all_gather", "gather" or "scatter". The root alone gives the list, and in all_gather each
+    /// rank.
+    #[pyo3(signature = (operation, tensor, tensors, root, async_op = false))]
+    fn call_on_list(
         &self,
+        operation: &str,
         tensor: &Bound<'_, PyAny>,
         tensors: Option<Vec<Bound<'_, PyAny>>>,
         root: u32,
         async_op: bool,
     ) -> Started {
-        let collective = Collective::Gather { root: Rank(root) };
-        self.with_list(collective, ("tensor", tensor), ("gather_list", tensors), async_op)
+        let root = Rank(root);
+        let (collective, list_name) = match operation {
+            "all_gather" => (Collective::AllGather, "tensor_list"),
+            "gather" => (Collective::Gather { root }, "gather_list"),
+            "scatter" => (Collective::Scatter { root }, "scatter_list"),
+            _ => return Err(PyValueError::new_err(format!("{operation} has no list"))),
+        };
+        self.with_list(collective, ("tensor", tensor), (list_name, tensors), async_op)
     }
 
-    #[pyo3(signature = (tensor, tensors, root, async_op = false))]
-    fn scatter(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        tensors: Option<Vec<Bound<'_, PyAny>>>,
-        root: u32,
-        async_op: bool,
-    ) -> Started {
-        let collective = Collective::Scatter { root: Rank(root) };
-        self.with_list(collective, ("tensor", tensor), ("scatter_list", tensors), async_op)
-    }
-
-    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>) -> PyResult<Work> {
+    #[pyo3(signature = (messages, async_op = true))]
+    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>, async_op: bool) -> PyResult<Work> {
         let mut tensors = Vec::with_capacity(messages.len());
         let mut raw = Vec::with_capacity(messages.len());
         for (is_send, object, peer, tag) in messages {
             let access = if is_send { Access::Read } else { Access::Write };
-            let tensor = Tensor::of(&object, "tensor", access)?;
-            let (data_type, element_count) = transport(&tensor, tensor.element_count());
+            let tensor = Tensor::of(&object, "tensor", access, self.communicator.space())?;
+            let (data_type, element_count) = (tensor.transfer_type(), tensor.element_count());
             let (dst, src) = match is_send {
                 true => (peer.map(Rank), Source::Any),
                 false => (None, peer.map(Rank).into()),
@@ -407,14 +463,27 @@ impl Communicator {
             raw.push(RawMessage { address: tensor.address(), data_type, element_count, dst, src, tag });
             tensors.push(tensor);
         }
+        check_distinct(&tensors)?;
+        self.synchronize(py, &tensors)?;
         let raw = RawMessages(raw);
         // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
         let pending = call(py, || unsafe { raw.enqueue(&self.communicator) })?;
-        Ok(Work::new(pending, tensors))
+        let work = Work::new(pending, tensors);
+        if !async_op {
+            self.finish(py, &work)?;
+        }
+        Ok(work)
     }
 
-    fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
-        tensor_dict::broadcast(py, &self.communicator, entries, src)
+    fn broadcast_tensor_dict(
+        &self,
+        py: Python<'_>,
+        entries: Vec<Entry<'_>>,
+        options: Options,
+    ) -> PyResult<Vec<Arrived>> {
+        let (tensors, labels) = tensor_dict::tensors_of(entries, self.communicator.space())?;
+        self.synchronize(py, &tensors)?;
+        tensor_dict::broadcast(py, &self.communicator, &labels, &tensors, options)
     }
 
     fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {

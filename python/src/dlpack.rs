@@ -5,11 +5,12 @@ use std::ffi::{CStr, c_void};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule};
+use pyo3::types::{PyCapsule, PyDict};
 
+use super::cuda;
 use super::element::Element;
 use super::strided::Strided;
-use super::tensor::Description;
+use super::tensor::{Description, Place};
 
 /// `DLTensor`.
 #[repr(C)]
@@ -49,14 +50,29 @@ const IS_COPIED: u64 = 2;
 /// kDLCPU, and kDLCUDAHost: memory of the host that a GPU reaches too.
 const HOST_DEVICES: [i32; 2] = [1, 3];
 
+/// kDLCUDA.
+const CUDA: i32 = 2;
+
 /// Describes an object with the method `__dlpack__`. The capsule owns the tensor until it is freed.
 pub(super) fn describe(object: &Bound<'_, PyAny>) -> PyResult<Description> {
     let py = object.py();
     let export = object.getattr(intern!(py, "__dlpack__"))?;
-    let newest = [("max_version", (MAJOR_VERSION, 0))].into_py_dict(py)?;
-    // An older object does not know the argument.
+    // An object on a GPU makes its elements ready on the stream that it is told.
+    let device: Option<(i32, i32)> =
+        object.getattr_opt(intern!(py, "__dlpack_device__"))?.map(|device| device.call0()?.extract()).transpose()?;
+    let stream = match device {
+        Some((CUDA, ordinal)) => Some(cuda::current_stream(py, ordinal)?),
+        _ => None,
+    };
+    let given = PyDict::new(py);
+    if let Some(stream) = stream {
+        given.set_item("stream", cuda::for_dlpack(stream))?;
+    }
+    let newest = given.copy()?;
+    newest.set_item("max_version", (MAJOR_VERSION, 0))?;
+    // An older object does not know that argument.
     let capsule = match export.call((), Some(&newest)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call0()?,
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call((), Some(&given))?,
         exported => exported?,
     };
     let capsule = capsule.cast_into::<PyCapsule>().map_err(PyErr::from)?;
@@ -75,11 +91,17 @@ pub(super) fn describe(object: &Bound<'_, PyAny>) -> PyResult<Description> {
         // function.
         (unsafe { pointer.as_ref() }, false)
     };
-    if !HOST_DEVICES.contains(&tensor.device_type) {
-        let (device_type, id) = (tensor.device_type, tensor.device_id);
-        let device = format!("device {id} of DLPack's type {device_type}");
-        return Err(PyTypeError::new_err(format!("it is on {device}; give a copy in the host's memory")));
-    }
+    let place = match tensor.device_type {
+        device_type if HOST_DEVICES.contains(&device_type) => Place::Host,
+        CUDA => {
+            let ordinal = u32::try_from(tensor.device_id).ok();
+            Place::Gpu { ordinal, stream: Some(stream.unwrap_or_default()) }
+        }
+        device_type => {
+            let device = format!("device {} of DLPack's type {device_type}", tensor.device_id);
+            return Err(PyTypeError::new_err(format!("it is on {device}; give a copy in the host's memory")));
+        }
+    };
     let element = Element::of_dlpack(tensor.type_code, tensor.type_bits, tensor.type_lanes)?;
     let dimensions = usize::try_from(tensor.dimension_count).unwrap_or_default();
     let read = |numbers: *const i64| match dimensions {
@@ -93,5 +115,5 @@ pub(super) fn describe(object: &Bound<'_, PyAny>) -> PyResult<Description> {
     let strides = strides.filter(|strides| !Strided::is_contiguous(&shape, strides, element.byte_len));
     let address = tensor.data.wrapping_add(tensor.byte_offset as usize);
     let owner = capsule.into_any().unbind();
-    Ok(Description { element, address, shape, strides, is_read_only, owner })
+    Ok(Description { element, address, shape, strides, is_read_only, place, owner })
 }

@@ -1,64 +1,102 @@
 //! Element types of arrays and tensors.
 
-use std::borrow::Cow;
-
 use distcollective::DataType;
+use distcollective::comm::{MovedType, TransferType};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 /// The type of a tensor's elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Element {
-    /// Its name in errors.
-    pub name: Cow<'static, str>,
+    /// Its name in errors, and in numpy, torch or ml_dtypes.
+    pub name: &'static str,
     pub byte_len: usize,
-    /// The library's type, if it has this one. Else the elements move as bytes.
-    data_type: Option<DataType>,
+    /// The library's type.
+    pub transfer: TransferType,
 }
 
 /// numpy's kind and size, DLPack's code, the name, and the library's type.
-type Row = (&'static str, u8, &'static str, Option<DataType>);
+type Row = (&'static str, u8, &'static str, TransferType);
+
+const fn data(data_type: DataType) -> TransferType {
+    TransferType::Data(data_type)
+}
+
+const fn moved(moved_type: MovedType) -> TransferType {
+    TransferType::Moved(moved_type)
+}
 
 const TYPES: [Row; 16] = [
-    ("f4", 2, "float32", Some(DataType::Float32)),
-    ("f2", 2, "float16", Some(DataType::Float16)),
-    ("i8", 0, "int64", Some(DataType::Int64)),
-    ("i4", 0, "int32", Some(DataType::Int32)),
-    ("i1", 0, "int8", Some(DataType::Int8)),
-    ("u1", 1, "uint8", Some(DataType::Uint8)),
-    ("b1", 6, "bool", Some(DataType::Bool)),
-    ("f8", 2, "float64", None),
-    ("c8", 5, "complex64", None),
-    ("c16", 5, "complex128", None),
-    ("i2", 0, "int16", None),
-    ("u2", 1, "uint16", None),
-    ("u4", 1, "uint32", None),
-    ("u8", 1, "uint64", None),
-    ("c4", 5, "complex32", None),
-    ("f16", 2, "longdouble", None),
+    ("f4", 2, "float32", data(DataType::Float32)),
+    ("f2", 2, "float16", data(DataType::Float16)),
+    ("i8", 0, "int64", data(DataType::Int64)),
+    ("i4", 0, "int32", data(DataType::Int32)),
+    ("i1", 0, "int8", data(DataType::Int8)),
+    ("u1", 1, "uint8", data(DataType::Uint8)),
+    ("b1", 6, "bool", data(DataType::Bool)),
+    ("f8", 2, "float64", moved(MovedType::Float64)),
+    ("c8", 5, "complex64", moved(MovedType::Complex64)),
+    ("c16", 5, "complex128", moved(MovedType::Complex128)),
+    ("i2", 0, "int16", moved(MovedType::Int16)),
+    ("u2", 1, "uint16", moved(MovedType::Uint16)),
+    ("u4", 1, "uint32", moved(MovedType::Uint32)),
+    ("u8", 1, "uint64", moved(MovedType::Uint64)),
+    ("c4", 5, "complex32", moved(MovedType::Complex32)),
+    ("f16", 2, "longdouble", moved(MovedType::LongDouble)),
 ];
 
-/// Types for which numpy has no kind: the name in ml_dtypes and torch, and DLPack's code.
-const EXTENSIONS: [(&str, u8, DataType); 3] = [
-    ("bfloat16", 4, DataType::Bfloat16),
-    ("float8_e4m3fn", 10, DataType::Float8E4M3),
-    ("float8_e5m2", 12, DataType::Float8E5M2),
+/// DLPack has no code for the type, or less than a byte for an element.
+const NOT_IN_DLPACK: u8 = u8::MAX;
+
+/// Types for which numpy has no kind: the name in ml_dtypes and torch, DLPack's code, and the
+/// library's type.
+const EXTENSIONS: [(&str, u8, TransferType); 20] = [
+    ("bfloat16", 4, data(DataType::Bfloat16)),
+    ("float8_e4m3fn", 10, data(DataType::Float8E4M3)),
+    ("float8_e5m2", 12, data(DataType::Float8E5M2)),
+    ("float8_e3m4", 7, moved(MovedType::Float8E3M4)),
+    ("float8_e4m3", 8, moved(MovedType::Float8E4M3Ieee)),
+    ("float8_e4m3b11fnuz", 9, moved(MovedType::Float8E4M3B11)),
+    ("float8_e4m3fnuz", 11, moved(MovedType::Float8E4M3Fnuz)),
+    ("float8_e5m2fnuz", 13, moved(MovedType::Float8E5M2Fnuz)),
+    ("float8_e8m0fnu", 14, moved(MovedType::Float8E8M0)),
+    ("complex32", NOT_IN_DLPACK, moved(MovedType::Complex32)),
+    ("bcomplex32", NOT_IN_DLPACK, moved(MovedType::Bcomplex32)),
+    ("int1", NOT_IN_DLPACK, moved(MovedType::Int1)),
+    ("uint1", NOT_IN_DLPACK, moved(MovedType::Uint1)),
+    ("int2", NOT_IN_DLPACK, moved(MovedType::Int2)),
+    ("uint2", NOT_IN_DLPACK, moved(MovedType::Uint2)),
+    ("int4", NOT_IN_DLPACK, moved(MovedType::Int4)),
+    ("uint4", NOT_IN_DLPACK, moved(MovedType::Uint4)),
+    ("float4_e2m1fn", NOT_IN_DLPACK, moved(MovedType::Float4E2M1)),
+    ("float6_e2m3fn", NOT_IN_DLPACK, moved(MovedType::Float6E2M3)),
+    ("float6_e3m2fn", NOT_IN_DLPACK, moved(MovedType::Float6E3M2)),
 ];
 
 impl Element {
-    fn of_extension(name: &'static str, data_type: DataType) -> Self {
-        Element { name: name.into(), byte_len: data_type.byte_len(), data_type: Some(data_type) }
+    const fn new(name: &'static str, transfer: TransferType) -> Self {
+        Element { name, byte_len: transfer.byte_len(), transfer }
     }
 
-    fn of_row(&(kind, _, name, data_type): &Row) -> Self {
-        let byte_len = kind[1..].parse().unwrap_or_default();
-        Element { name: name.into(), byte_len, data_type }
+    /// The library's type, if it computes with elements of this one.
+    pub(super) fn known(self) -> Option<DataType> {
+        match self.transfer {
+            TransferType::Data(data_type) => Some(data_type),
+            _ => None,
+        }
+    }
+
+    fn of_row(&(_, _, name, transfer): &Row) -> Self {
+        Element::new(name, transfer)
+    }
+
+    fn extensions() -> impl Iterator<Item = (u8, Element)> {
+        EXTENSIONS.iter().map(|&(name, code, transfer)| (code, Element::new(name, transfer)))
     }
 
     /// All types that have a name in torch, in some version of it.
     pub(super) fn all() -> impl Iterator<Item = Element> {
-        let extensions = EXTENSIONS.iter().map(|&(name, _, data_type)| Element::of_extension(name, data_type));
-        TYPES.iter().map(Element::of_row).chain(extensions)
+        TYPES.iter().map(Element::of_row).chain(Element::extensions().map(|(_, element)| element))
     }
 
     /// The type of an array whose `__array_interface__` has this `typestr`. `name` gives the name
@@ -73,56 +111,30 @@ impl Element {
             return Ok(Element::of_row(row));
         }
         let name = name()?;
-        if let Some((name, _, data_type)) = EXTENSIONS.iter().find(|(extension, ..)| *extension == name) {
-            return Ok(Element::of_extension(name, *data_type));
-        }
-        // ml_dtypes' other types; a structure is named void.
-        match kind.split_at_checked(1) {
-            Some(("V" | "f", byte_len)) if !name.starts_with("void") => {
-                let byte_len = byte_len.parse().map_err(|_| unsupported(&name))?;
-                Ok(Element { name: name.into(), byte_len, data_type: None })
-            }
-            _ => Err(unsupported(&name)),
-        }
+        let found = Element::extensions().find(|(_, element)| element.name == name);
+        found.map(|(_, element)| element).ok_or_else(|| unsupported(&name))
     }
 
     /// The type with these fields in DLPack.
     pub(super) fn of_dlpack(code: u8, bits: u8, lanes: u16) -> PyResult<Self> {
-        let byte_len = usize::from(bits) / 8;
-        let extension = EXTENSIONS.iter().find(|extension| extension.1 == code);
-        let extension = extension.map(|&(name, _, data_type)| Element::of_extension(name, data_type));
-        let mut found = TYPES.iter().filter(|row| row.1 == code).map(Element::of_row).chain(extension);
-        found
-            .find(|element| lanes == 1 && bits.is_multiple_of(8) && element.byte_len == byte_len)
+        let extensions = Element::extensions().filter(|(extension, _)| *extension == code);
+        let rows = TYPES.iter().filter(|row| row.1 == code).map(Element::of_row);
+        rows.chain(extensions.map(|(_, element)| element))
+            .find(|element| lanes == 1 && element.byte_len * 8 == usize::from(bits))
             .ok_or_else(|| unsupported(&format!("of DLPack's type code {code} with {bits} bits in {lanes} lanes")))
     }
 
-    /// The element type of a type of the library.
-    pub(super) fn of_data_type(data_type: DataType) -> Self {
-        let found = Element::all().find(|element| element.data_type == Some(data_type));
-        found.unwrap_or(Element { name: data_type.name().into(), byte_len: data_type.byte_len(), data_type: None })
-    }
-
-    /// The library's type, if it has this one.
-    pub(super) fn known(&self) -> Option<DataType> {
-        self.data_type
-    }
-
-    /// The library's type in which elements move: bytes if the library does not have their own.
-    pub(super) fn transport(&self) -> DataType {
-        self.data_type.unwrap_or(DataType::Uint8)
-    }
-
-    /// How many elements of the [transport](Self::transport) type an element is.
-    pub(super) fn transport_count(&self) -> usize {
-        self.byte_len / self.transport().byte_len()
+    /// Python's name of a type of the library.
+    pub(super) fn name_of(data_type: DataType) -> &'static str {
+        let found = Element::all().find(|element| element.transfer == TransferType::Data(data_type));
+        found.map_or(data_type.name(), |element| element.name)
     }
 
     /// Checks that the elements of an argument can be reduced.
     pub(super) fn check_reducible(&self, argument: &str) -> PyResult<()> {
-        match self.data_type {
-            Some(_) => Ok(()),
-            None => Err(PyTypeError::new_err(format!(
+        match self.transfer {
+            TransferType::Data(_) => Ok(()),
+            TransferType::Moved(_) => Err(PyTypeError::new_err(format!(
                 "{argument}: {} is not reduced: its elements move as bytes in operations that do not reduce; the types that are \
                  reduced are float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int64, int32, int8, uint8 and bool",
                 self.name
@@ -132,7 +144,10 @@ impl Element {
 
     /// Checks that an address is aligned.
     pub(super) fn check_aligned(&self, address: usize, strides: &[isize]) -> PyResult<()> {
-        let align = self.transport().byte_len();
+        let align = match self.transfer {
+            TransferType::Data(data_type) => data_type.byte_len(),
+            TransferType::Moved(_) => 1,
+        };
         if !address.is_multiple_of(align) || strides.iter().any(|stride| stride.unsigned_abs() % align != 0) {
             return Err(PyValueError::new_err(format!(
                 "its memory is not aligned to its elements, {} of {align} bytes; give a copy of it",

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use distcollective::comm::BackendKind;
+use distcollective::comm::{BackendKind, DEFAULT_TIMEOUT, timeout_or};
 use distcollective::environment::Launcher;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -32,6 +32,9 @@ impl Environment {
 pub(super) struct Options {
     /// The source line that initializes the environment.
     called_at: String,
+    /// "gloo", "host" or "nccl".
+    #[pyo3(default)]
+    backend: Option<String>,
     /// Whose variables count alone: "torch", "openmpi" or "slurm".
     #[pyo3(default)]
     launcher: Option<String>,
@@ -43,6 +46,9 @@ pub(super) struct Options {
     host: Option<String>,
     #[pyo3(default)]
     port: Option<u16>,
+    /// The number of this rank's GPU.
+    #[pyo3(default)]
+    device: Option<u32>,
     #[pyo3(default)]
     seed: Option<u64>,
     #[pyo3(default)]
@@ -54,8 +60,10 @@ pub(super) struct Options {
 /// Finds the other ranks.
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
-    let Options { called_at, launcher, rank, world_size, host, port, seed, timeout, verbose } = options;
-    let builder = distcollective::Environment::builder().backend(BackendKind::Host);
+    let Options { called_at, backend, launcher, rank, world_size, host, port, device, seed, timeout, verbose } =
+        options;
+    let backend = backend_kind(backend.as_deref().unwrap_or("gloo"))?;
+    let builder = distcollective::Environment::builder().backend(backend);
     let mut builder = builder.called_at(called_at).verbose(verbose);
     if let Some(launcher) = launcher {
         let known = [("torch", Launcher::Torch), ("openmpi", Launcher::OpenMpi), ("slurm", Launcher::Slurm)];
@@ -75,6 +83,9 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
     if let Some(port) = port {
         builder = builder.port(port);
     }
+    if let Some(device) = device {
+        builder = builder.device(device);
+    }
     if let Some(seed) = seed {
         builder = builder.seed(seed);
     }
@@ -84,6 +95,32 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
     interrupt::install(py)?;
     let environment = call(py, || builder.initialize())?;
     Ok(Environment { environment: Mutex::new(Some(environment)) })
+}
+
+fn backend_kind(name: &str) -> PyResult<BackendKind> {
+    match name {
+        "gloo" | "host" => Ok(BackendKind::Host),
+        "nccl" => Ok(BackendKind::Nccl),
+        _ => Err(PyValueError::new_err(format!("there is no backend {name:?}"))),
+    }
+}
+
+/// The communicators of ranks that are threads of this process.
+#[pyfunction]
+#[pyo3(signature = (world_size, backend, timeout = None))]
+pub(super) fn in_process(
+    py: Python<'_>,
+    world_size: u32,
+    backend: &str,
+    timeout: Option<Duration>,
+) -> PyResult<Vec<Communicator>> {
+    let backend = backend_kind(backend)?;
+    interrupt::install(py)?;
+    let communicators = call(py, || {
+        let timeout = timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), Ok)?;
+        distcollective::Communicator::builder().backend(backend).timeout(timeout).in_process(world_size)
+    })?;
+    Ok(communicators.into_iter().map(Communicator::new).collect())
 }
 
 #[pymethods]

@@ -1,10 +1,10 @@
 //! Ctrl-C: the library's waits run Python's signal handlers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 
-use distcollective::ErrorKind;
 use distcollective::interrupt::set_interrupt_hook;
+use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use super::errors::exception;
@@ -12,6 +12,8 @@ use super::errors::exception;
 thread_local! {
     /// What a signal handler raised in a wait of this thread.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// Whether a wait of this thread runs signal handlers now.
+    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Has every wait of the library run Python's signal handlers. Python runs them on its main thread
@@ -19,7 +21,7 @@ thread_local! {
 pub(super) fn install(py: Python<'_>) -> PyResult<()> {
     // Without the interpreter, because this waits until no thread is inside the hook.
     let installed = py.detach(|| {
-        set_interrupt_hook(|| match Python::try_attach(|py| py.check_signals()) {
+        set_interrupt_hook(|| match Python::try_attach(run_handlers) {
             Some(Err(raised)) => {
                 RAISED.set(Some(raised));
                 ControlFlow::Break(())
@@ -32,6 +34,24 @@ pub(super) fn install(py: Python<'_>) -> PyResult<()> {
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
         installed => installed.map_err(|error| exception(py, &error)),
     }
+}
+
+fn run_handlers(py: Python<'_>) -> PyResult<()> {
+    IN_HANDLER.set(true);
+    let ran = py.check_signals();
+    IN_HANDLER.set(false);
+    ran
+}
+
+/// Checks that no wait of this thread runs the calling code as a signal handler: that wait may hold
+/// what the handler waits for.
+pub(super) fn check_may_wait(py: Python<'_>) -> PyResult<()> {
+    if !IN_HANDLER.get() {
+        return Ok(());
+    }
+    let text =
+        "a signal handler that runs inside a wait of this package cannot wait for work; let it set a flag instead";
+    Err(exception(py, &Error::new(ErrorKind::InvalidArgument, text)))
 }
 
 /// Raises what a signal handler has raised in a wait of this thread, if no call has done so.

@@ -2,11 +2,13 @@
 //! are described in `distcollective/_core.pyi`, and users call `distcollective.distributed`.
 
 mod communicator;
+mod cuda;
 mod dlpack;
 mod element;
 mod environment;
 mod errors;
 mod interrupt;
+mod memory;
 mod network;
 mod strided;
 mod tensor;
@@ -40,9 +42,11 @@ mod _core {
     #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]
-    use super::environment::{Environment, initialize};
+    use super::environment::{Environment, in_process, initialize};
     #[pymodule_export]
     use super::network::{Context, Engine, Layer, LayerId, Network, TensorId};
+    #[pymodule_export]
+    use super::tensor_dict::GpuBytes;
     #[pymodule_export]
     use super::work::Work;
 }

@@ -1,5 +1,7 @@
 //! Elements that do not lie one after the other in memory.
 
+use std::ops::Range;
+
 /// Elements in memory, in row-major order of their indices.
 #[derive(Clone, Debug)]
 pub(super) struct Strided {
@@ -46,6 +48,62 @@ impl Strided {
         self.for_each_address(|address| addresses.push(address.addr()));
         addresses.sort_unstable();
         addresses.windows(2).any(|pair| pair[1] - pair[0] < self.byte_len)
+    }
+
+    /// The addresses between which all elements lie.
+    pub(super) fn bounds(&self) -> Range<usize> {
+        if self.shape.contains(&0) {
+            return 0..0;
+        }
+        let (mut first, mut last) = (0isize, 0isize);
+        for (&len, &stride) in self.shape.iter().zip(&self.strides) {
+            let offset = stride.saturating_mul(len as isize - 1);
+            first = first.saturating_add(offset.min(0));
+            last = last.saturating_add(offset.max(0));
+        }
+        let address = self.address.addr();
+        address.wrapping_add_signed(first)..address.wrapping_add_signed(last) + self.byte_len
+    }
+
+    /// Whether a byte belongs to elements of both.
+    pub(super) fn shares_memory(&self, other: &Strided) -> bool {
+        let (bounds, others) = (self.bounds(), other.bounds());
+        bounds.start < others.end
+            && others.start < bounds.end
+            && !self.interleaves(other)
+            && self.has_common_byte(other)
+    }
+
+    /// Whether both lie in a comb with the same distance between the teeth, and on other teeth: as
+    /// even and odd elements, or two columns of a matrix. If not, they may still be apart.
+    fn interleaves(&self, other: &Strided) -> bool {
+        let steps = |strided: &Strided| {
+            let dimensions = strided.shape.iter().zip(&strided.strides).filter(|(len, _)| **len > 1);
+            dimensions.map(|(_, stride)| stride.unsigned_abs()).fold(0, gcd)
+        };
+        match gcd(steps(self), steps(other)) {
+            0 => false,
+            step => {
+                let distance = other.address.addr().wrapping_sub(self.address.addr()) as isize;
+                let distance = distance.rem_euclid(step as isize) as usize;
+                distance >= self.byte_len && step - distance >= other.byte_len
+            }
+        }
+    }
+
+    /// Whether a byte belongs to elements of both, by looking at all elements.
+    fn has_common_byte(&self, other: &Strided) -> bool {
+        let [ours, theirs] = [self, other].map(|strided| {
+            let mut addresses = Vec::new();
+            strided.for_each_address(|address| addresses.push(address.addr()));
+            addresses.sort_unstable();
+            addresses
+        });
+        let mut theirs = theirs.into_iter().peekable();
+        ours.into_iter().any(|address| {
+            while theirs.next_if(|their| their + other.byte_len <= address).is_some() {}
+            theirs.peek().is_some_and(|their| *their < address + self.byte_len)
+        })
     }
 
     /// Copies the elements to `bytes`, one after the other.
@@ -97,4 +155,12 @@ impl Strided {
             }
         }
     }
+}
+
+/// The greatest common divisor; with 0 it is the other number.
+fn gcd(mut one: usize, mut other: usize) -> usize {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
 }

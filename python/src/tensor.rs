@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 
-use distcollective::DataType;
+use distcollective::comm::TransferType;
+use distcollective::tensor::MemorySpace;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use pyo3::{PyTypeInfo, intern};
 
+use super::cuda;
 use super::dlpack;
 use super::element::Element;
 use super::strided::Strided;
@@ -28,8 +30,21 @@ pub(super) struct Description {
     /// In bytes; `None` if the elements lie one after the other.
     pub strides: Option<Vec<isize>>,
     pub is_read_only: bool,
+    pub place: Place,
     /// Keeps the memory alive.
     pub owner: Py<PyAny>,
+}
+
+/// In which memory a tensor is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Host,
+    /// On a GPU; `None` if the object does not say on which. Work on the CUDA stream makes the
+    /// elements; without one they are there.
+    Gpu {
+        ordinal: Option<u32>,
+        stream: Option<usize>,
+    },
 }
 
 /// A tensor during a call.
@@ -41,6 +56,7 @@ pub(super) struct Tensor {
     address: *mut u8,
     copy: Option<Copy>,
     is_written: bool,
+    stream: Option<usize>,
     /// Keeps the memory alive.
     _owner: Py<PyAny>,
 }
@@ -59,13 +75,17 @@ unsafe impl Send for Tensor {}
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
-    /// The tensor of an argument with this name.
+    /// The tensor of an argument with this name, in the memory of a group.
     ///
     /// # Errors
     ///
     /// The object is no tensor, or one that the call cannot use.
-    pub(super) fn of(object: &Bound<'_, PyAny>, name: &str, access: Access) -> PyResult<Self> {
-        describe(object, access).and_then(|description| Tensor::new(description, access)).map_err(|error| {
+    pub(super) fn of(object: &Bound<'_, PyAny>, name: &str, access: Access, space: MemorySpace) -> PyResult<Self> {
+        let tensor = describe(object, access).and_then(|description| {
+            description.place.check(space)?;
+            Tensor::new(description, access)
+        });
+        tensor.map_err(|error| {
             let py = object.py();
             let is_ours = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
             match is_ours {
@@ -76,16 +96,21 @@ impl Tensor {
     }
 
     fn new(description: Description, access: Access) -> PyResult<Self> {
-        let Description { element, address, shape, strides, is_read_only, owner } = description;
+        let Description { element, address, shape, strides, is_read_only, place, owner } = description;
         if access == Access::Write && is_read_only {
             return Err(PyValueError::new_err("it is read-only, and this call writes it; give a writable copy"));
         }
         let (element_count, is_written) = (shape.iter().product(), access == Access::Write);
         let first_len = shape.first().copied().unwrap_or(1);
         element.check_aligned(address.addr(), strides.as_deref().unwrap_or_default())?;
-        let Some(strides) = strides else {
-            return Ok(Tensor { element, element_count, first_len, address, copy: None, is_written, _owner: owner });
-        };
+        let stream = place.stream();
+        let tensor =
+            Tensor { element, element_count, first_len, address, copy: None, is_written, stream, _owner: owner };
+        let Some(strides) = strides else { return Ok(tensor) };
+        if place != Place::Host {
+            let hint = "its elements do not lie one after the other, and it is on a GPU; give a contiguous copy";
+            return Err(PyValueError::new_err(hint));
+        }
         let original = Strided { address, shape, strides, byte_len: element.byte_len };
         if access == Access::Write && original.overlaps() {
             let hint = "several of its indices are one element of memory, and this call writes it; give a copy";
@@ -97,8 +122,7 @@ impl Tensor {
         // SAFETY: the words have at least so many bytes. The object describes its own memory, which
         // the owner keeps alive.
         unsafe { original.pack(std::slice::from_raw_parts_mut(address, byte_len)) };
-        let copy = Some(Copy { original, words });
-        Ok(Tensor { element, element_count, first_len, address, copy, is_written, _owner: owner })
+        Ok(Tensor { address, copy: Some(Copy { original, words }), ..tensor })
     }
 
     /// The first element.
@@ -106,9 +130,36 @@ impl Tensor {
         self.address
     }
 
-    /// The type in which the elements move.
-    pub(super) fn data_type(&self) -> DataType {
-        self.element.transport()
+    /// The type of the elements, as the library has it.
+    pub(super) fn transfer_type(&self) -> TransferType {
+        self.element.transfer
+    }
+
+    /// The CUDA stream on which the elements are made, if they are on a GPU and may not be there.
+    pub(super) fn stream(&self) -> Option<usize> {
+        self.stream
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        self.is_written
+    }
+
+    /// Whether its elements do not lie one after the other.
+    pub(super) fn is_strided(&self) -> bool {
+        self.copy.is_some()
+    }
+
+    /// The elements in the tensor's own memory.
+    pub(super) fn elements(&self) -> Strided {
+        match &self.copy {
+            Some(copy) => copy.original.clone(),
+            None => {
+                // As one element.
+                let byte_len = self.element_count * self.element.byte_len;
+                let shape = vec![usize::from(byte_len > 0)];
+                Strided { address: self.address, shape, strides: vec![0], byte_len }
+            }
+        }
     }
 
     /// How many elements it has.
@@ -158,13 +209,16 @@ fn describe(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> 
     if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
         return describe_array(object, interface);
     }
+    if let Some(interface) = object.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
+        return cuda::describe(object, interface);
+    }
     if object.hasattr(intern!(py, "__dlpack__"))? {
         return dlpack::describe(object);
     }
     let class = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!(
         "it is a {class}, not a tensor; give an array of numpy, a tensor of torch, or an object with \
-         __array_interface__ or __dlpack__"
+         __array_interface__, __cuda_array_interface__ or __dlpack__"
     )))
 }
 
@@ -185,10 +239,10 @@ fn class_if_imported<'a, 'py>(
 fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> {
     let py = tensor.py();
     let is = |name| tensor.getattr(name)?.is_truthy();
-    if !is(intern!(py, "is_cpu"))? {
-        let device = tensor.getattr(intern!(py, "device"))?;
-        return Err(PyValueError::new_err(format!("it is on {device}; give tensor.cpu()")));
-    }
+    let place = match is(intern!(py, "is_cpu"))? {
+        true => Place::Host,
+        false => cuda::place_of_torch(tensor)?,
+    };
     let layout = tensor.getattr(intern!(py, "layout"))?.to_string();
     if layout != "torch.strided" {
         return Err(PyTypeError::new_err(format!("its layout is {layout}; give tensor.to_dense()")));
@@ -215,7 +269,7 @@ fn describe_torch(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<Descrip
         Some(strides.into_iter().map(|stride| stride * element.byte_len as isize).collect())
     };
     let address = std::ptr::with_exposed_provenance_mut(address);
-    Ok(Description { element, address, shape, strides, is_read_only: false, owner: tensor.unbind() })
+    Ok(Description { element, address, shape, strides, is_read_only: false, place, owner: tensor.unbind() })
 }
 
 /// The element type of a torch tensor, by the address of its dtype, of which there is one each.
@@ -225,26 +279,25 @@ fn torch_element(tensor: &Bound<'_, PyAny>) -> PyResult<Element> {
     let dtype = tensor.getattr(intern!(py, "dtype"))?;
     let dtypes = DTYPES.get_or_try_init(py, || {
         let torch = py.import("torch")?;
-        let of =
-            |element: Element| Ok(torch.getattr_opt(&*element.name)?.map(|dtype| (dtype.as_ptr().addr(), element)));
+        let of = |element: Element| Ok(torch.getattr_opt(element.name)?.map(|dtype| (dtype.as_ptr().addr(), element)));
         Element::all().filter_map(|element| of(element).transpose()).collect::<PyResult<_>>()
     })?;
     dtypes
         .get(&dtype.as_ptr().addr())
-        .cloned()
+        .copied()
         .ok_or_else(|| PyTypeError::new_err(format!("its elements are {dtype}, which this package does not move")))
 }
 
-/// Describes an array by its `__array_interface__`.
-fn describe_array(array: &Bound<'_, PyAny>, interface: Bound<'_, PyAny>) -> PyResult<Description> {
+/// Describes an array by its `__array_interface__`, or by `__cuda_array_interface__`, which has the
+/// same fields.
+pub(super) fn describe_array(array: &Bound<'_, PyAny>, interface: Bound<'_, PyAny>) -> PyResult<Description> {
     let py = array.py();
     let interface = interface.cast_into::<PyDict>().map_err(PyErr::from)?;
     let field = |name: &str| match interface.get_item(name)? {
         Some(value) if !value.is_none() => Ok(Some(value)),
         _ => Ok::<_, PyErr>(None),
     };
-    let missing =
-        |name: &str| PyTypeError::new_err(format!("its __array_interface__ has no {name} that is known here"));
+    let missing = |name: &str| PyTypeError::new_err(format!("its array interface has no {name} that is known here"));
     let typestr: String = field("typestr")?.ok_or_else(|| missing("typestr"))?.extract()?;
     let dtype_name = || match array.getattr_opt(intern!(py, "dtype"))? {
         Some(dtype) => dtype.getattr(intern!(py, "name"))?.extract(),
@@ -259,5 +312,5 @@ fn describe_array(array: &Bound<'_, PyAny>, interface: Bound<'_, PyAny>) -> PyRe
     let address = std::ptr::with_exposed_provenance_mut(address);
     // An object may make its interface, and what that refers to, each time anew.
     let owner = (array, &interface).into_pyobject(py)?.into_any().unbind();
-    Ok(Description { element, address, shape, strides, is_read_only, owner })
+    Ok(Description { element, address, shape, strides, is_read_only, place: Place::Host, owner })
 }

@@ -179,8 +179,9 @@ impl Work {
     }
 
     /// Waits until the work has ended.
-    fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
+    pub(super) fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
         self.check_process(py)?;
+        interrupt::check_may_wait(py)?;
         interrupt::check_raised()?;
         let left = || deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         loop {
@@ -233,7 +234,7 @@ impl Work {
     }
 
     /// Whether the call has ended, well or not.
-    fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(super) fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.result(py)?.is_some())
     }
 

@@ -1,6 +1,7 @@
 """What each call gives, on arrays of numpy and tensors of torch."""
 
 import inspect
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -223,8 +224,54 @@ def test_arguments_are_those_of_torch(name):
     theirs = getattr(torch.distributed, name, None)
     if theirs is None:
         pytest.skip("this torch does not have it")
-    expected = list(inspect.signature(theirs).parameters)
+    #: Those that torch does not document.
+    internal = {"_ranks", "enable_reconfigure"}
+    expected = [name for name in inspect.signature(theirs).parameters if name not in internal]
     assert list(inspect.signature(getattr(dist, name)).parameters)[: len(expected)] == expected
+
+
+def test_ranks_by_their_numbers_in_the_group():
+    def body():
+        rank = dist.get_rank()
+        group = dist.new_group([2, 0], sort_ranks=False)
+        assert dist.get_process_group_ranks(group) == [2, 0] if rank != 1 else True
+        if rank == 1:
+            return
+        x = np.full(2, rank, np.float32)
+        dist.broadcast(x, group_src=0, group=group)
+        assert x.tolist() == [2, 2]
+        dist.reduce(x, group_dst=1, group=group)
+        assert x.tolist() == ([4, 4] if rank == 0 else [2, 2])
+        blocks = [np.full(2, 7 + block, np.float32) for block in range(2)] if rank == 2 else None
+        dist.scatter(x, blocks, group_src=0, group=group)
+        assert x.tolist() == ([8, 8] if rank == 0 else [7, 7])
+        dist.gather(x, blocks, group_dst=0, group=group)
+        assert blocks is None or [block.tolist() for block in blocks] == [[7, 7], [8, 8]]
+        if rank == 2:
+            dist.send(x, group_dst=1, group=group)
+            dist.isend(x, group_dst=1, group=group).wait()
+        else:
+            for receive in [dist.recv, lambda *a, **k: dist.irecv(*a, **k).wait()]:
+                x[...] = 0
+                receive(x, group_src=0, group=group)
+                assert x.tolist() == [7, 7]
+        peer = 1 - dist.get_rank(group)
+        ops = [(dist.isend, x), (dist.irecv, x.copy())]
+        [work.wait() for work in dist.batch_isend_irecv([dist.P2POp(*op, group=group, group_peer=peer) for op in ops])]
+        dist.barrier(group, timeout=timedelta(seconds=5))
+        for text, call in [
+            ("src is missing; give src, a global rank, or group_src", lambda: dist.broadcast(x, group=group)),
+            ("dst is 0 and group_dst is 1; give one", lambda: dist.reduce(x, 0, group_dst=1, group=group)),
+            ("group_dst is 2, and the group has 2 ranks", lambda: dist.send(x, group_dst=2, group=group)),
+            ("dst is missing", lambda: dist.send(x, group=group)),
+            ("use_local_synchronization is True", lambda: dist.new_group([0], use_local_synchronization=True)),
+            ("device_id is 0", lambda: dist.new_group([0], device_id=0)),
+            ("device_id is 0", lambda: dist.init_process_group("gloo", device_id=0)),
+        ]:
+            with pytest.raises(ValueError, match=text):
+                call()
+
+    run(3, body)
 
 
 def test_wrong_arguments():
@@ -272,7 +319,7 @@ def test_wrong_arguments():
                 r"input_split_sizes is \[4, 4\]; their sum is the length of dimension 0, 4",
                 lambda: dist.all_to_all_single(x, x.copy(), [2, 2], [4, 4]),
             ),
-            (ValueError, "device_ids is .0.; it is for GPUs", lambda: dist.barrier(device_ids=[0])),
+            (ValueError, "device_ids is .0., and the group is on no GPU", lambda: dist.barrier(device_ids=[0])),
             (ValueError, "pg_options is {}; there are no options", lambda: dist.new_group(pg_options={})),
             (ValueError, "pg_options is {}; there are no options", lambda: dist.init_process_group(pg_options={})),
             (ValueError, "store is {}; ranks find each other", lambda: dist.init_process_group(store={})),
@@ -289,7 +336,7 @@ def test_wrong_arguments():
             (TypeError, "group is a int", lambda: dist.all_reduce(x, group=3)),
             (ValueError, "op is", lambda: dist.P2POp(dist.send, x, 0)),
             (ValueError, "at least one P2POp", lambda: dist.batch_isend_irecv([])),
-            (ValueError, 'backend is "nccl"; this package has backend="gloo"', lambda: dist.init_process_group("nccl")),
+            (ValueError, 'backend is "ucc"; this package has backend="gloo"', lambda: dist.init_process_group("ucc")),
             (ValueError, "init_method is 'file:///x'", lambda: dist.init_process_group(init_method="file:///x")),
             (ValueError, "rank is -2", lambda: dist.init_process_group(rank=-2)),
             (RuntimeError, r"was initialized at .*ranks\.py:\d+", lambda: dist.init_process_group("gloo")),

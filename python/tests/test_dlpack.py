@@ -83,9 +83,10 @@ def test_what_is_refused():
             (ValueError, "read-only", {"flags": READ_ONLY}),
             (ValueError, "read-only", {"flags": IS_COPIED}),
             (TypeError, "it is of DLPack's version 2", {"major": 2}),
-            (TypeError, "device 3 of DLPack's type 2; give a copy", {"device_type": 2, "device_id": 3}),
+            (ValueError, "it is on GPU 3, and the group's tensors are in host", {"device_type": 2, "device_id": 3}),
+            (TypeError, "device 3 of DLPack's type 7; give a copy", {"device_type": 7, "device_id": 3}),
             (TypeError, "type code 2 with 32 bits in 4 lanes", {"lanes": 4}),
-            (TypeError, "type code 9 with 8 bits", {"code": 9, "bits": 8}),
+            (TypeError, "type code 15 with 6 bits", {"code": 15, "bits": 6}),
             (ValueError, "not aligned", {"byte_offset": 2}),
         ]
         for kind, text, fields in cases:

@@ -1,4 +1,4 @@
-"""The package in someone's process: signals, forks, ends, threads."""
+"""The package in someone's process: forks, ends, threads."""
 
 import gc
 import os
@@ -15,141 +15,6 @@ from ranks import DEADLINE, Ranks, run
 
 import distcollective
 import distcollective.distributed as dist
-
-
-def interrupted(call):
-    """Makes a call that Ctrl-C has to end. Gives the error."""
-    with pytest.raises(KeyboardInterrupt):
-        call()
-
-
-def waits():
-    x = np.zeros(100_000, np.float32)
-    yield lambda: dist.barrier()
-    yield lambda: dist.all_reduce(x)
-    yield lambda: dist.all_reduce(x, async_op=True).wait()
-    yield lambda: dist.all_reduce(x, async_op=True).wait(timedelta(seconds=100))
-    yield lambda: dist.recv(x)
-    yield lambda: dist.send(x, 1)
-    yield lambda: dist.new_group([0, 1])
-    yield lambda: dist.monitored_barrier(timeout=timedelta(seconds=100))
-    yield lambda: dist.broadcast_bytes(src=1)
-
-
-@pytest.mark.parametrize("number", range(len(list(waits()))))
-def test_ctrl_c_ends_each_wait(number):
-    def body(connection, variables, rank, size, *_):
-        os.environ.update(variables)
-        dist.init_process_group("gloo", rank=rank, world_size=size)
-        connection.send("initialized")
-        if rank == 0:
-            interrupted(list(waits())[number])
-            connection.send("interrupted")
-        connection.recv()
-
-    with Ranks(2, None, target=body) as ranks:
-        assert [ranks.receive(rank) for rank in range(2)] == ["initialized"] * 2
-        # A rank that does not wait yet gets the same exception, from Python itself.
-        time.sleep(0.3)
-        ranks.signal(0)
-        assert ranks.receive(0) == "interrupted"
-
-
-def test_ctrl_c_ends_the_initialization():
-    def body(connection, variables, rank, size, *_):
-        os.environ.update(variables)
-        connection.send("begins")
-        interrupted(lambda: dist.init_process_group("gloo", rank=rank, world_size=size + 1))
-        connection.send("interrupted")
-
-    with Ranks(1, None, target=body) as ranks:
-        assert ranks.receive(0) == "begins"
-        time.sleep(0.3)
-        ranks.signal(0)
-        assert ranks.receive(0) == "interrupted"
-
-
-def test_peers_are_told_who_was_interrupted():
-    def body(connection, variables, rank, size, *_):
-        os.environ.update(variables)
-        dist.init_process_group("gloo", rank=rank, world_size=size)
-        connection.send("initialized")
-        try:
-            dist.barrier()
-        except BaseException as error:
-            connection.send((type(error).__name__, str(error)))
-
-    with Ranks(
-        3,
-        None,
-        target=lambda connection, variables, rank, *rest: (
-            body(connection, variables, rank, *rest) if rank != 2 else late(connection, variables, rank, *rest)
-        ),
-    ) as ranks:
-        assert [ranks.receive(rank) for rank in range(3)] == ["initialized"] * 3
-        time.sleep(0.3)
-        ranks.signal(1)
-        assert ranks.receive(1)[0] == "KeyboardInterrupt"
-        name, text = ranks.receive(0)
-        assert name == "Error" and "rank 1" in text and "interrupted" in text
-
-
-def late(connection, variables, rank, size, *_):
-    """A rank that does not come to the barrier."""
-    os.environ.update(variables)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-    connection.send("initialized")
-    connection.recv()
-
-
-def test_a_handler_of_the_programs_own_raises_its_own():
-    class Stop(Exception):
-        pass
-
-    def stop(*_):
-        raise Stop
-
-    def body(connection, variables, rank, size, *_):
-        os.environ.update(variables)
-        dist.init_process_group("gloo", rank=rank, world_size=size)
-        signal.signal(signal.SIGUSR1, stop)
-        connection.send("initialized")
-        if rank == 0:
-            with pytest.raises(Stop):
-                dist.barrier()
-            connection.send("stopped")
-        connection.recv()
-
-    with Ranks(2, None, target=body) as ranks:
-        assert [ranks.receive(rank) for rank in range(2)] == ["initialized"] * 2
-        time.sleep(0.3)
-        ranks.signal(0, signal.SIGUSR1)
-        assert ranks.receive(0) == "stopped"
-
-
-def test_a_handlers_exception_is_not_lost_when_the_timeout_ends_meanwhile():
-    class Stop(Exception):
-        pass
-
-    def stop(*_):
-        time.sleep(1.2)
-        raise Stop
-
-    def body():
-        if dist.get_rank() == 1:
-            dist.recv(np.zeros(1, np.float32))
-            dist.send(np.ones(1, np.float32), 0)
-            return
-        x = np.zeros(1, np.float32)
-        work = dist.irecv(x, 1)
-        signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(Stop):
-            work.wait(timedelta(seconds=1))
-        dist.send(x, 1)
-        assert work.wait() and x == [1]
-
-    run(2, body)
 
 
 def test_other_threads_run_while_a_call_waits():
@@ -454,3 +319,80 @@ assert "subinterpreters" in str(failed), failed
 """
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_peer_that_is_killed_while_work_is_under_way():
+    def body():
+        x = np.zeros(100_000, np.float32)
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        works = [dist.irecv(x.copy(), 1), dist.all_reduce(x, async_op=True)]
+        kinds = []
+        for work in works:
+            with pytest.raises(distcollective.Error, match="rank 1") as raised:
+                work.wait()
+            kinds.append(raised.value.kind)
+        return kinds
+
+    with Ranks(2, body) as ranks:
+        assert ranks.result(0) == ["PeerLost"] * 2
+
+
+class Dataset:
+    """A dataset whose items try to call the group of the process that loads them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        for call in [lambda: dist.all_reduce(np.ones(1, np.float32)), lambda: dist.barrier(async_op=True)]:
+            with pytest.raises(RuntimeError, match="fork"):
+                call()
+        return float(index)
+
+
+def test_workers_of_a_data_loader_are_refused_and_harm_none():
+    torch = pytest.importorskip("torch")
+
+    def body():
+        x = np.ones(3, np.float32)
+        loader = torch.utils.data.DataLoader(Dataset(), num_workers=2, multiprocessing_context="fork")
+        total = 0.0
+        for batch in loader:
+            total += batch.sum().item()
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+        return total, x.tolist()
+
+    assert run(2, body) == [(6.0, [1, 1, 1])] * 2
+
+
+def double():
+    x = np.ones(3, np.float32)
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+def test_ranks_may_be_spawned():
+    with Ranks(2, double, method="spawn") as ranks:
+        assert [ranks.result(rank) for rank in range(2)] == [[2, 2, 2]] * 2
+
+
+def test_tensors_may_be_dropped_while_work_is_under_way():
+    def body():
+        rank = dist.get_rank()
+        other = 1 - rank
+        for number in range(20):
+            dist.isend(np.full(50_000, number, np.float32), other)
+        for number in range(20):
+            x = np.zeros(50_000, np.float32)
+            dist.recv(x, other)
+            assert (x == number).all()
+        for _ in range(20):
+            dist.all_reduce(np.ones(50_000, np.float32), async_op=True)
+        gc.collect()
+        x = np.ones(1, np.float32)
+        dist.all_reduce(x)
+        return x.tolist()
+
+    assert run(2, body) == [[2], [2]]

@@ -6,6 +6,7 @@ use super::geometry::Side;
 use super::rules::InPlace;
 use super::{Collective, Determinism, WireType};
 use crate::data_type::DataType;
+use crate::moved_type::{MovedType, TransferType};
 use crate::rank::GroupRank;
 
 /// One collective of one group: what it does, on which type and on how many elements. The rules of
@@ -22,12 +23,15 @@ pub(crate) struct Call {
     pub(crate) determinism: Determinism,
     /// The type in which float32 elements travel, if that is another one. `None` among one rank.
     pub(crate) wire_type: Option<WireType>,
+    /// The caller's type, if the elements are bytes of a type that only moves.
+    pub(crate) only_moved: Option<MovedType>,
 }
 
 impl Call {
     /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
-        Call { collective, data_type, block_elements, determinism: Determinism::Backend, wire_type: None }
+        let determinism = Determinism::Backend;
+        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None }
     }
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.
@@ -64,6 +68,11 @@ impl Call {
         // NCCL would accumulate in the transport type.
         let is_special = self.determinism == Determinism::Exact || self.wire_type.is_some();
         is_special && self.collective.reduce_op().is_some()
+    }
+
+    /// The type of the caller's elements.
+    pub(crate) fn transfer_type(&self) -> TransferType {
+        self.only_moved.map_or(TransferType::Data(self.data_type), TransferType::Moved)
     }
 
     /// The call among one rank, where every operation is the identity and may be in place.
@@ -143,7 +152,8 @@ impl fmt::Display for Call {
             Collective::Reduce { root, .. } | Collective::Gather { root } => write!(f, " to group rank {root}")?,
             _ => {}
         }
-        write!(f, " of {} {}", self.block_elements, self.data_type)?;
+        let transfer_type = self.transfer_type();
+        write!(f, " of {} {transfer_type}", self.block_elements / transfer_type.carrier_count())?;
         if let Some(wire_type) = self.wire_type {
             write!(f, " sent as {wire_type}")?;
         }

@@ -1,8 +1,8 @@
 //! Messages from one rank to another, as a backend gets them.
 
-use crate::data_type::DataType;
 use crate::error::Result;
 use crate::memory::Address;
+use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 
 /// The highest tag of a message.
@@ -22,7 +22,7 @@ pub(crate) enum Direction {
 pub(crate) struct MessageRequest {
     pub(crate) direction: Direction,
     pub(crate) tag: u16,
-    pub(crate) data_type: DataType,
+    pub(crate) data_type: TransferType,
     /// What is sent, or at most received.
     pub(crate) element_count: usize,
     pub(crate) address: Address,

@@ -34,6 +34,7 @@ use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, MemorySpace};
+pub use crate::moved_type::{MovedType, TransferType};
 use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::stream::Stream;

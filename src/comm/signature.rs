@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation, WireType};
-use crate::data_type::DataType;
+use crate::moved_type::TransferType;
 use crate::rank::GroupRank;
 
 /// Which of the collective calls of the library a collective belongs to.
@@ -163,13 +163,13 @@ fn lowest(bits: u32, byte: u8) -> u8 {
 impl Signature {
     /// As two words, for memory that ranks share.
     pub(crate) fn to_words(self) -> [u64; 2] {
-        let Call { collective, data_type, block_elements, determinism, wire_type } = self.call;
+        let Call { collective, block_elements, determinism, wire_type, .. } = self.call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
         let root = collective.root().map_or(0, |root| root.0);
         let purpose = self.purpose as u8 | (determinism.number() as u8) << PURPOSE_BITS;
         let wire_type = wire_type.map_or(WireType::NONE_NUMBER, WireType::number);
         let operation = collective.operation().number() as u8 | (wire_type as u8) << OPERATION_BITS;
-        let bytes = [purpose, operation, reduce_op as u8, data_type.number() as u8];
+        let bytes = [purpose, operation, reduce_op as u8, self.call.transfer_type().number()];
         [u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32, block_elements as u64]
     }
 
@@ -181,10 +181,12 @@ impl Signature {
         let wire_type = WireType::from_number((operation >> OPERATION_BITS).into()).ok()?;
         let operation = CollectiveOperation::from_number(lowest(OPERATION_BITS, operation).into()).ok()?;
         let reduce_op = ReduceOperation::from_number(reduce_op.into()).ok()?;
-        let data_type = DataType::from_number(data_type.into()).ok()?;
+        let transfer_type = TransferType::from_number(data_type)?;
+        let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
         let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((words[0] >> 32) as u32)))?;
         let block_elements = usize::try_from(words[1]).ok()?;
-        Some(Signature { purpose, call: Call { collective, data_type, block_elements, determinism, wire_type } })
+        let call = Call { collective, data_type, block_elements, determinism, wire_type, only_moved };
+        Some(Signature { purpose, call })
     }
 }
 
@@ -207,11 +209,15 @@ impl fmt::Display for Signature {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_type::DataType;
+    use crate::moved_type::MovedType;
 
     #[test]
     fn words_keep_every_part() {
         for operation in CollectiveOperation::ALL {
-            for data_type in DataType::ALL {
+            let data_types = DataType::ALL.into_iter().map(TransferType::Data);
+            for transfer_type in data_types.chain(MovedType::ALL.into_iter().map(TransferType::Moved)) {
+                let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
                 let collective =
                     Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))
                         .expect("complete");
@@ -220,7 +226,8 @@ mod tests {
                 for (purpose, (determinism, wire_type)) in
                     Purpose::ALL.into_iter().flat_map(|purpose| options.clone().map(move |option| (purpose, option)))
                 {
-                    let call = Call { collective, data_type, block_elements: usize::MAX >> 8, determinism, wire_type };
+                    let block_elements = usize::MAX >> 8;
+                    let call = Call { collective, data_type, block_elements, determinism, wire_type, only_moved };
                     let signature = Signature { purpose, call };
                     assert_eq!(Signature::from_words(signature.to_words()), Some(signature));
                 }

@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["error"],
     &["util", "framing"],
     &["data_type"],
-    &["shape", "element"],
+    &["shape", "element", "moved_type"],
     &["collective", "layout"],
     // Memory, devices, and where work runs.
     &["compute", "cuda", "issue_order"],

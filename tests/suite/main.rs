@@ -19,6 +19,7 @@ mod layers;
 mod limits;
 mod local_layers;
 mod messages;
+mod moved_types;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod networks;

@@ -569,7 +569,7 @@ fn messages_on_raw_addresses() {
         let (mut sent, mut received) = (vec![other.0 as i64; 1000], vec![-1i64; 1001]);
         let raw = |elements: &mut [i64], dst, src| RawMessage {
             address: elements.as_mut_ptr().cast(),
-            data_type: DataType::Int64,
+            data_type: DataType::Int64.into(),
             element_count: elements.len(),
             dst,
             src,

@@ -8,9 +8,10 @@ Replace ``import torch.distributed as dist`` by this import::
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
 
-A tensor is an array of numpy, a tensor of torch in the memory of the host, an array of ml_dtypes'
-types, or an object with ``__array_interface__`` or ``__dlpack__``. It is used in place where its
-elements lie one after the other. Any other tensor is copied, and written back when the call has
+A tensor is an array of numpy, a tensor of torch, an array of ml_dtypes' types, or an object with
+``__array_interface__``, ``__cuda_array_interface__`` or ``__dlpack__``. It is in the memory of the
+host, and with backend "nccl" in that of the rank's GPU. It is used in place where its elements lie
+one after the other. Any other tensor of the host is copied, and written back when the call has
 ended.
 """
 
@@ -55,6 +56,7 @@ from ._groups import (
     new_group,
 )
 from ._messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from ._threads import run_threads
 
 __all__ = [
     "GroupMember",
@@ -93,6 +95,7 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter_tensor",
+    "run_threads",
     "scatter",
     "scatter_object_list",
     "send",

@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Sequence
 
 from .._core import Work
 from ..errors import ArgumentError
-from ._groups import Group, ProcessGroup, check_none, member
+from ._groups import Group, ProcessGroup, member
 
 
 class ReduceOp(enum.IntEnum):
@@ -28,22 +28,37 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, as
     return None if found is None else found._live().all_reduce(tensor, op, async_op)
 
 
-def broadcast(tensor: Any, src: int, group: Group = None, async_op: bool = False) -> Optional[Work]:
-    """Replace the tensor on every rank by that of global rank ``src``."""
+def broadcast(
+    tensor: Any,
+    src: Optional[int] = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: Optional[int] = None,
+) -> Optional[Work]:
+    """Replace the tensor on every rank by that of global rank ``src``.
+
+    ``group_src`` is its number in the group, in place of ``src``. So are ``group_dst`` and the like
+    of other functions.
+    """
     found = member(group, "broadcast")
     if found is None:
         return None
-    return found._live().broadcast(tensor, found._group_rank(src, "src"), async_op)
+    return found._live().broadcast(tensor, found._peer("src", src, group_src), async_op)
 
 
 def reduce(
-    tensor: Any, dst: int, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+    tensor: Any,
+    dst: Optional[int] = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: Optional[int] = None,
 ) -> Optional[Work]:
     """Replace the tensor of global rank ``dst`` by the reduction of all. The others keep theirs."""
     found = member(group, "reduce")
     if found is None:
         return None
-    return found._live().reduce(tensor, op, found._group_rank(dst, "dst"), async_op)
+    return found._live().reduce(tensor, op, found._peer("dst", dst, group_dst), async_op)
 
 
 def _list_of_root(
@@ -60,39 +75,43 @@ def _list_of_root(
 def scatter(
     tensor: Any,
     scatter_list: Optional[Sequence[Any]] = None,
-    src: int = 0,
+    src: Optional[int] = None,
     group: Group = None,
     async_op: bool = False,
+    group_src: Optional[int] = None,
 ) -> Optional[Work]:
-    """Give each rank of the group its element of the list of global rank ``src``."""
+    """Give each rank of the group its element of the list of global rank ``src``, by default 0."""
     found = member(group, "scatter")
     if found is None:
         return None
-    root = found._group_rank(src, "src")
+    root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
     tensors = _list_of_root("scatter_list", scatter_list, "src", root, found)
-    return found._live().scatter(tensor, tensors, root, async_op)
+    return found._live().call_on_list("scatter", tensor, tensors, root, async_op)
 
 
 def gather(
     tensor: Any,
     gather_list: Optional[Sequence[Any]] = None,
-    dst: int = 0,
+    dst: Optional[int] = None,
     group: Group = None,
     async_op: bool = False,
+    group_dst: Optional[int] = None,
 ) -> Optional[Work]:
-    """Give global rank ``dst`` the tensor of each rank, in its list."""
+    """Give global rank ``dst``, by default 0, the tensor of each rank, in its list."""
     found = member(group, "gather")
     if found is None:
         return None
-    root = found._group_rank(dst, "dst")
+    root = found._peer("dst", 0 if dst is None and group_dst is None else dst, group_dst)
     tensors = _list_of_root("gather_list", gather_list, "dst", root, found)
-    return found._live().gather(tensor, tensors, root, async_op)
+    return found._live().call_on_list("gather", tensor, tensors, root, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False) -> Optional[Work]:
     """Give every rank the tensor of each rank, in its list."""
     found = member(group, "all_gather")
-    return None if found is None else found._live().all_gather(list(tensor_list), tensor, async_op)
+    if found is None:
+        return None
+    return found._live().call_on_list("all_gather", tensor, list(tensor_list), 0, async_op)
 
 
 def all_gather_into_tensor(
@@ -147,11 +166,25 @@ def all_to_all_single(
     return found._live().all_to_all(output, input, async_op)
 
 
-def barrier(group: Group = None, async_op: bool = False, device_ids: Optional[List[int]] = None) -> Optional[Work]:
-    """Wait until every rank of the group has come. ``device_ids`` is None."""
-    check_none("device_ids", device_ids, "it is for GPUs, which this package does not have yet")
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Optional[List[int]] = None,
+    timeout: Optional[timedelta] = None,
+) -> Optional[Work]:
+    """Wait until every rank of the group has come.
+
+    ``device_ids`` is None, or with "nccl" a list with the number of the group's GPU. ``timeout`` is
+    the group's unless it is given.
+    """
     found = member(group, "barrier")
-    return None if found is None else found._live().barrier(async_op)
+    if found is None:
+        return None
+    communicator = found._live()
+    if device_ids is not None and list(device_ids) != [communicator.gpu]:
+        gpu = "is on no GPU" if communicator.gpu is None else f"is on GPU {communicator.gpu}"
+        raise ArgumentError(f"device_ids is {device_ids!r}, and the group {gpu}; leave it None")
+    return (communicator if timeout is None else communicator.with_timeout(timeout)).barrier(async_op)
 
 
 def monitored_barrier(group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:

@@ -2,15 +2,17 @@
 
 import atexit
 import sys
+import threading
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 from urllib.parse import urlsplit
 
 from .. import _core
 from ..errors import ArgumentError, Error
 
-_BACKENDS = ("gloo", "host")
+_BACKENDS = ("gloo", "host", "nccl")
 #: How the names of this package's modules begin.
 _PACKAGE = __name__.partition(".")[0] + "."
 
@@ -40,8 +42,7 @@ class ProcessGroup:
 
     def name(self) -> str:
         """The name of the backend."""
-        self._live()
-        return "gloo"
+        return self._live().backend
 
     def abort(self, reason: str = "the program called abort") -> None:
         """End the group for all its ranks. Their calls raise an error with the reason."""
@@ -61,6 +62,18 @@ class ProcessGroup:
                 f"{name} is global rank {rank}, which is not in the group of ranks {self._ranks}"
             ) from None
 
+    def _peer(self, name: str, rank: Optional[int], group_rank: Optional[int]) -> int:
+        """The number in the group of a rank that is given by its global rank or by that number."""
+        if group_rank is None:
+            if rank is None:
+                raise ArgumentError(f"{name} is missing; give {name}, a global rank, or group_{name}")
+            return self._group_rank(rank, name)
+        if rank is not None:
+            raise ArgumentError(f"{name} is {rank} and group_{name} is {group_rank}; give one of them")
+        if not 0 <= group_rank < self.size():
+            raise ArgumentError(f"group_{name} is {group_rank}, and the group has {self.size()} ranks")
+        return group_rank
+
     def __repr__(self) -> str:
         return f"ProcessGroup(ranks={self._ranks})"
 
@@ -69,18 +82,47 @@ Group = Union[ProcessGroup, _NonGroupMember, None]
 
 
 class _World:
-    """What ``init_process_group`` has made."""
+    """A rank: what ``init_process_group`` has made, or ``run_threads`` for a thread."""
 
-    environment: Optional[_core.Environment] = None
-    group: Optional[ProcessGroup] = None
-    subgroups: List[ProcessGroup] = []
+    def __init__(self, group: Optional[ProcessGroup] = None) -> None:
+        self.environment: Optional[_core.Environment] = None
+        self.group = group
+        self.subgroups: List[ProcessGroup] = []
+
+    def leave(self) -> None:
+        """Drop this rank's handles, by which the other ranks learn that it has left."""
+        for process_group in [self.group, *self.subgroups]:
+            if process_group is not None:
+                process_group._communicator = None
+        self.environment, self.group, self.subgroups = None, None, []
+
+
+_process = _World()
+_thread = threading.local()
+
+
+def _own() -> _World:
+    """The rank that this thread is, else the one that this process is."""
+    found: _World = getattr(_thread, "world", _process)
+    return found
+
+
+@contextmanager
+def thread_is_rank(communicator: _core.Communicator) -> Iterator[None]:
+    """Make this thread a rank."""
+    _thread.world = _World(ProcessGroup(communicator))
+    try:
+        yield
+    finally:
+        _thread.world.leave()
+        del _thread.world
 
 
 class _WorldProperty(type):
     @property
     def WORLD(cls) -> Optional[ProcessGroup]:
         """The group of all ranks; None before ``init_process_group``."""
-        return _World.group
+        return _own().group
 
 
 class group(metaclass=_WorldProperty):
@@ -95,9 +137,10 @@ class GroupMember(metaclass=_WorldProperty):
 
 def world() -> ProcessGroup:
     """The group of all ranks."""
-    if _World.group is None:
+    found = _own().group
+    if found is None:
         raise Error("there is no process group; call init_process_group first")
-    return _World.group
+    return found
 
 
 def member(group: Group, name: str) -> Optional[ProcessGroup]:
@@ -119,8 +162,8 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether this process has a process group."""
-    return _World.group is not None
+    """Whether this process, or this thread, has a process group."""
+    return _own().group is not None
 
 
 def _line_of_the_program() -> str:
@@ -137,26 +180,36 @@ def begin(options: Dict[str, Any]) -> _core.Environment:
         number = options.get(name)
         if number is not None and not 0 <= number < 2**16:
             raise ArgumentError(f"{name} is {number}; it is a number from 0 to 65535")
+    if _own() is not _process:
+        raise Error("this thread is a rank of run_threads, and its group is there already")
     options["called_at"] = _line_of_the_program()
-    environment = _core.initialize(options)
-    _World.environment = environment
-    _World.group = ProcessGroup(environment.communicator)
-    atexit.register(_leave)
+    try:
+        environment = _core.initialize(options)
+    except Error as error:
+        if error.kind == "Unsupported" and options["backend"] == "nccl":
+            raise without_gpus(error) from None
+        raise
+    _process.environment = environment
+    _process.group = ProcessGroup(environment.communicator)
+    atexit.register(_process.leave)
     return environment
 
 
-def _leave() -> None:
-    """Tell the other ranks at the interpreter's end that this one has left."""
-    for process_group in [_World.group, *_World.subgroups]:
-        if process_group is not None:
-            process_group._communicator = None
-    _World.environment, _World.group, _World.subgroups = None, None, []
+def without_gpus(error: Error) -> Error:
+    """The error of a machine that cannot use NCCL."""
+    told = Error(f'{error}; in Python that is backend="gloo"')
+    told.kind = error.kind
+    return told
 
 
-def check_backend(name: Optional[str]) -> None:
-    """Check that this package has the backend of that name."""
-    if name is not None and name.lower() not in _BACKENDS:
-        raise ArgumentError(f'backend is "{name}"; this package has backend="gloo", which is also called "host"')
+def known_backend(name: Optional[str]) -> str:
+    """The backend of that name, which is "gloo" unless it is given."""
+    found = "gloo" if name is None else name.lower()
+    if found not in _BACKENDS:
+        raise ArgumentError(
+            f'backend is "{name}"; this package has backend="gloo", which is also called "host", and backend="nccl"'
+        )
+    return "gloo" if found == "host" else found
 
 
 def check_none(name: str, value: Any, why: str) -> None:
@@ -174,21 +227,26 @@ def init_process_group(
     store: Optional[object] = None,
     group_name: str = "",
     pg_options: Optional[object] = None,
+    device_id: Optional[object] = None,
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
-    ``backend`` is "gloo", which is also called "host": ranks are processes of one machine.
+    ``backend`` is "gloo", which is also called "host": ranks are processes of one machine, and
+    tensors are in its memory. Or it is "nccl": each rank has the GPU of its local rank, and tensors
+    are there. It is "gloo" unless it is given.
     ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
     call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
-    ``store``, ``group_name`` and ``pg_options`` keep their defaults.
+    ``device_id`` is another GPU for "nccl": its number, or a torch.device. ``store``,
+    ``group_name`` and ``pg_options`` keep their defaults.
     """
-    check_backend(backend)
+    options: Dict[str, Any] = {"timeout": timeout, "backend": known_backend(backend)}
     check_none("store", store, "ranks find each other by init_method, without a store of torch")
     check_none("pg_options", pg_options, "there are no options of a backend")
     if group_name:
         raise ArgumentError(f'group_name is {group_name!r}; the group of all ranks has no name; leave it ""')
-    options: Dict[str, Any] = {"timeout": timeout}
+    if device_id is not None:
+        options["device"] = _gpu_of(device_id, options["backend"])
     if rank != -1:
         options["rank"] = rank
     if world_size != -1:
@@ -201,21 +259,33 @@ def init_process_group(
     begin(options)
 
 
+def _gpu_of(device_id: object, backend: str) -> int:
+    """The number of a GPU that is given by it or by a torch.device."""
+    index = getattr(device_id, "index", device_id)
+    is_gpu = getattr(device_id, "type", "cuda") == "cuda"
+    if backend != "nccl" or not is_gpu or not isinstance(index, int) or index < 0:
+        raise ArgumentError(
+            f'device_id is {device_id!r} and backend "{backend}"; it is the number of a GPU, with "nccl"'
+        )
+    return index
+
+
 def destroy_process_group(group: Group = None) -> None:
     """End a group, or by default everything, on this rank.
 
     It waits for no other rank. Ranks that wait for this one get an error.
     """
-    if group is None or group is _World.group:
+    own = _own()
+    if group is None or group is own.group:
         world()
-        environment = _World.environment
-        _leave()
-        atexit.unregister(_leave)
+        environment = own.environment
+        own.leave()
         if environment is not None:
+            atexit.unregister(_process.leave)
             environment.destroy()
     elif isinstance(group, ProcessGroup):
         group._communicator = None
-        _World.subgroups = [other for other in _World.subgroups if other is not group]
+        own.subgroups = [other for other in own.subgroups if other is not group]
 
 
 def new_group(
@@ -223,23 +293,35 @@ def new_group(
     timeout: Optional[timedelta] = None,
     backend: Optional[str] = None,
     pg_options: Optional[object] = None,
+    use_local_synchronization: bool = False,
+    group_desc: Optional[str] = None,
+    device_id: Optional[object] = None,
+    sort_ranks: bool = True,
 ) -> Union[ProcessGroup, _NonGroupMember]:
-    """Make a group of these ranks, sorted; of all ranks by default. Every rank calls it.
+    """Make a group of these ranks, sorted unless ``sort_ranks`` is False; of all by default.
 
-    A rank that is not in the group gets ``GroupMember.NON_GROUP_MEMBER``. ``pg_options`` is None.
+    Every rank calls it, so ``use_local_synchronization`` is False. A rank that is not in the group
+    gets ``GroupMember.NON_GROUP_MEMBER``. The group's GPUs are those of all ranks, so ``device_id``
+    is None. ``pg_options`` is None. ``group_desc`` is for the reader.
     """
+    if use_local_synchronization:
+        raise ArgumentError("use_local_synchronization is True; every rank calls new_group; leave it False")
+    check_none("device_id", device_id, "a group has the GPUs of the group of all ranks")
     check_none("pg_options", pg_options, "there are no options of a backend")
     all_ranks = world()
     communicator = all_ranks._live()
-    check_backend(backend)
-    numbers = (
-        sorted(all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks) if ranks is not None else None
-    )
-    made = communicator.new_group(range(all_ranks.size()) if numbers is None else numbers)
+    if backend is not None and known_backend(backend) != all_ranks.name():
+        raise ArgumentError(
+            f'backend is "{backend}", and the group of all ranks has "{all_ranks.name()}"; leave it None'
+        )
+    numbers = list(range(all_ranks.size()))
+    if ranks is not None:
+        numbers = [all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks]
+    made = communicator.new_group(sorted(numbers) if sort_ranks else numbers)
     if made is None:
         return GroupMember.NON_GROUP_MEMBER
     process_group = ProcessGroup(made if timeout is None else made.with_timeout(timeout))
-    _World.subgroups.append(process_group)
+    _own().subgroups.append(process_group)
     return process_group
 
 
@@ -258,7 +340,7 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The group's backend: "gloo"."""
+    """The group's backend: "gloo" or "nccl"."""
     return _own_group(group, "get_backend").name()
 
 

@@ -9,39 +9,49 @@ from ._groups import Group, ProcessGroup, member
 _Message = Tuple[bool, Any, Optional[int], int]
 
 
-def _message(group: ProcessGroup, is_send: bool, tensor: Any, peer: Optional[int], tag: int) -> _Message:
+def _message(
+    group: ProcessGroup, is_send: bool, tensor: Any, peer: Optional[int], group_peer: Optional[int], tag: int
+) -> _Message:
     name = "dst" if is_send else "src"
     if not 0 <= tag < 2**15:
         raise ArgumentError(f"tag is {tag}; it is 0 to {2**15 - 1}")
-    return is_send, tensor, None if peer is None else group._group_rank(peer, name), tag
+    is_from_any = not is_send and peer is None and group_peer is None
+    return is_send, tensor, None if is_from_any else group._peer(name, peer, group_peer), tag
 
 
-def isend(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> Optional[Work]:
+def isend(
+    tensor: Any, dst: Optional[int] = None, group: Group = None, tag: int = 0, group_dst: Optional[int] = None
+) -> Optional[Work]:
     """Begin to send the tensor to global rank ``dst``."""
     found = member(group, "isend")
-    return None if found is None else found._live().messages([_message(found, True, tensor, dst, tag)])
+    return None if found is None else found._live().messages([_message(found, True, tensor, dst, group_dst, tag)])
 
 
-def irecv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> Optional[Work]:
+def irecv(
+    tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0, group_src: Optional[int] = None
+) -> Optional[Work]:
     """Begin to receive into the tensor from global rank ``src``, or from any."""
     found = member(group, "irecv")
-    return None if found is None else found._live().messages([_message(found, False, tensor, src, tag)])
+    return None if found is None else found._live().messages([_message(found, False, tensor, src, group_src, tag)])
 
 
-def send(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> None:
+def send(
+    tensor: Any, dst: Optional[int] = None, group: Group = None, tag: int = 0, group_dst: Optional[int] = None
+) -> None:
     """Send the tensor to global rank ``dst``. It may be changed when this returns."""
-    work = isend(tensor, dst, group, tag)
-    if work is not None:
-        work.wait()
+    found = member(group, "send")
+    if found is not None:
+        found._live().messages([_message(found, True, tensor, dst, group_dst, tag)], async_op=False)
 
 
-def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0) -> int:
+def recv(
+    tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0, group_src: Optional[int] = None
+) -> int:
     """Receive into the tensor from global rank ``src``, or from any. Gives the sender's."""
     found = member(group, "recv")
     if found is None:
         return -1
-    work = found._live().messages([_message(found, False, tensor, src, tag)])
-    work.wait()
+    work = found._live().messages([_message(found, False, tensor, src, group_src, tag)], async_op=False)
     (source,) = work.sources()
     return -1 if source is None else found._ranks[source]
 
@@ -49,7 +59,15 @@ def recv(tensor: Any, src: Optional[int] = None, group: Group = None, tag: int =
 class P2POp:
     """A message for ``batch_isend_irecv``: ``op`` is ``isend`` or ``irecv``."""
 
-    def __init__(self, op: Callable[..., Any], tensor: Any, peer: int, group: Group = None, tag: int = 0) -> None:
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: Optional[int] = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: Optional[int] = None,
+    ) -> None:
         if op not in (isend, irecv):
             raise ArgumentError(f"op is {op!r}; it is isend or irecv of this module")
         self.op = op
@@ -57,6 +75,7 @@ class P2POp:
         self.peer = peer
         self.group = group
         self.tag = tag
+        self.group_peer = group_peer
 
 
 def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
@@ -74,6 +93,7 @@ def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
     if found is None:
         return []
     messages = [
-        _message(found, message.op is isend, message.tensor, message.peer, message.tag) for message in p2p_op_list
+        _message(found, message.op is isend, message.tensor, message.peer, message.group_peer, message.tag)
+        for message in p2p_op_list
     ]
     return [found._live().messages(messages)]

@@ -99,7 +99,7 @@ impl State {
     fn tensor(&self, index: usize, object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         let io = &self.context.io_tensors()[index];
         let access = if io.mode == IoMode::Input { Access::Read } else { Access::Write };
-        let tensor = Tensor::of(object, &io.name, access)?;
+        let tensor = Tensor::of(object, &io.name, access, MemorySpace::Host)?;
         let data_type = known_type(&tensor, &io.name)?;
         if data_type != io.data_type {
             let text = format!("{}: it is of {data_type}, and the engine has {} there", io.name, io.data_type);

@@ -7,7 +7,7 @@ mod plugin;
 
 use distcollective::collective::GroupRank;
 use distcollective::network::{self, ElementWiseOperation};
-use distcollective::tensor::Dims;
+use distcollective::tensor::{Dims, MemorySpace};
 use distcollective::{
     Buffer, CollectiveOperation, DataType, DistCollectiveLayer, Error, Groups, ReduceOperation, Root,
 };
@@ -224,7 +224,7 @@ fn input_of(network: &distcollective::Network, name: &str) -> Result<network::Te
 
 /// A copy of a tensor of Python, as a constant of these dimensions.
 fn constant(py: Python<'_>, dims: &[i64], weights: &Bound<'_, PyAny>) -> PyResult<Buffer> {
-    let tensor = Tensor::of(weights, "weights", Access::Read)?;
+    let tensor = Tensor::of(weights, "weights", Access::Read, MemorySpace::Host)?;
     let data_type = known_type(&tensor, "weights")?;
     let mut buffer = checked(py, Buffer::zeroed(data_type, dims))?;
     let (given, needed) = (tensor.element_count(), buffer.shape().element_count());

@@ -2,7 +2,7 @@
 //! side.
 
 use distcollective::network::{Plugin, PluginCall, PluginRegistry};
-use distcollective::tensor::{Shape, TensorView};
+use distcollective::tensor::{MemorySpace, Shape, TensorView};
 use distcollective::{DataType, Error, ErrorKind};
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -85,7 +85,7 @@ impl Plugin for PythonPlugin {
                 call.outputs().map(|output| (output.data_type().number(), dims(output.shape()))).collect();
             let arrays: Vec<Bound<'_, PyAny>> = adapter.call_method1("enqueue", (inputs, outputs))?.extract()?;
             for (array, mut output) in arrays.iter().zip(call.outputs()) {
-                let tensor = Tensor::of(array, "output", Access::Read)?;
+                let tensor = Tensor::of(array, "output", Access::Read, MemorySpace::Host)?;
                 let (data_type, element_count) = (output.data_type(), output.element_count());
                 if tensor.element.known() != Some(data_type) || tensor.element_count() != element_count {
                     let text = format!("an output is not {element_count} elements of {data_type}");

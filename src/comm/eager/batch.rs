@@ -8,10 +8,10 @@ use super::messages::{Received, Source};
 use crate::comm::Communicator;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::cuda::CudaStream;
-use crate::data_type::DataType;
 use crate::error::{Error, Result, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::moved_type::TransferType;
 use crate::rank::Rank;
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work, WorkEnd};
 use crate::util::{interrupt, lock};
@@ -59,7 +59,7 @@ pub struct RawMessage {
     /// The first element, in the memory of the communicator.
     pub address: *mut u8,
     /// The type of the elements.
-    pub data_type: DataType,
+    pub data_type: TransferType,
     /// How many elements are sent, or at most received.
     pub element_count: usize,
     /// The receiver; `None` for a receive.
@@ -251,10 +251,12 @@ impl Communicator {
         if byte_len.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(error!(InvalidBuffer, "{element_count} {data_type} are more than memory can hold"));
         }
-        if element_count > 0 && (address.is_null() || !address.addr().is_multiple_of(data_type.byte_len())) {
+        if element_count > 0 && (address.is_null() || !address.addr().is_multiple_of(data_type.carrier().byte_len())) {
             return Err(error!(InvalidBuffer, "address {address:?} is null or not aligned to {data_type}"));
         }
-        self.message(dst, src, tag, RawTensor::flat(self.space(), address, data_type, element_count))
+        let carried = element_count * data_type.carrier_count();
+        let raw = RawTensor::flat(self.space(), address, data_type.carrier(), carried);
+        Ok(MessageRequest { data_type, element_count, ..self.message(dst, src, tag, raw)? })
     }
 
     /// Begins messages whose buffers `content` owns.

@@ -8,9 +8,9 @@ use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
 use crate::collective::{Call, Collective, check_wire_type, overlap};
 use crate::comm::Communicator;
-use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{Stream, Work};
 use crate::util::text::count_of;
@@ -164,18 +164,19 @@ impl Communicator {
     pub unsafe fn enqueue_list(
         &self,
         collective: Collective<Rank>,
-        data_type: DataType,
+        data_type: impl Into<TransferType>,
         block_elements: usize,
         one: *mut u8,
         list: &[*mut u8],
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
-        self.check_count(data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let (space, byte_len) = (self.space(), block_elements * data_type.byte_len());
-        let raw =
-            |address: &*mut u8| RawTensor { data_type, address: *address, space, generation: 0, byte_len, shape: None };
+        let data_type = data_type.into();
+        self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
+        let (space, carried) = (self.space(), block_elements * data_type.carrier_count());
+        let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
         let list = list.iter().map(raw).collect();
-        Ok(stream.submit(self.list_task(collective, Some(raw(&one)), Some(list), stream)?, None))
+        let task = self.list_task(collective, Some(raw(&one)), Some(list), stream)?;
+        Ok(stream.submit(task.moving(data_type.moved()), None))
     }
 
     /// The views of a list that is written.

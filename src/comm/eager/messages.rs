@@ -165,7 +165,7 @@ impl Communicator {
         let Some(tag) = u16::try_from(tag).ok().filter(|tag| u32::from(*tag) <= MAX_TAG) else {
             bail!(InvalidArgument, "tag {tag} is not from 0 to {MAX_TAG}")
         };
-        let (data_type, element_count) = (raw.data_type, raw.element_count());
+        let (data_type, element_count) = (raw.data_type.into(), raw.element_count());
         let message = MessageRequest { direction, tag, data_type, element_count, address: raw.located() };
         self.backend.check_message(&message)?;
         Ok(message)

@@ -6,10 +6,10 @@ use std::time::Instant;
 use crate::collective::{Call, Collective};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
-use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::Address;
+use crate::moved_type::{MovedType, TransferType};
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
@@ -38,7 +38,8 @@ impl Communicator {
     ///
     /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
     /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
-    /// all_reduce, broadcast and reduce.
+    /// all_reduce, broadcast and reduce. `data_type` is a [`DataType`](crate::DataType), or in
+    /// operations that do not reduce a [`MovedType`](crate::comm::MovedType).
     ///
     /// # Safety
     ///
@@ -48,7 +49,7 @@ impl Communicator {
     /// # Errors
     ///
     /// - The root is not a rank.
-    /// - bool is averaged.
+    /// - bool is averaged, or a type that is only moved is reduced.
     /// - The elements are more than memory can hold.
     /// - An address that this rank uses is null or not aligned to the element, or both overlap in
     ///   another way than [`InPlace`](crate::collective::InPlace) says.
@@ -58,18 +59,21 @@ impl Communicator {
     pub unsafe fn enqueue(
         &self,
         collective: Collective<Rank>,
-        data_type: DataType,
+        data_type: impl Into<TransferType>,
         block_elements: usize,
         input: *const u8,
         output: *mut u8,
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
         let n = self.world_size() as usize;
-        self.check_count(data_type, block_elements).map_err(|error| self.label(&collective, error))?;
+        let data_type = data_type.into();
+        self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
+        let (carrier, block) = (data_type.carrier(), block_elements * data_type.carrier_count());
         let operation = collective.operation();
         let [input_elements, output_elements] =
-            [operation.input_blocks(n), operation.output_blocks(n)].map(|blocks| blocks * block_elements);
-        let call = self.call(collective, Some((data_type, input_elements)), Some((data_type, output_elements)))?;
+            [operation.input_blocks(n), operation.output_blocks(n)].map(|blocks| blocks * block);
+        let call = self.call(collective, Some((carrier, input_elements)), Some((carrier, output_elements)))?;
+        let call = Call { only_moved: data_type.moved(), ..call };
         let space = self.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, None))
@@ -90,8 +94,16 @@ impl Communicator {
         Ok(stream.submit(task.checked(stream)?, None))
     }
 
-    /// Checks that memory can hold a block for each rank.
-    pub(super) fn check_count(&self, data_type: DataType, block_elements: usize) -> Result<()> {
+    /// Checks that the operation takes the type, and that memory can hold a block for each rank.
+    pub(super) fn check_transfer(
+        &self,
+        collective: &Collective<Rank>,
+        data_type: TransferType,
+        block_elements: usize,
+    ) -> Result<()> {
+        if let (Some(moved), Some(_)) = (data_type.moved(), collective.reduce_op()) {
+            bail!(InvalidArgument, "{moved} is only moved, and this operation reduces; cast to a type that is reduced");
+        }
         let n = self.world_size() as usize;
         let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
         if longest.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
@@ -112,6 +124,12 @@ impl RawCollective {
     /// A call on a list of blocks. The caller has checked memory, alignment and overlap.
     pub(super) fn of_list(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Vec<Address>) -> Self {
         Self::of_user(communicator, call, sides, Some(blocks))
+    }
+
+    /// The call on bytes of a type that only moves.
+    pub(super) fn moving(mut self, only_moved: Option<MovedType>) -> Self {
+        self.signature.call.only_moved = only_moved;
+        self
     }
 
     fn of_user(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Option<Vec<Address>>) -> Self {

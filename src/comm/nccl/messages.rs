@@ -86,7 +86,8 @@ impl NcclBackend {
                     if result != ncclSuccess && result != ncclInProgress {
                         break;
                     }
-                    let (data_type, count) = nccl_type(message.data_type, message.element_count);
+                    let carried = message.element_count * message.data_type.carrier_count();
+                    let (data_type, count) = nccl_type(message.data_type.carrier(), carried);
                     let address = message.address.pointer.cast();
                     result = match message.direction {
                         Direction::Send(to) => send(address, count, data_type, to.0 as i32, raw, cuda_stream),

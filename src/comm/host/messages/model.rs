@@ -18,7 +18,7 @@ use crate::sync::Tracked;
 
 fn message(rank: &HostBackend, direction: Direction, tag: u16, bytes: *const u8, len: usize) -> Result<Delivery> {
     let address = Address::host(bytes);
-    let request = MessageRequest { direction, tag, data_type: DataType::Uint8, element_count: len, address };
+    let request = MessageRequest { direction, tag, data_type: DataType::Uint8.into(), element_count: len, address };
     // SAFETY: each caller passes bytes that live during the call.
     unsafe { rank.run_message(&request, Instant::now() + Duration::from_secs(3600)) }
 }

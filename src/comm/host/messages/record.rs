@@ -1,7 +1,7 @@
 //! What the cells of a ring say.
 
 use crate::comm::host::protocol::slot::BufferLocation;
-use crate::data_type::DataType;
+use crate::moved_type::TransferType;
 
 /// How many words a record has.
 pub(super) const RECORD_WORDS: usize = 5;
@@ -10,7 +10,7 @@ pub(super) const RECORD_WORDS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Envelope {
     pub(super) tag: u16,
-    pub(super) data_type: DataType,
+    pub(super) data_type: TransferType,
     pub(super) byte_len: usize,
 }
 
@@ -40,7 +40,7 @@ impl Record {
         let no_location = BufferLocation::Unreachable;
         let words = |kind: u8, id: u64, envelope: Option<Envelope>, byte_len: usize, location: BufferLocation| {
             let [tag_low, tag_high] = envelope.map_or(0, |envelope| envelope.tag).to_le_bytes();
-            let data_type = envelope.map_or(0, |envelope| envelope.data_type.number() as u8);
+            let data_type = envelope.map_or(0, |envelope| envelope.data_type.number());
             let [block, offset] = location.to_words();
             [u64::from(u32::from_le_bytes([kind, data_type, tag_low, tag_high])), id, byte_len as u64, block, offset]
         };
@@ -60,7 +60,7 @@ impl Record {
         let [kind, data_type, tag_low, tag_high] = u32::try_from(first).ok()?.to_le_bytes();
         let byte_len = usize::try_from(byte_len).ok().filter(|len| isize::try_from(*len).is_ok())?;
         let envelope = || {
-            let data_type = DataType::from_number(data_type.into()).ok()?;
+            let data_type = TransferType::from_number(data_type)?;
             let is_whole = byte_len.is_multiple_of(data_type.byte_len());
             is_whole.then_some(Envelope { tag: u16::from_le_bytes([tag_low, tag_high]), data_type, byte_len })
         };
@@ -89,11 +89,14 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_type::DataType;
+    use crate::moved_type::MovedType;
 
     #[test]
     fn words_keep_every_part() {
         let location = BufferLocation::Block { id: 7, offset: 64 };
-        for data_type in DataType::ALL {
+        let moved = MovedType::ALL.into_iter().map(TransferType::Moved);
+        for data_type in DataType::ALL.into_iter().map(TransferType::Data).chain(moved) {
             let envelope = Envelope { tag: 32_767, data_type, byte_len: 3 * data_type.byte_len() };
             for record in [
                 Record::Inline(envelope),
@@ -110,7 +113,7 @@ mod tests {
     /// A peer can write anything into its ring.
     #[test]
     fn words_that_no_rank_writes_are_no_record() {
-        let four_floats = Envelope { tag: 0, data_type: DataType::Float32, byte_len: 16 };
+        let four_floats = Envelope { tag: 0, data_type: DataType::Float32.into(), byte_len: 16 };
         let good = Record::Inline(four_floats).to_words();
         assert!(Record::from_words(good).is_some());
         for (place, word) in [(0, 0), (0, 9), (0, good[0] | 0xff00), (0, 1 << 32), (2, 15), (2, u64::MAX)] {

@@ -1,0 +1,68 @@
+"""Tensors on GPUs and the backend "nccl", with stand-ins for CUDA and NCCL (tests/fake_gpu).
+
+``DCL_TEST_GPU_LIBRARIES`` is the stand-ins' folder. A process loads the libraries once, so each
+test runs in a process of its own. The stand-ins have all ranks in one process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import DEADLINE, run
+
+import distcollective
+import distcollective.distributed as dist
+
+LIBRARIES = os.environ.get("DCL_TEST_GPU_LIBRARIES")
+NAMES = [
+    "with_cuda_array_interface",
+    "with_dlpack",
+    "with_torch",
+    "enqueues_behind_what_makes_the_elements",
+    "refuses",
+    "dictionaries",
+    "a_failure_ends_the_others",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_gpus(name):
+    if LIBRARIES is None:
+        assert "DCL_REQUIRE_PEERS" not in os.environ, "DCL_TEST_GPU_LIBRARIES is missing"
+        pytest.skip("DCL_TEST_GPU_LIBRARIES does not say where the stand-ins for CUDA and NCCL are")
+    if name == "with_torch":
+        torch = pytest.importorskip("torch")
+        if torch.version.cuda is not None:
+            pytest.skip("this torch brings its own NCCL, which the stand-ins cannot replace")
+    program = Path(__file__).with_name("on_gpus.py")
+    process = subprocess.run(
+        [sys.executable, program, name],
+        env={**os.environ, "LD_LIBRARY_PATH": LIBRARIES},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * DEADLINE,
+    )
+    assert process.returncode == 0 and process.stdout.endswith("passed\n"), process.stdout
+
+
+def test_without_a_gpu_errors_name_gloo():
+    def body():
+        with pytest.raises(ValueError, match='backend is "nccl".*give backend="gloo"'):
+            distcollective.ray_broadcast_tensor_dict({})
+        with pytest.raises(ValueError, match='backend is "nccl".*leave it None'):
+            dist.new_group([0], backend="nccl")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        dist.destroy_process_group()
+        with pytest.raises(
+            RuntimeError, match='NCCL cannot be used: ranks 0 and 1.*in Python that is backend="gloo"'
+        ) as raised:
+            dist.init_process_group("nccl", rank=rank, world_size=size)
+        assert raised.value.kind == "Unsupported" and not dist.is_initialized()
+        with pytest.raises(RuntimeError, match='backend="gloo"'):
+            dist.run_threads(2, dist.barrier, backend="nccl")
+        return dist.run_threads(2, dist.get_backend, backend="host")
+
+    assert run(2, body) == [["gloo", "gloo"]] * 2
