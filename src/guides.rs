@@ -15,6 +15,7 @@ guide!(Torch, "../docs/src/torch.md");
 guide!(Python, "../docs/src/python.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
+guide!(Layers, "../docs/src/layers.md");
 guide!(Plugins, "../docs/src/plugins.md");
 guide!(Errors, "../docs/src/errors.md");
 guide!(Weights, "../docs/src/weights.md");
