@@ -62,12 +62,12 @@ enum BodyRecord {
     DistCollective(DistCollectiveLayer),
     Shuffle { info: Info, shuffle: Shuffle },
     Cast { info: Info, to: DataType },
+    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
+    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
     ElementWise { info: Info, operation: ElementWiseOperation },
     Concatenation { info: Info, axis: usize },
     Slice { info: Info, slice: Slice },
     Identity { info: Info },
-    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
-    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
 }
 
 /// Reads a list without room for more elements than have come. A record is much larger in memory
@@ -279,6 +279,11 @@ mod tests {
         let d = network.add(DistCollective::scatter(Rank(1)).group([Rank(1), Rank(0)]), c)?;
         let k = network.add_constant(&[1i64, 2], [2])?;
         let k = network.add_cast(k, DataType::Float8E4M3)?;
+        let e = network.add_elementwise(x, x, ElementWiseOperation::Div)?;
+        let e = network.add_concatenation(&[x, e], 1)?;
+        let e = network.add_slice(e, &[0, 7], &[2, 3], &[1, -2])?;
+        let e = network.add_identity(e)?;
+        network.mark_output(e, "e")?;
         network.mark_output(d, "d")?;
         network.mark_output(k, "k")?;
         Ok(network)

@@ -6,7 +6,7 @@
 #include "arguments_world.h"
 
 /* Memory for each parameter. Outputs are filled with UNTOUCHED before each call. */
-#define AREA 16384
+#define AREA 32768
 #define UNTOUCHED 0xa5
 static _Alignas(64) unsigned char areas[MOST_PARAMETERS][AREA];
 
@@ -26,6 +26,15 @@ static uint64_t layer_for(const struct function *function) {
     }
     if (has(function->name, "dcl_cast")) {
         return layers[CAST];
+    }
+    if (has(function->name, "dcl_elementwise")) {
+        return layers[ELEMENTWISE];
+    }
+    if (has(function->name, "dcl_concatenation")) {
+        return layers[CONCATENATION];
+    }
+    if (has(function->name, "dcl_slice")) {
+        return layers[SLICE];
     }
     if (has(function->name, "dcl_constant")) {
         return layers[CONSTANT];
