@@ -72,7 +72,7 @@ class Communicator:
         """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag."""
 
     def broadcast_tensor_dict(
-        self, entries: Sequence[Tuple[str, Any, Sequence[int]]], src: int
+        self, entries: Optional[Sequence[Tuple[str, Any, Sequence[int]]]], src: int
     ) -> List[Tuple[str, str, List[int], bytearray]]:
         """Give every rank the tensors of ``src``: name, type, shape, bytes. None on ``src``."""
 

@@ -22,13 +22,12 @@ def broadcast_tensor_dict(
         return {}
     communicator, root = found._live(), found._group_rank(src, "src")
     is_source = communicator.rank == root
-    if is_source and tensor_dict is None:
-        raise ArgumentError("tensor_dict is None, and this rank is the source")
     given = dict(tensor_dict) if is_source and tensor_dict is not None else {}
     entries = [
         (name, tensor, [int(length) for length in getattr(tensor, "shape", ())]) for name, tensor in given.items()
     ]
-    arrived = communicator.broadcast_tensor_dict(entries, root)
+    # The library refuses None on the source, and tells every rank.
+    arrived = communicator.broadcast_tensor_dict(None if tensor_dict is None else entries, root)
     if is_source:
         return given
     make = _torch_tensor if "torch" in sys.modules else _array

@@ -413,7 +413,12 @@ impl Communicator {
         Ok(Work::new(pending, tensors))
     }
 
-    fn broadcast_tensor_dict(&self, py: Python<'_>, entries: Vec<Entry<'_>>, src: u32) -> PyResult<Vec<Arrived>> {
+    fn broadcast_tensor_dict(
+        &self,
+        py: Python<'_>,
+        entries: Option<Vec<Entry<'_>>>,
+        src: u32,
+    ) -> PyResult<Vec<Arrived>> {
         tensor_dict::broadcast(py, &self.communicator, entries, src)
     }
 

@@ -3,7 +3,7 @@
 
 use distcollective::tensor::Shape;
 use distcollective::tensor_dict::{BroadcastOptions, ElementType, OpaqueType, Tensor};
-use distcollective::{Buffer, Communicator, Error, TensorDict};
+use distcollective::{Buffer, Communicator, Error, ErrorKind, TensorDict};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
@@ -27,27 +27,50 @@ const OPAQUE: [(&str, &str); 6] = [
     ("complex64", "C64"),
 ];
 
-/// Gives every rank the dictionary of `src`. The source itself gets an empty list.
+/// Gives every rank the dictionary of `src`. The source itself gets an empty list. What is wrong
+/// with its tensors is an error on every rank.
 pub(super) fn broadcast(
     py: Python<'_>,
     communicator: &Communicator,
-    entries: Vec<Entry<'_>>,
+    entries: Option<Vec<Entry<'_>>>,
     src: u32,
 ) -> PyResult<Vec<Arrived>> {
     let failed = |error| exception(py, &error);
     let is_source = communicator.rank().0 == src;
-    let mut dict = TensorDict::new();
-    for (name, object, shape) in entries.into_iter().filter(|_| is_source) {
-        let tensor = tensor::Tensor::of(&object, &name, Access::Read)?;
-        dict.insert(name, to_library(&tensor, &shape).map_err(failed)?);
-    }
     let options = BroadcastOptions::new().src(src);
-    call(py, || communicator.broadcast_tensor_dict(&mut dict, &options))?;
+    let (mut dict, options, refusal) = match own_dict(py, entries, is_source) {
+        Ok(dict) => (dict, options, None),
+        Err(raised) => {
+            let refused = Error::new(ErrorKind::InvalidArgument, raised.value(py).to_string());
+            (TensorDict::new(), options.refuse(refused), Some(raised))
+        }
+    };
+    let broadcast = call(py, || communicator.broadcast_tensor_dict(&mut dict, &options));
+    // The program gets the exception as it was raised.
+    refusal.map_or(broadcast, Err)?;
     let arrived = dict.iter().filter(|_| !is_source).map(|(name, tensor)| {
         let bytes = PyByteArray::new_with(py, tensor.byte_len(), |bytes| tensor.read(0, bytes).map_err(failed))?;
         Ok((name.to_owned(), type_name(tensor.element_type()), tensor.shape().as_slice().to_vec(), bytes.unbind()))
     });
     arrived.collect()
+}
+
+/// The dictionary that this rank gives: an empty one if it is not the source.
+fn own_dict(py: Python<'_>, entries: Option<Vec<Entry<'_>>>, is_source: bool) -> PyResult<TensorDict> {
+    let failed = |error| exception(py, &error);
+    let mut dict = TensorDict::new();
+    if !is_source {
+        return Ok(dict);
+    }
+    let Some(entries) = entries else {
+        let message = "tensor_dict is None, and this rank is the source";
+        return Err(failed(Error::new(ErrorKind::InvalidArgument, message)));
+    };
+    for (name, object, shape) in entries {
+        let tensor = tensor::Tensor::of(&object, &name, Access::Read)?;
+        dict.insert(name, to_library(&tensor, &shape).map_err(failed)?);
+    }
+    Ok(dict)
 }
 
 /// A copy that the library owns.
