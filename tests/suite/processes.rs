@@ -99,7 +99,7 @@ fn child() {
                     run_quarter(&communicator, quarter as usize, Place::Symmetric, Stream::inline());
                 }
                 "eager" => {
-                    eager::asynchronous_forms_match_the_reference(&communicator);
+                    eager::asynchronous_forms_match_the_reference(&communicator, &DataType::ALL);
                     eager::lists_match(&communicator);
                     eager::bytes_arrive(&communicator, 50_000);
                     communicator.monitored_barrier(DEADLINE).expect("every rank comes");

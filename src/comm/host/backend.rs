@@ -179,11 +179,13 @@ impl HostBackend {
             let lost = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(lost)))
         };
+        // A peer that fails aborts before its connection ends. Its reason is the better error.
+        let unless_aborted = |error| self.domain().check().err().unwrap_or(error);
         if sender == self.segment.member(self.rank) {
             let keep_going = || check_peers().and_then(|()| check_allocation(deadline));
-            self.broker.share(key, users, size, &keep_going)?;
+            self.broker.share(key, users, size, &keep_going).map_err(unless_aborted)?;
         }
-        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers)?;
+        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers).map_err(unless_aborted)?;
         if memory.len() != size.byte_len {
             bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), size.byte_len);
         }
