@@ -106,8 +106,10 @@
  *   - a wrong argument that a rank finds before it sends or receives anything. The other ranks do
  *     not learn of it; they wait for the right call until their timeout;
  *   - different lists in dcl_communicator_new_group, different lengths in
- *     dcl_communicator_allocate, and the errors of dcl_execution_context_set_communicator and
- *     dcl_dist_collective_bind about plans and layers. Every rank returns these errors.
+ *     dcl_communicator_allocate, the errors of dcl_execution_context_set_communicator and
+ *     dcl_dist_collective_bind about plans and layers, and the errors of dcl_broadcast_tensor_dict
+ *     and dcl_environment_broadcast_tensor_dict that their descriptions name. Every rank returns
+ *     these errors.
  * On the host, a rank that does not wait for other ranks, such as the root of a broadcast, may
  * return success although the ranks' calls differ. Its next call returns the error, or
  * dcl_communicator_finalize does.
@@ -1788,10 +1790,11 @@ dcl_status_t dcl_work_free(dcl_work_t *work);
  * - `stream` and `work` are as in dcl_execution_context_enqueue. Until the call is done, the memory
  *   must stay valid, the caller must not write the input, and the caller must neither read nor
  *   write the output.
- * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if a buffer is NULL, misaligned or in
- *   other memory than the communicator's, or the two overlap; DCL_STATUS_INVALID_ARGUMENT if the
- *   root, the reduce operation or the stream does not fit; DCL_STATUS_UNSUPPORTED for a CUDA stream
- *   on the host backend. Errors after that are listed under "Failures" at the top.
+ * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if a buffer is NULL or misaligned, or
+ *   the two overlap; DCL_STATUS_INVALID_ARGUMENT if the root, the reduce operation or the stream
+ *   does not fit; DCL_STATUS_UNSUPPORTED for a CUDA stream on the host backend. Whether an address
+ *   is in the communicator's memory is not checked. Errors after that are listed under "Failures"
+ *   at the top.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Reduces `count` elements of every rank and writes the result to every rank's output: output[i] is
@@ -1950,8 +1953,9 @@ dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *con
  * - NCCL has neither tags nor receives from any rank: any tag but 0, and DCL_ANY_SOURCE, are
  *   DCL_STATUS_UNSUPPORTED. It compares no lengths, so both ranks pass the same `count`. It orders
  *   messages and collectives by issue.
- * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if the address is NULL, misaligned or
- *   in other memory; DCL_STATUS_INVALID_ARGUMENT if the rank or the tag is out of range.
+ * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if the address is NULL or misaligned;
+ *   DCL_STATUS_INVALID_ARGUMENT if the rank or the tag is out of range. Whether the address is in
+ *   the communicator's memory is not checked.
  * - Errors that end the communicator: those under "Failures" at the top. DCL_STATUS_DISAGREEMENT
  *   means that the message is longer than the receive's buffer or of another type. The sender may
  *   learn of it from its next call.
@@ -2082,9 +2086,9 @@ dcl_status_t dcl_tensor_dict_save(dcl_tensor_dict_t *dict, const char *path);
  * `device` is the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates
  * zeros. Otherwise the tensor borrows the caller's memory: until the tensor is removed or replaced,
  * or the dictionary is freed, the memory must stay valid. If a broadcast on a stream has begun
- * before, it must stay valid until dcl_work_wait or dcl_stream_synchronize has returned: the
- * broadcast uses the memory although the dictionary is freed. No call of the library may use the
- * tensor while the caller writes the memory.
+ * before, it must stay valid until the broadcast has ended: the broadcast uses the memory although
+ * the dictionary is freed. No call of the library may use the tensor while the caller writes the
+ * memory.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_UNSUPPORTED if there
  * is no such GPU. [local, exclusive] */
@@ -2231,22 +2235,27 @@ dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t
  * not written.
  *
  * `stream` and `work` are as in dcl_execution_context_enqueue; a CUDA stream is
- * DCL_STATUS_UNSUPPORTED. Until dcl_work_wait or dcl_stream_synchronize has returned, other calls
- * on the dictionary return DCL_STATUS_BUSY. If the work or the stream is freed before, the tensors
- * are lost, and the dictionary can only be freed.
+ * DCL_STATUS_UNSUPPORTED. Until the broadcast has ended, other calls on the dictionary return
+ * DCL_STATUS_BUSY. The caller may free the work, the stream and the dictionary in any order
+ * meanwhile; the broadcast continues, and the dictionary, if it was not freed, has its tensors
+ * again when the broadcast has ended.
  *
- * Errors of one rank, for which the other ranks wait until their deadline:
- * - DCL_STATUS_INVALID_ARGUMENT: an option has a value that no broadcast has.
- * - DCL_STATUS_BUSY: another call uses the dictionary.
+ * Errors of one rank, for which the other ranks wait until their timeout:
+ * - DCL_STATUS_INVALID_HANDLE, and DCL_STATUS_BUSY if another call uses the dictionary.
+ * - DCL_STATUS_UNSUPPORTED for a CUDA stream.
  * Errors that every rank gets, and after which no dictionary has changed and the communicator still
- * works:
- * - DCL_STATUS_INVALID_ARGUMENT: an option does not fit the communicator.
+ * works. If one rank finds the error, the message of the others names that rank and the reason:
+ * - DCL_STATUS_INVALID_ARGUMENT: an option has a value that no broadcast has, or does not fit the
+ *   communicator.
+ * - DCL_STATUS_UNSUPPORTED: `pin_memory` without CUDA, a GPU that is not there, or `shared` on
+ *   another backend than the host's.
  * - DCL_STATUS_DISAGREEMENT: the ranks pass different sources, or not all pass `shared`.
  * - DCL_STATUS_INVALID_BUFFER: a rank has a tensor of a name that arrives, with another type or
  *   other dimensions.
  * - DCL_STATUS_SYSTEM: a rank has no memory for what would arrive.
- * After any other error, the elements of the tensors that a receiver had are undefined, and no
- * tensor has been added. [collective, shared] */
+ * Any other error ends the communicator. On a receiver that gets it, the elements of the tensors
+ * that were to be filled in place are undefined, and no tensor has been added; with `shared` its
+ * dictionary has not changed. [collective, shared] */
 dcl_status_t dcl_broadcast_tensor_dict(dcl_communicator_t *communicator, dcl_tensor_dict_t *dict,
                                        const dcl_broadcast_options_t *options, dcl_stream_t *stream,
                                        dcl_work_t **work);
@@ -2254,7 +2263,9 @@ dcl_status_t dcl_broadcast_tensor_dict(dcl_communicator_t *communicator, dcl_ten
 /* dcl_broadcast_tensor_dict in the group that the options name, on the calling thread.
  *
  * Errors: those of dcl_broadcast_tensor_dict; DCL_STATUS_INVALID_ARGUMENT if there is no such
- * group; DCL_STATUS_NOT_A_MEMBER if this rank is not in it. [collective, shared] */
+ * group, or the structure cannot be read; DCL_STATUS_NOT_A_MEMBER if this rank is not in the group.
+ * These are errors of this rank alone, as it has no group in common with the others.
+ * [collective, shared] */
 dcl_status_t dcl_environment_broadcast_tensor_dict(dcl_environment_t *environment,
                                                    dcl_tensor_dict_t *dict,
                                                    const dcl_broadcast_options_t *options);

@@ -1,15 +1,19 @@
 //! The broadcast of a dictionary: `dcl_broadcast_tensor_dict`.
 
 use std::ffi::c_void;
+use std::sync::Mutex;
+use std::time::Duration;
 
+use dcl::stream::EnqueueError;
 use dcl::tensor_dict::BroadcastOptions;
+use dcl::{TensorDict, Work};
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, unsigned, zero};
 use super::communicator::CCommunicator;
 use super::environment::CEnvironment;
 use super::handle::Handle;
 use super::library::UserData;
-use super::status::{CallError, Result, Status, call};
+use super::status::{CallError, Result, Status, call, lock};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use super::tensor_dict::{CTensorDict, space};
 
@@ -56,31 +60,141 @@ unsafe impl SizedStruct for CBroadcastOptions {
     };
 }
 
-fn options(options: &InPointer<CBroadcastOptions>) -> Result<BroadcastOptions> {
-    let c = options.or_initial("options")?;
-    zero("reserved of options", c.reserved)?;
-    let mut options = BroadcastOptions::new()
-        .src(unsigned("src", c.src)?)
-        .offload_to_cpu(c.offload_to_cpu != 0)
-        .pin_memory(c.pin_memory != 0)
-        .shared(c.shared != 0);
-    if c.device != DEVICE_UNSET {
-        options = options.device(space(c.device)?);
+impl CBroadcastOptions {
+    /// The options; with a value that no broadcast has, options that tell every rank of the
+    /// mistake.
+    ///
+    /// # Errors
+    ///
+    /// The structure or the name of the group cannot be read.
+    fn read(options: &InPointer<Self>) -> Result<BroadcastOptions> {
+        let c = options.or_initial("options")?;
+        let mut in_group = BroadcastOptions::new();
+        if let Some(name) = c.group_name.optional("group_name")? {
+            in_group = in_group.group_name(name);
+        }
+        Ok(c.add_to(in_group.clone()).unwrap_or_else(|error| in_group.refuse(error.into())))
     }
-    if let Some(name) = c.group_name.optional("group_name")? {
-        options = options.group_name(name);
+
+    /// Adds all options but the group.
+    fn add_to(self, options: BroadcastOptions) -> Result<BroadcastOptions> {
+        let c = self;
+        zero("reserved of options", c.reserved)?;
+        let mut options = options
+            .src(unsigned("src", c.src)?)
+            .offload_to_cpu(c.offload_to_cpu != 0)
+            .pin_memory(c.pin_memory != 0)
+            .shared(c.shared != 0);
+        if c.device != DEVICE_UNSET {
+            options = options.device(space(c.device)?);
+        }
+        if let Some(backend) = c.backend.optional("backend")? {
+            options = options.backend(backend.parse()?);
+        }
+        if let Some(progress) = c.progress {
+            let user_data = UserData(c.user_data);
+            options = options.progress(move |done| {
+                let UserData(user_data) = &user_data;
+                progress(done.byte_count, done.total_bytes, *user_data);
+            });
+        }
+        Ok(options)
     }
-    if let Some(backend) = c.backend.optional("backend")? {
-        options = options.backend(backend.parse()?);
+}
+
+/// A broadcast on a stream. The handles of the work and of the dictionary share it, so the
+/// dictionary comes back when the broadcast has ended, whichever handle is freed first.
+pub(super) struct BroadcastWork(Mutex<State>);
+
+enum State {
+    Pending(Work<TensorDict>),
+    /// A call waits for it, without the lock.
+    Awaited,
+    Ended {
+        result: Result<()>,
+        /// Until the dictionary's handle takes it.
+        dict: Option<TensorDict>,
+    },
+}
+
+impl State {
+    /// The state after a wait for the work.
+    fn after(work: Work<TensorDict>, timeout: Duration) -> Self {
+        match work.wait_timeout(timeout) {
+            Ok(Ok(dict)) => State::Ended { result: Ok(()), dict: Some(dict) },
+            Ok(Err(EnqueueError { error, operands })) => {
+                State::Ended { result: Err(error.into()), dict: Some(*operands) }
+            }
+            Err(work) => State::Pending(work),
+        }
     }
-    if let Some(progress) = c.progress {
-        let user_data = UserData(c.user_data);
-        options = options.progress(move |done| {
-            let UserData(user_data) = &user_data;
-            progress(done.byte_count, done.total_bytes, *user_data);
-        });
+
+    /// The result; `None` if the broadcast goes on.
+    fn result(&self) -> Option<Result<()>> {
+        match self {
+            State::Ended { result, .. } => Some(result.clone()),
+            _ => None,
+        }
     }
-    Ok(options)
+}
+
+impl BroadcastWork {
+    pub(super) fn new(work: Work<TensorDict>) -> Self {
+        BroadcastWork(Mutex::new(State::Pending(work)))
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        match &*lock(&self.0) {
+            State::Pending(work) => work.is_done(),
+            State::Awaited => false,
+            State::Ended { .. } => true,
+        }
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        match &*lock(&self.0) {
+            State::Pending(work) => work.is_settled(),
+            State::Awaited => false,
+            State::Ended { .. } => true,
+        }
+    }
+
+    pub(super) fn check_wait(&self) -> Result<()> {
+        match &*lock(&self.0) {
+            State::Pending(work) => Ok(work.check_wait()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the broadcast, and gives its result; `None` if it goes on. One call waits at a
+    /// time: the owner of the work's handle, or the stream.
+    pub(super) fn wait(&self, timeout: Duration) -> Option<Result<()>> {
+        let before = std::mem::replace(&mut *lock(&self.0), State::Awaited);
+        let after = match before {
+            State::Pending(work) => State::after(work, timeout),
+            other => other,
+        };
+        let result = after.result();
+        *lock(&self.0) = after;
+        result
+    }
+
+    /// Takes the dictionary of a broadcast that has ended; `None` if it goes on.
+    pub(super) fn take_back(&self) -> Result<Option<TensorDict>> {
+        let state = &mut *lock(&self.0);
+        if let State::Pending(work) = state
+            && work.is_done()
+        {
+            work.check_wait()?;
+            if let State::Pending(work) = std::mem::replace(state, State::Awaited) {
+                *state = State::after(work, Duration::ZERO);
+            }
+        }
+        match state {
+            State::Ended { dict, .. } => Ok(dict.take()),
+            _ => Ok(None),
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -97,17 +211,15 @@ extern "C" fn dcl_broadcast_tensor_dict(
     work: OutPointer<Handle<CWork>>,
 ) -> Status {
     call(|| {
-        let (communicator, dict, options) = (communicator.get()?, dict.get()?, self::options(&options)?);
-        let communicator = &communicator.communicator;
+        let (communicator, dict) = (communicator.get()?, dict.get()?);
+        let options = CBroadcastOptions::read(&options);
+        let options = options.unwrap_or_else(|error| BroadcastOptions::new().refuse(error.into()));
         enqueue(stream, work, |stream| {
-            let content = dict.take()?;
-            match communicator.broadcast_tensor_dict_async(content, &options, stream) {
-                Ok(work) => Ok(AnyWork::Broadcast(work, dict)),
-                Err(refused) => {
-                    dict.put_back(*refused.operands);
-                    Err(CallError::from(refused.error))
-                }
-            }
+            let begun = dict.lend(|dict| {
+                let begun = communicator.communicator.broadcast_tensor_dict_async(dict, &options, stream);
+                begun.map_err(|refused| (*refused.operands, CallError::from(refused.error)))
+            });
+            begun.map(AnyWork::Broadcast)
         })
     })
 }
@@ -119,7 +231,7 @@ extern "C" fn dcl_environment_broadcast_tensor_dict(
     options: InPointer<CBroadcastOptions>,
 ) -> Status {
     call(|| {
-        let (environment, dict, options) = (environment.get()?, dict.get()?, self::options(&options)?);
+        let (environment, dict, options) = (environment.get()?, dict.get()?, CBroadcastOptions::read(&options)?);
         dict.write(|dict| Ok(environment.with(|environment| environment.broadcast_tensor_dict(dict, &options))??))
     })
 }

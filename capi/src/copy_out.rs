@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use dcl::Rank;
 
-use super::arguments::{CheckedOut, OutPointer};
+use super::arguments::{CheckedOut, OutPointer, index};
 use super::status::{CallError, Result, Status};
 
 /// `char *`: a buffer for text.
@@ -28,6 +28,17 @@ impl TextDestination {
         let text = [text.as_bytes(), &[0]].concat();
         // SAFETY: C's promise (see `arguments`): the buffer has `capacity` bytes, or is NULL.
         unsafe { copy_out(&text, self.buffer.0.cast(), self.capacity, self.length.optional(), text.len() - 1) }
+    }
+
+    /// Copies one of some texts. `noun` is what a text is about, for errors.
+    pub(super) fn write_nth<'a>(
+        self,
+        noun: &str,
+        index: i32,
+        mut texts: impl ExactSizeIterator<Item = &'a str>,
+    ) -> Result<()> {
+        let index = self::index(noun, index, texts.len())?;
+        self.write(texts.nth(index).unwrap_or_default())
     }
 }
 

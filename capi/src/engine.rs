@@ -118,9 +118,8 @@ extern "C" fn dcl_engine_get_warning(
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let warnings = engine.engine.warnings();
-        let warning = &warnings[self::index("warning", index, warnings.len())?];
-        TextDestination { buffer, capacity, length }.write(warning)
+        let warnings = engine.engine.warnings().iter().map(String::as_str);
+        TextDestination { buffer, capacity, length }.write_nth("warning", index, warnings)
     })
 }
 
@@ -143,9 +142,8 @@ extern "C" fn dcl_engine_get_io_tensor_name(
 ) -> Status {
     call(|| {
         let engine = engine.get()?;
-        let tensors = engine.engine.io_tensors();
-        let tensor = &tensors[self::index("input or output", index, tensors.len())?];
-        TextDestination { buffer, capacity, length }.write(&tensor.name)
+        let names = engine.engine.io_tensors().iter().map(|tensor| tensor.name.as_str());
+        TextDestination { buffer, capacity, length }.write_nth("input or output", index, names)
     })
 }
 

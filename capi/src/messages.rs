@@ -42,6 +42,14 @@ unsafe impl SizedStruct for CMessage {
 }
 
 impl CMessage {
+    fn send(buffer: ConstVoidPointer, count: usize, data_type: i32, dst: i32, tag: i32) -> Self {
+        CMessage { buffer: buffer.as_void(), count, data_type, is_send: 1, peer: dst, tag, ..CMessage::INITIAL }
+    }
+
+    fn receive(buffer: VoidPointer, count: usize, data_type: i32, src: i32, tag: i32) -> Self {
+        CMessage { buffer, count, data_type, is_send: 0, peer: src, tag, ..CMessage::INITIAL }
+    }
+
     fn to_raw(self) -> Result<RawMessage> {
         let CMessage { buffer, count: element_count, is_send, peer, .. } = self;
         let (dst, src) = match (is_send != 0, peer) {
@@ -86,9 +94,7 @@ extern "C" fn dcl_send(
     dst: i32,
     tag: i32,
 ) -> Status {
-    let message =
-        CMessage { buffer: buffer.as_void(), count, data_type, is_send: 1, peer: dst, tag, ..CMessage::INITIAL };
-    call(|| message.execute(communicator).map(drop))
+    call(|| CMessage::send(buffer, count, data_type, dst, tag).execute(communicator).map(drop))
 }
 
 #[unsafe(no_mangle)]
@@ -102,8 +108,8 @@ extern "C" fn dcl_recv(
     source: OutPointer<i32>,
     received_count: OutPointer<usize>,
 ) -> Status {
-    let message = CMessage { buffer, count, data_type, is_send: 0, peer: src, tag, ..CMessage::INITIAL };
     call(|| {
+        let message = CMessage::receive(buffer, count, data_type, src, tag);
         write(message.execute(communicator)?, source, received_count);
         Ok(())
     })
@@ -119,9 +125,7 @@ extern "C" fn dcl_isend(
     tag: i32,
     work: OutPointer<Handle<CWork>>,
 ) -> Status {
-    let message =
-        CMessage { buffer: buffer.as_void(), count, data_type, is_send: 1, peer: dst, tag, ..CMessage::INITIAL };
-    call(|| message.begin(communicator, work))
+    call(|| CMessage::send(buffer, count, data_type, dst, tag).begin(communicator, work))
 }
 
 #[unsafe(no_mangle)]
@@ -134,8 +138,7 @@ extern "C" fn dcl_irecv(
     tag: i32,
     work: OutPointer<Handle<CWork>>,
 ) -> Status {
-    let message = CMessage { buffer, count, data_type, is_send: 0, peer: src, tag, ..CMessage::INITIAL };
-    call(|| message.begin(communicator, work))
+    call(|| CMessage::receive(buffer, count, data_type, src, tag).begin(communicator, work))
 }
 
 #[unsafe(no_mangle)]

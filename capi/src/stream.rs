@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use dcl::comm::{Messages, RawCollective, Received};
 use dcl::dist_collective::LayerTask;
-use dcl::stream::EnqueueError;
-use dcl::{Error, ErrorKind, Stream, TensorDict, Work};
+use dcl::{Error, ErrorKind, Stream, Work};
 
 use super::arguments::{OutPointer, VoidPointer, timeout, unsigned};
+use super::broadcast::BroadcastWork;
 use super::context::RunWork;
 use super::handle::{Handle, Object, TryRwLock};
 use super::library::interruption_count;
 use super::status::{CallError, Result, Status, call, lock};
-use super::tensor_dict::CTensorDict;
 
 /// `dcl_stream_t`.
 pub(super) struct CStream {
@@ -61,8 +60,7 @@ pub(super) enum AnyWork {
     Layer(Work<LayerTask>),
     Collective(Work<RawCollective>),
     Messages(Work<Messages>),
-    /// Gives the dictionary back to its handle.
-    Broadcast(Work<TensorDict>, Arc<CTensorDict>),
+    Broadcast(Arc<BroadcastWork>),
 }
 
 impl AnyWork {
@@ -72,7 +70,7 @@ impl AnyWork {
             AnyWork::Layer(work) => work.is_done(),
             AnyWork::Collective(work) => work.is_done(),
             AnyWork::Messages(work) => work.is_done(),
-            AnyWork::Broadcast(work, _) => work.is_done(),
+            AnyWork::Broadcast(work) => work.is_done(),
         }
     }
 
@@ -83,7 +81,7 @@ impl AnyWork {
             AnyWork::Layer(work) => work.is_settled(),
             AnyWork::Collective(work) => work.is_settled(),
             AnyWork::Messages(work) => work.is_settled(),
-            AnyWork::Broadcast(work, _) => work.is_settled(),
+            AnyWork::Broadcast(work) => work.is_settled(),
         }
     }
 
@@ -93,7 +91,7 @@ impl AnyWork {
             AnyWork::Layer(work) => work.check_wait(),
             AnyWork::Collective(work) => work.check_wait(),
             AnyWork::Messages(work) => work.check_wait(),
-            AnyWork::Broadcast(work, _) => work.check_wait(),
+            AnyWork::Broadcast(work) => return work.check_wait(),
         }?)
     }
 
@@ -113,16 +111,9 @@ impl AnyWork {
             AnyWork::Collective(work) => {
                 work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)
             }
-            AnyWork::Broadcast(work, home) => match work.wait_timeout(timeout) {
-                Ok(Ok(dict)) => {
-                    home.put_back(dict);
-                    ControlFlow::Break(Ok(Ended::new()))
-                }
-                Ok(Err(EnqueueError { error, operands })) => {
-                    home.put_back(*operands);
-                    ControlFlow::Break(Err(error.into()))
-                }
-                Err(work) => goes_on(AnyWork::Broadcast(work, home)),
+            AnyWork::Broadcast(work) => match work.wait(timeout) {
+                Some(result) => of(result),
+                None => goes_on(AnyWork::Broadcast(work)),
             },
             AnyWork::Messages(work) => {
                 work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Messages(work)), received)

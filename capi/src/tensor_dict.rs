@@ -1,15 +1,16 @@
 //! Dictionaries of tensors: `dcl_tensor_dict_*`.
 
 use std::ffi::c_void;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use dcl::tensor::{Dims, MemorySpace, Shape};
 use dcl::tensor_dict::{OpaqueType, Tensor};
-use dcl::{Buffer, DataType, TensorDict};
+use dcl::{Buffer, DataType, TensorDict, Work};
 
 use super::arguments::{
-    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, count, data_type, index, unsigned,
+    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, count, data_type, unsigned,
 };
+use super::broadcast::BroadcastWork;
 use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object, TryRwLock};
 use super::status::{CallError, Result, Status, call, lock};
@@ -21,8 +22,8 @@ const DEVICE_HOST: i32 = -1;
 pub(super) struct CTensorDict {
     /// `None` while a stream has it.
     dict: TryRwLock<Option<TensorDict>, CTensorDict>,
-    /// What a stream has handed back, until the next call.
-    returned: Mutex<Option<TensorDict>>,
+    /// The broadcast that has the dictionary, until a call after its end.
+    broadcast: Mutex<Option<Arc<BroadcastWork>>>,
 }
 
 impl Object for CTensorDict {
@@ -31,7 +32,7 @@ impl Object for CTensorDict {
 
 impl CTensorDict {
     fn handle(dict: TensorDict) -> Handle<Self> {
-        Handle::new(CTensorDict { dict: TryRwLock::new(Some(dict)), returned: Mutex::default() })
+        Handle::new(CTensorDict { dict: TryRwLock::new(Some(dict)), broadcast: Mutex::default() })
     }
 
     /// For a [shared] call.
@@ -46,21 +47,33 @@ impl CTensorDict {
         self.dict.write()?.as_mut().ok_or_else(away).and_then(act)
     }
 
-    /// Takes the dictionary for a stream.
-    pub(super) fn take(&self) -> Result<TensorDict> {
+    /// Lends the dictionary to a broadcast, which hands it back when it has ended.
+    pub(super) fn lend(
+        &self,
+        submit: impl FnOnce(TensorDict) -> Result<Work<TensorDict>, (TensorDict, CallError)>,
+    ) -> Result<Arc<BroadcastWork>> {
         self.settle()?;
-        self.dict.write()?.take().ok_or_else(away)
+        let mut dict = self.dict.write()?;
+        match submit(dict.take().ok_or_else(away)?) {
+            Ok(work) => {
+                let work = Arc::new(BroadcastWork::new(work));
+                *lock(&self.broadcast) = Some(Arc::clone(&work));
+                Ok(work)
+            }
+            Err((refused, error)) => {
+                *dict = Some(refused);
+                Err(error)
+            }
+        }
     }
 
-    /// Hands the dictionary back.
-    pub(super) fn put_back(&self, dict: TensorDict) {
-        *lock(&self.returned) = Some(dict);
-    }
-
+    /// Takes the dictionary back from a broadcast that has ended.
     fn settle(&self) -> Result<()> {
-        let mut returned = lock(&self.returned);
-        if returned.is_some() {
-            *self.dict.write()? = returned.take();
+        let mut broadcast = lock(&self.broadcast);
+        if let Some(work) = &*broadcast {
+            let mut dict = self.dict.write()?;
+            *dict = Some(work.take_back()?.ok_or_else(away)?);
+            *broadcast = None;
         }
         Ok(())
     }
@@ -252,11 +265,6 @@ fn value<T>(
     Ok(())
 }
 
-/// Copies out a text of a dictionary.
-fn text(dict: Handle<CTensorDict>, to: TextDestination, get: impl FnOnce(&TensorDict) -> Result<String>) -> Result<()> {
-    to.write(&dict.get()?.read(get)?)
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn dcl_tensor_dict_get_nb_tensors(dict: Handle<CTensorDict>, nb_tensors: OutPointer<i32>) -> Status {
     call(|| value(dict, nb_tensors, "nb_tensors", |dict| Ok(count(dict.len()))))
@@ -271,10 +279,8 @@ extern "C" fn dcl_tensor_dict_get_name(
     length: OutPointer<usize>,
 ) -> Status {
     call(|| {
-        text(dict, TextDestination { buffer, capacity, length }, |dict| {
-            let index = self::index("tensor", index, dict.len())?;
-            Ok(dict.iter().nth(index).map(|(name, _)| name.to_owned()).unwrap_or_default())
-        })
+        let to = TextDestination { buffer, capacity, length };
+        dict.get()?.read(|dict| to.write_nth("tensor", index, dict.iter().map(|(name, _)| name)))
     })
 }
 
@@ -306,7 +312,7 @@ extern "C" fn dcl_tensor_dict_get_type_name(
 ) -> Status {
     call(|| {
         let to = TextDestination { buffer, capacity, length };
-        text(dict, to, |dict| Ok(find(dict, &name)?.element_type().to_string()))
+        dict.get()?.read(|dict| to.write(&find(dict, &name)?.element_type().to_string()))
     })
 }
 
@@ -409,10 +415,8 @@ extern "C" fn dcl_tensor_dict_get_metadata_key(
     length: OutPointer<usize>,
 ) -> Status {
     call(|| {
-        text(dict, TextDestination { buffer, capacity, length }, |dict| {
-            let index = self::index("text", index, dict.metadata().len())?;
-            Ok(dict.metadata().keys().nth(index).cloned().unwrap_or_default())
-        })
+        let to = TextDestination { buffer, capacity, length };
+        dict.get()?.read(|dict| to.write_nth("text", index, dict.metadata().keys().map(String::as_str)))
     })
 }
 
@@ -425,10 +429,10 @@ extern "C" fn dcl_tensor_dict_get_metadata(
     length: OutPointer<usize>,
 ) -> Status {
     call(|| {
-        text(dict, TextDestination { buffer, capacity, length }, |dict| {
-            let key = key.get("key")?;
-            let text = dict.metadata().get(key).cloned();
-            text.ok_or_else(|| CallError::invalid_argument(format!("the dictionary has no text {key:?}")))
+        let (dict, key) = (dict.get()?, key.get("key")?);
+        dict.read(|dict| match dict.metadata().get(key) {
+            Some(text) => TextDestination { buffer, capacity, length }.write(text),
+            None => Err(CallError::invalid_argument(format!("the dictionary has no text {key:?}"))),
         })
     })
 }

@@ -40,22 +40,21 @@ def broadcast_tensor_dict(
     if found is None:
         return {}
     communicator, root = found._live(), found._group_rank(src, "src")
-    if wanted not in (None, communicator.backend):
-        raise ArgumentError(
-            f'backend is "{backend}", and the group has another one; give backend="{communicator.backend}"'
-        )
     with_torch = "torch" in sys.modules
-    if not with_torch and (pin_memory or (device is not None and str(device) != "cpu")):
-        raise ArgumentError(f"device is {device} and pin_memory {pin_memory}; that needs torch, so import it first")
+    refusal: Optional[str] = None
+    if wanted not in (None, communicator.backend):
+        refusal = f'backend is "{backend}", and the group has another one; give backend="{communicator.backend}"'
+    elif not with_torch and (pin_memory or (device is not None and str(device) != "cpu")):
+        refusal = f"device is {device} and pin_memory {pin_memory}; that needs torch, so import it first"
     is_source = communicator.rank == root
-    if is_source and tensor_dict is None:
-        raise ArgumentError("tensor_dict is None, and this rank is the source")
     given = dict(tensor_dict) if is_source and tensor_dict is not None else {}
     entries = [
         (name, tensor, [int(length) for length in getattr(tensor, "shape", ())]) for name, tensor in given.items()
     ]
     on_host = offload_to_cpu or pin_memory or not with_torch
-    arrived = communicator.broadcast_tensor_dict(entries, {"src": root, "on_host": on_host})
+    # The library tells every rank what one rank refuses, such as None on the source.
+    options = {"src": root, "on_host": on_host, "refusal": refusal}
+    arrived = communicator.broadcast_tensor_dict(None if tensor_dict is None else entries, options)
     if is_source:
         return given
     tensors: Dict[str, Any] = {}

@@ -478,12 +478,14 @@ impl Communicator {
     fn broadcast_tensor_dict(
         &self,
         py: Python<'_>,
-        entries: Vec<Entry<'_>>,
+        entries: Option<Vec<Entry<'_>>>,
         options: Options,
     ) -> PyResult<Vec<Arrived>> {
-        let (tensors, labels) = tensor_dict::tensors_of(entries, self.communicator.space())?;
-        self.synchronize(py, &tensors)?;
-        tensor_dict::broadcast(py, &self.communicator, &labels, &tensors, options)
+        let own = tensor_dict::own_tensors(py, &self.communicator, entries, &options).and_then(|own| {
+            self.synchronize(py, &own.tensors)?;
+            Ok(own)
+        });
+        tensor_dict::broadcast(py, &self.communicator, own, &options)
     }
 
     fn broadcast_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Bound<'py, PyBytes>> {

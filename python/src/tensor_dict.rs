@@ -3,7 +3,7 @@
 use distcollective::comm::TransferType;
 use distcollective::tensor::{MemorySpace, Shape};
 use distcollective::tensor_dict::{BroadcastOptions, ElementType, OpaqueType, Tensor};
-use distcollective::{Buffer, Communicator, DataType, Error, TensorDict};
+use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, TensorDict};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 
@@ -14,8 +14,13 @@ use super::tensor::{self, Access};
 /// A tensor of Python, by its name in the dictionary and its shape.
 pub(super) type Entry<'py> = (String, Bound<'py, PyAny>, Vec<usize>);
 
-/// A tensor's name and shape.
-pub(super) type Label = (String, Vec<usize>);
+/// What a rank gives: nothing if it is not the source.
+#[derive(Default)]
+pub(super) struct OwnTensors {
+    pub(super) tensors: Vec<tensor::Tensor>,
+    /// Their names and shapes.
+    labels: Vec<(String, Vec<usize>)>,
+}
 
 /// A tensor that has come: its name, the name of its element type, its shape, and its bytes, which
 /// are a bytearray or a [`GpuBytes`].
@@ -28,6 +33,8 @@ pub(super) struct Options {
     src: u32,
     /// Whether what arrives is put into host memory, wherever the group's tensors are.
     on_host: bool,
+    /// What is wrong with the caller's arguments, which every rank is told.
+    refusal: Option<String>,
 }
 
 /// The names of types that the library does not know, here and in files of safetensors.
@@ -60,34 +67,61 @@ impl GpuBytes {
     }
 }
 
-/// The tensors of a dictionary, and their names and shapes.
-pub(super) fn tensors_of(entries: Vec<Entry<'_>>, space: MemorySpace) -> PyResult<(Vec<tensor::Tensor>, Vec<Label>)> {
-    let tensors = entries.into_iter().map(|(name, object, shape)| {
-        let tensor = tensor::Tensor::of(&object, &name, Access::Read, space)?;
-        Ok((tensor, (name, shape)))
-    });
-    tensors.collect()
+/// The tensors that this rank gives.
+///
+/// # Errors
+///
+/// The caller's arguments are refused, or a tensor of the source is.
+pub(super) fn own_tensors(
+    py: Python<'_>,
+    communicator: &Communicator,
+    entries: Option<Vec<Entry<'_>>>,
+    options: &Options,
+) -> PyResult<OwnTensors> {
+    let refuse = |text: &str| exception(py, &Error::new(ErrorKind::InvalidArgument, text));
+    if let Some(text) = &options.refusal {
+        return Err(refuse(text));
+    }
+    let mut own = OwnTensors::default();
+    if communicator.rank().0 != options.src {
+        return Ok(own);
+    }
+    let entries = entries.ok_or_else(|| refuse("tensor_dict is None, and this rank is the source"))?;
+    for (name, object, shape) in entries {
+        own.tensors.push(tensor::Tensor::of(&object, &name, Access::Read, communicator.space())?);
+        own.labels.push((name, shape));
+    }
+    Ok(own)
 }
 
-/// Gives every rank the dictionary of the source, which has these tensors, and the other ranks
-/// none. The source itself gets an empty list.
+/// Gives every rank the dictionary of the source. The source itself gets an empty list. What a rank
+/// refuses is an error on every rank.
 pub(super) fn broadcast(
     py: Python<'_>,
     communicator: &Communicator,
-    labels: &[Label],
-    tensors: &[tensor::Tensor],
-    Options { src, on_host }: Options,
+    own: PyResult<OwnTensors>,
+    options: &Options,
 ) -> PyResult<Vec<Arrived>> {
-    let failed = |error| exception(py, &error);
-    let mut dict = TensorDict::new();
-    for ((name, shape), tensor) in labels.iter().zip(tensors) {
-        // SAFETY: the dictionary ends before the tensors, and the library only reads them.
-        let borrowed = unsafe { borrow(tensor, shape, communicator.space()) };
-        dict.insert(name, borrowed.map_err(failed)?);
-    }
-    let options = BroadcastOptions::new().src(src).offload_to_cpu(on_host);
-    call(py, || communicator.broadcast_tensor_dict(&mut dict, &options))?;
-    if communicator.rank().0 == src {
+    let (is_source, how) = (
+        communicator.rank().0 == options.src,
+        BroadcastOptions::new().src(options.src).offload_to_cpu(options.on_host),
+    );
+    // The tensors live longer than the dictionary.
+    let borrowed = own.and_then(|own| {
+        let dict = dict_of(&own, communicator.space()).map_err(|error| exception(py, &error))?;
+        Ok((own, dict))
+    });
+    let (_own, mut dict, how, refusal) = match borrowed {
+        Ok((own, dict)) => (own, dict, how, None),
+        Err(raised) => {
+            let refused = Error::new(ErrorKind::InvalidArgument, raised.value(py).to_string());
+            (OwnTensors::default(), TensorDict::new(), how.refuse(refused), Some(raised))
+        }
+    };
+    let broadcast = call(py, || communicator.broadcast_tensor_dict(&mut dict, &how));
+    // The program gets the exception as it was raised.
+    refusal.map_or(broadcast, Err)?;
+    if is_source {
         return Ok(Vec::new());
     }
     let names: Vec<String> = dict.iter().map(|(name, _)| name.to_owned()).collect();
@@ -106,6 +140,16 @@ fn bytes_of(py: Python<'_>, tensor: Tensor) -> PyResult<Py<PyAny>> {
         return Ok(bytes.into_any().unbind());
     }
     Ok(Py::new(py, GpuBytes { buffer: tensor.into_buffer().map_err(failed)? })?.into_any())
+}
+
+/// The dictionary of these tensors, in their memory. The caller drops it before them.
+fn dict_of(own: &OwnTensors, space: MemorySpace) -> Result<TensorDict, Error> {
+    let mut dict = TensorDict::new();
+    for ((name, shape), tensor) in own.labels.iter().zip(&own.tensors) {
+        // SAFETY: the caller's promise, and the library only reads the source's tensors.
+        dict.insert(name, unsafe { borrow(tensor, shape, space)? });
+    }
+    Ok(dict)
 }
 
 /// A tensor of the library in the memory of Python's.

@@ -129,6 +129,12 @@ def test_what_a_broadcast_of_a_dictionary_refuses():
             distcollective.broadcast_tensor_dict(None, src=dist.get_rank())
         with pytest.raises(TypeError, match="^bias: it is a list, not a tensor"):
             distcollective.broadcast_tensor_dict({"bias": [1.0]}, src=dist.get_rank())
+        # What is wrong on the source is told to every rank at once.
+        for given, text in [(None, "this rank is the source"), ({"bias": [1.0]}, "bias: it is a list")]:
+            is_source = dist.get_rank() == 0
+            told = text if is_source else f"because rank 0 refuses: .*{text}"
+            with pytest.raises((TypeError, ValueError), match=told):
+                distcollective.broadcast_tensor_dict(given if is_source else None)
         dist.barrier()
 
     run(2, body)

@@ -24,8 +24,9 @@ pub(crate) const MAX_GROUPED_CALLS: usize = 8;
 /// A recorded run of a context; `None` before it is recorded, and after its communicator ended.
 pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 
-/// Writes memory that ranks share, on the rank that gives it.
-pub(crate) type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<()> + 'a;
+/// Writes memory that ranks share, on the rank that gives it. It calls the function that it gets
+/// every few MiB, and ends with that function's error.
+pub(crate) type Fill<'a> = dyn FnMut(&mut [u8], &dyn Fn() -> Result<()>) -> Result<()> + 'a;
 
 /// One rank of a communicator.
 ///
@@ -227,7 +228,6 @@ pub(crate) trait Backend: Watch + Any {
 
     /// [`Watch::check`], and whether a peer has died, which otherwise the ranks that wait for it
     /// find.
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend asks its control communicator"))]
     fn check_peers(&self) -> Result<()> {
         self.check()
     }

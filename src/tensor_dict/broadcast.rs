@@ -41,7 +41,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Every rank gets these, no dictionary has changed, and the communicator stays as it was:
+    /// Every rank gets these, no dictionary has changed, and the communicator stays as it was. If
+    /// one rank finds the error, the others get its kind and text, with the number of that rank:
     /// - `InvalidArgument`: the source is not a rank; the backend is not the group's; a group is
     ///   named, which is for [`Environment::broadcast_tensor_dict`]; `pin_memory` where tensors are
     ///   to lie on a GPU; `shared` with a GPU or pinned memory; names and shapes are longer than
@@ -51,9 +52,12 @@ impl Communicator {
     /// - `Disagreement`: the ranks name different sources, or not all ask for `shared`.
     /// - `InvalidBuffer`: a rank has a tensor of that name with another type or shape.
     /// - `System`: a rank has no memory for what would arrive.
+    /// - `Plugin`: with `shared`, the progress function of a receiver panicked.
+    /// - The caller's own, of [`BroadcastOptions::refuse`].
     ///
-    /// All others end the communicator; see its contract. On a receiver, the tensors that were to
-    /// be filled in place may have any bytes then, and no tensor has been added.
+    /// All others end the communicator; see its contract. On a receiver that gets one, the tensors
+    /// that were to be filled in place may have any bytes then, and no tensor has been added. With
+    /// `shared` its dictionary has not changed.
     pub fn broadcast_tensor_dict(&self, dict: &mut TensorDict, options: &BroadcastOptions) -> Result<()> {
         let broadcast = Broadcast::new(self, options);
         self.in_turn(Extent::Communicator, &NAME, broadcast.deadline, || broadcast.run(dict))
@@ -112,6 +116,8 @@ impl Environment {
     /// - `InvalidArgument`: there is no group of that name.
     /// - `NotAMember`: this rank is not a member of the group.
     /// - Those of [`Communicator::broadcast_tensor_dict`].
+    ///
+    /// The first two are errors of this rank alone: it has no group in which it could tell others.
     pub fn broadcast_tensor_dict(&self, dict: &mut TensorDict, options: &BroadcastOptions) -> Result<()> {
         let group = self.group(&options.group_name).map_err(|e| e.about(|| NAME.to_owned()))?;
         group.broadcast_tensor_dict(dict, &options.clone().group_name(DEFAULT_GROUP))
@@ -235,7 +241,8 @@ impl Broadcast {
 
     /// Checks the options on this rank. Gives the GPU for which new tensors are pinned.
     fn check(&self) -> Result<Option<Arc<Device>>> {
-        let BroadcastOptions { src, group_name, backend, pin_memory, shared, .. } = &self.options;
+        let BroadcastOptions { src, group_name, backend, pin_memory, shared, refusal, .. } = &self.options;
+        refusal.clone().map_or(Ok(()), Err)?;
         let (communicator, place) = (&self.communicator, self.options.place());
         if src.0 >= communicator.world_size() {
             let ranks = count_of(communicator.world_size() as usize, "rank");
@@ -473,10 +480,9 @@ impl Task for TensorDict {
     }
 
     fn run(&mut self, _stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        // Its end releases the communicator, whenever the caller takes the dictionary.
         let Some(broadcast) = self.task.take() else { return Ok(()) };
-        let result = broadcast.run(self).map_err(|error| broadcast.label(error));
-        self.task = Some(broadcast);
-        result
+        broadcast.run(self).map_err(|error| broadcast.label(error))
     }
 
     fn label(&self, error: Error) -> Error {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::comm::BackendKind;
+use crate::error::Error;
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
 
@@ -22,6 +23,7 @@ pub struct BroadcastOptions {
     pub(super) pin_memory: bool,
     pub(super) shared: bool,
     pub(super) progress: Option<Arc<dyn Fn(BroadcastProgress) + Send + Sync>>,
+    pub(super) refusal: Option<Error>,
 }
 
 /// How far a broadcast has come on this rank.
@@ -45,6 +47,7 @@ impl Default for BroadcastOptions {
             pin_memory: false,
             shared: false,
             progress: None,
+            refusal: None,
         }
     }
 }
@@ -118,6 +121,32 @@ impl BroadcastOptions {
         self
     }
 
+    /// Makes the broadcast fail with an error that the caller has found on this rank, such as a
+    /// mistake in a configuration. Every rank gets the error at once, no dictionary changes, and
+    /// the communicator works afterwards. A rank that does not make the call instead leaves the
+    /// others waiting until their deadline.
+    ///
+    /// ```
+    /// use distcollective::tensor_dict::BroadcastOptions;
+    /// use distcollective::{Communicator, Error, ErrorKind, TensorDict};
+    ///
+    /// let told = Communicator::spawn(2, |communicator| {
+    ///     let mut options = BroadcastOptions::new();
+    ///     if communicator.rank().0 == 1 {
+    ///         options = options.refuse(Error::new(ErrorKind::InvalidArgument, "no such model"));
+    ///     }
+    ///     let result = communicator.broadcast_tensor_dict(&mut TensorDict::new(), &options);
+    ///     Ok(result.expect_err("rank 1 refuses").to_string())
+    /// })?;
+    /// assert_eq!(told[1], "rank 1: broadcast_tensor_dict: no such model");
+    /// assert!(told[0].ends_with("because rank 1 refuses: no such model"));
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    pub fn refuse(mut self, error: Error) -> Self {
+        self.refusal = Some(error);
+        self
+    }
+
     /// Where a receiver's tensors have to lie at the end, if that matters.
     pub(super) fn place(&self) -> Option<MemorySpace> {
         if self.offload_to_cpu { Some(MemorySpace::Host) } else { self.device }
@@ -134,6 +163,7 @@ impl fmt::Debug for BroadcastOptions {
             .field("offload_to_cpu", &self.offload_to_cpu)
             .field("pin_memory", &self.pin_memory)
             .field("shared", &self.shared)
+            .field("refusal", &self.refusal)
             .finish_non_exhaustive()
     }
 }

@@ -2,7 +2,6 @@
 //! each receiver gets read-only views.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use super::TensorDict;
 use super::broadcast::Broadcast;
@@ -11,10 +10,9 @@ use super::read_only::ReadOnly;
 use super::schema::Schema;
 use super::tensor::Tensor;
 use crate::comm::{Fill, host};
-use crate::error::{Result, bail, error};
+use crate::error::{Result, bail};
 use crate::memory::ReadOnlyMemory;
 use crate::rank::GroupRank;
-use crate::util::interrupt;
 
 /// What the tensors are aligned to: a cache line, and so every element type.
 const ALIGN: usize = 64;
@@ -44,11 +42,11 @@ impl Broadcast {
         });
         let (places, byte_len) = self.agree(placed)?;
         let total_bytes = tensors.iter().map(|tensor| tensor.byte_len() as u64).sum();
-        let mut fill = |memory: &mut [u8]| {
+        let mut fill = |memory: &mut [u8], keep_going: &dyn Fn() -> Result<()>| {
             let mut byte_count = 0;
             for (tensor, place) in tensors.iter().zip(&places) {
                 for (piece, bytes) in memory[place.clone()].chunks_mut(PIECE_BYTES).enumerate() {
-                    self.check_time()?;
+                    keep_going()?;
                     tensor.read(piece * PIECE_BYTES, bytes)?;
                     byte_count += bytes.len() as u64;
                     self.report(byte_count, total_bytes)?;
@@ -56,7 +54,8 @@ impl Broadcast {
             }
             Ok(())
         };
-        self.share_memory(byte_len, Some(&mut fill)).map(drop)
+        self.share_memory(byte_len, Some(&mut fill))?;
+        self.agree(Ok(()))
     }
 
     /// A receiver's part: puts views into the dictionary.
@@ -64,12 +63,13 @@ impl Broadcast {
         let (places, byte_len) = self.agree(places(schema.tensors.iter().map(|tensor| tensor.byte_len)))?;
         let memory = self.share_memory(byte_len, None)?;
         let total_bytes = schema.tensors.iter().map(|tensor| tensor.byte_len as u64).sum();
-        self.report(total_bytes, total_bytes).inspect_err(|error| self.end(error))?;
         let views = schema.tensors.into_iter().zip(places).map(|(tensor, place)| {
             let view = Tensor::read_only(tensor.element_type, tensor.shape, ReadOnly::new(&memory, place))?;
             Ok((tensor.name, view))
         });
-        for (name, view) in views.collect::<Result<Vec<_>>>()? {
+        let views = self.report(total_bytes, total_bytes).and_then(|()| views.collect::<Result<Vec<_>>>());
+        // A dictionary changes only if all do.
+        for (name, view) in self.agree(views)? {
             dict.insert(name, view);
         }
         dict.metadata = schema.metadata;
@@ -78,15 +78,5 @@ impl Broadcast {
 
     fn share_memory(&self, byte_len: usize, fill: Option<&mut Fill<'_>>) -> Result<ReadOnlyMemory> {
         self.communicator.share_memory(byte_len, GroupRank(self.options.src.0), fill, self.deadline)
-    }
-
-    /// Whether the source goes on: the deadline, the interrupt hook, and failed peers.
-    fn check_time(&self) -> Result<()> {
-        interrupt::check()?;
-        self.communicator.check_alive()?;
-        match Instant::now() < self.deadline {
-            true => Ok(()),
-            false => Err(error!(DeadlineExceeded, "the tensors were not copied to shared memory before the deadline")),
-        }
     }
 }

@@ -19,6 +19,7 @@ const COVERED: &[&str] = &[
     "benches/gpu",
     "benches/networks",
     "benches/overlap",
+    "benches/shared",
     "benches/weights",
     "build.rs",
     "capi",

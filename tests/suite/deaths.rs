@@ -46,7 +46,7 @@ pub fn play(role: &str, communicator: Communicator) {
 }
 
 /// Waits for a line, or for the end of the input.
-fn wait_to_be_told() {
+pub fn wait_to_be_told() {
     std::io::stdin().read_line(&mut String::new()).expect("a line");
 }
 
@@ -67,31 +67,44 @@ fn leave_a_child() {
     }
 }
 
-/// Forbids this thread, and those that it starts, to open descriptors of processes, where the test
-/// says so.
+/// Forbids this process to open descriptors of processes, where the test says so.
 pub fn forbid_what_the_test_forbids() {
     if std::env::var_os(FORBIDDEN).is_none_or(|call| call != "pidfd_open") {
         return;
     }
-    let step = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let mut filter = [
-        // The number of the system call is the first word of what a filter sees.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+    filter_calls(&mut [
+        load(0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_open as u32, 0, 1),
         step(libc::BPF_RET | libc::BPF_K, refused, 0, 0),
         step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
+    ]);
+    // SAFETY: the call is refused, and opens nothing.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+    assert_eq!(opened, -1);
+}
+
+/// A step of a filter.
+pub fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// The step that loads a word of what a filter sees: at 0 is the number of the system call, from 16
+/// on are its arguments, of 8 bytes each.
+pub fn load(offset: u32) -> libc::sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+
+/// Has the kernel filter the system calls of all threads of this process.
+pub fn filter_calls(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the program points to that many steps, which the kernel copies.
     let results = unsafe {
         let no_new_privileges = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        let filtered = libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program);
-        // SAFETY (of the call): it is refused, and opens nothing.
-        let opened = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
-        (no_new_privileges, filtered, opened)
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+        (no_new_privileges, libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program))
     };
-    assert_eq!(results, (0, 0, -1), "{}", std::io::Error::last_os_error());
+    assert_eq!(results, (0, 0), "{}", std::io::Error::last_os_error());
 }
 
 /// Three processes of one rank, all ready, each started by a program.

@@ -13,6 +13,7 @@ use distcollective::comm::{AsyncResult, Operands};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation};
 use ndarray::{ArrayD, IxDyn};
 
+use crate::messages::on_both;
 use crate::ranks::{DEADLINE, on_ranks};
 use crate::reference;
 use crate::values::{elements, to_bits, to_bytes};
@@ -72,9 +73,9 @@ fn start(
 
 /// Compares the asynchronous form of every operation with the reference. All are started before the
 /// first wait, and end in this order.
-pub fn asynchronous_forms_match_the_reference(communicator: &Communicator) {
+pub fn asynchronous_forms_match_the_reference(communicator: &Communicator, data_types: &[DataType]) {
     let (n, rank) = (communicator.world_size() as usize, communicator.rank().index());
-    for data_type in [DataType::Int32, DataType::Bool] {
+    for &data_type in data_types {
         let input = |rank: usize, operation: CollectiveOperation| {
             elements(data_type, 3 * n, (rank * 10) as u64 + operation.number() as u64)
         };
@@ -99,8 +100,8 @@ pub fn asynchronous_forms_match_the_reference(communicator: &Communicator) {
 
 #[test]
 fn asynchronous_forms_match() {
-    for n in [1, 2, 3, 4, 8] {
-        on_ranks(n, |communicator| asynchronous_forms_match_the_reference(&communicator));
+    for n in 1..=8 {
+        on_both(n, |communicator| asynchronous_forms_match_the_reference(&communicator, &DataType::ALL));
     }
 }
 
@@ -372,8 +373,8 @@ pub fn bytes_arrive(communicator: &Communicator, longest: usize) {
 
 #[test]
 fn bytes_of_unknown_length_arrive() {
-    for n in [1, 2, 3, 4] {
-        on_ranks(n, |communicator| bytes_arrive(&communicator, 100_000));
+    for n in 1..=8 {
+        on_both(n, |communicator| bytes_arrive(&communicator, 100_000));
     }
 }
 
@@ -523,8 +524,8 @@ pub fn lists_match_on_host_tensors(communicator: &Communicator) {
 
 #[test]
 fn list_forms_match_the_others() {
-    for n in [1, 2, 3, 4, 8] {
-        on_ranks(n, |communicator| lists_match(&communicator));
+    for n in 1..=8 {
+        on_both(n, |communicator| lists_match(&communicator));
     }
 }
 

@@ -1,12 +1,13 @@
 //! Messages between ranks that are threads, and between ranks that are processes. A process is a
 //! child, or a thread of this process with mappings of its own.
 
+mod asynchronous;
+
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use distcollective::comm::{BackendKind, MAX_TAG, Message, RawMessage, Received, Source};
-use distcollective::stream::WorkError;
-use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, Rank, Result};
+use distcollective::comm::{BackendKind, MAX_TAG, Message, Received, Source};
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, Result};
 
 use crate::bootstrap::bootstrap_all;
 use crate::processes::{Role, command, new_job, wait_for_line};
@@ -30,7 +31,7 @@ fn worlds(n: u32) -> [Vec<Communicator>; 2] {
 }
 
 /// Runs `body` on both.
-fn on_both<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Clone + Send + 'static) -> [Vec<T>; 2] {
+pub fn on_both<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Clone + Send + 'static) -> [Vec<T>; 2] {
     worlds(n).map(|communicators| on_communicators(DEADLINE, communicators, body.clone()))
 }
 
@@ -99,7 +100,17 @@ exchanges! {
 pub fn play(role: &str, communicator: &Communicator) {
     let rank = communicator.rank();
     match role {
-        "messages: exchange" => exchange_all(communicator, false),
+        "messages: exchange" => {
+            exchange_all(communicator, false);
+            // A rank has a thread from now on, until it leaves.
+            let n = communicator.world_size();
+            let (next, before) = (Rank((rank.0 + 1) % n), Rank((rank.0 + n - 1) % n));
+            let messages =
+                vec![Message::send(vec![rank.0 as i32; 5000], next, 0), Message::recv(vec![0; 5000], before, 0)];
+            let work = communicator.batch_isend_irecv(messages).expect("right arguments");
+            let messages = work.wait().expect("an exchange").content;
+            assert_eq!(messages[1].buffer.as_slice::<i32>().expect("int32"), [before.0 as i32; 5000]);
+        }
         "messages: exchange in symmetric memory" => exchange_all(communicator, true),
         "messages: rank 1 exits" | "messages: rank 1 exits, and all receive from any" => {
             // It dies after one message, in the middle of another.
@@ -310,6 +321,59 @@ fn a_cycle_of_sends_is_named() {
     }
 }
 
+/// Rank 1's send ends after the warning. Rank 0's does not.
+#[test]
+fn a_cycle_that_has_ended_is_not_named_at_the_deadline() {
+    for communicators in worlds(2) {
+        let errors = on_communicators(DEADLINE, communicators, |communicator| {
+            let rank = communicator.rank().0;
+            let late = communicator.with_timeout(Duration::from_millis(2500));
+            std::thread::scope(|scope| {
+                let sending = scope.spawn(|| late.send(&[rank as f32; 5000], 1 - rank, 4));
+                if rank == 0 {
+                    std::thread::sleep(Duration::from_millis(1300));
+                    late.recv(&mut [0f32; 5000], 1, 4).expect("rank 1 waits for that");
+                }
+                let result = sending.join().expect("no panic");
+                if rank == 1 {
+                    result.expect("rank 0 has received it");
+                    return communicator.barrier().expect_err("rank 0 ends the communicator").to_string();
+                }
+                result.expect_err("rank 1 does not receive it").to_string()
+            })
+        });
+        assert_eq!(
+            errors[0],
+            "rank 0: send: send of 5000 float32 to rank 1 with tag 4: rank 1 did not receive it before the deadline"
+        );
+        assert!(errors[1].ends_with("rank 1 did not receive it before the deadline"), "{}", errors[1]);
+    }
+}
+
+/// Another thread of rank 0 waits and ends meanwhile. Rank 0 still waits in a cycle.
+#[test]
+fn a_cycle_is_named_at_the_deadline_although_another_thread_has_ended_its_wait() {
+    for communicators in worlds(2) {
+        let errors = on_communicators(DEADLINE, communicators, |communicator| {
+            let rank = communicator.rank().0;
+            let late = if rank == 0 { communicator.with_timeout(Duration::from_secs(3)) } else { communicator.clone() };
+            std::thread::scope(|scope| {
+                let sending = scope.spawn(|| late.send(&[rank as f32; 5000], 1 - rank, 4));
+                if rank == 0 {
+                    std::thread::sleep(Duration::from_millis(2100));
+                    communicator.recv(&mut [0f32], 1, 5).expect("rank 1 sends that");
+                } else {
+                    std::thread::sleep(Duration::from_millis(2500));
+                    communicator.send(&[0f32], 0, 5).expect("there is room");
+                }
+                sending.join().expect("no panic").expect_err("they wait for each other").to_string()
+            })
+        });
+        let cycle = "ranks wait for each other: rank 0 sends to rank 1 with tag 4, rank 1 sends to rank 0 with tag 4";
+        assert!(errors.iter().all(|error| error.ends_with(cycle)), "{errors:?}");
+    }
+}
+
 #[test]
 fn messages_that_are_not_received_are_counted_when_the_rank_leaves() {
     for communicators in worlds(2) {
@@ -409,210 +473,6 @@ fn a_rank_that_left_is_told_from_one_that_has_sent() {
     drop(ranks.split_off(1));
     let error = ranks[0].recv(&mut [0], None, 0).expect_err("all have left");
     assert!(error.to_string().ends_with("from any rank with tag 0: ranks 1 and 2 left the communicator"), "{error}");
-}
-
-/// All ranks send long messages to the next one and receive from the one before, at once.
-#[test]
-fn a_ring_of_long_messages_ends() {
-    for n in 1..=4 {
-        on_both(n, move |communicator| {
-            let rank = communicator.rank();
-            let (next, before) = (Rank((rank.0 + 1) % n), Rank((rank.0 + n - 1) % n));
-            for len in [100_000, 1] {
-                let mut messages: Vec<Message> = (0..3)
-                    .map(|tag| {
-                        let bytes = bytes_of(rank, next, tag, len);
-                        Message::send(Buffer::from_slice(&bytes, [len as i64]).expect("memory"), next, tag)
-                    })
-                    .collect();
-                // The last tag first.
-                messages.extend((0..3).rev().map(|tag| Message::recv(vec![0u8; len], before, tag)));
-                let done = communicator.batch_isend_irecv(messages).expect("right arguments").wait().expect("messages");
-                for (tag, message) in done.content[3..].iter().rev().enumerate() {
-                    assert_eq!(message.received(), Some(Received { source: before, element_count: len }));
-                    assert!(message.buffer.as_bytes().expect("host") == bytes_of(before, rank, tag as u32, len));
-                }
-                assert!(done.content[..3].iter().all(|message| message.received().is_none()));
-            }
-        });
-    }
-}
-
-/// Rank 0 waits for something else than its messages, and they go on.
-#[test]
-fn a_message_goes_on_without_its_program() {
-    on_both(2, |communicator| {
-        const LEN: usize = 1_000_000;
-        if communicator.rank() == Rank(0) {
-            let sending = communicator.isend(vec![3i32; LEN], 1, 0).expect("right arguments");
-            // Rank 1 sends this after it has received the message, to a receive that is there.
-            let receiving = communicator.irecv(vec![0i32; LEN], 1, 1).expect("right arguments");
-            communicator.barrier().expect("a barrier");
-            assert_eq!(receiving.wait().expect("a message").content.buffer.as_slice::<i32>().expect("int32")[0], 4);
-            assert_eq!(sending.wait().expect("a send").content.buffer.as_slice::<i32>().expect("int32")[0], 3);
-        } else {
-            let mut received = vec![0i32; LEN];
-            communicator.recv(&mut received, 0, 0).expect("a message");
-            assert!(received.iter().all(|x| *x == 3));
-            communicator.send(&vec![4i32; LEN], 0, 1).expect("a send");
-            communicator.barrier().expect("a barrier");
-        }
-    });
-}
-
-/// Receives end in the order in which messages come, and a blocking call does not wait for them.
-#[test]
-fn pending_messages_do_not_wait_for_each_other() {
-    on_both(2, |communicator| {
-        if communicator.rank() == Rank(0) {
-            let late = communicator.irecv(vec![0i32; 2000], 1, 0).expect("right arguments");
-            let early = communicator.irecv(vec![0i32; 2000], None, 1).expect("right arguments");
-            assert_eq!(
-                early.wait().expect("a message").received(),
-                [Some(Received { source: Rank(1), element_count: 2000 })]
-            );
-            assert!(!late.is_done());
-            let mut x = 0;
-            communicator.recv(&mut x, 1, 2).expect("a message");
-            assert!(x == 5 && !late.is_done());
-            communicator.send(&1, 1, 0).expect("a send");
-            assert_eq!(late.wait().expect("a message").content.received().expect("a receive").element_count, 1);
-        } else {
-            communicator.send(&vec![1; 2000], 0, 1).expect("a send");
-            communicator.send(&5, 0, 2).expect("a send");
-            communicator.recv(&mut [0], 0, 0).expect("a message");
-            communicator.send(&7, 0, 0).expect("a send");
-        }
-    });
-}
-
-/// A work that is dropped goes on, and its buffer lives until then.
-#[test]
-fn a_dropped_work_still_sends() {
-    on_both(2, |communicator| {
-        if communicator.rank() == Rank(0) {
-            for tag in 0..3 {
-                drop(communicator.isend(vec![tag as u8; 100_000], 1, tag).expect("right arguments"));
-            }
-        } else {
-            for tag in [2, 0, 1] {
-                let mut bytes = vec![9; 100_000];
-                communicator.recv(&mut bytes, 0, tag).expect("a message");
-                assert!(bytes.iter().all(|byte| *byte == tag as u8));
-            }
-        }
-    });
-}
-
-/// Asynchronous messages end with the communicator, and hand their buffers back.
-#[test]
-fn pending_messages_end_with_the_communicator() {
-    on_both(3, |communicator| {
-        let rank = communicator.rank();
-        let receiving = communicator.irecv(vec![7u8; 100_000], (rank.0 + 1) % 3, 0).expect("right arguments");
-        let sending = communicator.isend(vec![8u8; 100_000], (rank.0 + 1) % 3, 1).expect("right arguments");
-        communicator.barrier().expect("a barrier");
-        if rank == Rank(2) {
-            communicator.abort("enough").expect("this process's own");
-        }
-        for (work, byte) in [(receiving, 7), (sending, 8)] {
-            let Err(WorkError::Failed(failed)) = work.wait() else { panic!("the communicator has ended") };
-            assert_eq!(failed.error.kind(), ErrorKind::Aborted);
-            assert!(failed.error.to_string().contains("rank 2 ended the communicator: enough"), "{}", failed.error);
-            assert!(failed.operands.content.buffer.as_bytes().expect("host").iter().all(|b| *b == byte));
-        }
-        let error = communicator.irecv(vec![0u8], 0, 0).expect("right arguments").wait().expect_err("it has ended");
-        assert_eq!(Error::from(error).kind(), ErrorKind::Aborted);
-    });
-}
-
-#[test]
-fn a_late_message_ends_the_communicator() {
-    on_both(2, |communicator| {
-        let soon = communicator.with_timeout(Duration::from_millis(200));
-        if communicator.rank() == Rank(0) {
-            let receiving = soon.irecv(vec![0u8], 1, 3).expect("right arguments");
-            let later = communicator.irecv(vec![0u8], 1, 4).expect("right arguments");
-            let error = Error::from(receiving.wait().expect_err("no message comes"));
-            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-            let text = "irecv: recv of 1 uint8 from rank 1 with tag 3: no message came from rank 1 before the deadline";
-            assert!(error.to_string().ends_with(text), "{error}");
-            assert_eq!(Error::from(later.wait().expect_err("it has ended")).kind(), ErrorKind::DeadlineExceeded);
-        } else {
-            assert_eq!(communicator.recv(&mut [0], 0, 0).expect_err("rank 0 is late").kind(), ErrorKind::Aborted);
-        }
-    });
-}
-
-#[test]
-fn a_batch_with_a_wrong_message_begins_none() {
-    on_both(2, |communicator| {
-        let other = 1 - communicator.rank().0;
-        let messages = vec![Message::send(vec![1], other, 0), Message::recv(vec![1], other, 40_000)];
-        let failed = communicator.batch_isend_irecv(messages).expect_err("a wrong tag");
-        assert_eq!(failed.error.kind(), ErrorKind::InvalidArgument);
-        assert_eq!(failed.operands.len(), 2);
-        communicator.barrier().expect("a barrier");
-        communicator.send(&[2], other, 0).expect("there is room");
-        let mut x = [0];
-        communicator.recv(&mut x, other, 0).expect("a message");
-        assert_eq!(x, [2], "the message of the batch was not sent");
-        let none = communicator.batch_isend_irecv(Vec::new()).expect("no arguments");
-        assert!(none.is_done() && none.wait().expect("nothing").content.is_empty());
-    });
-}
-
-#[test]
-fn messages_on_raw_addresses() {
-    on_both(2, |communicator| {
-        let other = Rank(1 - communicator.rank().0);
-        let (mut sent, mut received) = (vec![other.0 as i64; 1000], vec![-1i64; 1001]);
-        let raw = |elements: &mut [i64], dst, src| RawMessage {
-            address: elements.as_mut_ptr().cast(),
-            data_type: DataType::Int64.into(),
-            element_count: elements.len(),
-            dst,
-            src,
-            tag: 1,
-        };
-        let messages = [raw(&mut sent, Some(other), Source::Any), raw(&mut received, None, Source::Rank(other))];
-        // SAFETY: the vectors live until the work is done.
-        let work = unsafe { communicator.enqueue_messages(&messages) }.expect("right arguments");
-        let done = work.wait().expect("messages");
-        assert_eq!(done.received(), [None, Some(Received { source: other, element_count: 1000 })]);
-        assert!(received[..1000].iter().all(|x| *x == i64::from(communicator.rank().0)) && received[1000] == -1);
-        // The same, one by one; the blocking calls end with messages that are on their way.
-        received.fill(-1);
-        // SAFETY: as above.
-        let (sending, receiving) = unsafe { messages.each_ref().map(|m| communicator.enqueue_message(m)).into() };
-        assert_eq!(sending.expect("right arguments").wait().expect("a message").received(), [None]);
-        let got = Some(Received { source: other, element_count: 1000 });
-        assert_eq!(receiving.expect("right arguments").wait().expect("a message").received(), [got]);
-        assert_eq!(received[999], i64::from(communicator.rank().0));
-        let short = RawMessage { element_count: 2, ..messages[0] };
-        // SAFETY: the vectors live during the calls.
-        let (sent, got) = unsafe { (communicator.execute_message(&short), communicator.execute_message(&messages[1])) };
-        assert_eq!(sent.expect("there is room").element_count, 2);
-        assert_eq!(got.expect("a message"), Received { source: other, element_count: 2 });
-
-        let odd = |message: RawMessage| RawMessage { address: message.address.wrapping_add(1), ..message };
-        for message in messages {
-            let (blocking, starts) = if message.dst.is_some() { ("send: ", "isend: ") } else { ("recv: ", "irecv: ") };
-            // SAFETY: the calls are refused.
-            let errors = unsafe {
-                [
-                    (blocking, communicator.execute_message(&odd(message)).map(drop)),
-                    (starts, communicator.enqueue_message(&odd(message)).map(drop)),
-                    ("batch_isend_irecv: ", communicator.enqueue_messages(&[odd(message)]).map(drop)),
-                ]
-            };
-            for (name, refused) in errors {
-                let error = refused.expect_err("not aligned");
-                assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
-                assert!(error.to_string().contains(name), "{name}{error}");
-            }
-        }
-    });
 }
 
 /// A short message that has come before its receive, behind one of another tag.

@@ -39,7 +39,7 @@ pub struct Role<'a> {
 /// A name that no other job on this machine has.
 pub fn new_job() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
-    format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+    format!("job-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 fn spawn(role: &Role<'_>) -> Child {
@@ -99,7 +99,7 @@ fn child() {
                     run_quarter(&communicator, quarter as usize, Place::Symmetric, Stream::inline());
                 }
                 "eager" => {
-                    eager::asynchronous_forms_match_the_reference(&communicator);
+                    eager::asynchronous_forms_match_the_reference(&communicator, &DataType::ALL);
                     eager::lists_match(&communicator);
                     eager::bytes_arrive(&communicator, 50_000);
                     communicator.monitored_barrier(DEADLINE).expect("every rank comes");
@@ -137,7 +137,7 @@ fn child() {
 }
 
 /// How many descriptors, mappings of shared memory and threads a process has.
-fn kept() -> [usize; 3] {
+pub fn kept() -> [usize; 3] {
     let entries = |path: &str| std::fs::read_dir(path).expect("a folder").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
     let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
@@ -357,9 +357,13 @@ fn conforms((name, processes): (&str, &[u32]), quarter: usize) {
 
 quarters! {
     crate::processes::conforms;
+    host_processes_1: ("conformance", &[1]),
     host_processes_2: ("conformance", &[1, 1]),
     host_processes_3: ("conformance", &[1, 1, 1]),
     host_processes_4: ("conformance", &[1, 1, 1, 1]),
+    host_processes_5: ("conformance", &[1; 5]),
+    host_processes_6: ("conformance", &[1; 6]),
+    host_processes_7: ("conformance", &[1; 7]),
     host_processes_8: ("conformance", &[1; 8]),
     host_processes_mixed: ("conformance", &[2, 1, 3]),
     symmetric_processes_2: ("conformance in symmetric memory", &[1, 1]),
@@ -402,7 +406,7 @@ pub fn wait_for_line(child: &mut Child, end: &str) -> String {
 }
 
 /// Checks that the machine has no socket and no file with this job's name.
-fn assert_nothing_left(job: &str) {
+pub fn assert_nothing_left(job: &str) {
     // Names of sockets are hashes of the job's; every socket of ours belongs to a job that runs.
     let names = |path: &str| {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "safetensors")]
 mod files;
+mod kills;
 mod shared;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use distcollective::{
     Buffer, Communicator, DataType, Environment, ErrorKind, Rank, ReduceOperation, Result, Stream, TensorDict,
 };
 
+use crate::messages::on_both;
 use crate::processes::{Role, command, new_job};
 use crate::ranks::{DEADLINE, on_ranks, wait_all};
 
@@ -115,7 +117,10 @@ pub fn play(role: &str, communicator: Communicator) {
         "dict: rank 1 exits in the middle" => {
             lose_a_rank(&communicator, 1, BroadcastOptions::new(), || std::process::exit(0));
         }
-        _ => shared::play(role, communicator),
+        _ => match role.strip_prefix("dict: kill: ") {
+            Some(phase) => kills::play(phase, &communicator),
+            None => shared::play(role, communicator),
+        },
     }
 }
 
@@ -153,6 +158,31 @@ fn between_processes(name: &str, world_size: u32) -> Vec<(bool, String)> {
 fn processes_get_every_tensor_of_the_source() {
     for (succeeded, text) in between_processes("dict: broadcast", 3) {
         assert!(succeeded, "{text}");
+    }
+}
+
+#[test]
+fn up_to_8_ranks_get_the_tensors() {
+    for n in 4..=8 {
+        on_both(n, move |communicator| {
+            for is_shared in [false, true] {
+                let own = |seed| {
+                    let mut dict = weights(seed);
+                    ["long", "pieces"].iter().for_each(|name| drop(dict.remove(name)));
+                    dict
+                };
+                let is_source = communicator.rank() == Rank(n - 1);
+                let mut dict = TensorDict::new();
+                for seed in 0..2 {
+                    if is_source {
+                        dict = own(seed);
+                    }
+                    let options = BroadcastOptions::new().src(n - 1).shared(is_shared);
+                    communicator.broadcast_tensor_dict(&mut dict, &options).expect("a broadcast");
+                    assert_has(&dict, &own(seed), 0);
+                }
+            }
+        });
     }
 }
 
@@ -296,6 +326,31 @@ fn options_that_do_not_fit_are_an_error_on_every_rank() {
     assert!(errors[1].1.contains("because rank 0 refuses: the device needs CUDA: "), "{errors:?}");
 }
 
+/// A caller finds a mistake before the call, on one rank.
+#[test]
+fn a_rank_that_refuses_tells_every_rank() {
+    for is_shared in [false, true] {
+        let dict = |rank| if rank == 0 { weights(0) } else { TensorDict::new() };
+        let options: fn(u32) -> BroadcastOptions = match is_shared {
+            false => |rank| refusing(rank, BroadcastOptions::new()),
+            // The ranks do not agree on anything else either.
+            true => |rank| refusing(rank, BroadcastOptions::new().src(rank % 2).shared(rank == 2)),
+        };
+        for (rank, (kind, text)) in refused(3, dict, options).into_iter().enumerate() {
+            let told = if rank == 1 { "" } else { "no dictionary has changed, because rank 1 refuses: " };
+            assert_eq!(kind, ErrorKind::NotReady);
+            assert_eq!(text, format!("rank {rank}: broadcast_tensor_dict: {told}there is no such model"));
+        }
+    }
+}
+
+fn refusing(rank: u32, options: BroadcastOptions) -> BroadcastOptions {
+    match rank {
+        1 => options.refuse(distcollective::Error::new(ErrorKind::NotReady, "there is no such model")),
+        _ => options,
+    }
+}
+
 #[test]
 fn without_gpus_the_defaults_change_nothing() {
     on_ranks(2, |communicator| {
@@ -346,13 +401,13 @@ fn lose_a_rank(
 fn a_progress_function_that_panics_ends_the_broadcast() {
     for lost in [0, 1] {
         for is_shared in [false, true] {
-            on_ranks(3, move |communicator| {
-                let options = BroadcastOptions::new().shared(is_shared);
-                // Receivers that share have their memory when a receiver's function is called.
-                if lost == 0 || !is_shared {
+            // A receiver that shares is told before any dictionary changes: it refuses.
+            if lost == 0 || !is_shared {
+                on_ranks(3, move |communicator| {
+                    let options = BroadcastOptions::new().shared(is_shared);
                     lose_a_rank(&communicator, lost, options, || panic!("on purpose"));
-                }
-            });
+                });
+            }
         }
     }
 }

@@ -9,15 +9,17 @@
 //!   negative if both at once take longer than one after the other.
 
 mod compute;
+#[path = "../../shared/programs.rs"]
+mod programs;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use compute::Computation;
-use distcollective::launch::{Job, Outcome};
 use distcollective::{Buffer, Communicator, DataType, Environment, Error, ErrorKind, ReduceOperation, Result};
+use programs::{exit_code, list, run_as_job, run_script};
 use serde_json::json;
 
 /// Measures an asynchronous all_reduce beside computation.
@@ -117,38 +119,17 @@ fn run_rank(arguments: &Arguments) -> Result<()> {
     environment.finalize()
 }
 
-/// Measures one number of processes.
-fn measure(ranks: u32) -> Result<()> {
-    let program = std::env::current_exe().map_err(|e| Error::new(ErrorKind::System, format!("this program: {e}")))?;
-    let own: Vec<_> = std::env::args_os().skip(1).collect();
-    let outcome = Job::new(ranks).run(|_| {
-        let mut command = Command::new(&program);
-        command.args(&own);
-        command
-    })?;
-    match outcome {
-        Outcome::Success => Ok(()),
-        other => Err(Error::new(ErrorKind::System, format!("{ranks} processes: {other}"))),
-    }
-}
-
 /// Lets gloo do the same.
 fn measure_gloo(arguments: &Arguments, python: &Path, ranks: u32) -> Result<()> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/gloo_overlap.py");
-    let lengths = arguments.kilobytes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-    let arguments = [ranks.to_string(), arguments.rounds.to_string(), lengths];
-    let status = Command::new(python).arg(script).args(arguments).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        other => Err(Error::new(ErrorKind::System, format!("{} with torch: {other:?}", python.display()))),
-    }
+    run_script(python, script, [ranks.to_string(), arguments.rounds.to_string(), list(&arguments.kilobytes)])
 }
 
 fn measure_all(arguments: &Arguments) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("{}", json!({ "benchmark": "overlap", "cores": cores, "rounds": arguments.rounds }));
     for &ranks in &arguments.ranks {
-        measure(ranks)?;
+        run_as_job(ranks)?;
         if let Some(python) = &arguments.python {
             measure_gloo(arguments, python, ranks)?;
         }
@@ -158,15 +139,8 @@ fn measure_all(arguments: &Arguments) -> Result<()> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match Environment::detect_launcher() {
+    exit_code(match Environment::detect_launcher() {
         Some(_) => run_rank(&arguments),
         None => measure_all(&arguments),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

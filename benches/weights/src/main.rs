@@ -4,15 +4,17 @@
 //! prints one JSON object per line; GB/s are 10^9 bytes per second.
 
 mod copy;
+#[path = "../../shared/programs.rs"]
+mod programs;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use distcollective::launch::{Job, Outcome};
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{Buffer, DataType, Environment, Error, ErrorKind, Result, TensorDict};
+use programs::{exit_code, list, run_as_job, run_script};
 use serde_json::json;
 
 /// Measures the broadcast of a safetensors file between processes.
@@ -107,31 +109,11 @@ fn run_rank(arguments: &Arguments) -> Result<()> {
     environment.finalize()
 }
 
-/// Measures one number of processes.
-fn measure(arguments: &Arguments, ranks: u32) -> Result<()> {
-    let program = std::env::current_exe().map_err(|e| Error::new(ErrorKind::System, format!("this program: {e}")))?;
-    let own: Vec<_> = std::env::args_os().skip(1).collect();
-    let outcome = Job::new(ranks).run(|_| {
-        let mut command = Command::new(&program);
-        command.args(&own);
-        command
-    })?;
-    match outcome {
-        Outcome::Success => Ok(()),
-        other => Err(Error::new(ErrorKind::System, format!("{ranks} processes of {:?}: {other}", arguments.file))),
-    }
-}
-
 /// Lets gloo broadcast tensors of the same sizes.
 fn measure_gloo(arguments: &Arguments, python: &Path, ranks: u32) -> Result<()> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/gloo_weights.py");
-    let counts = element_counts(arguments).iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-    let arguments = [ranks.to_string(), arguments.rounds.to_string(), counts];
-    let status = Command::new(python).arg(script).args(arguments).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        other => Err(Error::new(ErrorKind::System, format!("{} with torch: {other:?}", python.display()))),
-    }
+    let counts = list(&element_counts(arguments));
+    run_script(python, script, [ranks.to_string(), arguments.rounds.to_string(), counts])
 }
 
 fn measure_all(arguments: &Arguments) -> Result<()> {
@@ -139,7 +121,7 @@ fn measure_all(arguments: &Arguments) -> Result<()> {
     println!("{}", json!({ "benchmark": "weights", "file_bytes": bytes, "tensors": arguments.tensors }));
     for &ranks in &arguments.ranks {
         let before = copy::two_threads();
-        measure(arguments, ranks)?;
+        run_as_job(ranks)?;
         let copies = [before, copy::two_threads()];
         println!("{}", json!({ "benchmark": "copy", "threads": 2, "bytes": copy::BYTES, "gb_per_s": copies }));
         if let Some(python) = &arguments.python {
@@ -159,11 +141,5 @@ fn main() -> ExitCode {
         let _ = std::fs::remove_file(&arguments.file);
         measured
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(result)
 }

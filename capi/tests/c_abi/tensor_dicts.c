@@ -169,16 +169,26 @@ static void broadcast(dcl_communicator_t *communicator, int32_t rank, void *shar
     CHECK(read[1] == 11);
     metadata_of(dict);
 
-    /* On a stream. The dictionary is away until the caller has waited. */
+    /* On a stream. The dictionary is away until the broadcast has ended, which the others begin
+     * later. */
     dcl_stream_t *stream;
     dcl_work_t *work;
     own[0] = 20 * rank;
     OK(dcl_stream_new_worker(&stream));
     OK(dcl_communicator_barrier(communicator));
+    if (rank != 0) {
+        int32_t begun = 0;
+        OK(dcl_recv(communicator, &begun, 1, DCL_DATA_TYPE_INT32, 0, 0, NULL, NULL));
+    }
     OK(dcl_broadcast_tensor_dict(communicator, dict, &options, stream, &work));
-    FAILS(DCL_STATUS_BUSY, dcl_tensor_dict_get_nb_tensors(dict, &number));
-    MESSAGE_HAS("a stream broadcasts the dictionary");
-    FAILS(DCL_STATUS_BUSY, dcl_broadcast_tensor_dict(communicator, dict, &options, stream, NULL));
+    if (rank == 0) {
+        FAILS(DCL_STATUS_BUSY, dcl_tensor_dict_get_nb_tensors(dict, &number));
+        MESSAGE_HAS("a stream broadcasts the dictionary");
+        FAILS(DCL_STATUS_BUSY, dcl_broadcast_tensor_dict(communicator, dict, &options, stream, NULL));
+        for (int32_t dst = 1; dst < NB_RANKS; dst++) {
+            OK(dcl_send(communicator, &rank, 1, DCL_DATA_TYPE_INT32, dst, 0));
+        }
+    }
     OK(dcl_work_wait(work));
     OK(dcl_work_free(work));
     CHECK(own[0] == 20);
@@ -222,6 +232,103 @@ static void broadcast(dcl_communicator_t *communicator, int32_t rank, void *shar
     OK(dcl_tensor_dict_free(dict));
 }
 
+/* Waits until the broadcast has ended and the dictionary is back. */
+static void until_it_is_back(dcl_tensor_dict_t *dict) {
+    dcl_status_t status;
+    int32_t number = -7;
+    while ((status = dcl_tensor_dict_get_nb_tensors(dict, &number)) == DCL_STATUS_BUSY) {
+        MESSAGE_HAS("a stream broadcasts the dictionary");
+        pause_ms(1);
+    }
+    OK(status);
+    CHECK(number == 2);
+}
+
+/* The dictionary comes back when the broadcast has ended, whichever handles are freed before. */
+static void freed_in_any_order(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    int32_t own[2], read[2] = {-7, -7};
+    for (int32_t order = 0; order < 6; order++) {
+        dcl_stream_t *stream;
+        dcl_work_t *work = NULL;
+        own[0] = own[1] = 10 * rank + order;
+        dcl_tensor_dict_t *dict = weights(rank == 0, own);
+        OK(dcl_stream_new_worker(&stream));
+        OK(dcl_broadcast_tensor_dict(communicator, dict, NULL, stream, order == 0 ? NULL : &work));
+        if (order <= 2) {
+            OK(dcl_stream_free(stream));
+            OK(dcl_work_free(work));
+        }
+        if (order == 2) {
+            /* The memory is borrowed until the broadcast has ended. */
+            OK(dcl_tensor_dict_free(dict));
+            OK(dcl_communicator_barrier(communicator));
+            CHECK(own[1] == order);
+            continue;
+        }
+        if (order == 3) {
+            OK(dcl_tensor_dict_free(dict));
+            OK(dcl_work_wait(work));
+        } else {
+            until_it_is_back(dict);
+            OK(dcl_tensor_dict_read(dict, "y", 0, read, sizeof read));
+            CHECK(read[1] == order);
+        }
+        CHECK(own[1] == order);
+        if (order >= 3) {
+            /* A dictionary that is back does not take the work's result along. */
+            OK(dcl_work_wait(work));
+            OK(dcl_work_free(work));
+            OK(dcl_stream_free(stream));
+        }
+        if (order == 4) {
+            dcl_broadcast_options_t options = DCL_BROADCAST_OPTIONS_INIT;
+            options.src = NB_RANKS;
+            OK(dcl_communicator_get_stream(communicator, &stream));
+            OK(dcl_broadcast_tensor_dict(communicator, dict, &options, stream, &work));
+            until_it_is_back(dict);
+            for (int i = 0; i < 2; i++) {
+                FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_work_wait(work));
+                MESSAGE_HAS("source 3 is not one of 3 ranks");
+            }
+            OK(dcl_work_free(work));
+            OK(dcl_stream_free(stream));
+        }
+        if (order != 3) {
+            OK(dcl_tensor_dict_free(dict));
+        }
+    }
+}
+
+/* A wrong value on one rank is an error on all. */
+static void one_rank_refuses(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    static const char *const says[] = {"src is -1", "\"mps\" is not a backend", "reserved of options is 1",
+                                       "device (-1 is the host) is -5", "struct_size of options is 1"};
+    int32_t own[2] = {rank, rank}, number = -7;
+    dcl_tensor_dict_t *dict = weights(rank == 0, own);
+    for (size_t i = 0; i < LENGTH_OF(says); i++) {
+        dcl_broadcast_options_t options = DCL_BROADCAST_OPTIONS_INIT;
+        if (rank == 1) {
+            options.src = i == 0 ? -1 : 0;
+            options.backend = i == 1 ? "mps" : NULL;
+            options.reserved = i == 2;
+            options.device = i == 3 ? -5 : DCL_DEVICE_UNSET;
+            options.struct_size = i == 4 ? 1 : sizeof options;
+        }
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_broadcast_tensor_dict(communicator, dict, &options, NULL, NULL));
+        MESSAGE_HAS(says[i]);
+        if (rank != 1) {
+            MESSAGE_HAS("no dictionary has changed, because rank 1 refuses");
+        }
+    }
+    OK(dcl_tensor_dict_get_nb_tensors(dict, &number));
+    CHECK(number == 1 + (rank == 0));
+    OK(dcl_broadcast_tensor_dict(communicator, dict, NULL, NULL, NULL));
+    CHECK(own[0] == 0);
+    OK(dcl_tensor_dict_free(dict));
+}
+
 static void in_an_environment(void) {
     dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
     dcl_broadcast_options_t options = DCL_BROADCAST_OPTIONS_INIT;
@@ -246,6 +353,8 @@ int main(void) {
     tensors();
     files();
     on_ranks(NB_RANKS, broadcast, NULL);
+    on_ranks(NB_RANKS, freed_in_any_order, NULL);
+    on_ranks(NB_RANKS, one_rank_refuses, NULL);
     in_an_environment();
     return 0;
 }

@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use super::memory::arena::Arena;
 use super::memory::broker::{AllocationKey, MemoryBroker};
-use super::memory::check_allocation;
 use super::memory::free_memory::FreeMemory;
 use super::memory::read_only::ReadOnlyBytes;
-use super::memory::{SharedMemory, SharedMemorySize};
+use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writing};
 use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
@@ -36,7 +35,7 @@ pub(crate) struct HostBackend {
     pub(super) rank: GroupRank,
     /// Locked during a call, so that the rank makes one call at a time (invariant 2).
     progress: Mutex<CallProgress>,
-    broker: Arc<MemoryBroker>,
+    pub(super) broker: Arc<MemoryBroker>,
     /// Kept so that the monitor thread runs as long as this process has a handle.
     monitor: Option<Arc<ProcessMonitor>>,
     pub(super) arena: Arc<Arena>,
@@ -107,7 +106,8 @@ impl HostBackend {
 
     /// The error that ended the communicator, if one did.
     fn check_alive(&self) -> Result<()> {
-        self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
+        let alive = self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()));
+        alive.inspect_err(|_| self.broker.close())
     }
 
     /// Ends the communicator because of this rank's own error.
@@ -119,6 +119,7 @@ impl HostBackend {
     /// [`end`](Self::end), with another text for the other ranks.
     fn end_because(&self, error: Error, reason: &str) -> Error {
         self.abort(error.kind(), reason);
+        self.broker.close();
         self.ended.get_or_init(|| error.clone());
         error
     }
@@ -178,11 +179,13 @@ impl HostBackend {
             let lost = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
             Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(lost)))
         };
+        // A peer that fails aborts before its connection ends. Its reason is the better error.
+        let unless_aborted = |error| self.domain().check().err().unwrap_or(error);
         if sender == self.segment.member(self.rank) {
             let keep_going = || check_peers().and_then(|()| check_allocation(deadline));
-            self.broker.share(key, users, size, &keep_going)?;
+            self.broker.share(key, users, size, &keep_going).map_err(unless_aborted)?;
         }
-        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers)?;
+        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers).map_err(unless_aborted)?;
         if memory.len() != size.byte_len {
             bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), size.byte_len);
         }
@@ -250,7 +253,9 @@ impl HostBackend {
         if let Some(fill) = fill {
             // SAFETY: the memory has as many initialized bytes, and no other rank uses them before
             // the barrier that follows.
-            fill(unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) })?;
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) };
+            // The other ranks may have come to the barrier already, and die there.
+            fill(bytes, &|| self.check_peers().and_then(|()| check_writing(deadline)))?;
         }
         Ok(memory)
     }

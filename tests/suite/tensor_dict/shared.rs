@@ -175,6 +175,17 @@ fn a_source_that_dies_while_it_shares_ends_the_broadcast() {
 }
 
 #[test]
+fn a_progress_function_of_a_receiver_that_panics_changes_no_dictionary() {
+    let dict = |rank| if rank == 0 { weights(0) } else { TensorDict::new() };
+    let errors = refused(3, dict, |rank| shared().progress(move |_| assert_ne!(rank, 1, "on purpose")));
+    for (rank, (kind, text)) in errors.into_iter().enumerate() {
+        assert_eq!(kind, ErrorKind::Plugin);
+        assert!(text.contains("the progress function panicked: ") && text.contains("on purpose"), "{text}");
+        assert_eq!(text.contains("because rank 1 refuses: "), rank != 1, "{text}");
+    }
+}
+
+#[test]
 fn empty_tensors_are_shared() {
     on_ranks(2, |communicator| {
         let mut own = TensorDict::new();

@@ -28,7 +28,8 @@ pub(crate) struct AllocationKey {
 /// of the hub.
 pub(crate) struct MemoryBroker {
     peers: Arc<PeerProcesses>,
-    arrived: Mutex<HashMap<AllocationKey, Result<Arrived>>>,
+    /// `None` after a failure: no rank receives memory any more.
+    arrived: Mutex<Option<HashMap<AllocationKey, Result<Arrived>>>>,
     arrival: Condvar,
     next_id: AtomicU64,
 }
@@ -62,7 +63,15 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl MemoryBroker {
     pub(crate) fn new(peers: Arc<PeerProcesses>) -> Self {
-        MemoryBroker { peers, arrived: Mutex::default(), arrival: Condvar::new(), next_id: AtomicU64::new(1) }
+        let arrived = Mutex::new(Some(HashMap::new()));
+        MemoryBroker { peers, arrived, arrival: Condvar::new(), next_id: AtomicU64::new(1) }
+    }
+
+    /// Frees the memory that no rank has received, and what comes later, after a failure.
+    pub(crate) fn close(&self) {
+        let freed = lock(&self.arrived).take();
+        // The memory is unmapped without the lock.
+        drop(freed);
     }
 
     /// Allocates memory and sends it to the processes of `users`. The first of `users` calls this.
@@ -129,7 +138,7 @@ impl MemoryBroker {
                 bail!(DeadlineExceeded, "rank {sender} did not send its memory before the deadline");
             }
             let arrived = lock(&self.arrived);
-            if !arrived.contains_key(&key) {
+            if !arrived.as_ref().is_some_and(|arrived| arrived.contains_key(&key)) {
                 let wait = CHECK_INTERVAL.min(deadline - now);
                 drop(self.arrival.wait_timeout(arrived, wait).unwrap_or_else(PoisonError::into_inner));
             }
@@ -139,6 +148,7 @@ impl MemoryBroker {
     /// The memory of this key, if it has arrived, for one of its users.
     fn take(&self, key: AllocationKey) -> Result<Option<(Arc<SharedMemory>, u64)>> {
         let mut arrived = lock(&self.arrived);
+        let Some(arrived) = &mut *arrived else { return Ok(None) };
         let Some(found) = arrived.get_mut(&key) else { return Ok(None) };
         let found = found.as_mut().map_err(|error| error.clone())?;
         let received = (Arc::clone(&found.memory), found.id);
@@ -190,9 +200,17 @@ impl MemoryBroker {
         Ok(())
     }
 
+    /// How many pieces of memory wait for their users.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.arrived).as_ref().map_or(0, HashMap::len)
+    }
+
     /// Keeps memory for its users in this process, or the error that they get instead.
     fn deliver(&self, key: AllocationKey, arrived: Result<Arrived>) {
-        lock(&self.arrived).insert(key, arrived);
+        if let Some(all) = &mut *lock(&self.arrived) {
+            all.insert(key, arrived);
+        }
         self.arrival.notify_all();
     }
 }
@@ -206,6 +224,28 @@ mod tests {
     use crate::error::ErrorKind;
 
     const KEY: AllocationKey = AllocationKey { segment: 0, sequence: 1, color: 0 };
+
+    /// What was there at a failure is freed, and what comes afterwards too.
+    #[test]
+    fn a_closed_broker_keeps_no_memory() {
+        let processes = vec![Process { pid: 0, first_rank: 0, rank_count: 2 }];
+        let broker = MemoryBroker::new(Arc::new(PeerProcesses::new(processes, 0, vec![None])));
+        let share = |sequence| {
+            let key = AllocationKey { sequence, ..KEY };
+            broker.share(key, &[Rank(0), Rank(1)], SharedMemorySize::fully_resident(1), &|| Ok(())).expect("memory");
+            key
+        };
+        let first = share(1);
+        let soon = Instant::now() + Duration::from_secs(10);
+        let (received, _) = broker.receive(first, Rank(0), soon, || Ok(())).expect("it is there");
+        assert_eq!((broker.waiting(), Arc::strong_count(&received)), (1, 2));
+        broker.close();
+        assert_eq!((broker.waiting(), Arc::strong_count(&received)), (0, 1));
+        let second = share(2);
+        let failed = || Err(error!(Aborted, "on purpose"));
+        let error = broker.receive(second, Rank(0), soon, failed).map(drop).expect_err("nothing is kept");
+        assert_eq!((error.kind(), broker.waiting()), (ErrorKind::Aborted, 0));
+    }
 
     #[test]
     fn a_message_of_any_numbers_is_refused() {
@@ -237,7 +277,7 @@ mod tests {
             let soon = Instant::now() + Duration::from_secs(10);
             let error = broker.receive(KEY, Rank(2), soon, || Ok(())).map(|_| ()).expect_err("a wrong length");
             assert_eq!(error.kind(), ErrorKind::System);
-            lock(&broker.arrived).clear();
+            lock(&broker.arrived).as_mut().expect("it is open").clear();
         }
     }
 }

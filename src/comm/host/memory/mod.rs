@@ -35,9 +35,18 @@ impl SharedMemorySize {
 /// Checks that a call that allocates shared memory goes on: its deadline is not over, and the
 /// interrupt hook does not end it.
 pub(super) fn check_allocation(deadline: Instant) -> Result<()> {
-    interrupt::check().map_err(|e| interrupt::ended(&e, "while shared memory was allocated"))?;
+    check_time(deadline, "allocated")
+}
+
+/// [`check_allocation`] for a call that writes shared memory.
+pub(super) fn check_writing(deadline: Instant) -> Result<()> {
+    check_time(deadline, "written")
+}
+
+fn check_time(deadline: Instant, done: &str) -> Result<()> {
+    interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while shared memory was {done}")))?;
     if Instant::now() < deadline {
         return Ok(());
     }
-    bail!(DeadlineExceeded, "shared memory was not allocated before the deadline");
+    bail!(DeadlineExceeded, "shared memory was not {done} before the deadline");
 }

@@ -10,15 +10,16 @@ use crate::comm::host::protocol::segment::is_lost;
 use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::error::{Error, ErrorKind, Result, error};
-use crate::rank::GroupRank;
-use crate::util::interrupt;
+use crate::rank::{GroupRank, Rank};
 use crate::util::log::event;
+use crate::util::{deadline_after, interrupt};
 
-/// After how long a rank publishes whom it waits for.
-const PUBLISH_AFTER: Duration = Duration::from_millis(20);
+/// After how long a rank publishes whom it waits for. The model has to do the same in each run,
+/// however long it takes, so there a rank never does.
+const PUBLISH_AFTER: Duration = if cfg!(loom) { Duration::MAX } else { Duration::from_millis(20) };
 
-/// How often a rank that waits looks for a cycle.
-const CYCLE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a rank that waits looks for a cycle. A unit test sees what happens between two looks.
+const CYCLE_INTERVAL: Duration = Duration::from_secs(if cfg!(test) { 3600 } else { 1 });
 
 impl Messenger {
     /// Sends or receives one message.
@@ -40,7 +41,7 @@ impl Messenger {
             number,
             ended: Cell::new(None),
             is_published: false,
-            cycle: None,
+            has_warned: false,
         };
         let matched = mailbox.match_arrived(&self.place, number);
         drop(mailbox);
@@ -57,24 +58,23 @@ struct BlockingCall<'a> {
     ended: Cell<Option<Delivery>>,
     /// Whether the rank has published whom it waits for.
     is_published: bool,
-    /// The ranks that wait for each other, once a look has found them.
-    cycle: Option<String>,
+    /// Whether it has warned of ranks that wait for each other.
+    has_warned: bool,
 }
 
 impl Drop for BlockingCall<'_> {
     /// After an error or a panic, waits until no peer touches the buffer (invariants 9 and 25).
     fn drop(&mut self) {
         let place = &self.messenger.place;
+        if self.ended.get().is_none() {
+            // After an error the communicator is aborted already, and keeps the first reason.
+            place.segment.domain.abort(ErrorKind::Aborted, place.member(), "a panic while a message was under way");
+            self.messenger.lock().remove(self.number);
+            place.segment.wait_for_accesses(place.rank);
+        }
         if self.is_published {
             place.segment.domain.set_awaited(place.member(), 0);
         }
-        if self.ended.get().is_some() {
-            return;
-        }
-        // After an error the communicator is aborted already, and keeps the first reason.
-        place.segment.domain.abort(ErrorKind::Aborted, place.member(), "a panic while a message was under way");
-        self.messenger.lock().remove(self.number);
-        place.segment.wait_for_accesses(place.rank);
     }
 }
 
@@ -82,7 +82,7 @@ impl BlockingCall<'_> {
     fn wait(&mut self) -> Result<Delivery> {
         let place = &self.messenger.place;
         let mut waiter = Waiter::new(&place.segment.domain, place.member(), self.deadline);
-        let mut next_look = Instant::now() + PUBLISH_AFTER;
+        let mut next_look = deadline_after(PUBLISH_AFTER);
         loop {
             match self.step()? {
                 Step::Ended(delivery) => return Ok(delivery),
@@ -114,8 +114,11 @@ impl BlockingCall<'_> {
             return Ok(Step::Ended(delivery));
         }
         let step = self.messenger.advance(Some(self.number))?;
-        if let Step::Ended(delivery) = step {
-            self.ended.set(Some(delivery));
+        match step {
+            Step::Ended(delivery) => self.ended.set(Some(delivery)),
+            // The peer may have answered.
+            Step::Moved if self.is_published => _ = self.publish(),
+            _ => {}
         }
         Ok(step)
     }
@@ -147,19 +150,33 @@ impl BlockingCall<'_> {
 
     /// Publishes whom this rank waits for, and warns once of a cycle.
     fn look_for_cycle(&mut self) {
-        let place = &self.messenger.place;
-        let domain = &*place.segment.domain;
-        let awaited = self.awaited();
-        domain.set_awaited(place.member(), awaited.map_or(0, Awaited::to_word));
         // The first look is too early: a peer may be about to come.
-        let is_first = !std::mem::replace(&mut self.is_published, true);
-        if awaited.is_none() || is_first || self.cycle.is_some() {
-            return;
+        if !std::mem::replace(&mut self.is_published, true) {
+            let _ = self.publish();
+        } else if !self.has_warned
+            && let Some(cycle) = self.cycle()
+        {
+            self.has_warned = true;
+            event!(WARN, "rank {}: {}: ranks wait for each other: {cycle}", self.member(), self.what());
         }
-        self.cycle = cycle::describe(domain, place.member());
-        if let Some(cycle) = &self.cycle {
-            event!(WARN, "rank {}: {}: ranks wait for each other: {cycle}", place.member(), self.what());
-        }
+    }
+
+    /// The ranks that wait for each other now, this one among them.
+    fn cycle(&self) -> Option<String> {
+        self.publish()?;
+        cycle::describe(&self.messenger.place.segment.domain, self.member())
+    }
+
+    /// Publishes whom this rank waits for, and returns it.
+    fn publish(&self) -> Option<Awaited> {
+        let awaited = self.awaited();
+        let word = awaited.map_or(0, Awaited::to_word);
+        self.messenger.place.segment.domain.set_awaited(self.member(), word);
+        awaited
+    }
+
+    fn member(&self) -> Rank {
+        self.messenger.place.member()
     }
 
     /// Whom this rank waits for, if it is one rank that has not answered.
@@ -185,13 +202,15 @@ impl BlockingCall<'_> {
         let messenger = self.messenger;
         let error = match error {
             WaitError::Aborted(reason) => reason,
-            WaitError::DeadlineExceeded => {
-                // A peer that has just reached its own deadline waits no more.
-                let now = || cycle::describe(&messenger.place.segment.domain, messenger.place.member());
-                let cycle = self.cycle.clone().or_else(now);
-                let cycle = cycle.map_or_else(String::new, |cycle| format!("; ranks wait for each other: {cycle}"));
-                error!(DeadlineExceeded, "{} before the deadline{cycle}", messenger.problem(self.number))
-            }
+            WaitError::DeadlineExceeded => match (self.cycle(), messenger.check()) {
+                // A peer that has reached its own deadline waits no more, and its error names the
+                // cycle.
+                (None, Err(reason)) => reason,
+                (cycle, _) => {
+                    let cycle = cycle.map_or_else(String::new, |cycle| format!("; ranks wait for each other: {cycle}"));
+                    error!(DeadlineExceeded, "{} before the deadline{cycle}", messenger.problem(self.number))
+                }
+            },
             WaitError::PeerLost => messenger.lost_peer(self.number),
             WaitError::Interrupted(interrupted) => {
                 error!(Interrupted, "{}: {interrupted} while it waited", self.what())
@@ -234,5 +253,54 @@ impl Messenger {
             Some(peer) => lost(segment, &operation.request, &[peer]),
             None => lost(segment, &operation.request, &segment.ranks().filter(gone).collect::<Vec<_>>()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::comm::backend::Backend;
+    use crate::comm::host::in_process;
+    use crate::comm::host::messages::record::Record;
+    use crate::data_type::DataType;
+    use crate::memory::Address;
+
+    /// Rank 1 says that it is ready for a long message, and reads nothing more. Rank 0's send goes
+    /// on, and is no part of a cycle any more.
+    #[test]
+    fn a_send_that_is_answered_waits_for_no_rank() {
+        const LEN: usize = 1 << 20;
+        let ranks = in_process(2).expect("ranks");
+        let (segment, sender, receiver) = (&*ranks[0].segment, GroupRank(0), GroupRank(1));
+        let until = |is_published: bool| {
+            let end = Instant::now() + Duration::from_secs(10);
+            while (segment.domain.awaited(Rank(0)) != 0) != is_published {
+                assert!(Instant::now() < end, "is published: {}", !is_published);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let bytes = vec![1u8; LEN];
+                let (direction, address) = (Direction::Send(receiver), Address::host(bytes.as_ptr()));
+                let request = MessageRequest {
+                    direction,
+                    tag: 0,
+                    data_type: DataType::Uint8.into(),
+                    element_count: LEN,
+                    address,
+                };
+                // SAFETY: the bytes live until the call returns.
+                unsafe { ranks[0].run_message(&request, Instant::now() + Duration::from_secs(3600)) }
+            });
+            until(true);
+            // SAFETY: the record has no bytes.
+            unsafe { segment.ring(receiver, sender).push(Record::Ready { id: 1 }, std::ptr::null()) };
+            segment.slot(sender).doorbell().ring(receiver);
+            segment.domain.wake(std::iter::once(Rank(0)));
+            until(false);
+            ranks[1].abort(ErrorKind::Aborted, "the test is over");
+            sending.join().expect("no panic").expect_err("rank 1 aborts");
+        });
     }
 }

@@ -97,27 +97,22 @@ impl Messenger {
 
     /// Moves all messages along once. The operation `own` is the caller's, and is taken when it has
     /// ended. An error ends the communicator.
+    ///
+    /// It need not wake the threads that wait for the other operations: a peer that wrote, or that
+    /// made room, wakes all threads of this rank (invariant 24), and a thread sleeps only if its
+    /// operation could not move without a peer.
     fn advance(&self, own: Option<u64>) -> Result<Step> {
         self.check()?;
         let mut mailbox = self.lock();
         let has_moved = mailbox.advance(&self.place);
         let own_end = own.and_then(|own| mailbox.take_end(own));
         let mut ends = Vec::new();
-        let mut is_another_ready = false;
         // A receive may also end without a move, with a message that came before it.
-        if let Ok(has_moved) = has_moved {
+        if has_moved.is_ok() {
             mailbox.take_asynchronous_ends(&mut ends);
-            // Without a move the thread has been woken before. To wake it again would keep this one
-            // awake too.
-            let mut others = mailbox.operations.iter().filter(|operation| Some(operation.number) != own);
-            is_another_ready = has_moved && others.any(Operation::can_move);
         }
         drop(mailbox);
         ends.into_iter().for_each(|(on_end, delivery)| report(on_end, Ok(delivery)));
-        // The thread that waits for the other operation may sleep, and this one may leave.
-        if is_another_ready {
-            self.place.wake(self.place.rank);
-        }
         match (has_moved.map_err(|error| self.end(error))?, own_end) {
             (_, Some(delivery)) => Ok(Step::Ended(delivery)),
             (true, None) => Ok(Step::Moved),

@@ -89,9 +89,9 @@ fn a_long_message_arrives_whole() {
     }
 }
 
-/// Two threads of a rank receive. The one that moves the other's message along wakes it.
+/// Two threads of a rank receive. One may move the other's message along.
 #[test]
-fn threads_of_a_rank_wake_each_other() {
+fn no_thread_of_a_rank_sleeps_when_its_message_has_come() {
     explore(2, || {
         let (mut both, _shared) = ranks(2, false);
         let (sender, receiver) = (both.pop().expect("rank 1"), Arc::new(both.pop().expect("rank 0")));

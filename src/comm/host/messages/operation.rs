@@ -92,12 +92,6 @@ impl Operation {
         self.request.data_type == envelope.data_type && envelope.byte_len <= self.request.byte_len()
     }
 
-    /// Whether a thread of this rank can move the operation along or take its end, perhaps without
-    /// its peer.
-    pub(super) fn can_move(&self) -> bool {
-        !matches!(self.stage, Stage::Queued | Stage::Announced | Stage::Posted | Stage::Receiving { .. })
-    }
-
     /// The stage after the last byte of a message.
     pub(super) fn received(&self, source: GroupRank, byte_len: usize) -> Stage {
         Stage::Ended(Delivery { source, element_count: byte_len / self.request.data_type.byte_len() })

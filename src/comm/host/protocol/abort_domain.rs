@@ -137,14 +137,15 @@ impl AbortDomain {
         self.world_size
     }
 
-    /// Publishes whom a rank waits for in a send or a receive; 0 for no rank.
+    /// Publishes whom a rank waits for in a send or a receive; 0 for no rank. A rank that fails
+    /// aborts before it publishes that it waits no more.
     pub(crate) fn set_awaited(&self, rank: Rank, awaited: u64) {
-        self.wake_flags()[rank.index()].awaited.store(awaited, Ordering::Relaxed);
+        self.wake_flags()[rank.index()].awaited.store(awaited, Ordering::Release);
     }
 
     /// Whom a rank waits for, as it has published it.
     pub(crate) fn awaited(&self, rank: Rank) -> u64 {
-        self.wake_flags()[rank.index()].awaited.load(Ordering::Relaxed)
+        self.wake_flags()[rank.index()].awaited.load(Ordering::Acquire)
     }
 
     fn wake_flags(&self) -> &[WakeFlag] {

@@ -54,14 +54,19 @@ pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) 
     (world.backends(0..n), world)
 }
 
-/// Runs each rank's part on a thread of its own.
+/// Runs each rank's part on a thread of its own. No rank leaves before all have ended, because that
+/// would wake a rank that waits for another wake-up.
 pub(crate) fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
     let mut ranks = ranks.into_iter();
     let first = ranks.next().expect("rank 0");
-    let others: Vec<_> = ranks.map(|rank| thread::spawn(move || part(&rank))).collect();
-    part(&first);
-    others.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    drop((first, world));
+    let run = move |rank| {
+        part(&rank);
+        rank
+    };
+    let others: Vec<_> = ranks.map(|rank| thread::spawn(move || run(rank))).collect();
+    let first = run(first);
+    let others: Vec<_> = others.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    drop((first, others, world));
 }
 
 fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
@@ -152,6 +157,20 @@ fn staging_memory_is_exchanged() {
     const LEN: usize = STAGE_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
+            let mut sum = vec![0; LEN];
+            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.rank.0 as u8 + 1; LEN], &mut sum)
+                .expect("a sum");
+            assert_eq!(sum, [3; LEN]);
+        });
+    });
+}
+
+/// Neither rank calls anything after its last wait.
+#[test]
+fn the_end_of_a_direct_transfer_wakes_a_rank() {
+    const LEN: usize = PAYLOAD_BYTES + 1;
+    explore(2, || {
+        on_ranks(ranks(2, false), |rank| {
             let mut sum = vec![0; LEN];
             run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.rank.0 as u8 + 1; LEN], &mut sum)
                 .expect("a sum");

@@ -1,0 +1,46 @@
+//! What benchmarks run: themselves as ranks of a job, and Python with torch.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use distcollective::launch::{Job, Outcome};
+use distcollective::{Error, ErrorKind, Result};
+
+/// Runs this program as a job of so many processes, with its own arguments.
+pub fn run_as_job(ranks: u32) -> Result<()> {
+    let program = std::env::current_exe().map_err(|e| Error::new(ErrorKind::System, format!("this program: {e}")))?;
+    let own: Vec<_> = std::env::args_os().skip(1).collect();
+    let outcome = Job::new(ranks).run(|_| {
+        let mut command = Command::new(&program);
+        command.args(&own);
+        command
+    })?;
+    match outcome {
+        Outcome::Success => Ok(()),
+        other => Err(Error::new(ErrorKind::System, format!("{ranks} processes: {other}"))),
+    }
+}
+
+/// Runs a script with a Python that has torch.
+pub fn run_script<const N: usize>(python: &Path, script: &str, arguments: [String; N]) -> Result<()> {
+    match Command::new(python).arg(script).args(arguments).status() {
+        Ok(status) if status.success() => Ok(()),
+        other => Err(Error::new(ErrorKind::System, format!("{} with torch: {other:?}", python.display()))),
+    }
+}
+
+/// Numbers as an argument of a script: `1,2,3`.
+pub fn list(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// How the program ends; an error is printed.
+pub fn exit_code(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
