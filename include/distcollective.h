@@ -263,6 +263,22 @@ enum {
     DCL_REDUCE_NONE = 5
 };
 
+/* How an ElementWise layer combines an element a of its first input with an element b of its second
+ * one: TensorRT's ElementWiseOperation. The arithmetic is that of dcl_reduce_operation_t for two
+ * ranks, also on GPUs. */
+typedef int32_t dcl_elementwise_operation_t;
+enum {
+    DCL_ELEMENTWISE_SUM = 0,
+    DCL_ELEMENTWISE_PROD = 1,
+    DCL_ELEMENTWISE_MAX = 2,
+    DCL_ELEMENTWISE_MIN = 3,
+    /* a - b. Not allowed for bool. */
+    DCL_ELEMENTWISE_SUB = 4,
+    /* a / b. Floats divide as IEEE 754 says. Integers round towards zero; a division by 0 gives 0,
+     * and the smallest integer divided by -1 wraps. Not allowed for bool. */
+    DCL_ELEMENTWISE_DIV = 5
+};
+
 /* How far the bits of a reduction are determined. The host backend gives the same bits in each
  * case. All ranks of a reduction use the same. */
 typedef int32_t dcl_determinism_t;
@@ -536,6 +552,43 @@ dcl_status_t dcl_network_add_shuffle(dcl_network_t *network, dcl_tensor_t *input
 dcl_status_t dcl_network_add_cast(dcl_network_t *network, dcl_tensor_t *input,
                                   dcl_data_type_t to_type, dcl_layer_t **layer);
 
+/* Adds an ElementWise layer: TensorRT's addElementWise. Its output has the elements a operation b.
+ * Both inputs have the same type and the same number of dimensions. A dimension that is 1 in one of
+ * them is broadcast to the other's. The layer belongs to the network and is freed with it.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the types differ, or the type is bool and the operation is
+ * DCL_ELEMENTWISE_SUB or DCL_ELEMENTWISE_DIV. dcl_engine_build checks the dimensions.
+ * [local, exclusive] */
+dcl_status_t dcl_network_add_elementwise(dcl_network_t *network, dcl_tensor_t *a, dcl_tensor_t *b,
+                                         dcl_elementwise_operation_t operation,
+                                         dcl_layer_t **layer);
+
+/* Adds a Concatenation layer: TensorRT's addConcatenation and setAxis. It joins `nb_inputs` tensors,
+ * at least one, along dimension `axis`. They have the same type, and the same dimensions except that
+ * one. The layer belongs to the network and is freed with it.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no input, the types differ, or no tensor has such
+ * an axis. dcl_engine_build checks the dimensions. [local, exclusive] */
+dcl_status_t dcl_network_add_concatenation(dcl_network_t *network, dcl_tensor_t *const *inputs,
+                                           int32_t nb_inputs, int32_t axis, dcl_layer_t **layer);
+
+/* Adds a Slice layer: TensorRT's addSlice in its default mode. Along each dimension the output has
+ * `size` elements, which are `stride` elements apart in the input, from index `start` on. A stride
+ * is any number, also negative or 0. The layer belongs to the network and is freed with it.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the three have different numbers of dimensions, or a start
+ * or a size is negative. dcl_engine_build checks that all indices are inside the input.
+ * [local, exclusive] */
+dcl_status_t dcl_network_add_slice(dcl_network_t *network, dcl_tensor_t *input,
+                                   const dcl_dims_t *start, const dcl_dims_t *size,
+                                   const dcl_dims_t *stride, dcl_layer_t **layer);
+
+/* Adds an Identity layer: TensorRT's addIdentity. It copies its input. It does not convert to
+ * another type, as TensorRT's can; a Cast layer does. The layer belongs to the network and is freed
+ * with it. [local, exclusive] */
+dcl_status_t dcl_network_add_identity(dcl_network_t *network, dcl_tensor_t *input,
+                                      dcl_layer_t **layer);
+
 /* Adds a constant tensor: TensorRT's addConstant. The library copies `byte_len` bytes of `weights`,
  * which are the elements of a tensor of type `data_type` and dimensions `dims`. The layer belongs
  * to the network and is freed with it.
@@ -578,8 +631,9 @@ dcl_status_t dcl_network_get_output(dcl_network_t *network, int32_t index, dcl_t
  * dcl_dist_collective_clone or dcl_dist_collective_deserialize created. In this section an
  * [exclusive] call needs exclusive use of the whole network, because it changes the network.
  *
- * Every dcl_dist_collective_*, dcl_shuffle_*, dcl_cast_* and dcl_constant_* call on a layer of
- * another kind returns DCL_STATUS_INVALID_ARGUMENT.
+ * Every dcl_dist_collective_*, dcl_shuffle_*, dcl_cast_*, dcl_elementwise_*, dcl_concatenation_*,
+ * dcl_slice_* and dcl_constant_* call on a layer of another kind returns
+ * DCL_STATUS_INVALID_ARGUMENT.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Copies out a tensor's name. [local, shared] */
@@ -602,7 +656,8 @@ dcl_status_t dcl_tensor_get_type(dcl_tensor_t *tensor, dcl_data_type_t *data_typ
 dcl_status_t dcl_layer_free(dcl_layer_t *layer);
 
 /* Copies out a layer's kind: an operation's name ("all_reduce" to "scatter"), "shuffle", "cast",
- * "constant" or a plugin's type name. [local, shared] */
+ * "elementwise", "concatenation", "slice", "identity", "constant" or a plugin's type name.
+ * [local, shared] */
 dcl_status_t dcl_layer_get_kind(dcl_layer_t *layer, char *buffer, size_t capacity, size_t *length);
 
 /* Copies out a layer's name. Error messages and dcl_engine_inspect contain it. A network names a
@@ -766,6 +821,44 @@ dcl_status_t dcl_cast_get_to_type(dcl_layer_t *layer, dcl_data_type_t *to_type);
 
 /* Sets the type that a Cast layer converts to. [local, exclusive] */
 dcl_status_t dcl_cast_set_to_type(dcl_layer_t *layer, dcl_data_type_t to_type);
+
+/* Returns the operation of an ElementWise layer. [local, shared] */
+dcl_status_t dcl_elementwise_get_operation(dcl_layer_t *layer,
+                                           dcl_elementwise_operation_t *operation);
+
+/* Sets the operation of an ElementWise layer. dcl_engine_build checks that the inputs' type has it.
+ * [local, exclusive] */
+dcl_status_t dcl_elementwise_set_operation(dcl_layer_t *layer,
+                                           dcl_elementwise_operation_t operation);
+
+/* Returns the dimension along which a Concatenation layer joins its inputs. [local, shared] */
+dcl_status_t dcl_concatenation_get_axis(dcl_layer_t *layer, int32_t *axis);
+
+/* Sets the dimension along which a Concatenation layer joins its inputs: TensorRT's setAxis.
+ * dcl_engine_build checks that the inputs have it. [local, exclusive] */
+dcl_status_t dcl_concatenation_set_axis(dcl_layer_t *layer, int32_t axis);
+
+/* Returns the indices of the first element that a Slice layer takes. [local, shared] */
+dcl_status_t dcl_slice_get_start(dcl_layer_t *layer, dcl_dims_t *start);
+
+/* Sets the indices of the first element that a Slice layer takes. None is negative.
+ * dcl_engine_build checks that start, size and stride fit each other and the input.
+ * [local, exclusive] */
+dcl_status_t dcl_slice_set_start(dcl_layer_t *layer, const dcl_dims_t *start);
+
+/* Returns the dimensions of a Slice layer's output. [local, shared] */
+dcl_status_t dcl_slice_get_size(dcl_layer_t *layer, dcl_dims_t *size);
+
+/* Sets the dimensions of a Slice layer's output; see dcl_slice_set_start. None is negative.
+ * [local, exclusive] */
+dcl_status_t dcl_slice_set_size(dcl_layer_t *layer, const dcl_dims_t *size);
+
+/* Returns the distances between the elements that a Slice layer takes. [local, shared] */
+dcl_status_t dcl_slice_get_stride(dcl_layer_t *layer, dcl_dims_t *stride);
+
+/* Sets the distances between the elements that a Slice layer takes; see dcl_slice_set_start.
+ * [local, exclusive] */
+dcl_status_t dcl_slice_set_stride(dcl_layer_t *layer, const dcl_dims_t *stride);
 
 /* Returns the type and the dimensions of a constant. Each pointer may be NULL. [local, shared] */
 dcl_status_t dcl_constant_get_dimensions(dcl_layer_t *layer, dcl_data_type_t *data_type,

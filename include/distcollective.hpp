@@ -115,6 +115,15 @@ enum class ReduceOperation : dcl_reduce_operation_t {
     kNONE = DCL_REDUCE_NONE
 };
 
+enum class ElementWiseOperation : dcl_elementwise_operation_t {
+    kSUM = DCL_ELEMENTWISE_SUM,
+    kPROD = DCL_ELEMENTWISE_PROD,
+    kMAX = DCL_ELEMENTWISE_MAX,
+    kMIN = DCL_ELEMENTWISE_MIN,
+    kSUB = DCL_ELEMENTWISE_SUB,
+    kDIV = DCL_ELEMENTWISE_DIV
+};
+
 enum class Determinism : dcl_determinism_t { kBACKEND = DCL_DETERMINISM_BACKEND, kEXACT = DCL_DETERMINISM_EXACT };
 
 enum class WireType : dcl_wire_type_t {
@@ -1247,6 +1256,44 @@ class CastLayer : public Layer {
     }
 };
 
+// A view of an ElementWise layer.
+class ElementWiseLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit ElementWiseLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<ElementWiseOperation> get_operation() const {
+        return detail::output<dcl_elementwise_operation_t, ElementWiseOperation>(dcl_elementwise_get_operation, get());
+    }
+    Result<void> set_operation(ElementWiseOperation operation) {
+        return detail::check(dcl_elementwise_set_operation(get(), detail::number(operation)));
+    }
+};
+
+// A view of a Concatenation layer.
+class ConcatenationLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit ConcatenationLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<std::int32_t> get_axis() const { return detail::output<std::int32_t>(dcl_concatenation_get_axis, get()); }
+    Result<void> set_axis(std::int32_t axis) { return detail::check(dcl_concatenation_set_axis(get(), axis)); }
+};
+
+// A view of a Slice layer.
+class SliceLayer : public Layer {
+  public:
+    using Layer::Layer;
+    explicit SliceLayer(Layer layer) noexcept : Layer(layer) {}
+
+    Result<Dims> get_start() const { return detail::output<Dims>(dcl_slice_get_start, get()); }
+    Result<void> set_start(const Dims &start) { return detail::check(dcl_slice_set_start(get(), &start)); }
+    Result<Dims> get_size() const { return detail::output<Dims>(dcl_slice_get_size, get()); }
+    Result<void> set_size(const Dims &size) { return detail::check(dcl_slice_set_size(get(), &size)); }
+    Result<Dims> get_stride() const { return detail::output<Dims>(dcl_slice_get_stride, get()); }
+    Result<void> set_stride(const Dims &stride) { return detail::check(dcl_slice_set_stride(get(), &stride)); }
+};
+
 // A view of a Constant layer.
 class ConstantLayer : public Layer {
   public:
@@ -1447,6 +1494,23 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
     Result<CastLayer> add_cast(Tensor input, DataType to_type) {
         return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(),
                                                         detail::number(to_type));
+    }
+    Result<ElementWiseLayer> add_elementwise(Tensor a, Tensor b, ElementWiseOperation operation) {
+        return detail::output<dcl_layer_t *, ElementWiseLayer>(dcl_network_add_elementwise, get(), a.get(), b.get(),
+                                                               detail::number(operation));
+    }
+    Result<ConcatenationLayer> add_concatenation(const std::vector<Tensor> &inputs, std::int32_t axis) {
+        std::vector<dcl_tensor_t *> tensors;
+        for (const Tensor &input : inputs) tensors.push_back(input.get());
+        return detail::output<dcl_layer_t *, ConcatenationLayer>(
+            dcl_network_add_concatenation, get(), tensors.data(), static_cast<std::int32_t>(tensors.size()), axis);
+    }
+    Result<SliceLayer> add_slice(Tensor input, const Dims &start, const Dims &size, const Dims &stride) {
+        return detail::output<dcl_layer_t *, SliceLayer>(dcl_network_add_slice, get(), input.get(), &start, &size,
+                                                         &stride);
+    }
+    Result<Layer> add_identity(Tensor input) {
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_identity, get(), input.get());
     }
     Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights,
                                        std::size_t byte_len) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use distcollective::collective::Partition;
 use distcollective::context::{Bindings, ContextOptions};
-use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::network::{ElementWiseOperation, Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{MemorySpace, Shape};
 use distcollective::{
     Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation,
@@ -56,6 +56,11 @@ fn engine() -> Result<Engine> {
     let h = network.add_plugin("double", Double, &[x])?;
     let h = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(RANKS), h)?;
     let h = network.add_shuffle(h, Shuffle::transpose([1, 0]).then_reshape([4, 6]).then_transpose([1, 0]))?;
+    let bias = network.add_constant(&[1f32, 2., 3., 4.], [1, 4])?;
+    let h = network.add_elementwise(h, bias, ElementWiseOperation::Sum)?;
+    let h = network.add_concatenation(&[h, h], 1)?;
+    let h = network.add_slice(h, &[0, 7], &[6, 4], &[1, -2])?;
+    let h = network.add_identity(h)?;
     let h = network.add_cast(h, DataType::Bfloat16)?;
     let h = network.add(DistCollective::all_gather().nb_rank(RANKS), h)?;
     let h = network.add(DistCollective::reduce_scatter(ReduceOperation::Max).nb_rank(RANKS), h)?;

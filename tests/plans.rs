@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Partition;
-use distcollective::network::Shuffle;
+use distcollective::network::{ElementWiseOperation, Shuffle};
 use distcollective::{Builder, DataType, DistCollective, Engine, Groups, Network, Rank, ReduceOperation, Result};
 use random::Random;
 use sha2::{Digest, Sha256};
@@ -126,8 +126,13 @@ fn all_layers(network: &mut Network) -> Result<()> {
     let d = network.add(DistCollective::scatter(1).group([1, 0]), c)?;
     let k = network.add_constant(&[1i64, 2], [2])?;
     let k = network.add_cast(k, DataType::Float8E4M3)?;
+    let doubled = network.add_elementwise(x, x, ElementWiseOperation::Sum)?;
+    let joined = network.add_concatenation(&[x, doubled], 1)?;
+    let part = network.add_slice(joined, &[1, 7], &[1, 3], &[0, -2])?;
+    let part = network.add_identity(part)?;
     network.mark_output(d, "d")?;
-    network.mark_output(k, "k")
+    network.mark_output(k, "k")?;
+    network.mark_output(part, "part")
 }
 
 /// Layers one after the other.
@@ -155,6 +160,25 @@ fn wide(layers: usize) -> impl FnOnce(&mut Network) -> Result<()> {
             network.mark_output(y, &format!("y{number}"))?;
         }
         Ok(())
+    }
+}
+
+/// One layer that joins as many tensors as there are others.
+fn joined(layers: usize) -> impl FnOnce(&mut Network) -> Result<()> {
+    move |network| {
+        let x = network.add_input("x", DataType::Float32, [8])?;
+        let parts = (1..layers).map(|_| network.add_identity(x)).collect::<Result<Vec<_>>>()?;
+        let y = if parts.is_empty() { network.add_identity(x)? } else { network.add_concatenation(&parts, 0)? };
+        network.mark_output(y, "y")
+    }
+}
+
+/// One layer that joins a tensor with itself, which takes the most memory for its bytes.
+fn repeated(times: usize) -> impl FnOnce(&mut Network) -> Result<()> {
+    move |network| {
+        let x = network.add_input("x", DataType::Float32, [8])?;
+        let y = network.add_concatenation(&vec![x; times], 0)?;
+        network.mark_output(y, "y")
     }
 }
 
@@ -261,6 +285,7 @@ fn read_mutated(count: usize, seed: u64) -> Worst {
         plan_of(partitions(2, 30)),
         plan_of(profiles(2)),
         plan_of(constant),
+        plan_of(repeated(30)),
     ];
     let bodies = plans.each_ref().map(|plan| plan[body_at(plan)..].to_vec());
     let mut random = Random(seed);
@@ -308,6 +333,8 @@ fn large_plans_take_memory_in_proportion() {
         ("unwritten", plan_of(unwritten(2000))),
         ("partitions", plan_of(partitions(3, 5000))),
         ("profiles", plan_of(profiles(100))),
+        ("joined", plan_of(joined(3000))),
+        ("repeated", plan_of(repeated(20_000))),
     ];
     for (name, plan) in cases {
         let (result, peak, total) = counted(|| Engine::deserialize(&plan).map(drop));
@@ -358,7 +385,11 @@ fn a_number_that_is_too_large_allocates_nothing() {
 /// What a network is called, and how it is described with so many layers.
 type Kind = (&'static str, fn(usize) -> Network);
 
-const KINDS: [Kind; 2] = [("chain", |layers| described(chain(layers))), ("wide", |layers| described(wide(layers)))];
+const KINDS: [Kind; 3] = [
+    ("chain", |layers| described(chain(layers))),
+    ("wide", |layers| described(wide(layers))),
+    ("joined", |layers| described(joined(layers))),
+];
 
 /// Ten times the layers take some ten times the memory, all allocations together, and not a hundred
 /// times: nothing is looked at again for each further layer. (Vectors grow in powers of two.)

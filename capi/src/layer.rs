@@ -40,7 +40,7 @@ impl CLayer {
     }
 
     /// Calls `act` with the layer.
-    fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
+    pub(super) fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.read()?.layer(*id)?),
             Owner::Handle(layer) => act(&*layer.read()?),
@@ -48,7 +48,7 @@ impl CLayer {
     }
 
     /// Calls `act` with the layer, to change it.
-    fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
+    pub(super) fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
         match &self.owner {
             Owner::Network(network, id) => act(network.network.write()?.layer_mut(*id)?),
             Owner::Handle(layer) => act(&mut *layer.write()?),
@@ -100,7 +100,7 @@ impl CLayer {
     }
 }
 
-fn is_not(body: &LayerBody, kind: &str) -> CallError {
+pub(super) fn is_not(body: &LayerBody, kind: &str) -> CallError {
     CallError::invalid_argument(format!("{} is not a {kind} layer", body.subject()))
 }
 

@@ -92,6 +92,7 @@ mod generator;
 mod handle;
 mod layer;
 mod library;
+mod local_layers;
 mod messages;
 mod network;
 mod plugin;

@@ -68,7 +68,7 @@ impl CNetwork {
     }
 
     /// The handle of the layer that computes a tensor.
-    fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
+    pub(super) fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
         match network.producer(tensor)? {
             Some(layer) => Ok(self.layer(layer)),
             None => Err(CallError::new(Status::INTERNAL, "no layer computes the output of a layer")),

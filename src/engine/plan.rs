@@ -279,6 +279,11 @@ mod tests {
         let d = network.add(DistCollective::scatter(Rank(1)).group([Rank(1), Rank(0)]), c)?;
         let k = network.add_constant(&[1i64, 2], [2])?;
         let k = network.add_cast(k, DataType::Float8E4M3)?;
+        let e = network.add_elementwise(x, x, ElementWiseOperation::Div)?;
+        let e = network.add_concatenation(&[x, e], 1)?;
+        let e = network.add_slice(e, &[0, 7], &[2, 3], &[1, -2])?;
+        let e = network.add_identity(e)?;
+        network.mark_output(e, "e")?;
         network.mark_output(d, "d")?;
         network.mark_output(k, "k")?;
         Ok(network)

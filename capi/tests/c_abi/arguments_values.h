@@ -27,6 +27,15 @@ static uint64_t layer_for(const struct function *function) {
     if (has(function->name, "dcl_cast")) {
         return layers[CAST];
     }
+    if (has(function->name, "dcl_elementwise")) {
+        return layers[ELEMENTWISE];
+    }
+    if (has(function->name, "dcl_concatenation")) {
+        return layers[CONCATENATION];
+    }
+    if (has(function->name, "dcl_slice")) {
+        return layers[SLICE];
+    }
     if (has(function->name, "dcl_constant")) {
         return layers[CONSTANT];
     }

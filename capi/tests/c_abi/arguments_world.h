@@ -70,7 +70,7 @@ struct function {
 static uint64_t live[NB_TYPES];
 static uint64_t freed[NB_TYPES];
 
-enum { COLLECTIVE, SHUFFLE, CAST, CONSTANT, LOOSE, NB_LAYERS };
+enum { COLLECTIVE, SHUFFLE, CAST, ELEMENTWISE, CONCATENATION, SLICE, CONSTANT, LOOSE, NB_LAYERS };
 static uint64_t layers[NB_LAYERS];
 
 /* A tensor that a layer computes. The tensor in `live` is an input. */
@@ -109,8 +109,8 @@ static dcl_environment_config_t alone(void) {
 static void make_world(void) {
     dcl_network_t *network;
     dcl_tensor_t *x, *y;
-    dcl_layer_t *reduce, *cast, *shuffle, *constant, *loose;
-    dcl_dims_t one = vector(1);
+    dcl_layer_t *reduce, *cast, *shuffle, *sum, *joined, *part, *constant, *loose;
+    dcl_dims_t one = vector(1), zero = {1, {0}};
     int64_t ranks[] = {0, 1};
     int32_t profile;
     float weight = 1;
@@ -124,6 +124,12 @@ static void make_world(void) {
     computed = NUMBER_OF(y);
     OK(dcl_network_add_shuffle(network, y, &shuffle));
     OK(dcl_layer_get_output(shuffle, 0, &y));
+    OK(dcl_network_add_elementwise(network, y, y, DCL_ELEMENTWISE_SUM, &sum));
+    OK(dcl_layer_get_output(sum, 0, &y));
+    OK(dcl_network_add_concatenation(network, &y, 1, 0, &joined));
+    OK(dcl_layer_get_output(joined, 0, &y));
+    OK(dcl_network_add_slice(network, y, &zero, &one, &one, &part));
+    OK(dcl_layer_get_output(part, 0, &y));
     OK(dcl_network_mark_output(network, y, "y"));
     OK(dcl_network_add_constant(network, DCL_DATA_TYPE_FLOAT, &one, &weight, sizeof weight, &constant));
     OK(dcl_layer_get_output(constant, 0, &y));
@@ -188,6 +194,9 @@ static void make_world(void) {
     layers[COLLECTIVE] = NUMBER_OF(reduce);
     layers[SHUFFLE] = NUMBER_OF(shuffle);
     layers[CAST] = NUMBER_OF(cast);
+    layers[ELEMENTWISE] = NUMBER_OF(sum);
+    layers[CONCATENATION] = NUMBER_OF(joined);
+    layers[SLICE] = NUMBER_OF(part);
     layers[CONSTANT] = NUMBER_OF(constant);
     layers[LOOSE] = NUMBER_OF(loose);
 }

@@ -85,6 +85,8 @@ under_each_tool! {
     interrupts: |under| run_own("interrupts", under),
     layers: |under| run_own("layers", under),
     lifetimes: |under| run_own("lifetimes", under),
+    local_layers: |under| run_own("local_layers", under),
+    local_layers_in_cpp: |under| run_own_in(Language::Cpp, "local_layers", under),
     logs: |under| run_own("logs", under),
     messages: |under| run_own("messages", under),
     mistakes: |under| run_own("mistakes", under),

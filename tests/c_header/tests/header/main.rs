@@ -109,6 +109,7 @@ fn code() -> Source {
             "shape.rs",
             "collective/determinism.rs",
             "collective/operation.rs",
+            "element/operation.rs",
             "collective/wire_type.rs",
             "comm/message.rs",
             "comm/nccl/id.rs",
@@ -176,6 +177,8 @@ fn numbers_are_the_same() {
             code.constant("ReduceOperation", "NONE_NUMBER")
         } else if let Some(reduce_op) = of("DCL_REDUCE_") {
             code.constant("ReduceOperation", &camel(reduce_op))
+        } else if let Some(operation) = of("DCL_ELEMENTWISE_") {
+            code.constant("ElementWiseOperation", &camel(operation))
         } else if let Some(determinism) = of("DCL_DETERMINISM_") {
             code.constant("Determinism", &camel(determinism))
         } else if name == "DCL_WIRE_TYPE_NONE" {
@@ -204,6 +207,7 @@ fn numbers_are_the_same() {
         ("DataType", "DCL_DATA_TYPE_"),
         ("CollectiveOperation", "DCL_COLLECTIVE_"),
         ("ReduceOperation", "DCL_REDUCE_"),
+        ("ElementWiseOperation", "DCL_ELEMENTWISE_"),
         ("Determinism", "DCL_DETERMINISM_"),
         ("WireType", "DCL_WIRE_TYPE_"),
     ] {
