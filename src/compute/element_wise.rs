@@ -84,6 +84,25 @@ fn run<T: Operand>(buffers: Buffers<'_>, combine: impl Fn(T::Value, T::Value) ->
     vector::run(Pairs::<T, _> { layout, sources: sources.map(<*const u8>::cast), target: target.cast(), combine });
 }
 
+/// The values of a block of a row, which begins at element `start` or repeats the first value.
+///
+/// # Safety
+///
+/// If the step is not 0, the row has the elements of the block.
+#[inline(always)]
+unsafe fn block<T: Operand, I: Instructions>(
+    row: *const T,
+    start: usize,
+    step: isize,
+    first: T::Value,
+) -> [T::Value; LANES] {
+    match step {
+        0 => [first; LANES],
+        // SAFETY: the caller's promise.
+        _ => T::load::<I>(&unsafe { row.add(start).cast::<[T; LANES]>().read() }),
+    }
+}
+
 /// Combines the elements of two sources, row by row.
 struct Pairs<'a, T, C> {
     layout: &'a Layout<2>,
@@ -105,12 +124,13 @@ impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> Kernel for Pairs<'_, T, 
             // the row has at least one.
             let firsts = rows.map(|row| unsafe { *row }.load_one());
             for start in (0..in_blocks).step_by(LANES) {
-                let block = |side: usize| match steps[side] {
-                    0 => [firsts[side]; LANES],
-                    // SAFETY: as above; the block is within the row.
-                    _ => T::load::<I>(&unsafe { rows[side].add(start).cast::<[T; LANES]>().read() }),
+                // SAFETY: as above; the block is within the row.
+                let (mut values, others) = unsafe {
+                    (
+                        block::<T, I>(rows[0], start, steps[0], firsts[0]),
+                        block::<T, I>(rows[1], start, steps[1], firsts[1]),
+                    )
                 };
-                let (mut values, others) = (block(0), block(1));
                 for (value, other) in values.iter_mut().zip(others) {
                     *value = (self.combine)(*value, other);
                 }
