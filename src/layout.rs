@@ -35,6 +35,23 @@ impl<const N: usize> Layout<N> {
         }
     }
 
+    /// The elements of a row, which is the last dimension, and the strides along it.
+    pub(crate) fn row(&self) -> (usize, [isize; N]) {
+        match self.dim_count.checked_sub(1) {
+            Some(last) => (self.dims[last], self.strides.map(|strides| strides[last])),
+            None => (1, [1; N]),
+        }
+    }
+
+    /// Where each row begins in every input, in the order of the output.
+    pub(crate) fn rows(&self) -> Rows<'_, N> {
+        Rows { layout: self, index: [0; MAX_DIMS], next: Some([0; N]) }
+    }
+}
+
+/// What plans for GPUs look at.
+#[cfg(any(feature = "nccl", test))]
+impl<const N: usize> Layout<N> {
     /// The dimensions of the output: at least 2 each. There is none if it has one element.
     pub(crate) fn dims(&self) -> &[usize] {
         &self.dims[..self.dim_count]
@@ -48,19 +65,6 @@ impl<const N: usize> Layout<N> {
     /// The number of elements of the output.
     pub(crate) fn element_count(&self) -> usize {
         self.dims().iter().product()
-    }
-
-    /// The elements of a row, which is the last dimension, and the strides along it.
-    pub(crate) fn row(&self) -> (usize, [isize; N]) {
-        match self.dim_count.checked_sub(1) {
-            Some(last) => (self.dims[last], self.strides.map(|strides| strides[last])),
-            None => (1, [1; N]),
-        }
-    }
-
-    /// Where each row begins in every input, in the order of the output.
-    pub(crate) fn rows(&self) -> Rows<'_, N> {
-        Rows { layout: self, index: [0; MAX_DIMS], next: Some([0; N]) }
     }
 }
 

@@ -10,7 +10,7 @@ use super::graphs::Graphs;
 use super::regions::Regions;
 use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
-use crate::cuda::{Device, Kernel};
+use crate::cuda::Kernel;
 use crate::data_type::DataType;
 use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
@@ -66,7 +66,9 @@ impl CommunicatorBinding {
         // What can fail on this rank alone comes before the agreement, which tells the other ranks.
         let regions = in_schedule()
             .try_for_each(|layer| Roles::check(communicator, layer))
-            .and_then(|()| communicator.default_stream().map_or(Ok(()), |stream| prepare(&engine, stream.device())))
+            .and_then(|()| {
+                communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(&engine)?))
+            })
             .and_then(|()| Regions::new(&engine, communicator.space()));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let own_bytes = engine.memory.communicator_bytes;
@@ -230,8 +232,9 @@ impl Drop for RegionsGuard<'_> {
     }
 }
 
-/// Checks that every layer can run on a GPU, and compiles the kernels that layers need.
-fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
+/// The kernels that layers need on a GPU, of which some may be there several times. Checks that
+/// every layer can run there.
+fn kernels(engine: &EngineInner) -> Result<Vec<Kernel>> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
     for layer in &network.layers {
@@ -254,7 +257,7 @@ fn prepare(engine: &EngineInner, device: &Device) -> Result<()> {
             _ => {}
         }
     }
-    device.prepare(kernels)
+    Ok(kernels)
 }
 
 #[cfg(test)]
@@ -287,6 +290,39 @@ mod tests {
         assert_eq!(on_another_thread.expect("no panic"), Some(ErrorKind::DeadlineExceeded));
         assert_eq!(communicator.check().expect_err("a run is left out").kind(), ErrorKind::DeadlineExceeded);
         drop(earlier_run);
+        Ok(())
+    }
+
+    /// A run compiles nothing, and so can be captured.
+    #[cfg(feature = "nccl")]
+    #[test]
+    fn the_kernels_of_every_layer_are_known_before_it_runs() -> Result<()> {
+        use std::collections::BTreeSet;
+
+        use crate::network::{ElementWiseOperation, Shuffle, TensorId};
+
+        type Add = fn(&mut Network, TensorId) -> Result<TensorId>;
+        let of = |add: Add| -> Result<BTreeSet<String>> {
+            let mut network = Network::new();
+            let x = network.add_input("x", DataType::Float16, [4, 4])?;
+            let y = add(&mut network, x)?;
+            network.mark_output(y, "y")?;
+            Ok(kernels(&Engine::new(network)?.inner)?.iter().map(Kernel::to_string).collect())
+        };
+        let widths = |name: &str| [2, 4, 8, 16].map(|width| format!("{name} {width}")).into_iter();
+        let gathering: BTreeSet<String> =
+            widths("transpose").chain(widths("transpose_tiled")).filter(|name| name != "transpose_tiled 16").collect();
+        assert_eq!(of(|network, x| network.add_shuffle(x, Shuffle::transpose([1, 0])))?, gathering);
+        assert_eq!(of(|network, x| network.add_slice(x, &[0, 0], &[2, 2], &[1, 1]))?, gathering);
+        assert_eq!(of(|network, x| network.add_concatenation(&[x, x], 1))?, widths("copy_rows").collect());
+        let quotient = of(|network, x| network.add_elementwise(x, x, ElementWiseOperation::Div))?;
+        assert_eq!(quotient, BTreeSet::from(["elementwise float16 div".to_owned()]));
+        assert_eq!(
+            of(|network, x| network.add_cast(x, DataType::Int8))?,
+            BTreeSet::from(["cast float16 int8".to_owned()])
+        );
+        assert_eq!(of(|network, x| network.add_shuffle(x, Shuffle::reshape([16])))?, BTreeSet::new());
+        assert_eq!(of(Network::add_identity)?, BTreeSet::new());
         Ok(())
     }
 }
