@@ -563,9 +563,9 @@ dcl_status_t dcl_network_add_elementwise(dcl_network_t *network, dcl_tensor_t *a
                                          dcl_elementwise_operation_t operation,
                                          dcl_layer_t **layer);
 
-/* Adds a Concatenation layer: TensorRT's addConcatenation and setAxis. It joins `nb_inputs` tensors,
- * at least one, along dimension `axis`. They have the same type, and the same dimensions except that
- * one. The layer belongs to the network and is freed with it.
+/* Adds a Concatenation layer: TensorRT's addConcatenation and setAxis. It joins `nb_inputs`
+ * tensors, at least one, along dimension `axis`. They have the same type, and the same dimensions
+ * except that one. The layer belongs to the network and is freed with it.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no input, the types differ, or no tensor has such
  * an axis. dcl_engine_build checks the dimensions. [local, exclusive] */

@@ -76,7 +76,7 @@ impl CLayer {
     fn read_shuffle<R>(&self, act: impl FnOnce(&Shuffle) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Shuffle(shuffle) => act(shuffle.shuffle()),
-            body => Err(is_not(body, "Shuffle")),
+            body => Err(is_not(body, "a Shuffle layer")),
         })
     }
 
@@ -88,20 +88,20 @@ impl CLayer {
                 act(&mut shuffle);
                 Ok(layer.set_shuffle(shuffle)?)
             }
-            body => Err(is_not(body, "Shuffle")),
+            body => Err(is_not(body, "a Shuffle layer")),
         })
     }
 
     fn read_constant<R>(&self, act: impl FnOnce(&Buffer) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Constant(constant) => act(constant.value()),
-            body => Err(is_not(body, "Constant")),
+            body => Err(is_not(body, "a Constant layer")),
         })
     }
 }
 
 pub(super) fn is_not(body: &LayerBody, kind: &str) -> CallError {
-    CallError::invalid_argument(format!("{} is not a {kind} layer", body.subject()))
+    CallError::invalid_argument(format!("{} is not {kind}", body.subject()))
 }
 
 #[unsafe(no_mangle)]
@@ -343,7 +343,7 @@ extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: OutPointer<i3
         let (layer, to_type) = (layer.get()?, to_type.check("to_type")?);
         to_type.set(layer.read(|layer| match layer.body() {
             LayerBody::Cast(cast) => Ok(cast.to().number()),
-            body => Err(is_not(body, "Cast")),
+            body => Err(is_not(body, "a Cast layer")),
         })?);
         Ok(())
     })
@@ -358,7 +358,7 @@ extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Statu
                 cast.set_to(to_type);
                 Ok(())
             }
-            body => Err(is_not(body, "Cast")),
+            body => Err(is_not(body, "a Cast layer")),
         })
     })
 }
@@ -411,7 +411,7 @@ extern "C" fn dcl_constant_set_weights(
                 constant.set_value(value);
                 Ok(())
             }
-            body => Err(is_not(body, "Constant")),
+            body => Err(is_not(body, "a Constant layer")),
         })
     })
 }

@@ -6,7 +6,7 @@
 #include "arguments_world.h"
 
 /* Memory for each parameter. Outputs are filled with UNTOUCHED before each call. */
-#define AREA 16384
+#define AREA 32768
 #define UNTOUCHED 0xa5
 static _Alignas(64) unsigned char areas[MOST_PARAMETERS][AREA];
 

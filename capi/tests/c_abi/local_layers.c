@@ -121,7 +121,7 @@ static void attributes_and_mistakes(void) {
 
     /* Each kind of layer has its own calls. */
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_elementwise_get_operation(joined, &number));
-    MESSAGE_HAS("is not a ElementWise layer");
+    MESSAGE_HAS("is not an ElementWise layer");
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_elementwise_set_operation(part, DCL_ELEMENTWISE_SUM));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_concatenation_get_axis(sum, &number));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_concatenation_set_axis(cast, 0));
