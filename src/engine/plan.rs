@@ -62,12 +62,12 @@ enum BodyRecord {
     DistCollective(DistCollectiveLayer),
     Shuffle { info: Info, shuffle: Shuffle },
     Cast { info: Info, to: DataType },
+    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
+    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
     ElementWise { info: Info, operation: ElementWiseOperation },
     Concatenation { info: Info, axis: usize },
     Slice { info: Info, slice: Slice },
     Identity { info: Info },
-    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
-    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
 }
 
 /// Reads a list without room for more elements than have come. A record is much larger in memory

@@ -158,14 +158,15 @@ fn random_elements(data_type: DataType, count: usize, random: &mut Random) -> Ve
     let mask = if data_type.byte_len() == 8 { u64::MAX } else { (1 << (8 * data_type.byte_len())) - 1 };
     let mut next = || {
         let bits = random.next();
+        let other_sign = (bits >> 8 & 1) * sign;
         match bits >> 60 {
             // Zeros, infinities, NaN, the largest and the smallest numbers, of both signs.
             0..3 => {
                 let special = [0, 1, element(data_type, Value::Float(f32::INFINITY)), mask >> 1, mask, sign];
-                (special[bits as usize % 6] ^ (bits >> 8 & 1) * sign) & mask
+                (special[bits as usize % 6] ^ other_sign) & mask
             }
             // Numbers from 1/4 to 4, or small integers.
-            3..10 if data_type.is_float() => one.wrapping_sub(8).wrapping_add(bits & 15) | (bits >> 8 & 1) * sign,
+            3..10 if data_type.is_float() => one.wrapping_sub(8).wrapping_add(bits & 15) | other_sign,
             3..10 => (bits as i64 >> 59) as u64 & mask,
             _ => bits & mask,
         }

@@ -48,8 +48,8 @@ fn check(bytes: usize, dims: &[usize], strides: &[isize], offset: usize, grid: u
         dims: all_dims,
         strides: all_strides,
     };
-    // SAFETY: the input has elements at the smallest and at the largest index, and the output has as many elements as
-    // the product of the dimensions.
+    // SAFETY: the input has elements at the smallest and at the largest index, and the output has
+    // as many elements as the product of the dimensions.
     unsafe { launch(&format!("dcl_transpose_{bytes}"), &arguments, grid) };
     let got = output.bytes();
     let mut index = vec![0; dims.len()];
