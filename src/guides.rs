@@ -16,6 +16,7 @@ guide!(Python, "../docs/src/python.md");
 guide!(TensorRt, "../docs/src/tensorrt.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
+guide!(Layers, "../docs/src/layers.md");
 guide!(Plugins, "../docs/src/plugins.md");
 guide!(Errors, "../docs/src/errors.md");
 guide!(Weights, "../docs/src/weights.md");
