@@ -94,7 +94,7 @@ def test_a_dictionary_arrives():
         for name, expected in weights().items():
             tensor = got[name]
             if name == "float8":
-                # The source has its own array. The others have a tensor, but for old versions of torch.
+                # The source has its own array. The others have a tensor, unless torch is old.
                 if given is None and hasattr(torch, "float8_e5m2"):
                     assert tensor.dtype == torch.float8_e5m2
                     tensor = tensor.view(torch.uint8).numpy().view(expected.dtype)
