@@ -11,8 +11,8 @@ use ort_sys::{
     OrtStatusPtr, OrtTensorTypeAndShapeInfo,
 };
 
-/// The version of the table: that of ONNX Runtime 1.17, in which operators return statuses and infer
-/// shapes.
+/// The version of the table: that of ONNX Runtime 1.17, in which operators return statuses and
+/// infer shapes.
 pub(crate) const VERSION: u32 = 17;
 
 /// The oldest version of the table that every ONNX Runtime has.
@@ -36,8 +36,8 @@ pub(crate) struct Tensor {
     pub(crate) data: *mut u8,
 }
 
-/// Calls a function of the table, and makes an error of its status. Unsafe: the arguments have to be
-/// valid.
+/// Calls a function of the table, and makes an error of its status. Unsafe: the arguments have to
+/// be valid.
 macro_rules! call {
     ($api:expr, $function:ident, $($argument:expr),* $(,)?) => {
         $api.check(stringify!($function), ((*$api.0).$function)($($argument),*))
@@ -206,8 +206,8 @@ impl Api {
     /// The information exists.
     unsafe fn describe(self, info: *const OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec<usize>)> {
         let (mut element_type, mut dim_count) = (0i32, 0);
-        // SAFETY: the caller's promise; an enumerator is as long as an `i32`; the last call writes as
-        // many numbers as there are dimensions.
+        // SAFETY: the caller's promise; an enumerator is as long as an `i32`; the last call writes
+        // as many numbers as there are dimensions.
         unsafe {
             call!(self, GetTensorElementType, info, (&raw mut element_type).cast())?;
             call!(self, GetDimensionsCount, info, &mut dim_count)?;

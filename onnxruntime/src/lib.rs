@@ -1,9 +1,10 @@
-//! The operator `DistCollective` for ONNX Runtime: models that NVIDIA's Polygraphy has sharded run in
-//! the stock ONNX Runtime, with a process for each rank.
+//! The operator `DistCollective` for ONNX Runtime: models that NVIDIA's Polygraphy has sharded run
+//! in the stock ONNX Runtime, with a process for each rank.
 //!
 //! This crate is an rlib. `libdistcollective.so` and the Python package's extension module are
-//! linked with it and export [`RegisterCustomOps`](register_custom_ops), which ONNX Runtime calls for
-//! `register_custom_ops_library`. Nothing is linked to ONNX Runtime: it hands over its functions.
+//! linked with it and export [`RegisterCustomOps`](register_custom_ops), which ONNX Runtime calls
+//! for `register_custom_ops_library`. Nothing is linked to ONNX Runtime: it hands over its
+//! functions.
 //!
 //! | module | contents |
 //! |---|---|
@@ -17,8 +18,8 @@
 //!
 //! A session has the communicator that its config entry [`CONFIG_KEY`] names, which
 //! [`SessionCommunicator::value`] gives. Without the entry it has the communicator of the process's
-//! [`Environment`](distcollective::Environment). If there is none, the first session initializes one
-//! from the launcher's variables, which lives as long as the process.
+//! [`Environment`](distcollective::Environment). If there is none, the first session initializes
+//! one from the launcher's variables, which lives as long as the process.
 //!
 //! # Order and agreement
 //!

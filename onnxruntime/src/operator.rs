@@ -32,8 +32,9 @@ unsafe impl Send for Operator {}
 // SAFETY: as above.
 unsafe impl Sync for Operator {}
 
-/// The operators that were made, by the value of the session config entry. ONNX Runtime uses them as
-/// long as there is a session of theirs, and does not say when that ends, so they are never freed.
+/// The operators that were made, by the value of the session config entry. ONNX Runtime uses them
+/// as long as there is a session of theirs, and does not say when that ends, so they are never
+/// freed.
 static OPERATORS: Mutex<BTreeMap<Option<String>, &'static Operator>> = Mutex::new(BTreeMap::new());
 
 /// Adds the operator `DistCollective` to a session's operators. ONNX Runtime calls it for

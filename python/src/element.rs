@@ -78,14 +78,6 @@ impl Element {
         Element { name, byte_len: transfer.byte_len(), transfer }
     }
 
-    /// The library's type, if it computes with elements of this one.
-    pub(super) fn known(self) -> Option<DataType> {
-        match self.transfer {
-            TransferType::Data(data_type) => Some(data_type),
-            _ => None,
-        }
-    }
-
     fn of_row(&(_, _, name, transfer): &Row) -> Self {
         Element::new(name, transfer)
     }

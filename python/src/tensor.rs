@@ -172,11 +172,6 @@ impl Tensor {
         self.first_len
     }
 
-    /// Whether the address is that of the tensor's own memory, and not of a copy.
-    pub(super) fn is_in_place(&self) -> bool {
-        self.copy.is_none()
-    }
-
     /// Copies what a call has written to a strided tensor's own memory.
     pub(super) fn write_back(&self) {
         let Some(Copy { original, words }) = self.copy.as_ref().filter(|_| self.is_written) else { return };

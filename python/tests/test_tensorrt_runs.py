@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import ml_dtypes
 import numpy as np
@@ -483,6 +484,16 @@ def test_threads_run_contexts_of_one_engine():
     [thread.join(DEADLINE) for thread in threads]
     assert not any(thread.is_alive() for thread in threads) and failures == []
     assert len(plugin.seen) == 160
+
+
+def test_ranks_may_be_threads():
+    def body():
+        context = new_engine(all_reduce).create_execution_context()
+        context.set_communicator(dist.group.WORLD)
+        results = [context.run({"x": np.full((2, 4), dist.get_rank() + 1, np.float32)})["y"] for _ in range(10)]
+        return {float(result[0, 0]) for result in results}
+
+    assert dist.run_threads(2, body, timeout=timedelta(seconds=DEADLINE)) == [{3.0}] * 2
 
 
 def test_a_forked_child_is_no_rank():

@@ -16,6 +16,7 @@ use pyo3::types::PyCapsule;
 use super::{checked, known_type};
 use crate::communicator;
 use crate::errors::{call, exception};
+use crate::memory::check_apart;
 use crate::tensor::{Access, Tensor};
 
 /// How long ranks of a communicator of NCCL wait for each other, unless `DCL_TIMEOUT` says it.
@@ -37,8 +38,8 @@ struct State {
 
 /// The memory of an input or output.
 enum Memory {
-    /// A tensor of Python, which lives as long as this.
-    Tensor(Tensor),
+    /// A tensor of Python, which lives as long as this, in this memory.
+    Tensor(Tensor, MemorySpace),
     /// An address of the program's, in the memory where the context runs.
     Address(usize),
 }
@@ -77,12 +78,12 @@ impl Memory {
         let (address, space) = match self {
             Memory::Address(address) => (std::ptr::with_exposed_provenance_mut(*address), space),
             // Memory that is longer than the tensor stays set while shapes change.
-            Memory::Tensor(tensor) if tensor.element_count() < shape.element_count() => {
+            Memory::Tensor(tensor, _) if tensor.element_count() < shape.element_count() => {
                 let (given, needed) = (tensor.element_count(), shape.element_count());
                 let text = format!("it has {given} elements, and the shape {shape} has {needed}");
                 return Err(Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", io.name)));
             }
-            Memory::Tensor(tensor) => (tensor.address(), MemorySpace::Host),
+            Memory::Tensor(tensor, space) => (tensor.address(), *space),
         };
         Ok(Place { name: io.name.clone(), mode: io.mode, data_type: io.data_type, shape, space, address })
     }
@@ -95,11 +96,11 @@ impl State {
         Ok(found.unwrap_or_default())
     }
 
-    /// The tensor of an argument, which fits an input or output.
-    fn tensor(&self, index: usize, object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    /// The tensor of an argument in this memory, which fits an input or output.
+    fn tensor(&self, index: usize, object: &Bound<'_, PyAny>, space: MemorySpace) -> PyResult<Tensor> {
         let io = &self.context.io_tensors()[index];
         let access = if io.mode == IoMode::Input { Access::Read } else { Access::Write };
-        let tensor = Tensor::of(object, &io.name, access, MemorySpace::Host)?;
+        let tensor = Tensor::of(object, &io.name, access, space)?;
         let data_type = known_type(&tensor, &io.name)?;
         if data_type != io.data_type {
             let text = format!("{}: it is of {data_type}, and the engine has {} there", io.name, io.data_type);
@@ -234,12 +235,13 @@ impl Context {
     fn set_tensor(&self, py: Python<'_>, name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut state = self.state(py)?;
         let index = state.index(py, name)?;
-        let tensor = state.tensor(index, object)?;
-        if !tensor.is_in_place() {
+        let space = state.space();
+        let tensor = state.tensor(index, object, space)?;
+        if tensor.is_strided() {
             let text = "its elements do not lie one after the other, and an address is set; give a contiguous copy";
             return Err(PyValueError::new_err(format!("{name}: {text}")));
         }
-        let before = state.set[index].replace(Memory::Tensor(tensor));
+        let before = state.set[index].replace(Memory::Tensor(tensor, space));
         // Without the lock: a tensor's end may run code of the program.
         drop(state);
         drop(before);
@@ -264,7 +266,7 @@ impl Context {
         Ok(match &state.set[index] {
             None => 0,
             Some(Memory::Address(address)) => *address,
-            Some(Memory::Tensor(tensor)) => tensor.address().expose_provenance(),
+            Some(Memory::Tensor(tensor, _)) => tensor.address().expose_provenance(),
         })
     }
 
@@ -276,9 +278,8 @@ impl Context {
         let set = set.iter().enumerate().filter_map(|(index, memory)| Some((index, memory.as_ref()?)));
         let places = set.map(|(index, memory)| memory.place(context, index, space)).collect::<Result<Vec<_>, _>>();
         let places = checked(py, places)?;
-        if let (MemorySpace::Cuda(_), Some(place)) = (space, places.iter().find(|place| place.space != space)) {
-            let text =
-                "it is in the host's memory, and the communicator is one of GPUs; set the address of a copy on the GPU";
+        if let Some(place) = places.iter().find(|place| place.space != space) {
+            let text = format!("it is in {}, and the context runs in {space}; set memory there", place.space);
             let error = Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", place.name));
             return Err(exception(py, &error));
         }
@@ -292,17 +293,20 @@ impl Context {
         })
     }
 
-    /// Runs on these tensors, whatever is set, and waits for the end.
+    /// Runs on these tensors of the host's memory, whatever is set, and waits for the end.
     fn run(&self, py: Python<'_>, tensors: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<()> {
         let mut state = self.state(py)?;
         let mut kept = Vec::with_capacity(tensors.len());
         let mut places = Vec::with_capacity(tensors.len());
         for (name, object) in &tensors {
             let index = state.index(py, name)?;
-            let memory = Memory::Tensor(state.tensor(index, object)?);
+            let tensor = state.tensor(index, object, MemorySpace::Host)?;
+            let memory = Memory::Tensor(tensor, MemorySpace::Host);
             places.push(checked(py, memory.place(&state.context, index, MemorySpace::Host))?);
-            kept.push(memory);
+            let Memory::Tensor(tensor, _) = memory else { continue };
+            kept.push(tensor);
         }
+        check_apart(&kept)?;
         let result = {
             let state = &mut *state;
             // SAFETY: the tensors are kept until the end.
@@ -310,16 +314,8 @@ impl Context {
         };
         drop(state);
         if result.is_ok() {
-            kept.iter().for_each(Memory::write_back);
+            kept.iter().for_each(Tensor::write_back);
         }
         result
-    }
-}
-
-impl Memory {
-    fn write_back(&self) {
-        if let Memory::Tensor(tensor) = self {
-            tensor.write_back();
-        }
     }
 }

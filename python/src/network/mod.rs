@@ -6,6 +6,7 @@ mod layers;
 mod plugin;
 
 use distcollective::collective::GroupRank;
+use distcollective::comm::TransferType;
 use distcollective::network::{self, ElementWiseOperation};
 use distcollective::tensor::{Dims, MemorySpace};
 use distcollective::{
@@ -240,8 +241,11 @@ fn constant(py: Python<'_>, dims: &[i64], weights: &Bound<'_, PyAny>) -> PyResul
 
 /// The library's type of a tensor of Python.
 fn known_type(tensor: &Tensor, name: &str) -> PyResult<DataType> {
-    tensor.element.known().ok_or_else(|| {
-        let types = DataType::ALL.map(DataType::name).join(", ");
-        PyTypeError::new_err(format!("{name}: {} is no type of a network; these are: {types}", tensor.element.name))
-    })
+    match tensor.transfer_type() {
+        TransferType::Data(data_type) => Ok(data_type),
+        _ => {
+            let (found, types) = (tensor.element.name, DataType::ALL.map(DataType::name).join(", "));
+            Err(PyTypeError::new_err(format!("{name}: {found} is no type of a network; these are: {types}")))
+        }
+    }
 }

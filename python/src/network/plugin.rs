@@ -87,7 +87,7 @@ impl Plugin for PythonPlugin {
             for (array, mut output) in arrays.iter().zip(call.outputs()) {
                 let tensor = Tensor::of(array, "output", Access::Read, MemorySpace::Host)?;
                 let (data_type, element_count) = (output.data_type(), output.element_count());
-                if tensor.element.known() != Some(data_type) || tensor.element_count() != element_count {
+                if tensor.transfer_type() != data_type.into() || tensor.element_count() != element_count {
                     let text = format!("an output is not {element_count} elements of {data_type}");
                     return Err(PyValueError::new_err(text));
                 }
