@@ -14,6 +14,7 @@ guide!(Launchers, "../docs/src/launchers.md");
 guide!(Torch, "../docs/src/torch.md");
 guide!(Python, "../docs/src/python.md");
 guide!(TensorRt, "../docs/src/tensorrt.md");
+guide!(OnnxRuntime, "../docs/src/onnxruntime.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(C, "../docs/src/c.md");
 guide!(Layers, "../docs/src/layers.md");

@@ -53,11 +53,30 @@ impl Kernel {
         Ok(())
     }
 
+    /// Compares the node's name with the other ranks', whose nodes may be in another order.
+    /// Collective.
+    fn compare_names(&self) -> Result<()> {
+        let names = self.communicator.all_gather_bytes(self.layer.name().as_bytes())?;
+        let names: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
+        match names.iter().position(|name| *name != names[0]) {
+            None => Ok(()),
+            Some(rank) => {
+                let text = format!(
+                    "ranks run different nodes: rank 0 runs {:?}, rank {rank} runs {:?}; give the ranks models with equal \
+                     nodes, and sessions the execution mode ORT_SEQUENTIAL",
+                    names[0], names[rank]
+                );
+                Err(Error::new(ErrorKind::Disagreement, text))
+            }
+        }
+    }
+
     fn bound(&self, data_type: DataType) -> Result<BoundLayer> {
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         match &*bound {
             Some((bound_type, layer)) if *bound_type == data_type => Ok(layer.clone()),
             _ => {
+                self.compare_names()?;
                 let layer = self.layer.bind(&self.communicator, data_type)?;
                 *bound = Some((data_type, layer.clone()));
                 Ok(layer)

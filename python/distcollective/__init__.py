@@ -9,6 +9,7 @@
 
 from .errors import ArgumentError, DeadlineError, Error
 from .launching import launch, launch_from_openmpi, launch_from_slurm, launch_from_torch
+from .onnxruntime import library as onnxruntime_library
 from .tensor_dict import broadcast_tensor_dict, ray_broadcast_tensor_dict
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "launch_from_openmpi",
     "launch_from_slurm",
     "launch_from_torch",
+    "onnxruntime_library",
     "ray_broadcast_tensor_dict",
 ]

@@ -12,6 +12,7 @@ __all__ = [
     "Layer",
     "LayerId",
     "Network",
+    "SessionCommunicator",
     "TensorId",
     "Work",
     "in_process",
@@ -113,6 +114,14 @@ def in_process(world_size: int, backend: str, timeout: Optional[timedelta] = Non
 
 def initialize(options: Mapping[str, Any]) -> Environment:
     """Find the other ranks. What the options leave out comes from the launcher's variables."""
+
+@final
+class SessionCommunicator:
+    """A communicator that sessions of ONNX Runtime can be made with, as long as this lives."""
+
+    def __new__(cls, communicator: Communicator) -> "SessionCommunicator": ...
+    @property
+    def value(self) -> str: ...
 
 @final
 class TensorId:

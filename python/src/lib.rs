@@ -10,10 +10,14 @@ mod errors;
 mod interrupt;
 mod memory;
 mod network;
+mod onnxruntime;
 mod strided;
 mod tensor;
 mod tensor_dict;
 mod work;
+
+/// `RegisterCustomOps`, which ONNX Runtime calls.
+pub use distcollective_onnxruntime::register_custom_ops;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -45,6 +49,8 @@ mod _core {
     use super::environment::{Environment, in_process, initialize};
     #[pymodule_export]
     use super::network::{Context, Engine, Layer, LayerId, Network, TensorId};
+    #[pymodule_export]
+    use super::onnxruntime::SessionCommunicator;
     #[pymodule_export]
     use super::tensor_dict::GpuBytes;
     #[pymodule_export]

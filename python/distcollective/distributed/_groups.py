@@ -31,6 +31,7 @@ class ProcessGroup:
         self._communicator: Optional[_core.Communicator] = communicator
         self._ranks = communicator.global_ranks()
         self._group_ranks = {rank: number for number, rank in enumerate(self._ranks)}
+        self._for_sessions: Optional[_core.SessionCommunicator] = None
 
     def rank(self) -> int:
         """This process's number in the group."""
@@ -47,6 +48,20 @@ class ProcessGroup:
     def abort(self, reason: str = "the program called abort") -> None:
         """End the group for all its ranks. Their calls raise an error with the reason."""
         self._live().abort(reason)
+
+    def session_value(self) -> str:
+        """The value of the session config entry ``distcollective.communicator`` of ONNX Runtime.
+
+        A session with this entry runs its DistCollective nodes in this group. It is made before the
+        group is destroyed.
+        """
+        if self._for_sessions is None:
+            self._for_sessions = _core.SessionCommunicator(self._live())
+        return self._for_sessions.value
+
+    def _drop(self) -> None:
+        """Drop this rank's handle."""
+        self._communicator, self._for_sessions = None, None
 
     def _live(self) -> _core.Communicator:
         if self._communicator is None:
@@ -93,7 +108,7 @@ class _World:
         """Drop this rank's handles, by which the other ranks learn that it has left."""
         for process_group in [self.group, *self.subgroups]:
             if process_group is not None:
-                process_group._communicator = None
+                process_group._drop()
         self.environment, self.group, self.subgroups = None, None, []
 
 
@@ -284,7 +299,7 @@ def destroy_process_group(group: Group = None) -> None:
             atexit.unregister(_process.leave)
             environment.destroy()
     elif isinstance(group, ProcessGroup):
-        group._communicator = None
+        group._drop()
         own.subgroups = [other for other in own.subgroups if other is not group]
 
 

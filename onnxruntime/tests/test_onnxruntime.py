@@ -1,0 +1,353 @@
+"""DistCollective nodes in ONNX Runtime, and models that Polygraphy has sharded.
+
+Runs in an environment with the package, onnxruntime, onnx, ml_dtypes and pytest, with python/tests
+on the path for Python's modules. Models are sharded where polygraphy and onnx_graphsurgeon are, and
+the tests need these files.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import numpy as np
+import onnxruntime
+import pytest
+from ranks import Ranks, run
+
+import distcollective
+
+#: What the operations give on each of two ranks. `xs` has the inputs, each of 4 rows.
+REFERENCE = {
+    "all_reduce": lambda xs, rank: sum(xs),
+    "all_gather": lambda xs, rank: np.concatenate(xs),
+    "broadcast": lambda xs, rank: xs[1],
+    "reduce": lambda xs, rank: sum(xs) if rank == 1 else 0 * xs[0],
+    "reduce_scatter": lambda xs, rank: sum(xs)[2 * rank :][:2],
+    "all_to_all": lambda xs, rank: np.concatenate([x[2 * rank :][:2] for x in xs]),
+    "gather": lambda xs, rank: np.concatenate(xs) if rank == 1 else 0 * np.concatenate(xs),
+    "scatter": lambda xs, rank: xs[1][2 * rank :][:2],
+}
+
+
+def session(model, value=None, **options):
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 4
+    if value is not None:
+        made.add_session_config_entry("distcollective.communicator", value)
+    made.register_custom_ops_library(distcollective.onnxruntime_library())
+    for name, option in options.items():
+        setattr(made, name, option)
+    return onnxruntime.InferenceSession(model, made, providers=["CPUExecutionProvider"])
+
+
+def inputs():
+    """Small integers, which every type has exactly, and so are their sums."""
+    return [np.arange(12, dtype=np.float32).reshape(4, 3) % 4 + rank for rank in range(2)]
+
+
+def _every_operation_and_type():
+    import distcollective.distributed as dist
+
+    xs, rank = inputs(), dist.get_rank()
+    for element_type in models.element_types():
+        for operation, reference in REFERENCE.items():
+            model = models.node(operation, element_type, reduce_op="sum", root=1)
+            (y,) = session(model).run(None, {"x": xs[rank]})
+            expected = reference(xs, rank)
+            if element_type == models.BOOL:
+                expected = reference([x != 0 for x in xs], rank) != 0
+            assert y.shape == expected.shape, (operation, element_type)
+            assert np.array_equal(y, expected.astype(np.float32)), (operation, element_type, y, expected)
+
+
+def test_every_operation_gives_the_reference_for_every_type():
+    run(2, _every_operation_and_type)
+
+
+def _reductions():
+    import distcollective.distributed as dist
+
+    xs = [np.float32([3, -1, 0.5]), np.float32([2, 4, 0.5])]
+    for reduce_op, expected in [
+        ("SUM", [5, 3, 1]),
+        ("prod", [6, -4, 0.25]),
+        ("max", [3, 4, 0.5]),
+        ("Min", [2, -1, 0.5]),
+        ("avg", [2.5, 1.5, 0.5]),
+    ]:
+        model = models.node("ALL_REDUCE", models.FLOAT, [3], reduce_op=reduce_op)
+        (y,) = session(model).run(None, {"x": xs[dist.get_rank()]})
+        assert np.array_equal(y, np.float32(expected)), (reduce_op, y)
+
+
+def test_reductions_by_names_in_any_case():
+    run(2, _reductions)
+
+
+def _shapes():
+    import distcollective.distributed as dist
+
+    rank = dist.get_rank()
+    made = session(models.node("all_gather", models.FLOAT, ["n", 2]))
+    for rows in (3, 0, 1):
+        (y,) = made.run(None, {"x": np.full([rows, 2], rank, np.float32)})
+        assert np.array_equal(y, np.repeat(np.float32([0, 1]), 2 * rows).reshape(2 * rows, 2))
+    with pytest.raises(Exception, match="the input has no dimensions; a layer's collective needs 1 to 8"):
+        session(models.node("all_gather", models.FLOAT, [])).run(None, {"x": np.array(2.5, "f4")})
+
+
+def test_shapes_that_change_and_tensors_without_elements():
+    run(2, _shapes)
+
+
+def _attributes():
+    import distcollective.distributed as dist
+
+    x = np.full([2], dist.get_rank() + 1, np.float32)
+    # As older versions of Polygraphy wrote it, as newer ones do, and groups.
+    for attributes, expected in [
+        ({"reduce_op": "sum"}, [1, 1, 2, 2]),
+        ({"reduce_op": "none", "root": -1, "group_size": 2, "nb_rank": 2, "groups": []}, [1, 1, 2, 2]),
+        ({"groups": [1, 0]}, [2, 2, 1, 1]),
+        ({"groups": [1, 0], "group_size": 2, "nb_rank": 2}, [2, 2, 1, 1]),
+        ({"nb_rank": 1}, x),
+    ]:
+        (y,) = session(models.node("all_gather", models.FLOAT, [2], **attributes)).run(None, {"x": x})
+        assert np.array_equal(y, np.float32(expected)), (attributes, y)
+
+
+def test_attributes_are_read_leniently():
+    run(2, _attributes)
+
+
+def _refusals():
+    import distcollective.distributed as dist
+
+    x = np.zeros([4, 3], np.float32)
+    for model, text in [
+        (models.node("all_munge", models.FLOAT), '"all_munge" is not a collective operation'),
+        (models.node("all_reduce", models.FLOAT), "the attribute reduce_op is missing"),
+        (
+            models.node("all_gather", models.FLOAT, nb_rank="two"),
+            "the attribute nb_rank is a text; it has to be an int",
+        ),
+        (models.node("all_gather", models.FLOAT, nb_rank=-1), "nb_rank is -1, which is no number of ranks"),
+        (models.node("all_gather", models.FLOAT, groups=[0, 1], group_size=3), "group_size is 3, and groups"),
+        (models.node("broadcast", models.FLOAT), "root is -1"),
+        (models.node("all_gather", models.FLOAT, nb_rank=4), "nb_rank is 4, but the communicator has 2 ranks"),
+        (models.node("reduce_scatter", models.FLOAT, [5, 3], reduce_op="sum"), "dimension 0 is 5, which is not a mult"),
+        (models.plain("all_gather", models.STRING), "the input's elements are strings; the operator takes float32"),
+        (models.plain("all_gather", models.DOUBLE), "the input's elements are float64; the operator takes float32"),
+    ]:
+        with pytest.raises(Exception, match=text.replace("(", "\\(")):
+            made = session(model)
+            kind = made.get_inputs()[0].type
+            given = {"tensor(string)": np.full([4, 3], "a"), "tensor(double)": x.astype(np.float64)}.get(kind, x)
+            if made.get_inputs()[0].shape == [5, 3]:
+                given = np.zeros([5, 3], np.float32)
+            made.run(None, {"x": given})
+    with pytest.raises(Exception, match='distcollective.communicator is "77", which is no communicator'):
+        session(models.node("all_gather", models.FLOAT), "77")
+    # The communicator still works.
+    (y,) = session(models.node("all_reduce", models.FLOAT, reduce_op="sum")).run(None, {"x": x + 1})
+    assert (y == 2).all()
+    dist.barrier()
+
+
+def test_what_is_wrong_is_an_exception_and_the_communicator_works():
+    run(2, _refusals)
+
+
+def _differing_models():
+    import distcollective.distributed as dist
+
+    model = models.node("all_reduce", models.FLOAT, reduce_op=["sum", "max"][dist.get_rank()])
+    with pytest.raises(Exception, match="the layers of the ranks differ: rank 0 has all_reduce\\(sum\\)"):
+        session(model).run(None, {"x": np.zeros([4, 3], np.float32)})
+
+
+def test_models_that_differ_are_an_exception_on_every_rank():
+    run(2, _differing_models)
+
+
+def _names():
+    import distcollective.distributed as dist
+
+    name = f"node of rank {dist.get_rank()}"
+    text = 'ranks run different nodes: rank 0 runs "node of rank 0", rank 1 runs "node of rank 1"'
+    with pytest.raises(Exception, match=text):
+        session(models.node("all_gather", models.FLOAT, name=name)).run(None, {"x": np.zeros([4, 3], np.float32)})
+
+
+def test_nodes_with_other_names_are_an_exception_on_every_rank():
+    run(2, _names)
+
+
+def _lengths():
+    import distcollective.distributed as dist
+
+    made = session(models.node("all_reduce", models.FLOAT, ["n"], reduce_op="sum"))
+    made.run(None, {"x": np.zeros(3, np.float32)})
+    with pytest.raises(
+        Exception, match="rank 0 calls all_reduce\\(sum\\) of 4 float32; rank 1 calls all_reduce\\(sum\\) of 5"
+    ):
+        made.run(None, {"x": np.zeros(4 + dist.get_rank(), np.float32)})
+
+
+def test_inputs_that_differ_are_an_exception_on_every_rank():
+    run(2, _lengths)
+
+
+def _killed():
+    import distcollective.distributed as dist
+
+    made = session(models.node("all_reduce", models.FLOAT, reduce_op="sum"))
+    x = np.zeros([4, 3], np.float32)
+    made.run(None, {"x": x})
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(Exception, match="rank 0 died while this rank waited"):
+        made.run(None, {"x": x})
+
+
+def test_a_rank_that_is_killed_is_an_exception_on_the_other():
+    with Ranks(2, _killed) as ranks:
+        assert ranks.result(1) is None
+
+
+def _groups():
+    import distcollective.distributed as dist
+
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own = groups[rank // 2]
+    x = np.full([1], rank, np.float32)
+    model = models.node("all_gather", models.FLOAT, [1])
+    sessions = [session(model), session(model, own.session_value())]
+    assert own.session_value() == own.session_value()
+    for _ in range(3):
+        everybody, pair = (made.run(None, {"x": x})[0] for made in sessions)
+        assert np.array_equal(everybody, np.arange(4)) and np.array_equal(pair, [rank // 2 * 2, rank // 2 * 2 + 1])
+    value = own.session_value()
+    dist.barrier()
+    dist.destroy_process_group(own)
+    with pytest.raises(Exception, match="that communicator is gone"):
+        session(model, value)
+
+
+def test_sessions_of_a_group_beside_sessions_of_all_ranks():
+    run(4, _groups)
+
+
+def test_ranks_that_are_threads():
+    import distcollective.distributed as dist
+
+    def gathered():
+        made = session(models.node("all_gather", models.FLOAT, [1]), dist.group.WORLD.session_value())
+        return made.run(None, {"x": np.full([1], dist.get_rank(), np.float32)})[0]
+
+    assert np.array_equal(dist.run_threads(2, gathered), [[0, 1]] * 2)
+
+
+def _second_registration():
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(distcollective.onnxruntime_library())
+    with pytest.raises(Exception, match="Domain already set"):
+        options.register_custom_ops_library(distcollective.onnxruntime_library())
+        onnxruntime.InferenceSession(models.node("all_gather", models.FLOAT), options)
+
+
+def test_a_second_registration_is_an_exception():
+    run(1, _second_registration)
+
+
+#: A program that does not import the package. The environment comes from the launcher's variables.
+ALONE = """
+import sys
+import numpy, onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library(sys.argv[1])
+session = onnxruntime.InferenceSession(sys.argv[2], options)
+y = session.run(None, {"x": numpy.ones([4, 3], numpy.float32)})[0]
+assert (y == 2).all()
+assert "distcollective" not in sys.modules
+"""
+
+
+def start(arguments, rank, size):
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    variables["DCL_JOB_ID"] = f"onnxruntime {os.getpid()} {arguments[-1]}"
+    return subprocess.Popen([sys.executable, *arguments], env={**os.environ, **variables}, stderr=subprocess.PIPE)
+
+
+def pass_on_every_rank(arguments, size):
+    processes = [start(arguments, rank, size) for rank in range(size)]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=30)
+            assert process.returncode == 0, errors.decode()
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_the_library_alone_finds_the_other_ranks(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(models.node("all_reduce", models.FLOAT, reduce_op="sum"))
+    pass_on_every_rank(["-c", ALONE, distcollective.onnxruntime_library(), str(path)], 2)
+
+
+def test_without_an_environment_the_exception_says_what_is_missing(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(models.node("all_reduce", models.FLOAT, reduce_op="sum"))
+    command = [sys.executable, "-c", ALONE, distcollective.onnxruntime_library(), str(path)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "the session has no communicator: there is no environment" in done.stderr, done.stderr
+
+
+def test_the_command_drops_stored_shapes(tmp_path):
+    import onnx
+
+    model = onnx.load_from_string(models.node("all_gather", models.FLOAT))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("inner", models.FLOAT, [1]))
+    given, written = tmp_path / "given.onnx", tmp_path / "written.onnx"
+    onnx.save(model, str(given))
+    subprocess.run([sys.executable, "-m", "distcollective.onnxruntime", given, written], check=True, timeout=60)
+    assert len(onnx.load(str(written)).graph.value_info) == 0
+
+
+def _sharded(whole, sharded):
+    import distcollective.distributed as dist
+
+    x = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(whole).run(None, {"x": x})
+    (y,) = session(sharded.format(rank=dist.get_rank())).run(None, {"x": x})
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+#: Polygraphy's arguments: context parallelism of an attention, tensor parallelism of a gated MLP.
+CONTEXT = "--parallelism CP --k-idx 1 --v-idx 0 --kv-rank 2 --i-rank 2 --o-rank 2 --i-idx 0 --o-idx 0".split()
+TENSOR = "--parallelism TP".split()
+
+
+@pytest.mark.parametrize(
+    "name, arguments, size", [("attention", CONTEXT, 2), ("attention", CONTEXT, 4), ("mlp", TENSOR, 2)]
+)
+def test_a_model_that_polygraphy_has_sharded_gives_the_single_device_result(tmp_path, name, arguments, size):
+    pytest.importorskip("polygraphy")
+    whole, out = tmp_path / "whole.onnx", tmp_path / "sharded.onnx"
+    whole.write_bytes(getattr(models, name)())
+    polygraphy = Path(sys.executable).with_name("polygraphy")
+    shard = [polygraphy, "multi-device", "shard", whole, "-o", out, "--one-shot", "--gpus", str(size)]
+    command = [sys.executable, *map(str, [*shard, "--nb-rank", size, *arguments])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    files = sorted(path.name for path in tmp_path.glob("*.onnx") if path != whole)
+    pattern = out.name if files == [out.name] else files[0].replace("0", "{rank}")
+    run(size, _sharded, str(whole), str(tmp_path / pattern))
