@@ -135,6 +135,11 @@ def test_what_a_broadcast_of_a_dictionary_refuses():
             told = text if is_source else f"because rank 0 refuses: .*{text}"
             with pytest.raises((TypeError, ValueError), match=told):
                 distcollective.broadcast_tensor_dict(given if is_source else None)
+        # So is a wrong argument of another rank.
+        refuses = dist.get_rank() == 1
+        text = "^backend is .nccl., and the group has another one" if refuses else "because rank 1 refuses: backend is"
+        with pytest.raises((RuntimeError, ValueError), match=text):
+            distcollective.broadcast_tensor_dict({"bias": np.zeros(3)}, backend="nccl" if refuses else None)
         dist.barrier()
 
     run(2, body)
