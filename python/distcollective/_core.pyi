@@ -84,7 +84,7 @@ class Communicator:
         """
 
     def broadcast_tensor_dict(
-        self, entries: Optional[Sequence[Tuple[str, Any, Sequence[int]]]], options: Mapping[str, Any]
+        self, entries: Optional[Sequence[Tuple[str, Any]]], options: Mapping[str, Any]
     ) -> List[Tuple[str, str, List[int], Union[bytearray, GpuBytes]]]:
         """Give every rank the tensors of ``src``: name, type, shape, bytes. None on ``src``."""
 

@@ -47,14 +47,21 @@ def broadcast_tensor_dict(
     elif not with_torch and (pin_memory or (device is not None and str(device) != "cpu")):
         refusal = f"device is {device} and pin_memory {pin_memory}; that needs torch, so import it first"
     is_source = communicator.rank == root
-    given = dict(tensor_dict) if is_source and tensor_dict is not None else {}
-    entries = [
-        (name, tensor, [int(length) for length in getattr(tensor, "shape", ())]) for name, tensor in given.items()
-    ]
+    given: Dict[str, Any] = {}
+    if is_source and tensor_dict is not None:
+        if isinstance(tensor_dict, Mapping):
+            given = dict(tensor_dict)
+        else:
+            refusal = f"tensor_dict is a {type(tensor_dict).__name__}, not a dictionary"
+        wrong = next((name for name in given if not isinstance(name, str)), None)
+        if wrong is not None:
+            refusal = f"a name in tensor_dict is {wrong!r}; names are texts"
+            given = {}
+    entries = None if tensor_dict is None else list(given.items())
     on_host = offload_to_cpu or pin_memory or not with_torch
     # The library tells every rank what one rank refuses, such as None on the source.
     options = {"src": root, "on_host": on_host, "refusal": refusal}
-    arrived = communicator.broadcast_tensor_dict(None if tensor_dict is None else entries, options)
+    arrived = communicator.broadcast_tensor_dict(entries, options)
     if is_source:
         return given
     tensors: Dict[str, Any] = {}
@@ -63,17 +70,17 @@ def broadcast_tensor_dict(
         if found is None:
             tensors[name] = _array(dtype, shape, data)
             continue
-        tensor = _torch_tensor(found, shape, data)
+        tensor = _torch_tensor(found, shape, data, communicator.gpu)
         if pin_memory:
             tensor = tensor.pin_memory()
         tensors[name] = tensor if device is None or on_host else tensor.to(device)
     return tensors
 
 
-def _torch_tensor(dtype: Any, shape: List[int], data: _Bytes) -> Any:
+def _torch_tensor(dtype: Any, shape: List[int], data: _Bytes, gpu: Optional[int]) -> Any:
     torch = sys.modules["torch"]
     if isinstance(data, _core.GpuBytes):
-        return torch.as_tensor(data, device="cuda").view(dtype).reshape(shape)
+        return torch.as_tensor(data, device=f"cuda:{gpu}").view(dtype).reshape(shape)
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype).reshape(shape)

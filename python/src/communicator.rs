@@ -269,7 +269,7 @@ fn one_stream(tensors: &[Tensor]) -> PyResult<usize> {
 }
 
 /// The program's CUDA stream.
-fn cuda_stream(stream: usize, ordinal: u32) -> Result<Stream, Error> {
+pub(super) fn cuda_stream(stream: usize, ordinal: u32) -> Result<Stream, Error> {
     let stream = std::ptr::with_exposed_provenance_mut(stream);
     // SAFETY: the program has given a tensor with this stream, and keeps the stream until the call
     // has ended, as the interface of the tensor demands.

@@ -51,14 +51,13 @@ pub(super) enum Place {
 pub(super) struct Tensor {
     pub element: Element,
     element_count: usize,
-    /// The length of dimension 0.
-    first_len: usize,
+    shape: Vec<usize>,
     address: *mut u8,
     copy: Option<Copy>,
     is_written: bool,
     stream: Option<usize>,
     /// Keeps the memory alive.
-    _owner: Py<PyAny>,
+    owner: Py<PyAny>,
 }
 
 /// The elements of a strided tensor, one after the other.
@@ -101,17 +100,18 @@ impl Tensor {
             return Err(PyValueError::new_err("it is read-only, and this call writes it; give a writable copy"));
         }
         let (element_count, is_written) = (shape.iter().product(), access == Access::Write);
-        let first_len = shape.first().copied().unwrap_or(1);
+        if address.is_null() && element_count > 0 {
+            return Err(PyValueError::new_err("its address is null, and it has elements"));
+        }
         element.check_aligned(address.addr(), strides.as_deref().unwrap_or_default())?;
         let stream = place.stream();
-        let tensor =
-            Tensor { element, element_count, first_len, address, copy: None, is_written, stream, _owner: owner };
+        let tensor = Tensor { element, element_count, shape, address, copy: None, is_written, stream, owner };
         let Some(strides) = strides else { return Ok(tensor) };
         if place != Place::Host {
             let hint = "its elements do not lie one after the other, and it is on a GPU; give a contiguous copy";
             return Err(PyValueError::new_err(hint));
         }
-        let original = Strided { address, shape, strides, byte_len: element.byte_len };
+        let original = Strided { address, shape: tensor.shape.clone(), strides, byte_len: element.byte_len };
         if access == Access::Write && original.overlaps() {
             let hint = "several of its indices are one element of memory, and this call writes it; give a copy";
             return Err(PyValueError::new_err(hint));
@@ -169,7 +169,21 @@ impl Tensor {
 
     /// The length of dimension 0; 1 if the tensor has no dimension.
     pub(super) fn first_len(&self) -> usize {
-        self.first_len
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// The length of each dimension.
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Whether a tensor of torch, whose address is kept, has got other memory since: by `resize_`,
+    /// `share_memory_` and the like.
+    pub(super) fn has_moved(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.owner.bind(py).getattr_opt(intern!(py, "data_ptr"))? {
+            Some(data_ptr) if self.copy.is_none() => Ok(data_ptr.call0()?.extract::<usize>()? != self.address.addr()),
+            _ => Ok(false),
+        }
     }
 
     /// Copies what a call has written to a strided tensor's own memory.
@@ -185,6 +199,7 @@ impl Tensor {
 fn describe(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> {
     static TORCH: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     static SCALAR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static MASKED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = object.py();
     if let Some(class) = class_if_imported(py, &TORCH, "torch", "Tensor")?
         && object.is_instance(class)?
@@ -200,6 +215,11 @@ fn describe(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Description> 
         // The interface of a scalar is of memory that nothing keeps alive.
         let array = py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "asarray"), (object,))?;
         return describe_array(&array, array.getattr(intern!(py, "__array_interface__"))?);
+    }
+    if let Some(class) = class_if_imported(py, &MASKED, "numpy.ma", "MaskedArray")?
+        && object.is_instance(class)?
+    {
+        return Err(PyTypeError::new_err("it is a masked array, whose mask would not count; give array.filled()"));
     }
     if let Some(interface) = object.getattr_opt(intern!(py, "__array_interface__"))? {
         return describe_array(object, interface);

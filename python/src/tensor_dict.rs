@@ -4,6 +4,7 @@ use distcollective::comm::TransferType;
 use distcollective::tensor::{MemorySpace, Shape};
 use distcollective::tensor_dict::{BroadcastOptions, ElementType, OpaqueType, Tensor};
 use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, TensorDict};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 
@@ -11,15 +12,14 @@ use super::element::Element;
 use super::errors::{call, exception};
 use super::tensor::{self, Access};
 
-/// A tensor of Python, by its name in the dictionary and its shape.
-pub(super) type Entry<'py> = (String, Bound<'py, PyAny>, Vec<usize>);
+/// A tensor of Python, by its name in the dictionary.
+pub(super) type Entry<'py> = (String, Bound<'py, PyAny>);
 
 /// What a rank gives: nothing if it is not the source.
 #[derive(Default)]
 pub(super) struct OwnTensors {
     pub(super) tensors: Vec<tensor::Tensor>,
-    /// Their names and shapes.
-    labels: Vec<(String, Vec<usize>)>,
+    names: Vec<String>,
 }
 
 /// A tensor that has come: its name, the name of its element type, its shape, and its bytes, which
@@ -87,9 +87,9 @@ pub(super) fn own_tensors(
         return Ok(own);
     }
     let entries = entries.ok_or_else(|| refuse("tensor_dict is None, and this rank is the source"))?;
-    for (name, object, shape) in entries {
+    for (name, object) in entries {
         own.tensors.push(tensor::Tensor::of(&object, &name, Access::Read, communicator.space())?);
-        own.labels.push((name, shape));
+        own.names.push(name);
     }
     Ok(own)
 }
@@ -119,8 +119,13 @@ pub(super) fn broadcast(
         }
     };
     let broadcast = call(py, || communicator.broadcast_tensor_dict(&mut dict, &how));
-    // The program gets the exception as it was raised.
-    refusal.map_or(broadcast, Err)?;
+    match (broadcast, refusal) {
+        // An interrupt of the program's is no answer to the refusal.
+        (Err(raised), Some(_)) if !raised.is_instance_of::<PyException>(py) => return Err(raised),
+        // The program gets the exception as it was raised.
+        (_, Some(refused)) => return Err(refused),
+        (broadcast, None) => broadcast?,
+    }
     if is_source {
         return Ok(Vec::new());
     }
@@ -145,9 +150,9 @@ fn bytes_of(py: Python<'_>, tensor: Tensor) -> PyResult<Py<PyAny>> {
 /// The dictionary of these tensors, in their memory. The caller drops it before them.
 fn dict_of(own: &OwnTensors, space: MemorySpace) -> Result<TensorDict, Error> {
     let mut dict = TensorDict::new();
-    for ((name, shape), tensor) in own.labels.iter().zip(&own.tensors) {
+    for (name, tensor) in own.names.iter().zip(&own.tensors) {
         // SAFETY: the caller's promise, and the library only reads the source's tensors.
-        dict.insert(name, unsafe { borrow(tensor, shape, space)? });
+        dict.insert(name, unsafe { borrow(tensor, space)? });
     }
     Ok(dict)
 }
@@ -157,8 +162,8 @@ fn dict_of(own: &OwnTensors, space: MemorySpace) -> Result<TensorDict, Error> {
 /// # Safety
 ///
 /// The tensor of the library is dropped before Python's, and nothing writes the memory until then.
-unsafe fn borrow(tensor: &tensor::Tensor, shape: &[usize], space: MemorySpace) -> Result<Tensor, Error> {
-    let (shape, Element { name, byte_len, transfer }) = (Shape::new(shape)?, tensor.element);
+unsafe fn borrow(tensor: &tensor::Tensor, space: MemorySpace) -> Result<Tensor, Error> {
+    let (shape, Element { name, byte_len, transfer }) = (Shape::new(tensor.shape())?, tensor.element);
     let (data_type, dims) = match transfer {
         TransferType::Data(data_type) => (data_type, shape),
         TransferType::Moved(_) => (DataType::Uint8, Shape::new(&[tensor.element_count() * byte_len])?),

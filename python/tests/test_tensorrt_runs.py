@@ -514,7 +514,7 @@ def test_a_forked_child_is_no_rank():
 
 
 def test_a_capsule_is_taken_whatever_its_name():
-    """Without a GPU, a capsule gets as far as NCCL, whose error is an exception."""
+    """Without a GPU, a capsule gets as far as NCCL, if it is there, whose error is an exception."""
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     memory = ctypes.create_string_buffer(1 << 16)
@@ -522,7 +522,8 @@ def test_a_capsule_is_taken_whatever_its_name():
     for name in [b"ncclComm_t", b"nccl_communicator", None]:
         with pytest.raises(distcollective.Error) as raised:
             context.set_communicator(new(ctypes.addressof(memory), name, None))
-        assert raised.value.kind == "Unsupported", raised.value
+        error = raised.value
+        assert error.kind == "Unsupported" or "ncclCommCuDevice: NCCL says" in str(error), error
 
 
 def test_float8_and_bfloat16_move_between_ranks():

@@ -59,8 +59,9 @@ impl ExactReduction {
             ExactReduction::Exchange => call.block_bytes().saturating_mul(rank_count),
             ExactReduction::Shares => {
                 let share = Shares::of(call, rank_count).share;
-                let most_of_rest = rank_count * packet_elements(call);
-                LONGEST_EXCHANGE.max(rank_count * share.max(most_of_rest) * call.data_type.byte_len())
+                let most_of_rest = rank_count.saturating_mul(packet_elements(call));
+                let elements = rank_count.saturating_mul(share.max(most_of_rest));
+                LONGEST_EXCHANGE.max(elements.saturating_mul(call.data_type.byte_len()))
             }
         };
         match call.wire_type {
@@ -81,8 +82,8 @@ pub(crate) fn whole_packets(byte_len: usize) -> usize {
 /// The memory on GPUs for the two sides of movement in its transport type.
 pub(crate) fn narrow_scratch_bytes(call: &Call, rank_count: usize) -> usize {
     let [given, taken] = [call.input(), call.output()]
-        .map(|side| side.blocks(rank_count) * call.block_elements * call.moved_type().byte_len());
-    whole_packets(given) + taken
+        .map(|side| side.blocks(rank_count).saturating_mul(call.block_elements * call.moved_type().byte_len()));
+    whole_packets(given).saturating_add(taken)
 }
 
 /// The memory that a call needs between its steps on every GPU, whatever NCCL can do there.
@@ -138,6 +139,18 @@ mod tests {
                     let needed = if of_wire > 0 { whole_packets(wide) + of_wire } else { wide };
                     assert!(bytes >= needed, "{call} among {n}: {bytes} bytes, and {needed} are used");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_call_among_the_most_ranks_has_a_length() {
+        for block_elements in [1 << 37, isize::MAX as usize / 8] {
+            for wire_type in [None, Some(WireType::Float16)] {
+                let call = call(DataType::Float32, block_elements).sent_as(wire_type, 2);
+                assert!(step_scratch_bytes(&call, u32::MAX as usize) > block_elements, "{call}");
+                let moved = Call { collective: Collective::AllGather, determinism: Determinism::Backend, ..call };
+                assert_eq!(step_scratch_bytes(&moved, u32::MAX as usize) > 0, wire_type.is_some(), "{moved}");
             }
         }
     }

@@ -396,10 +396,10 @@ impl<'a> EngineRun<'a> {
     /// As [`EngineRun::layer`].
     unsafe fn concatenate(&self, layer: &Layer, axis: usize) -> Result<()> {
         let output = self.raw(layer.outputs[0]);
-        let row_count: usize = output.shape.unwrap_or_default().as_slice()[..axis].iter().product();
         if output.byte_len == 0 {
             return Ok(());
         }
+        let row_count: usize = output.shape.unwrap_or_default().as_slice()[..axis].iter().product();
         let mut offset = 0;
         for input in layer.inputs.iter().map(|&input| self.raw(input)) {
             let row_bytes = input.byte_len / row_count;

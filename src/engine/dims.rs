@@ -3,12 +3,14 @@
 use super::analysis::{resolve_collectives, schedule};
 use super::inference::{Extent, infer_shapes, infer_types};
 use crate::error::{Error, Result, error};
-use crate::network::{LayerId, Network, Source, TensorId};
+use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
 use crate::shape::{Dims, Shape};
 
-/// Two values of a dimension that is not known. Both are multiples of every number up to 10, so
-/// that they can be divided among ranks and by reshapes.
-const UNKNOWN: [i64; 2] = [5040, 10080];
+/// A multiple of every number up to 10, which reshapes can divide.
+const DIVISIBLE: i64 = 5040;
+
+/// The largest multiple of numbers of ranks that is tried.
+const LARGEST_MULTIPLE: i64 = 1 << 20;
 
 impl Network {
     /// The dimensions of a tensor, as far as the description tells them: TensorRT's
@@ -28,31 +30,49 @@ impl Network {
     ///
     /// - A tensor that this network does not have.
     /// - A mistake of a layer that the tensor depends on. A layer that takes few values of a
-    ///   dynamic dimension only, such as a reshape to dimensions without a -1, counts as one.
+    ///   dynamic dimension only, such as a reshape to dimensions without a -1, counts as one: a few
+    ///   values are tried.
     pub fn tensor_dims(&self, tensor: TensorId) -> Result<Dims> {
         tensor.check(self.number, self.tensors.len())?;
         let mut mistakes = Vec::new();
-        let layers = self.ancestors(tensor, schedule(self, &mut mistakes));
+        let (layers, is_needed) = self.ancestors(tensor, schedule(self, &mut mistakes));
         let types = infer_types(self, &layers, &mut mistakes);
         let collectives = resolve_collectives(self, &mut mistakes);
-        let mut extent: Option<Extent> = None;
-        for unknown in UNKNOWN {
-            let given = self.given_shapes(unknown)?;
-            let mut first = None;
+        let mut first = None;
+        let mut shape_for = |unknown: i64| {
+            let given =
+                self.given_shapes(unknown, &is_needed).map_err(|error| first.get_or_insert(error).clone()).ok()?;
             let shapes = infer_shapes(self, &layers, &types, &collectives, given, |_, error| {
                 first.get_or_insert(error);
             });
-            match (shapes[tensor.index()], &mut extent) {
-                (Some(shape), Some(extent)) => extent.include(&shape),
-                (Some(shape), extent @ None) => *extent = Some(Extent::of(&shape)),
-                (None, _) => return Err(first.unwrap_or_else(|| unknown_dims(self, tensor, mistakes))),
+            shapes[tensor.index()]
+        };
+        let ranks = layers.iter().filter_map(|layer| collectives[layer.index()].as_ref());
+        let ranks = ranks.map(|collective| i64::from(collective.nb_rank)).fold(1, product);
+        for guess in [common_multiple(ranks, DIVISIBLE), ranks, 1] {
+            // Slices take elements up to this one.
+            let unknown = (self.longest_slice(&layers) + guess - 1) / guess * guess;
+            if let (Some(one), Some(other)) = (shape_for(unknown), shape_for(2 * unknown)) {
+                let mut extent = Extent::of(&one);
+                extent.include(&other);
+                return Ok(extent.dims());
             }
         }
-        extent.map(|extent| extent.dims()).ok_or_else(|| unknown_dims(self, tensor, mistakes))
+        Err(first.unwrap_or_else(|| unknown_dims(self, tensor, mistakes)))
     }
 
-    /// The layers of a schedule that a tensor depends on.
-    fn ancestors(&self, tensor: TensorId, mut schedule: Vec<LayerId>) -> Vec<LayerId> {
+    /// How many elements a dimension has at least from which these layers take slices; 1 without
+    /// slices.
+    fn longest_slice(&self, layers: &[LayerId]) -> i64 {
+        let ends = layers.iter().filter_map(|layer| match &self.layers[layer.index()].body {
+            LayerBody::Slice(slice) => slice.largest_index(),
+            _ => None,
+        });
+        ends.max().map_or(1, |index| index.clamp(0, i64::from(u32::MAX)) + 1)
+    }
+
+    /// The layers of a schedule that a tensor depends on, and whether it depends on each tensor.
+    fn ancestors(&self, tensor: TensorId, mut schedule: Vec<LayerId>) -> (Vec<LayerId>, Vec<bool>) {
         let mut is_needed = vec![false; self.tensors.len()];
         is_needed[tensor.index()] = true;
         let mut keep = |layer: &LayerId| {
@@ -66,20 +86,35 @@ impl Network {
         schedule.reverse();
         schedule.retain(&mut keep);
         schedule.reverse();
-        schedule
+        (schedule, is_needed)
     }
 
-    /// The shapes of the inputs, with this value in place of each dynamic dimension.
-    fn given_shapes(&self, unknown: i64) -> Result<Vec<Option<Shape>>> {
-        let given = self.tensors.iter().map(|tensor| match &tensor.source {
-            Source::Input(input) => {
+    /// The shapes of the inputs that are needed, with this value in place of each dynamic dimension.
+    fn given_shapes(&self, unknown: i64, is_needed: &[bool]) -> Result<Vec<Option<Shape>>> {
+        let given = self.tensors.iter().zip(is_needed).map(|(tensor, is_needed)| match &tensor.source {
+            Source::Input(input) if *is_needed => {
                 let dims = input.dims.as_slice().iter().map(|&d| if d == -1 { unknown } else { d });
                 Dims::new(&dims.collect::<Vec<i64>>())?.to_shape().map(Some)
             }
-            Source::Layer { .. } => Ok(None),
+            _ => Ok(None),
         });
         given.collect()
     }
+}
+
+/// The product of two numbers above 0, so that one layer after the other divides it; their least
+/// common multiple if that is too large.
+fn product(a: i64, b: i64) -> i64 {
+    a.checked_mul(b).filter(|product| *product <= LARGEST_MULTIPLE).unwrap_or_else(|| common_multiple(a, b))
+}
+
+/// The least common multiple of two numbers above 0, or the first of them if that is too large.
+fn common_multiple(a: i64, b: i64) -> i64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a.checked_mul(b / divisor).filter(|multiple| *multiple <= LARGEST_MULTIPLE).unwrap_or(a)
 }
 
 /// The error of a tensor whose layers have mistakes that are not about shapes.
@@ -129,6 +164,23 @@ mod tests {
         let fixed = network.add(DistCollective::all_gather().nb_rank(4), x)?;
         assert_eq!(dims(&network, fixed), [8, 3]);
         assert_eq!(dims(&network, dynamic), [-1]);
+        Ok(())
+    }
+
+    #[test]
+    fn dimensions_that_many_ranks_and_long_slices_take_are_told() -> Result<()> {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [-1, 8])?;
+        let parts = network.add(DistCollective::scatter(0u32).nb_rank(44), x)?;
+        let parts = network.add(DistCollective::scatter(0u32).nb_rank(64), parts)?;
+        assert_eq!(dims(&network, parts), [-1, 8]);
+        let part = network.add_slice(x, &[100_000, 0], &[8192, 8], &[2, 1])?;
+        assert_eq!(dims(&network, part), [8192, 8]);
+        let wide = network.add_input("wide", DataType::Float32, [-1; 5])?;
+        let turned = network.add_shuffle(wide, Shuffle::transpose([4, 3, 2, 1, 0]))?;
+        for tensor in [wide, turned] {
+            assert_eq!(dims(&network, tensor), [-1; 5]);
+        }
         Ok(())
     }
 

@@ -31,8 +31,9 @@ pub(super) fn warnings(network: &Network, collectives: &[Option<ResolvedLayer>],
             },
             _ => first_of_all,
         };
-        let readers = readers.of(layer.outputs[0]);
-        let mut found = readers.iter().filter_map(|reader| Some((reader, unwritten(reader)?)));
+        // A layer that reads the output twice is there twice.
+        let readers = readers.of(layer.outputs[0]).chunk_by(PartialEq::eq).filter_map(<[LayerId]>::first);
+        let mut found = readers.filter_map(|reader| Some((reader, unwritten(reader)?)));
         let Some((reader, rank)) = found.next() else { continue };
         let others = match found.count() {
             0 => String::new(),

@@ -147,6 +147,15 @@ impl SliceLayer {
     }
 }
 
+impl SliceLayer {
+    /// The largest index that it takes in any dimension.
+    pub(crate) fn largest_index(&self) -> Option<i64> {
+        let Slice { start, size, stride } = &self.slice;
+        let ends = start.iter().zip(size).zip(stride).filter(|((_, size), _)| **size > 0);
+        ends.map(|((start, size), stride)| start.saturating_add((size - 1).saturating_mul(*stride).max(0))).max()
+    }
+}
+
 impl Network {
     /// Adds a Slice layer, which takes a part of a tensor: TensorRT's `addSlice` in its default
     /// mode, `kSTRICT_BOUNDS`.

@@ -30,6 +30,17 @@ fn all_gather(communicator: &Communicator, data_type: TransferType, by_list: boo
 }
 
 #[test]
+fn they_have_no_transport_type() {
+    on_ranks(2, |communicator| {
+        let narrow = communicator.with_wire_type(distcollective::WireType::Float16);
+        let error = all_gather(&narrow, FLOAT64, false).expect_err("only float32 has one");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let text = "the transport type is float16, and the elements are float64; only float32 has a transport type";
+        assert!(error.to_string().ends_with(text), "{error}");
+    });
+}
+
+#[test]
 fn they_move() {
     for by_list in [false, true] {
         let all = on_ranks(2, move |communicator| all_gather(&communicator, FLOAT64, by_list).expect("equal calls"));

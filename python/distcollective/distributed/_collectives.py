@@ -19,13 +19,26 @@ class ReduceOp(enum.IntEnum):
     AVG = 4
 
 
+def _number_of(op: Any) -> int:
+    """The number of a reduction: of a ``ReduceOp``, or of torch's with the same name."""
+    if type(op) is ReduceOp:
+        return op
+    name = getattr(op, "name", None)
+    if name is None:
+        raise TypeError(f"op is {op!r}, not a ReduceOp")
+    found = ReduceOp.__members__.get(name)
+    if found is None:
+        raise ArgumentError(f"op is {name}, which is not offered; there are {', '.join(ReduceOp.__members__)}")
+    return found
+
+
 def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Optional[Work]:
     """Replace the tensor on every rank by the reduction of all of them.
 
     With ``async_op`` it returns a ``Work`` at once, as all functions here do.
     """
     found = member(group, "all_reduce")
-    return None if found is None else found._live().all_reduce(tensor, op, async_op)
+    return None if found is None else found._live().all_reduce(tensor, _number_of(op), async_op)
 
 
 def broadcast(
@@ -58,7 +71,7 @@ def reduce(
     found = member(group, "reduce")
     if found is None:
         return None
-    return found._live().reduce(tensor, op, found._peer("dst", dst, group_dst), async_op)
+    return found._live().reduce(tensor, _number_of(op), found._peer("dst", dst, group_dst), async_op)
 
 
 def _list_of_root(
@@ -130,7 +143,7 @@ def reduce_scatter_tensor(
     The parts are along dimension 0, whose length is a multiple of the number of ranks.
     """
     found = member(group, "reduce_scatter_tensor")
-    return None if found is None else found._live().reduce_scatter(output, input, op, async_op)
+    return None if found is None else found._live().reduce_scatter(output, input, _number_of(op), async_op)
 
 
 def _check_split(name: str, tensor: Any, sizes: List[int], group: ProcessGroup) -> None:

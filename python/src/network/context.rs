@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use super::{checked, known_type};
-use crate::communicator;
+use crate::communicator::{self, cuda_stream};
 use crate::errors::{call, exception};
 use crate::memory::check_apart;
 use crate::tensor::{Access, Tensor};
@@ -71,6 +71,14 @@ impl Place {
 }
 
 impl Memory {
+    /// The CUDA stream on which its elements are made: the default one for an address.
+    fn stream(&self) -> Option<usize> {
+        match self {
+            Memory::Tensor(tensor, _) => tensor.stream(),
+            Memory::Address(_) => Some(0),
+        }
+    }
+
     /// The memory for a tensor of this shape.
     fn place(&self, context: &ExecutionContext, index: usize, space: MemorySpace) -> Result<Place, Error> {
         let io = &context.io_tensors()[index];
@@ -275,6 +283,21 @@ impl Context {
         let mut state = self.state(py)?;
         let State { context, set } = &*state;
         let space = state.space();
+        for (io, memory) in context.io_tensors().iter().zip(set) {
+            if let Some(Memory::Tensor(tensor, _)) = memory
+                && tensor.has_moved(py)?
+            {
+                let text = "it has got other memory since its address was set; set its address again";
+                return Err(PyValueError::new_err(format!("{}: {text}", io.name)));
+            }
+        }
+        // What a run without a stream reads is there before it begins.
+        let mut made_on: Vec<usize> = match stream {
+            Some(_) => Vec::new(),
+            None => set.iter().flatten().filter_map(Memory::stream).collect(),
+        };
+        made_on.sort_unstable();
+        made_on.dedup();
         let set = set.iter().enumerate().filter_map(|(index, memory)| Some((index, memory.as_ref()?)));
         let places = set.map(|(index, memory)| memory.place(context, index, space)).collect::<Result<Vec<_>, _>>();
         let places = checked(py, places)?;
@@ -284,6 +307,9 @@ impl Context {
             return Err(exception(py, &error));
         }
         let state = &mut *state;
+        if let MemorySpace::Cuda(ordinal) = space {
+            call(py, || made_on.iter().try_for_each(|made_on| cuda_stream(*made_on, ordinal)?.synchronize()))?;
+        }
         call(py, move || match (space, stream) {
             // SAFETY: the tensors are kept while they are set, and the program keeps the memory of
             // addresses and the stream until the run has ended.

@@ -52,7 +52,8 @@ impl Communicator {
     /// - bool is averaged, or a type that is only moved is reduced.
     /// - The elements are more than memory can hold.
     /// - An address that this rank uses is null or not aligned to the element, or both overlap in
-    ///   another way than [`InPlace`](crate::collective::InPlace) says.
+    ///   another way than [`InPlace`](crate::collective::InPlace) says. A
+    ///   [`MovedType`](crate::comm::MovedType) needs no alignment.
     /// - The stream is not for the communicator's memory.
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
@@ -103,6 +104,12 @@ impl Communicator {
     ) -> Result<()> {
         if let (Some(moved), Some(_)) = (data_type.moved(), collective.reduce_op()) {
             bail!(InvalidArgument, "{moved} is only moved, and this operation reduces; cast to a type that is reduced");
+        }
+        if let (Some(moved), Some(wire_type)) = (data_type.moved(), self.wire_type()) {
+            bail!(
+                InvalidArgument,
+                "the transport type is {wire_type}, and the elements are {moved}; only float32 has a transport type"
+            );
         }
         let n = self.world_size() as usize;
         let longest = block_elements.checked_mul(n).and_then(|elements| elements.checked_mul(data_type.byte_len()));
