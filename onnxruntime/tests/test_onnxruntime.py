@@ -14,7 +14,7 @@ import models
 import numpy as np
 import onnxruntime
 import pytest
-from ranks import Ranks, run
+from ranks import Ranks, peer, run
 
 import distcollective
 
@@ -281,15 +281,21 @@ assert "distcollective" not in sys.modules
 def start(arguments, rank, size):
     variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     variables["DCL_JOB_ID"] = f"onnxruntime {os.getpid()} {arguments[-1]}"
-    return subprocess.Popen([sys.executable, *arguments], env={**os.environ, **variables}, stderr=subprocess.PIPE)
+    environment = {**os.environ, **variables, "LOCAL_RANK": str(rank)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, **pipes)
 
 
-def pass_on_every_rank(arguments, size):
+def pass_on_every_rank(arguments, size, deadline=30):
+    """Run a program on every rank. Give what each has printed."""
     processes = [start(arguments, rank, size) for rank in range(size)]
+    outputs = []
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=30)
-            assert process.returncode == 0, errors.decode()
+            output, errors = process.communicate(timeout=deadline)
+            assert process.returncode == 0, errors
+            outputs.append(output)
+        return outputs
     finally:
         for process in processes:
             process.kill()
@@ -340,7 +346,7 @@ TENSOR = "--parallelism TP".split()
     "name, arguments, size", [("attention", CONTEXT, 2), ("attention", CONTEXT, 4), ("mlp", TENSOR, 2)]
 )
 def test_a_model_that_polygraphy_has_sharded_gives_the_single_device_result(tmp_path, name, arguments, size):
-    pytest.importorskip("polygraphy")
+    peer("polygraphy")
     whole, out = tmp_path / "whole.onnx", tmp_path / "sharded.onnx"
     whole.write_bytes(getattr(models, name)())
     polygraphy = Path(sys.executable).with_name("polygraphy")
@@ -351,3 +357,12 @@ def test_a_model_that_polygraphy_has_sharded_gives_the_single_device_result(tmp_
     files = sorted(path.name for path in tmp_path.glob("*.onnx") if path != whole)
     pattern = out.name if files == [out.name] else files[0].replace("0", "{rank}")
     run(size, _sharded, str(whole), str(tmp_path / pattern))
+
+
+def test_the_sample_shards_an_attention_and_compares_it():
+    peer("polygraphy")
+    program = Path(__file__).resolve().parents[2] / "samples" / "onnxruntime" / "sharded_attention.py"
+    outputs = pass_on_every_rank([str(program)], 2, deadline=120)
+    for rank, output in enumerate(outputs):
+        begin = f"rank {rank} of 2: 4 DistCollective nodes, the largest difference is "
+        assert output.startswith(begin) and float(output[len(begin) :]) < 1e-4

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import peer, run
 
 import distcollective.distributed as dist
 
-torch = pytest.importorskip("torch")
+torch = peer("torch")
 
 LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy}
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import DEADLINE, run
+from ranks import DEADLINE, peer, run
 
 import distcollective
 import distcollective.distributed as dist
@@ -33,7 +33,7 @@ def test_on_gpus(name):
         assert "DCL_REQUIRE_PEERS" not in os.environ, "DCL_TEST_GPU_LIBRARIES is missing"
         pytest.skip("DCL_TEST_GPU_LIBRARIES does not say where the stand-ins for CUDA and NCCL are")
     if name == "with_torch":
-        torch = pytest.importorskip("torch")
+        torch = peer("torch")
         if torch.version.cuda is not None:
             pytest.skip("this torch brings its own NCCL, which the stand-ins cannot replace")
     program = Path(__file__).with_name("on_gpus.py")

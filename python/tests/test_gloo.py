@@ -4,12 +4,12 @@ import os
 import random
 
 import pytest
-from ranks import run
+from ranks import peer, run
 
 import distcollective.distributed as ours
 
-torch = pytest.importorskip("torch")
-theirs = pytest.importorskip("torch.distributed")
+torch = peer("torch")
+theirs = peer("torch.distributed")
 
 TYPES = [torch.float32, torch.int64, torch.int32, torch.uint8, torch.float64, torch.int8]
 #: gloo has no average. Sums are of small integers, which no order of addition rounds.

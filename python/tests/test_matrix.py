@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import peer, run
 from test_dlpack import READ_ONLY, Exporter
 
 import distcollective.distributed as dist
 
-torch = pytest.importorskip("torch")
-ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = peer("torch")
+ml_dtypes = peer("ml_dtypes")
 
 
 class Interface:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import DEADLINE
+from ranks import DEADLINE, peer
 
 import distcollective._core
 
@@ -21,6 +21,15 @@ def test_the_extension_exports_what_python_and_onnx_runtime_call():
     assert sorted(line.split()[-1] for line in lines) == ["PyInit__core", "RegisterCustomOps"]
 
 
+def test_a_missing_peer_is_skipped_and_fails_where_it_is_needed(monkeypatch):
+    monkeypatch.delenv("DCL_REQUIRE_PEERS", raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        peer("no_such_module")
+    monkeypatch.setenv("DCL_REQUIRE_PEERS", "1")
+    with pytest.raises(ModuleNotFoundError):
+        peer("no_such_module")
+
+
 def programs():
     packages_readme = ROOT / "python" / "README.md"
     for path in [*GUIDES, packages_readme]:
@@ -31,7 +40,7 @@ def programs():
 @pytest.mark.parametrize("program", list(programs()))
 def test_the_guides_programs_run(program):
     if "import torch" in program:
-        pytest.importorskip("torch")
+        peer("torch")
     variables = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import peer, run
 
 import distcollective
 import distcollective.distributed as dist
 
-ml_dtypes = pytest.importorskip("ml_dtypes")
+ml_dtypes = peer("ml_dtypes")
 
 #: Pairs of types with elements of the same length, of which at least one moves as bytes.
 SAME_LENGTH = [

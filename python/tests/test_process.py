@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import DEADLINE, Ranks, run
+from ranks import DEADLINE, Ranks, peer, run
 
 import distcollective
 import distcollective.distributed as dist
@@ -353,7 +353,7 @@ class Dataset:
 
 
 def test_workers_of_a_data_loader_are_refused_and_harm_none():
-    torch = pytest.importorskip("torch")
+    torch = peer("torch")
 
     def body():
         x = np.ones(3, np.float32)

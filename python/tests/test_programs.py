@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import peer
 
-pytest.importorskip("torch")
+peer("torch")
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples" / "python"
 #: These programs start processes that import torch.

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ranks import peer
 
-ray = pytest.importorskip("ray")
+ray = peer("ray")
 
 RANKS = 3
 DEADLINE = 60

@@ -14,7 +14,7 @@ from datetime import timedelta
 import ml_dtypes
 import numpy as np
 import pytest
-from ranks import DEADLINE, Ranks, run
+from ranks import DEADLINE, Ranks, peer, run
 
 import distcollective
 import distcollective.distributed as dist
@@ -50,7 +50,7 @@ def local_context(dtype=trt.float32, **arguments):
 
 
 def test_ranks_run_on_numpy_torch_and_addresses():
-    torch = pytest.importorskip("torch")
+    torch = peer("torch")
 
     def body():
         context = new_engine(all_reduce, shape=(-1, 4), profile=ROWS).create_execution_context()
@@ -321,6 +321,49 @@ def test_plugins_compute_on_arrays_of_numpy(dtype):
     assert (context.run({"x": x})["y"] == y).all()
     (layer,) = engine.inspect()["layers"]
     assert (layer["name"], layer["kind"]) == ("double", "scale")
+
+
+def test_a_plugin_may_replace_an_output_by_an_array_like_it():
+    def results(value, dtype=trt.float32):
+        def enqueue(inputs, outputs):
+            outputs[:] = value(inputs[0], outputs[0])
+
+        def add(network, x):
+            return network.add_plugin([x], Wrong(enqueue=enqueue), "mine").get_output(0)
+
+        x = np.arange(8).reshape(2, 4).astype(trt.nptype(dtype))
+        return new_engine(add, dtype).create_execution_context().run({"x": x})["y"].tolist()
+
+    twice = (2 * np.arange(8).reshape(2, 4)).tolist()
+    for dtype in (trt.float32, trt.bfloat16, trt.int32):
+        assert results(lambda x, y: [x + x], dtype) == twice
+    assert results(lambda x, y: [(x + x).T.copy().T]) == twice
+    assert results(lambda x, y: [x[:, ::-1]]) == np.arange(8).reshape(2, 4)[:, ::-1].tolist()
+    for value, text in [
+        (lambda x, y: [x.astype(np.float64)], r"float64 of shape \(2, 4\) into outputs\[0\]; the output is float32"),
+        (lambda x, y: [x[:1]], r"float32 of shape \(1, 4\) into outputs\[0\]; the output is .* shape \(2, 4\)"),
+        (lambda x, y: [None], r"object of shape \(\) into outputs\[0\]"),
+        (lambda x, y: [y, y], "enqueue left 2 outputs in its list; there are 1"),
+        (lambda x, y: [], "enqueue left 0 outputs"),
+    ]:
+        with pytest.raises(distcollective.Error, match=text):
+            results(value)
+
+
+def test_a_plugin_may_exchange_its_outputs():
+    def enqueue(inputs, outputs):
+        outputs[0][...], outputs[1][...] = inputs[0], inputs[0] + 1
+        outputs.reverse()
+
+    methods = {"output_types": lambda inputs: inputs * 2, "output_shapes": lambda inputs: inputs * 2}
+
+    def add(network, x):
+        layer = network.add_plugin([x], Wrong(enqueue=enqueue, **methods))
+        return network.add_concatenation([layer.get_output(0), layer.get_output(1)]).get_output(0)
+
+    x = np.zeros((2, 4), np.float32)
+    y = new_engine(add).create_execution_context().run({"x": x})["y"]
+    assert y[:, 0].tolist() == [1, 1, 0, 0]
 
 
 def test_plugins_run_between_collectives():

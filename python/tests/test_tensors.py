@@ -5,13 +5,13 @@ import weakref
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import peer, run
 from test_matrix import MOVED, Interface, dtype_of
 
 import distcollective.distributed as dist
 
-torch = pytest.importorskip("torch")
-ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = peer("torch")
+ml_dtypes = peer("ml_dtypes")
 
 
 def test_a_contiguous_tensor_is_used_in_place_and_others_are_written_back_by_the_work(tmp_path):

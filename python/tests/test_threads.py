@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from ranks import Ranks, run
+from ranks import DEADLINE, Ranks, run
 
 import distcollective
 import distcollective.distributed as dist
@@ -66,6 +66,56 @@ def test_the_first_exception_is_raised_and_ends_the_others():
     def body():
         with pytest.raises(LookupError, match="no weights"):
             dist.run_threads(3, on_each_rank)
+
+    alone(body)
+
+
+@pytest.mark.parametrize("destroys", [False, True])
+def test_a_rank_that_has_left_is_an_error_for_those_that_wait(destroys):
+    left = threading.Event()
+
+    def on_each_rank():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            if destroys:
+                dist.destroy_process_group()
+                assert left.wait(DEADLINE)
+            return
+        try:
+            dist.barrier()
+        finally:
+            left.set()
+
+    def body():
+        with pytest.raises(distcollective.Error, match="rank 1"):
+            dist.run_threads(3, on_each_rank)
+
+    alone(body)
+
+
+def test_ranks_that_return_at_different_times_harm_none():
+    def on_each_rank():
+        rank = dist.get_rank()
+        x = np.full(100_000, rank, np.float32)
+        dist.all_reduce(x)
+        if rank == 0:
+            dist.send(x, 2)
+        elif rank == 2:
+            dist.recv(x, 0)
+        return x[-1]
+
+    alone(lambda: [dist.run_threads(3, on_each_rank) == [3.0] * 3 or pytest.fail() for _ in range(50)])
+
+
+def test_ctrl_c_after_a_rank_has_left():
+    def on_each_rank():
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(DEADLINE)
+
+    def body():
+        with pytest.raises(KeyboardInterrupt):
+            dist.run_threads(2, on_each_rank)
 
     alone(body)
 

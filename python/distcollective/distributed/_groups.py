@@ -59,6 +59,12 @@ class ProcessGroup:
             self._for_sessions = _core.SessionCommunicator(self._live())
         return self._for_sessions.value
 
+    def _abort(self, reason: str) -> None:
+        """End the group, unless this rank has left it, also while another thread leaves it."""
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.abort(reason)
+
     def _drop(self) -> None:
         """Drop this rank's handle."""
         self._communicator, self._for_sessions = None, None
@@ -123,9 +129,9 @@ def _own() -> _World:
 
 
 @contextmanager
-def thread_is_rank(communicator: _core.Communicator) -> Iterator[None]:
+def thread_is_rank(group: ProcessGroup) -> Iterator[None]:
     """Make this thread a rank."""
-    _thread.world = _World(ProcessGroup(communicator))
+    _thread.world = _World(group)
     try:
         yield
     finally:
@@ -288,7 +294,9 @@ def _gpu_of(device_id: object, backend: str) -> int:
 def destroy_process_group(group: Group = None) -> None:
     """End a group, or by default everything, on this rank.
 
-    It waits for no other rank. Ranks that wait for this one get an error.
+    It waits for no other rank. Ranks that wait for this one get an error. An execution context of
+    ``distcollective.tensorrt`` or a session of ONNX Runtime that has the group keeps this rank in
+    it until the program drops that too.
     """
     own = _own()
     if group is None or group is own.group:

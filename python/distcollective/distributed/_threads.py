@@ -6,7 +6,7 @@ from typing import Callable, List, Optional, Tuple, TypeVar
 
 from .. import _core
 from ..errors import ArgumentError, Error
-from ._groups import known_backend, thread_is_rank, without_gpus
+from ._groups import ProcessGroup, known_backend, thread_is_rank, without_gpus
 
 Result = TypeVar("Result")
 
@@ -25,6 +25,7 @@ def run_threads(
     In the function this module's calls are those of the thread's rank: there is a group of all
     ranks, without ``init_process_group``. With backend "nccl" rank ``r`` has GPU ``r``. If the
     function raises an exception on a rank, the group ends, and the first exception is raised here.
+    A rank whose function has returned has left: ranks that wait for it get an error.
 
     >>> import numpy
     >>> import distcollective.distributed as dist
@@ -39,20 +40,20 @@ def run_threads(
         raise ArgumentError(f"world_size is {world_size}; there is at least one rank")
     name = known_backend(backend)
     try:
-        communicators = _core.in_process(world_size, name, timeout)
+        # Only the groups hold the communicators, so that a rank that drops its group's has left.
+        groups = [ProcessGroup(communicator) for communicator in _core.in_process(world_size, name, timeout)]
     except Error as error:
         raise without_gpus(error) if name == "nccl" and error.kind == "Unsupported" else error from None
     results: List[Optional[Tuple[Result]]] = [None] * world_size
     failures: List[BaseException] = []
 
     def be_rank(rank: int) -> None:
-        communicator = communicators[rank]
-        with thread_is_rank(communicator):
+        with thread_is_rank(groups[rank]):
             try:
                 results[rank] = (function(),)
             except BaseException as error:
                 failures.append(error)
-                communicator.abort(f"rank {rank} raised {type(error).__name__}: {error}")
+                groups[rank]._abort(f"rank {rank} raised {type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=be_rank, args=(rank,), daemon=True) for rank in range(world_size)]
     try:
@@ -64,8 +65,8 @@ def run_threads(
                 thread.join(_INTERVAL)
     except BaseException as error:
         # Ctrl-C, which reaches the main thread alone.
-        for communicator in communicators:
-            communicator.abort(f"the program was interrupted: {type(error).__name__}")
+        for group in groups:
+            group._abort(f"the program was interrupted: {type(error).__name__}")
         raise
     if failures:
         raise failures[0]

@@ -43,7 +43,11 @@ class Plugin:
         return inputs[:1]
 
     def enqueue(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Compute the outputs: arrays of numpy, which are zero. All arrays are copies."""
+        """Compute the outputs: arrays of numpy, which are zero. All arrays are copies.
+
+        Write into an output, as in ``outputs[0][...] = x``, or put an array of its type and shape
+        in its place.
+        """
         raise NotImplementedError(f"{type(self).__qualname__} has no method enqueue(inputs, outputs)")
 
     def serialize(self) -> bytes:
@@ -54,6 +58,16 @@ class Plugin:
     def deserialize(cls, data: bytes) -> "Plugin":
         """A plugin from the bytes of ``serialize``."""
         raise NotImplementedError(f"{cls.__qualname__} has no method deserialize(data); a plan needs it")
+
+
+def _copy(output: Any, value: Any, number: int) -> None:
+    """Copy what a plugin has put into the list of outputs, in place of the array there."""
+    if (value.dtype, value.shape) != (output.dtype, output.shape):
+        raise ArgumentError(
+            f"enqueue put {value.dtype} of shape {value.shape} into outputs[{number}]; "
+            f"the output is {output.dtype} of shape {output.shape}"
+        )
+    output[...] = value
 
 
 class Adapter:
@@ -77,7 +91,18 @@ class Adapter:
         numpy = importlib.import_module("numpy")
         given = [numpy.frombuffer(data, nptype(DataType(number))).reshape(shape) for number, shape, data in inputs]
         computed = [numpy.zeros(shape, nptype(DataType(number))) for number, shape in outputs]
-        self.plugin.enqueue(given, list(computed))
+        outcome = list(computed)
+        self.plugin.enqueue(given, outcome)
+        if len(outcome) != len(computed):
+            raise ArgumentError(f"enqueue left {len(outcome)} outputs in its list; there are {len(computed)}")
+        # Copies, because what a plugin has put there may be another output.
+        replaced = {
+            number: numpy.array(left)
+            for number, (array, left) in enumerate(zip(computed, outcome))
+            if left is not array
+        }
+        for number, value in replaced.items():
+            _copy(computed[number], value, number)
         return computed
 
     def serialize(self) -> bytes:
