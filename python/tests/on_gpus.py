@@ -305,7 +305,7 @@ def dictionaries():
             )
         # What torch gets of a GPU.
         communicator = dist.group.WORLD._live()
-        entries = [(name, tensor, tensor.shape) for name, tensor in mine.items()]
+        entries = [(name, tensor) for name, tensor in mine.items()]
         arrived = communicator.broadcast_tensor_dict(entries, {"src": 0, "on_host": False, "refusal": None})
         for name, dtype, shape, data in arrived:
             assert isinstance(data, _core.GpuBytes)

@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from ranks import DEADLINE, Ranks, run
+from ranks import DEADLINE, Ranks, peer, run
 
 import distcollective
 import distcollective.distributed as dist
 
-torch = pytest.importorskip("torch")
-ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = peer("torch")
+ml_dtypes = peer("ml_dtypes")
 
 #: Rank and world size, and the launcher's own name of the job.
 VARIABLES = {
@@ -130,7 +130,12 @@ def test_what_a_broadcast_of_a_dictionary_refuses():
         with pytest.raises(TypeError, match="^bias: it is a list, not a tensor"):
             distcollective.broadcast_tensor_dict({"bias": [1.0]}, src=dist.get_rank())
         # What is wrong on the source is told to every rank at once.
-        for given, text in [(None, "this rank is the source"), ({"bias": [1.0]}, "bias: it is a list")]:
+        for given, text in [
+            (None, "this rank is the source"),
+            ({"bias": [1.0]}, "bias: it is a list"),
+            ({7: np.zeros(3)}, "a name in tensor_dict is 7; names are texts"),
+            ([("bias", np.zeros(3))], "tensor_dict is a list, not a dictionary"),
+        ]:
             is_source = dist.get_rank() == 0
             told = text if is_source else f"because rank 0 refuses: .*{text}"
             with pytest.raises((TypeError, ValueError), match=told):
@@ -141,6 +146,23 @@ def test_what_a_broadcast_of_a_dictionary_refuses():
         with pytest.raises((RuntimeError, ValueError), match=text):
             distcollective.broadcast_tensor_dict({"bias": np.zeros(3)}, backend="nccl" if refuses else None)
         dist.barrier()
+
+    run(2, body)
+
+
+class Interface:
+    """An array without an attribute that tells its shape."""
+
+    def __init__(self, array):
+        self.__array_interface__, self.array = array.__array_interface__, array
+
+
+def test_the_shape_of_a_tensor_in_a_dictionary_is_that_of_its_memory():
+    def body():
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        given = {"matrix": Interface(array)} if dist.get_rank() == 0 else None
+        got = distcollective.broadcast_tensor_dict(given)["matrix"]
+        assert given is not None or np.array_equal(np.asarray(got), array)
 
     run(2, body)
 

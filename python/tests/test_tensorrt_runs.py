@@ -556,6 +556,25 @@ def test_a_forked_child_is_no_rank():
     assert run(2, body) == [(0, 2), (0, 2)]
 
 
+def test_a_tensor_that_has_got_other_memory_is_refused():
+    torch = peer("torch")
+    engine = new_engine(lambda network, x: network.add_cast(x, trt.float32).get_output(0))
+    context = engine.create_execution_context()
+    x, y = torch.ones(2, 4), torch.zeros(2, 4)
+    context.set_input_shape("x", (2, 4))
+    for name, tensor in [("x", x), ("y", y)]:
+        context.set_tensor_address(name, tensor)
+    context.execute_async_v3(0)
+    assert torch.equal(x, y)
+    x.resize_(1 << 20)
+    with pytest.raises(
+        ValueError, match="^x: it has got other memory since its address was set; set its address again"
+    ):
+        context.execute_async_v3(0)
+    context.set_tensor_address("x", x)
+    context.execute_async_v3(0)
+
+
 def test_a_capsule_is_taken_whatever_its_name():
     """Without a GPU, a capsule gets as far as NCCL, if it is there, whose error is an exception."""
     new = ctypes.pythonapi.PyCapsule_New

@@ -1,5 +1,6 @@
 """Which tensors a call takes, which it copies, and which it refuses."""
 
+import enum
 import gc
 import weakref
 
@@ -135,5 +136,37 @@ def test_elements_of_several_words_are_not_divided():
         x = np.zeros(3, np.complex128)
         with pytest.raises(ValueError, match="dimension 0 of input is 3, which is not a multiple of 2 ranks"):
             dist.all_to_all_single(x.copy(), x)
+
+    run(2, body)
+
+
+def test_masked_arrays_and_null_addresses_are_refused():
+    def body():
+        masked = np.ma.masked_array(np.zeros(3, np.float32), [0, 1, 0])
+        with pytest.raises(TypeError, match="^tensor: it is a masked array, whose mask would not count"):
+            dist.all_reduce(masked)
+        null = {"typestr": "<f4", "shape": (2, 2), "strides": (16, 4), "data": (0, False), "version": 3}
+        with pytest.raises(ValueError, match="^tensor: its address is null, and it has elements"):
+            dist.all_reduce(type("Null", (), {"__array_interface__": null})())
+
+    run(1, body)
+
+
+def test_reductions_are_those_of_this_package_or_have_their_names():
+    class Torchs(enum.Enum):
+        """Numbers as torch has them."""
+
+        AVG, PRODUCT, MIN, MAX, BAND = 1, 2, 3, 4, 5
+
+    def body():
+        x = np.array([dist.get_rank() + 2.0], np.float32)
+        for op, expected in [(Torchs.AVG, 2.5), (Torchs.PRODUCT, 6), (Torchs.MIN, 2), (Torchs.MAX, 3)]:
+            y = x.copy()
+            dist.all_reduce(y, op)
+            assert y[0] == expected, op
+        with pytest.raises(ValueError, match="op is BAND, which is not offered; there are SUM, PRODUCT"):
+            dist.all_reduce(x, Torchs.BAND)
+        with pytest.raises(TypeError, match="op is 1, not a ReduceOp"):
+            dist.all_reduce(x, 1)
 
     run(2, body)
