@@ -89,7 +89,8 @@ impl Network {
         (schedule, is_needed)
     }
 
-    /// The shapes of the inputs that are needed, with this value in place of each dynamic dimension.
+    /// The shapes of the inputs that are needed, with this value in place of each dynamic
+    /// dimension.
     fn given_shapes(&self, unknown: i64, is_needed: &[bool]) -> Result<Vec<Option<Shape>>> {
         let given = self.tensors.iter().zip(is_needed).map(|(tensor, is_needed)| match &tensor.source {
             Source::Input(input) if *is_needed => {
