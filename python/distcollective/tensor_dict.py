@@ -32,6 +32,12 @@ def broadcast_tensor_dict(
     ``pin_memory`` into pinned memory of the CPU, whatever ``device`` is; the source's tensors stay
     where they are. ``backend`` is the group's. ``group_name`` is "default": groups are those of
     ``new_group``, given as ``group``.
+
+    >>> def body():
+    ...     weights = {"bias": np.array([1.5, 2.5])} if dist.get_rank() == 0 else {}
+    ...     return broadcast_tensor_dict(weights)["bias"].tolist()
+    >>> dist.run_threads(2, body)
+    [[1.5, 2.5], [1.5, 2.5]]
     """
     if group_name != "default":
         raise ArgumentError(f"group_name is {group_name!r}; give a group of new_group as group instead")

@@ -1,15 +1,21 @@
 """The package as it is installed: its symbols, and the programs of its documents."""
 
+import doctest
+import importlib
 import os
 import re
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 
+import numpy
 import pytest
 from ranks import DEADLINE, peer
 
 import distcollective._core
+import distcollective.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
 README, GUIDES = ROOT / "README.md", [ROOT / "docs" / "src" / name for name in ("python.md", "tensorrt.md")]
@@ -55,6 +61,15 @@ def test_the_guides_programs_run(program):
         assert [process.wait(DEADLINE) for process in processes] == [0, 0]
     finally:
         [process.kill() for process in processes]
+
+
+@pytest.mark.parametrize("name", ["_bytes", "_collectives", "_groups", "_messages", "_threads", "..tensor_dict"])
+def test_the_examples_of_functions_run(name):
+    """In examples ``dist`` is the module and ``np`` is numpy."""
+    module = importlib.import_module(name if name[0] == "." else f".{name}", "distcollective.distributed")
+    names = {"dist": dist, "np": numpy, "threading": threading, "timedelta": timedelta}
+    failed, attempted = doctest.testmod(module, extraglobs=names)
+    assert failed == 0 and attempted > 0
 
 
 def test_the_readmes_program_runs(tmp_path):

@@ -7,7 +7,11 @@ from ._groups import Group, member
 
 
 def broadcast_bytes(data: bytes = b"", src: int = 0, group: Group = None) -> bytes:
-    """Give every rank the bytes of global rank ``src``, such as JSON. Other ranks' are ignored."""
+    """Give every rank the bytes of global rank ``src``, such as JSON. Other ranks' are ignored.
+
+    >>> dist.run_threads(2, lambda: dist.broadcast_bytes(b"{}" if dist.get_rank() == 0 else b""))
+    [b'{}', b'{}']
+    """
     found = member(group, "broadcast_bytes")
     if found is None:
         return b""

@@ -36,6 +36,13 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, as
     """Replace the tensor on every rank by the reduction of all of them.
 
     With ``async_op`` it returns a ``Work`` at once, as all functions here do.
+
+    >>> def body():
+    ...     x = np.array([dist.get_rank(), 1], np.float32)
+    ...     dist.all_reduce(x, dist.ReduceOp.MAX)
+    ...     return x.tolist()
+    >>> dist.run_threads(2, body)
+    [[1.0, 1.0], [1.0, 1.0]]
     """
     found = member(group, "all_reduce")
     return None if found is None else found._live().all_reduce(tensor, _number_of(op), async_op)
@@ -52,6 +59,13 @@ def broadcast(
 
     ``group_src`` is its number in the group, in place of ``src``. So are ``group_dst`` and the like
     of other functions.
+
+    >>> def body():
+    ...     x = np.array([dist.get_rank()])
+    ...     dist.broadcast(x, src=1)
+    ...     return x.tolist()
+    >>> dist.run_threads(2, body)
+    [[1], [1]]
     """
     found = member(group, "broadcast")
     if found is None:
@@ -67,7 +81,15 @@ def reduce(
     async_op: bool = False,
     group_dst: Optional[int] = None,
 ) -> Optional[Work]:
-    """Replace the tensor of global rank ``dst`` by the reduction of all. The others keep theirs."""
+    """Replace the tensor of global rank ``dst`` by the reduction of all. The others keep theirs.
+
+    >>> def body():
+    ...     x = np.array([dist.get_rank() + 1])
+    ...     dist.reduce(x, dst=0)
+    ...     return x.tolist()
+    >>> dist.run_threads(2, body)
+    [[3], [2]]
+    """
     found = member(group, "reduce")
     if found is None:
         return None
@@ -93,7 +115,16 @@ def scatter(
     async_op: bool = False,
     group_src: Optional[int] = None,
 ) -> Optional[Work]:
-    """Give each rank of the group its element of the list of global rank ``src``, by default 0."""
+    """Give each rank of the group its element of the list of global rank ``src``, by default 0.
+
+    >>> def body():
+    ...     x = np.zeros(2, np.int32)
+    ...     given = [np.array([1, 2], np.int32), np.array([3, 4], np.int32)]
+    ...     dist.scatter(x, given if dist.get_rank() == 0 else None)
+    ...     return x.tolist()
+    >>> dist.run_threads(2, body)
+    [[1, 2], [3, 4]]
+    """
     found = member(group, "scatter")
     if found is None:
         return None
@@ -110,7 +141,15 @@ def gather(
     async_op: bool = False,
     group_dst: Optional[int] = None,
 ) -> Optional[Work]:
-    """Give global rank ``dst``, by default 0, the tensor of each rank, in its list."""
+    """Give global rank ``dst``, by default 0, the tensor of each rank, in its list.
+
+    >>> def body():
+    ...     got = [np.zeros(1, np.int32), np.zeros(1, np.int32)] if dist.get_rank() == 0 else None
+    ...     dist.gather(np.array([dist.get_rank() + 5], np.int32), got)
+    ...     return got and [x.tolist() for x in got]
+    >>> dist.run_threads(2, body)
+    [[[5], [6]], None]
+    """
     found = member(group, "gather")
     if found is None:
         return None
@@ -120,7 +159,15 @@ def gather(
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False) -> Optional[Work]:
-    """Give every rank the tensor of each rank, in its list."""
+    """Give every rank the tensor of each rank, in its list.
+
+    >>> def body():
+    ...     got = [np.zeros(1, np.int32), np.zeros(1, np.int32)]
+    ...     dist.all_gather(got, np.array([dist.get_rank() + 5], np.int32))
+    ...     return [x.tolist() for x in got]
+    >>> dist.run_threads(2, body)
+    [[[5], [6]], [[5], [6]]]
+    """
     found = member(group, "all_gather")
     if found is None:
         return None
@@ -130,7 +177,15 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, asy
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
 ) -> Optional[Work]:
-    """Give every rank the tensors of all ranks, one after the other in one tensor."""
+    """Give every rank the tensors of all ranks, one after the other in one tensor.
+
+    >>> def body():
+    ...     got = np.zeros(4, np.int32)
+    ...     dist.all_gather_into_tensor(got, np.full(2, dist.get_rank(), np.int32))
+    ...     return got.tolist()
+    >>> dist.run_threads(2, body)
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
     found = member(group, "all_gather_into_tensor")
     return None if found is None else found._live().all_gather_into(output_tensor, input_tensor, async_op)
 
@@ -141,6 +196,13 @@ def reduce_scatter_tensor(
     """Reduce the inputs of all ranks, and give each rank its part of the result.
 
     The parts are along dimension 0, whose length is a multiple of the number of ranks.
+
+    >>> def body():
+    ...     part = np.zeros(1, np.int32)
+    ...     dist.reduce_scatter_tensor(part, np.array([1, 10], np.int32))
+    ...     return part.tolist()
+    >>> dist.run_threads(2, body)
+    [[2], [20]]
     """
     found = member(group, "reduce_scatter_tensor")
     return None if found is None else found._live().reduce_scatter(output, input, _number_of(op), async_op)
@@ -166,6 +228,13 @@ def all_to_all_single(
     """Divide the input into one part for each rank, and send it there. Parts are equally long.
 
     The parts are along dimension 0, whose length is a multiple of the number of ranks.
+
+    >>> def body():
+    ...     got = np.zeros(2, np.int32)
+    ...     dist.all_to_all_single(got, np.array([0, 1], np.int32) + 10 * dist.get_rank())
+    ...     return got.tolist()
+    >>> dist.run_threads(2, body)
+    [[0, 10], [1, 11]]
     """
     found = member(group, "all_to_all_single")
     if found is None:
@@ -189,6 +258,13 @@ def barrier(
 
     ``device_ids`` is None, or with "nccl" a list with the number of the group's GPU. ``timeout`` is
     the group's unless it is given.
+
+    >>> def body():
+    ...     work = dist.barrier(async_op=True)
+    ...     work.wait()
+    ...     return work.is_completed()
+    >>> dist.run_threads(2, body)
+    [True, True]
     """
     found = member(group, "barrier")
     if found is None:
@@ -204,6 +280,18 @@ def monitored_barrier(group: Group = None, timeout: Optional[timedelta] = None, 
     """Wait until every rank of the group has come. The error names all that have not.
 
     ``wait_all_ranks`` is read as True, whatever it is.
+
+    >>> is_over = threading.Event()
+    >>> def body():
+    ...     if dist.get_rank() == 1:
+    ...         return is_over.wait()
+    ...     try:
+    ...         dist.monitored_barrier(timeout=timedelta(milliseconds=50))
+    ...     except TimeoutError as error:
+    ...         is_over.set()
+    ...         return "rank 1" in str(error)
+    >>> dist.run_threads(2, body)
+    [True, True]
     """
     found = member(group, "monitored_barrier")
     if found is not None:

@@ -326,6 +326,13 @@ def new_group(
     Every rank calls it, so ``use_local_synchronization`` is False. A rank that is not in the group
     gets ``GroupMember.NON_GROUP_MEMBER``. The group's GPUs are those of all ranks, so ``device_id``
     is None. ``pg_options`` is None. ``group_desc`` is for the reader.
+
+    >>> def body():
+    ...     dist.new_group([0, 1])
+    ...     own = dist.new_group([2])
+    ...     return dist.get_world_size(own)
+    >>> dist.run_threads(3, body)
+    [-1, -1, 1]
     """
     if use_local_synchronization:
         raise ArgumentError("use_local_synchronization is True; every rank calls new_group; leave it False")

@@ -22,7 +22,16 @@ def _message(
 def isend(
     tensor: Any, dst: Optional[int] = None, group: Group = None, tag: int = 0, group_dst: Optional[int] = None
 ) -> Optional[Work]:
-    """Begin to send the tensor to global rank ``dst``."""
+    """Begin to send the tensor to global rank ``dst``.
+
+    >>> def body():
+    ...     x = np.array([dist.get_rank() + 7])
+    ...     work = dist.isend(x, dst=1) if dist.get_rank() == 0 else dist.irecv(x, src=0)
+    ...     work.wait()
+    ...     return x.tolist()
+    >>> dist.run_threads(2, body)
+    [[7], [7]]
+    """
     found = member(group, "isend")
     return None if found is None else found._live().messages([_message(found, True, tensor, dst, group_dst, tag)])
 
@@ -47,7 +56,16 @@ def send(
 def recv(
     tensor: Any, src: Optional[int] = None, group: Group = None, tag: int = 0, group_src: Optional[int] = None
 ) -> int:
-    """Receive into the tensor from global rank ``src``, or from any. Gives the sender's."""
+    """Receive into the tensor from global rank ``src``, or from any. Gives the sender's.
+
+    >>> def body():
+    ...     x = np.zeros(1, np.int64)
+    ...     if dist.get_rank() == 0:
+    ...         return dist.recv(x), x.tolist()
+    ...     dist.send(x + 4, dst=0)
+    >>> dist.run_threads(2, body)
+    [(1, [4]), None]
+    """
     found = member(group, "recv")
     if found is None:
         return -1
@@ -82,6 +100,17 @@ def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
     """Begin messages together, so that ranks that send to each other do not wait for each other.
 
     Gives one ``Work`` for all of them.
+
+    >>> def body():
+    ...     mine, theirs = np.array([dist.get_rank()]), np.zeros(1, np.int64)
+    ...     other = 1 - dist.get_rank()
+    ...     works = dist.batch_isend_irecv([
+    ...         dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)
+    ...     ])
+    ...     [work.wait() for work in works]
+    ...     return theirs.tolist()
+    >>> dist.run_threads(2, body)
+    [[1], [0]]
     """
     if not p2p_op_list or not all(isinstance(message, P2POp) for message in p2p_op_list):
         raise ArgumentError("p2p_op_list is a list of at least one P2POp")
