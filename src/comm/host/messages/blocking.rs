@@ -116,8 +116,8 @@ impl BlockingCall<'_> {
         let step = self.messenger.advance(Some(self.number))?;
         match step {
             Step::Ended(delivery) => self.ended.set(Some(delivery)),
-            // The peer may have answered.
-            Step::Moved if self.is_published => _ = self.publish(),
+            // The peer may have answered, and another thread of this rank may have seen it.
+            _ if self.is_published => _ = self.publish(),
             _ => {}
         }
         Ok(step)
