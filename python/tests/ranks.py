@@ -10,9 +10,6 @@ import uuid
 
 import pytest
 
-# A shell lets the jobs that it starts in the background ignore SIGINT, and they hand that on.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 DEADLINE = 10.0 * float(os.environ.get("DCL_TEST_PATIENCE", "1"))
 
 

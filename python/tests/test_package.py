@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from ranks import DEADLINE, peer
+from ranks import DEADLINE, Ranks, peer
 
 import distcollective._core
 import distcollective.distributed as dist
@@ -68,7 +68,13 @@ def test_the_examples_of_functions_run(name):
     """In examples ``dist`` is the module and ``np`` is numpy."""
     module = importlib.import_module(name if name[0] == "." else f".{name}", "distcollective.distributed")
     names = {"dist": dist, "np": numpy, "threading": threading, "timedelta": timedelta}
-    failed, attempted = doctest.testmod(module, extraglobs=names)
+
+    # A process that has had a group runs no signal handlers in the processes that it forks.
+    def body(connection, *_):
+        connection.send(tuple(doctest.testmod(module, extraglobs=names)))
+
+    with Ranks(1, None, target=body) as ranks:
+        failed, attempted = ranks.receive(0)
     assert failed == 0 and attempted > 0
 
 
