@@ -76,7 +76,9 @@ enum OrderRef<'a> {
     Owned(Arc<IssueOrder>),
 }
 
-/// What all communicators that were split from one root communicator share.
+/// What all communicators that were split from one root communicator share. On cache lines of its
+/// own, because each call writes some of it.
+#[repr(align(128))]
 struct SharedOrder {
     state: Mutex<OrderState>,
     released: Condvar,
@@ -263,6 +265,11 @@ impl IssueTicket<'_> {
             OrderRef::Borrowed(order) => order,
             OrderRef::Owned(order) => order,
         }
+    }
+
+    /// Whether the turn had come when the ticket was issued.
+    pub(crate) fn is_next(&self) -> bool {
+        self.is_next
     }
 
     /// Waits for this call's turn. `label` adds to an error or a warning which call it is.

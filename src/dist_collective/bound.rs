@@ -194,8 +194,12 @@ impl<'a> Roles<'a> {
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct BoundLayer {
-    layer: Arc<ResolvedLayer>,
+pub struct BoundLayer(Arc<Bound>);
+
+/// What handles on a bound layer share, so that a run needs one more handle and no more.
+#[derive(Clone, Debug)]
+struct Bound {
+    layer: ResolvedLayer,
     role: Role,
     data_type: DataType,
     communicator: Communicator,
@@ -228,7 +232,7 @@ impl DistCollectiveLayer {
             Ok((layer, role))
         };
         let (layer, role) = communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)?;
-        Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
+        Ok(BoundLayer(Arc::new(Bound { layer, role, data_type, communicator: communicator.clone() })))
     }
 }
 
@@ -239,17 +243,18 @@ impl BoundLayer {
     ///
     /// A shape that the operation cannot take.
     pub fn output_shape(&self, input: &[usize]) -> Result<Shape> {
-        self.layer.output_shape(self.data_type, &Shape::new(input)?)
+        self.0.layer.output_shape(self.0.data_type, &Shape::new(input)?)
     }
 
     fn call(&self, input: &Shape) -> Call {
-        self.layer.call(self.data_type, input.element_count(), self.role.group_len())
+        self.0.layer.call(self.0.data_type, input.element_count(), self.0.role.group_len())
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.
     fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
-        let checked = self.role.check_buffers(call, sides).and_then(|()| self.role.check_spaces(call, sides, executor));
-        checked.map_err(|e| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone()))
+        let checked =
+            self.0.role.check_buffers(call, sides).and_then(|()| self.0.role.check_spaces(call, sides, executor));
+        checked.map_err(|e| e.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone()))
     }
 
     /// Where input and output may share memory on this rank.
@@ -259,7 +264,7 @@ impl BoundLayer {
     /// A shape that the operation cannot take.
     pub fn in_place(&self, input: &[usize]) -> Result<InPlace> {
         self.output_shape(input)?;
-        Ok(match &self.role {
+        Ok(match &self.0.role {
             Role::Identity => InPlace::SameAddress,
             Role::Skip => InPlace::Unused,
             Role::Member(communicator) => self.call(&Shape::new(input)?).in_place(GroupRank(communicator.rank().0)),
@@ -269,17 +274,17 @@ impl BoundLayer {
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        BoundLayer { communicator: self.communicator.with_timeout(timeout), ..self.clone() }
+        BoundLayer(Arc::new(Bound { communicator: self.0.communicator.with_timeout(timeout), ..(*self.0).clone() }))
     }
 
     /// Whether this rank's input is read.
     pub fn reads_input(&self) -> bool {
-        self.role.reads_input(&self.call(&Shape::default()))
+        self.0.role.reads_input(&self.call(&Shape::default()))
     }
 
     /// Whether this rank's output is written.
     pub fn writes_output(&self) -> bool {
-        self.role.writes_output(&self.call(&Shape::default()))
+        self.0.role.writes_output(&self.call(&Shape::default()))
     }
 
     /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use
@@ -295,16 +300,16 @@ impl BoundLayer {
         output: Option<TensorViewMut<'_>>,
         dims: &[usize],
     ) -> Result<()> {
-        let about = |e: Error| e.on_rank(self.communicator.origin_rank()).about(|| self.layer.subject.clone());
+        let about = |e: Error| e.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone());
         let shape = Shape::new(dims).map_err(about)?;
-        let out_shape = self.layer.output_shape(self.data_type, &shape).map_err(about)?;
+        let out_shape = self.0.layer.output_shape(self.0.data_type, &shape).map_err(about)?;
         let call = self.call(&shape);
         let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
-            None if used => bail!(NotReady, "{}", call.lacks(self.role.group_rank(), name)),
-            Some(raw) if raw.data_type != self.data_type => {
-                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.data_type)
+            None if used => bail!(NotReady, "{}", call.lacks(self.0.role.group_rank(), name)),
+            Some(raw) if raw.data_type != self.0.data_type => {
+                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.0.data_type)
             }
-            Some(raw) if raw.byte_len != shape.byte_len(self.data_type) => {
+            Some(raw) if raw.byte_len != shape.byte_len(self.0.data_type) => {
                 bail!(InvalidBuffer, "the {name} has {} elements, and its shape is {shape}", raw.element_count())
             }
             _ => Ok(()),
@@ -313,14 +318,14 @@ impl BoundLayer {
         let output = output.map(|mut view| view.raw());
         check("input", input, &shape, self.reads_input()).map_err(about)?;
         check("output", output, &out_shape, self.writes_output()).map_err(about)?;
-        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.communicator.space() };
+        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
-        let deadline = self.communicator.deadline();
-        let subject = &self.layer.subject;
+        let deadline = self.0.communicator.deadline();
+        let subject = &self.0.layer.subject;
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
-        let run = || unsafe { self.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
-        self.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
+        let run = || unsafe { self.0.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
+        self.0.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
     /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
@@ -345,12 +350,12 @@ impl BoundLayer {
         stream: &Stream,
     ) -> Result<Work<LayerTask>> {
         let shape = Shape::new(dims)?;
-        self.layer.output_shape(self.data_type, &shape)?;
+        self.0.layer.output_shape(self.0.data_type, &shape)?;
         let call = self.call(&shape);
-        let space = self.communicator.space();
+        let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;
-        let task = LayerTask { bound: self.clone(), call, sides, deadline: self.communicator.deadline() };
+        let task = LayerTask { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
         Ok(stream.submit(task, None))
     }
 }
@@ -372,21 +377,21 @@ unsafe impl Sync for LayerTask {}
 
 impl Task for LayerTask {
     fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        Some(self.bound.communicator.order(Extent::WithGroups))
+        Some(self.bound.0.communicator.order(Extent::WithGroups))
     }
 
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        let BoundLayer { layer, role, communicator, .. } = &self.bound;
+        let Bound { layer, role, communicator, .. } = &*self.bound.0;
         // SAFETY: the promise of `enqueue`, which has checked the buffers.
         unsafe { role.run(&self.call, &layer.subject, self.sides, None, self.deadline, Executor::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.bound.communicator.origin_rank()).about(|| self.bound.layer.subject.clone())
+        error.on_rank(self.bound.0.communicator.origin_rank()).about(|| self.bound.0.layer.subject.clone())
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        Some((self.bound.communicator.watch(), self.deadline))
+        Some((self.bound.0.communicator.watch(), self.deadline))
     }
 }

@@ -55,7 +55,8 @@ pub(crate) trait Watch: Send + Sync {
 
 /// Waits until it is a task's turn.
 pub(super) fn wait_for_turn<T: Task>(task: &T, ticket: Option<&IssueTicket<'_>>) -> Result<()> {
-    let (Some(ticket), Some((watch, deadline))) = (ticket, task.watch()) else { return Ok(()) };
+    let Some(ticket) = ticket.filter(|ticket| !ticket.is_next()) else { return Ok(()) };
+    let Some((watch, deadline)) = task.watch() else { return Ok(()) };
     let turn = ticket.wait(deadline, || watch.check(), |error| task.label(error));
     turn.map_err(|error| match watch.check() {
         // This rank leaves a collective out, so the communicator ends: its peers would wait until

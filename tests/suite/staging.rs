@@ -1,11 +1,11 @@
-//! Processes that move elements through staging memory: many calls of random operations, roots and
-//! lengths, and ranks of different speeds.
+//! The ways in which elements move between ranks: many calls of random operations, roots and
+//! lengths, ranks of different speeds, and the lengths at which one way ends and the next begins.
 
 use distcollective::{Buffer, Communicator, DataType, Rank, ReduceOperation, Result};
 
 use crate::limits::children;
 use crate::random::Random;
-use crate::ranks::{DEADLINE, wait_all};
+use crate::ranks::{DEADLINE, on_ranks, wait_all};
 
 /// How many calls each rank makes.
 const CALLS: usize = 300;
@@ -17,28 +17,45 @@ const MOST: usize = 700_000;
 pub fn make_random_calls(communicator: &Communicator) {
     // All ranks draw the same calls, and each draws its own delays.
     let (mut calls, mut delays) = (Random(17), Random(100 + u64::from(communicator.rank().0)));
-    let mut symmetric = communicator.allocate(DataType::Int32, [1000]).expect("symmetric memory");
+    let mut symmetric = communicator.allocate(DataType::Int32, [2000]).expect("symmetric memory");
     // More rounds than a rank has stages, of which none uses a stage.
     for _ in 0..40 {
         broadcast_directly(communicator, &mut symmetric, Rank(0)).unwrap_or_else(|error| panic!("{error}"));
     }
+    make_calls_of_each_way(communicator);
     for number in 0..CALLS {
         // Few calls are long.
         let block = match calls.below(10) {
-            0 => calls.below(MOST),
-            1..=5 => calls.below(40_000),
-            _ => calls.below(300),
+            0 => 1 + calls.below(MOST),
+            1..=4 => 1 + calls.below(40_000),
+            5..=6 => 1 + calls.below(2000),
+            _ => 1 + calls.below(300),
         };
-        let operation = calls.below(9);
+        let operation = calls.below(OPERATIONS + 1);
         let root = Rank(calls.below(communicator.world_size() as usize) as u32);
         if delays.below(8) == 0 {
             std::thread::sleep(std::time::Duration::from_micros(delays.below(300) as u64));
         }
         let result = match operation {
-            8 => broadcast_directly(communicator, &mut symmetric, root),
+            OPERATIONS => broadcast_directly(communicator, &mut symmetric, root),
             _ => call(communicator, operation, root, block),
         };
         result.unwrap_or_else(|error| panic!("call {number}, operation {operation} of {block}: {error}"));
+    }
+}
+
+/// Makes calls of the lengths at which inline transfers end, at 104 bytes of input, and eager ones,
+/// at 4 KiB, for one block and for one for each of two to four ranks. Of each length a rank makes
+/// more calls than its slot has headers.
+fn make_calls_of_each_way(communicator: &Communicator) {
+    let last = Rank(communicator.world_size() - 1);
+    for block in [6, 7, 8, 9, 13, 14, 26, 27, 256, 257, 341, 342, 512, 513, 1024, 1025] {
+        for operation in 0..OPERATIONS {
+            for root in [Rank(0), last] {
+                call(communicator, operation, root, block)
+                    .unwrap_or_else(|error| panic!("operation {operation} of {block}: {error}"));
+            }
+        }
     }
 }
 
@@ -49,6 +66,9 @@ fn broadcast_directly(communicator: &Communicator, buffer: &mut Buffer, root: Ra
     assert!(buffer.as_slice::<i32>()?.iter().all(|x| *x == root.0 as i32), "a direct broadcast");
     Ok(())
 }
+
+/// How many operations [`call`] has: the eight, and the three that have a list form in that form.
+const OPERATIONS: usize = 11;
 
 /// Makes a call and checks its result.
 fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize) -> Result<()> {
@@ -96,12 +116,33 @@ fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize)
             communicator.all_to_all(&to_each(), &mut all)?;
             assert!(all == from_each(own), "all_to_all");
         }
-        _ => {
+        7 => {
             communicator.reduce_scatter(&to_each(), &mut x, ReduceOperation::Sum)?;
             assert!(x == sum(own), "reduce_scatter");
         }
+        8 => {
+            let input = to_each();
+            let list = is_root.then(|| input.chunks(block));
+            communicator.scatter_list(list, &mut x, root)?;
+            assert!(given(root.0 as i32, own).eq(x), "scatter_list");
+        }
+        9 => {
+            communicator.gather_list(&x, is_root.then(|| all.chunks_mut(block)), root)?;
+            assert!(!is_root || all == from_each(0), "gather_list");
+        }
+        _ => {
+            communicator.all_gather_list(&x, all.chunks_mut(block))?;
+            assert!(all == from_each(0), "all_gather_list");
+        }
     }
     Ok(())
+}
+
+#[test]
+fn threads_move_elements_in_each_way() {
+    for n in 1..=4 {
+        on_ranks(n, |communicator| make_calls_of_each_way(&communicator));
+    }
 }
 
 #[test]

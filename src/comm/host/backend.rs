@@ -29,7 +29,8 @@ use crate::shape::Shape;
 use crate::stream::Watch;
 use crate::util::text::{count_of, list_ranks};
 
-/// One rank of a host communicator.
+/// One rank of a host communicator. On cache lines of its own, because each call writes some of it.
+#[repr(align(128))]
 pub(crate) struct HostBackend {
     pub(super) segment: Arc<Segment>,
     pub(super) rank: GroupRank,
@@ -395,7 +396,9 @@ impl Backend for HostBackend {
 
     fn awaited(&self) -> Option<Signature> {
         // Another thread of this rank that is in a call has the lock.
-        let next = self.progress.try_lock().ok()?.sequence + 1;
+        let progress = self.progress.try_lock().ok()?;
+        // While this rank makes no call, the header of its next one stays (invariant 4).
+        let next = progress.sequence + 1;
         let header = self.segment.ranks().find_map(|peer| self.segment.slot(peer).call_header(next))?;
         Signature::from_words(header.signature())
     }

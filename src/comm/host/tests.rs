@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use super::memory::SharedMemory;
 use super::memory::arena::Arena;
 use super::protocol::abort_domain::AbortDomain;
+use super::protocol::access_guard::Accessor;
 use super::protocol::segment::Segment;
-use super::protocol::slot::{BufferLocation, CallBody};
+use super::protocol::slot::{BufferLocation, CallBody, HEADER_RING_LEN};
 use super::world::World;
 use super::{HostBackend, in_process};
 use crate::collective::{Call, Collective, ReduceOperation};
@@ -91,7 +92,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
 #[test]
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let ranks = in_process(2).expect("ranks");
-    let (mut x, mut y) = (vec![1u8; 4096], vec![1u8; 4096]);
+    let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
     let signature = Signature { purpose: Purpose::Collective, call: Call::of_blocks(SUM, DataType::Uint8, x.len()) };
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
     ranks[0].segment.post_header(
@@ -104,7 +105,7 @@ fn a_rank_that_arrived_is_not_said_to_be_missing() {
         call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
     assert_eq!(
         error.to_string(),
-        "all_reduce(sum) of 4096 uint8 (collective 1): rank 0 arrived, but did not finish moving the elements before the \
+        "all_reduce(sum) of 8192 uint8 (collective 1): rank 0 arrived, but did not finish moving the elements before the \
          deadline"
     );
     drop(x);
@@ -113,7 +114,7 @@ fn a_rank_that_arrived_is_not_said_to_be_missing() {
 /// Rank 0 waits for rank 2; rank 1 waits for rank 0, which has arrived.
 #[test]
 fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
-    const LEN: usize = 4096;
+    const LEN: usize = 8192;
     let ranks = in_process(3).expect("ranks");
     let gather = Collective::Gather { root: GroupRank(0) };
     let request = |rank: &HostBackend, x: &mut [u8], deadline| {
@@ -147,7 +148,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     let (inside, entered) = channel();
     let (go_on, stopped) = channel::<()>();
     let reading = std::thread::spawn(move || {
-        let access = peer.segment.begin_access(peer.rank).expect("no abort yet");
+        let access = peer.segment.begin_access(peer.rank, Accessor::Collective).expect("no abort yet");
         inside.send(()).expect("the test listens");
         stopped.recv().expect("the test says when");
         drop(access);
@@ -190,7 +191,7 @@ fn an_address_that_another_process_gives_is_neither_read_nor_written() {
 }
 
 fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text: &str) {
-    const LEN: usize = 1000;
+    const LEN: usize = 5000;
     let all_reduce = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
         let [own, peer] = ranks_of_processes();
@@ -227,7 +228,7 @@ fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text:
 /// direct.
 #[test]
 fn ranks_with_buffers_of_different_kinds_choose_the_same_transfer() {
-    const LEN: usize = 4096;
+    const LEN: usize = 8192;
     let [zero, one] = [GroupRank(0), GroupRank(1)];
     for (collective, expected) in
         [(SUM, 3), (Collective::Broadcast { root: zero }, 1), (Collective::Broadcast { root: one }, 2)]
@@ -307,18 +308,20 @@ fn announce(rank: &HostBackend, purpose: Purpose, number: usize, deadline: Insta
 fn an_announcement_waits_for_no_rank() -> Result<()> {
     let ranks = in_process(2)?;
     let soon = || Instant::now() + Duration::from_millis(20);
-    for number in 1..=4 {
+    let most = HEADER_RING_LEN as usize;
+    for number in 1..=most {
         announce(&ranks[0], Purpose::Replay, number, soon())?;
     }
     assert_eq!(ranks[1].awaited().map(|awaited| awaited.call.block_elements), Some(1));
-    for number in 1..=4 {
+    for number in 1..=most {
         announce(&ranks[1], Purpose::Replay, number, soon())?;
     }
     assert_eq!(ranks[1].awaited(), None);
-    announce(&ranks[0], Purpose::Replay, 5, soon())?;
-    announce(&ranks[0], Purpose::Replay, 6, soon())?;
-    announce(&ranks[0], Purpose::Replay, 7, soon())?;
-    let error = announce(&ranks[0], Purpose::Replay, 8, soon()).expect_err("rank 1 is too far behind");
+    // Rank 1 has not yet said of its latest call that it is done.
+    for number in most + 1..2 * most {
+        announce(&ranks[0], Purpose::Replay, number, soon())?;
+    }
+    let error = announce(&ranks[0], Purpose::Replay, 2 * most, soon()).expect_err("rank 1 is too far behind");
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     Ok(())
 }

@@ -188,6 +188,7 @@ mod tests {
 
     use super::*;
     use crate::comm::host::memory::SharedMemorySize;
+    use crate::comm::host::protocol::access_guard::Accessor;
     use crate::error::ErrorKind;
 
     const LEN: usize = 10_000;
@@ -241,7 +242,7 @@ mod tests {
         let (go_on, stopped) = channel::<()>();
         let copying = std::thread::spawn(move || {
             let target = peer.arena.address_of(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
-            let access = peer.segment.begin_access(GroupRank(1)).expect("no abort yet");
+            let access = peer.segment.begin_access(GroupRank(1), Accessor::Collective).expect("no abort yet");
             inside.send(()).expect("the test listens");
             stopped.recv().expect("the test says when");
             // SAFETY: the part is as long, and nothing reads this mapping meanwhile.

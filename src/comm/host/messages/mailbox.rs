@@ -11,7 +11,7 @@ use super::operation::{Incoming, Operation, Stage};
 use super::place::Place;
 use super::record::{Envelope, Record};
 use super::ring::Ring;
-use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
+use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::slot::BufferLocation;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::{Result, bail};
@@ -412,7 +412,7 @@ fn copy(place: &Place, request: &MessageRequest, incoming: Incoming, from: *cons
     let end = incoming.byte_len.min(copied + COPY_BYTES);
     for start in (copied..end).step_by(ACCESS_BYTES) {
         let part = ACCESS_BYTES.min(end - start);
-        let _access = place.segment.begin_access(place.rank)?;
+        let _access = place.segment.begin_access(place.rank, Accessor::Mailbox)?;
         let target = request.address.pointer.wrapping_add(start);
         // SAFETY: the sender's buffer has these bytes (invariants 12 and 25), and stays valid while
         // this rank has an access (invariants 9 and 13). The receive's buffer holds them, as

@@ -8,6 +8,7 @@ use loom::thread;
 use super::ring::CELLS;
 use crate::comm::backend::Backend;
 use crate::comm::host::HostBackend;
+use crate::comm::host::protocol::access_guard::Accessor;
 use crate::comm::host::protocol::model::{explore, on_ranks, ranks};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::data_type::DataType;
@@ -151,7 +152,7 @@ fn a_copy_ends_before_a_failed_send_returns() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                if let Ok(_access) = receiver.segment.begin_access(receiver.rank) {
+                if let Ok(_access) = receiver.segment.begin_access(receiver.rank, Accessor::Mailbox) {
                     memory.read(|| ());
                 }
                 receiver.abort(ErrorKind::Aborted, "no");

@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::asymmetric_fence::AsymmetricFence;
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
 use crate::comm::host::memory::{Shareable, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, fence, yield_now};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, yield_now};
 use crate::util::fork::ProcessGuard;
 
 /// The state that a communicator shares with everything split from it. A failure in one of them
@@ -36,6 +37,7 @@ struct DomainHeader {
     sleepers: AtomicU32,
     /// 1 when a rank has died.
     any_dead: AtomicU32,
+    fence: AsymmetricFence,
     abort: AbortRecord,
     processors: ProcessorSet,
 }
@@ -101,6 +103,7 @@ impl AbortDomain {
     pub(crate) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
         let header: &DomainHeader = &memory.slice(0, 1)[0];
         let processors = header.processors.add_own();
+        header.fence.join(local_ranks.len() as u32);
         AbortDomain {
             process: ProcessGuard::current(),
             callers: CallerThreads::new(local_ranks.clone()),
@@ -235,10 +238,20 @@ impl AbortDomain {
         self.wake_flags()[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
+    /// The frequent side's fence of an agreement between threads of this domain.
+    pub(super) fn light_fence(&self) {
+        self.header().fence.light(self.world_size);
+    }
+
+    /// The rare side's fence of such an agreement.
+    pub(super) fn heavy_fence(&self) {
+        self.header().fence.heavy();
+    }
+
     /// Wakes those of `ranks` that sleep. The caller has stored what they wait for (invariant 15).
     pub(crate) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
         // Pairs with the fence in `sleep`.
-        fence(Ordering::SeqCst);
+        self.light_fence();
         if self.header().sleepers.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -258,7 +271,7 @@ impl AbortDomain {
         self.header().sleepers.fetch_add(1, Ordering::Relaxed);
         let wakes = flag.futex.load();
         // Pairs with the fence in `wake`.
-        fence(Ordering::SeqCst);
+        self.heavy_fence();
         if !must_wake() {
             flag.futex.wait(wakes, timeout);
         }

@@ -4,10 +4,19 @@
 use super::segment::Segment;
 use crate::error::Result;
 use crate::rank::GroupRank;
-use crate::sync::{AtomicU32, Ordering, fence, yield_now};
+use crate::sync::{AtomicU32, Ordering, yield_now};
 
 /// The most bytes that a rank touches while it holds one guard.
 pub(crate) const ACCESS_BYTES: usize = 64 << 10;
+
+/// Which of a rank's threads has an access. Each has one at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Accessor {
+    /// The thread that runs the rank's collective.
+    Collective,
+    /// The thread that has locked the rank's mailbox.
+    Mailbox,
+}
 
 /// While a rank holds this, it may touch its peers' buffers. It does not wait meanwhile, and
 /// touches at most [`ACCESS_BYTES`], so that a rank that failed waits for a short time only.
@@ -15,7 +24,7 @@ pub(crate) struct AccessGuard<'a>(&'a AtomicU32);
 
 impl Drop for AccessGuard<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.0.store(0, Ordering::Release);
     }
 }
 
@@ -25,12 +34,13 @@ impl Segment {
     /// # Errors
     ///
     /// An abort has begun.
-    pub(crate) fn begin_access(&self, rank: GroupRank) -> Result<AccessGuard<'_>> {
-        let accesses = &self.slot(rank).accesses;
-        accesses.fetch_add(1, Ordering::Relaxed);
-        let guard = AccessGuard(accesses);
+    pub(crate) fn begin_access(&self, rank: GroupRank, by: Accessor) -> Result<AccessGuard<'_>> {
+        let is_accessing = &self.slot(rank).is_accessing[by as usize];
+        debug_assert_eq!(is_accessing.load(Ordering::Relaxed), 0, "{by:?} has an access already");
+        is_accessing.store(1, Ordering::Relaxed);
+        let guard = AccessGuard(is_accessing);
         // Pairs with the fence in `wait_for_accesses`.
-        fence(Ordering::SeqCst);
+        self.domain.light_fence();
         if self.domain.is_aborted() {
             drop(guard);
             return Err(self.domain.abort_error());
@@ -43,10 +53,12 @@ impl Segment {
     /// memory only (invariant 12), which invariant 14 protects.
     pub(crate) fn wait_for_accesses(&self, rank: GroupRank) {
         // Pairs with the fence in `begin_access`.
-        fence(Ordering::SeqCst);
+        self.domain.heavy_fence();
         for peer in self.ranks().filter(|peer| *peer != rank && self.domain.is_local(self.member(*peer))) {
-            while self.slot(peer).accesses.load(Ordering::Acquire) != 0 {
-                yield_now();
+            for is_accessing in &self.slot(peer).is_accessing {
+                while is_accessing.load(Ordering::Acquire) != 0 {
+                    yield_now();
+                }
             }
         }
     }
@@ -72,7 +84,7 @@ mod tests {
         let peer = std::thread::spawn({
             let segment = Arc::clone(&segment);
             move || {
-                let _access = segment.begin_access(GroupRank(1)).expect("no abort yet");
+                let _access = segment.begin_access(GroupRank(1), Accessor::Collective).expect("no abort yet");
                 inside.send(()).expect("the test listens");
                 stopped.recv().expect("the test says when");
             }
@@ -92,7 +104,7 @@ mod tests {
         failed.recv_timeout(Duration::from_secs(10)).expect("the access has ended");
         peer.join().expect("no panic");
         failing.join().expect("no panic");
-        let refused = segment.begin_access(GroupRank(1)).map(drop);
+        let refused = segment.begin_access(GroupRank(1), Accessor::Collective).map(drop);
         assert_eq!(refused.expect_err("aborted").kind(), ErrorKind::Aborted);
     }
 }

@@ -3,6 +3,7 @@
 
 pub(super) mod abort_domain;
 pub(super) mod access_guard;
+mod asymmetric_fence;
 mod caller_threads;
 #[cfg(all(test, loom))]
 pub(super) mod model;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use loom::thread;
 
 use super::abort_domain::AbortDomain;
-use super::segment::{Milestone, STAGE_BYTES, Segment};
+use super::access_guard::Accessor;
+use super::segment::{EAGER_BYTES, Milestone, STAGE_BYTES, Segment};
 use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
@@ -123,6 +124,22 @@ fn small_inputs_travel_in_headers() {
     });
 }
 
+/// As above, with inputs that are too long for a header.
+#[test]
+fn eager_memory_is_not_written_while_it_is_read() {
+    const LEN: usize = EAGER_BYTES - 1;
+    const _: () = assert!(LEN > PAYLOAD_BYTES);
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            for round in 1..=HEADER_RING_LEN as u8 + 1 {
+                let mut output = [0; LEN];
+                run(rank, Collective::Broadcast { root: ROOT }, &[round; LEN], &mut output).expect("a broadcast");
+                assert_eq!(output, [round; LEN]);
+            }
+        });
+    });
+}
+
 /// The root runs ahead until there is no room. Its peer reads each broadcast's own element.
 #[test]
 fn a_root_that_runs_ahead_overwrites_nothing() {
@@ -141,7 +158,7 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
 #[test]
 fn a_stage_is_not_written_before_it_is_read() {
     const LEN: usize = 3 * STAGE_BYTES + 1;
-    const _: () = assert!(LEN > PAYLOAD_BYTES);
+    const _: () = assert!(LEN > EAGER_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let input: Vec<u8> = (0..LEN).map(|i| i as u8).collect();
@@ -168,7 +185,7 @@ fn staging_memory_is_exchanged() {
 /// Neither rank calls anything after its last wait.
 #[test]
 fn the_end_of_a_direct_transfer_wakes_a_rank() {
-    const LEN: usize = PAYLOAD_BYTES + 1;
+    const LEN: usize = EAGER_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, false), |rank| {
             let mut sum = vec![0; LEN];
@@ -264,7 +281,7 @@ fn an_access_ends_before_memory_is_freed() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                if let Ok(_access) = reader.segment.begin_access(reader.rank) {
+                if let Ok(_access) = reader.segment.begin_access(reader.rank, Accessor::Collective) {
                     memory.read(|| ());
                 }
             }

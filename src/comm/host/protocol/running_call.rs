@@ -11,7 +11,7 @@ use super::waiter::{WaitError, Waiter};
 use crate::collective::{Collective, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
-use crate::comm::host::transfer::inline;
+use crate::comm::host::transfer::{eager, inline};
 use crate::comm::signature::{Purpose, Signature};
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
@@ -99,7 +99,7 @@ impl<'a> RunningCall<'a> {
         if self.request.signature.purpose.is_announcement() {
             return self.announce();
         }
-        let locations = self.post_header();
+        let locations = self.post_header()?;
         // A root that takes from no peer but rounds its buffer has to know that all calls match.
         let is_rounding_root = self.request.is_rounding_root(self.host.rank);
         self.wait_for_headers(|call, peer| is_rounding_root || call.takes_from(peer))?;
@@ -108,6 +108,7 @@ impl<'a> RunningCall<'a> {
         match call.block_elements {
             0 => Ok(()),
             _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
+            _ if eager::fits(&call, self.host.segment.len()) => self.eager(),
             _ if self.is_direct(locations)? => self.direct(),
             _ => self.staged(),
         }
@@ -173,7 +174,7 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Posts this rank's header, and returns the locations of its input and output in it.
-    fn post_header(&self) -> [BufferLocation; 2] {
+    fn post_header(&self) -> Result<[BufferLocation; 2]> {
         let RunningCall { host, request, .. } = self;
         let (call, n) = (request.signature.call, host.segment.len());
         let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
@@ -181,12 +182,15 @@ impl<'a> RunningCall<'a> {
         let mut room = [0; PAYLOAD_BYTES];
         let body = if inline::fits(&call, n) {
             CallBody::Payload(self.payload(input_bytes, &mut room))
+        } else if eager::fits(&call, n) {
+            self.post_input(input_bytes)?;
+            CallBody::Payload(&[])
         } else {
             locations = [self.input_location(input_bytes), self.output_location()];
             CallBody::Locations { input: locations[0], output: locations[1] }
         };
         host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
-        locations
+        Ok(locations)
     }
 
     /// Where peers find bytes of this rank.

@@ -1,11 +1,12 @@
 //! The memory that the ranks of one communicator share: a slot for each rank, and between processes
-//! staging memory for each rank; last a ring for the messages of each rank to each.
+//! staging memory for each rank; eager memory for each rank; last a ring for the messages of each
+//! rank to each.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
-use super::slot::{CallBody, Slot};
+use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize};
 use crate::comm::host::messages::ring::{Ring, ring_len};
 use crate::error::Result;
@@ -14,6 +15,13 @@ use crate::sync::{AtomicU32, Ordering, Tracked};
 
 /// The bytes of a stage: what one round uses of a rank's staging memory.
 pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 64 << 10 };
+
+/// The longest input that a rank gives in its eager memory, in bytes. There is room for one with
+/// each header.
+pub(crate) const EAGER_BYTES: usize = if cfg!(loom) { 48 } else { 4 << 10 };
+
+/// The bytes of one rank's eager memory.
+const EAGER_LEN: usize = HEADER_RING_LEN as usize * EAGER_BYTES;
 
 /// How many stages each of `members` ranks has: peers may read all but one of them while the rank
 /// writes that one (invariant 8). Together they are larger than the cache of a processor, if the
@@ -37,8 +45,17 @@ pub(crate) struct Segment {
     pub(crate) spans_processes: bool,
     /// The stages of all ranks.
     stages: Box<[Tracked]>,
-    /// For each rank of this process, whether its staging memory is allocated.
-    has_staging: Box<[AtomicBool]>,
+    /// The places of all ranks' eager memory.
+    eager: Box<[Tracked]>,
+    /// For each rank of this process, what it has allocated.
+    allocated: Box<[Allocated]>,
+}
+
+/// Which parts of its memory a rank has allocated.
+#[derive(Default)]
+struct Allocated {
+    staging: AtomicBool,
+    eager: AtomicBool,
 }
 
 /// What a segment begins with. A [`Slot`] for each member follows.
@@ -66,13 +83,14 @@ pub(crate) enum Milestone {
 }
 
 impl Segment {
-    /// How much memory a segment of `members` ranks needs that begins at an offset. Staging memory
-    /// and rings are allocated later, in [`allocate_staging`](Self::allocate_staging) and
-    /// [`allocate_ring`](Self::allocate_ring).
+    /// How much memory a segment of `members` ranks needs that begins at an offset. All but the
+    /// slots is allocated later: by [`allocate_staging`](Self::allocate_staging),
+    /// [`allocate_eager`](Self::allocate_eager) and [`allocate_ring`](Self::allocate_ring).
     pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
         let staging = if spans_processes { members * Self::staging_len(members) } else { 0 };
-        let byte_len = resident.next_multiple_of(rustix::param::page_size()) + staging + Self::rings_len(members);
+        let slots = resident.next_multiple_of(rustix::param::page_size());
+        let byte_len = slots + staging + members * EAGER_LEN + Self::rings_len(members);
         SharedMemorySize { byte_len, resident }
     }
 
@@ -99,8 +117,9 @@ impl Segment {
         spans_processes: bool,
     ) -> Self {
         let stages = (0..members.len() * stage_count(members.len())).map(|_| Tracked::default()).collect();
-        let has_staging = members.iter().map(|_| AtomicBool::new(false)).collect();
-        Segment { domain, id, members, memory, offset, spans_processes, stages, has_staging }
+        let eager = (0..members.len() * HEADER_RING_LEN as usize).map(|_| Tracked::default()).collect();
+        let allocated = members.iter().map(|_| Allocated::default()).collect();
+        Segment { domain, id, members, memory, offset, spans_processes, stages, eager, allocated }
     }
 
     /// The first segment of a new domain, whose ranks are threads of this process.
@@ -160,13 +179,61 @@ impl Segment {
 
     /// Allocates the staging memory of `rank`, this rank, unless it is allocated already.
     pub(crate) fn allocate_staging(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        let memory = (self.stage_offset(self.stage(rank, 0)), Self::staging_len(self.len()));
+        self.allocate(&self.allocated[rank.index()].staging, memory, keep_going)
+    }
+
+    /// Allocates the eager memory of `rank`, this rank, unless it is allocated already.
+    pub(crate) fn allocate_eager(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        match self.spans_processes {
+            true => {
+                self.allocate(&self.allocated[rank.index()].eager, (self.eager_offset(rank), EAGER_LEN), keep_going)
+            }
+            // The kernel allocates private memory when it is touched.
+            false => Ok(()),
+        }
+    }
+
+    fn allocate(
+        &self,
+        is_allocated: &AtomicBool,
+        (offset, byte_len): (usize, usize),
+        keep_going: &dyn Fn() -> Result<()>,
+    ) -> Result<()> {
         // Only this rank's calls come here, one after the other (invariant 2).
-        let has_staging = &self.has_staging[rank.index()];
-        if !has_staging.load(Ordering::Relaxed) {
-            self.memory.populate(self.stage_offset(self.stage(rank, 0)), Self::staging_len(self.len()), keep_going)?;
-            has_staging.store(true, Ordering::Relaxed);
+        if !is_allocated.load(Ordering::Relaxed) {
+            self.memory.populate(offset, byte_len, keep_going)?;
+            is_allocated.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Where the eager memory of a rank begins: behind the stages, and before the rings.
+    fn eager_offset(&self, rank: GroupRank) -> usize {
+        let end = self.memory.len() - Self::rings_len(self.len());
+        end - (self.len() - rank.index()) * EAGER_LEN
+    }
+
+    /// The place for the input of a collective in the eager memory of a rank.
+    fn eager_place(&self, rank: GroupRank, sequence: u64) -> (&Tracked, *mut u8) {
+        let place = (sequence % HEADER_RING_LEN) as usize;
+        let offset = self.eager_offset(rank) + place * EAGER_BYTES;
+        let tracked = &self.eager[rank.index() * HEADER_RING_LEN as usize + place];
+        (tracked, self.memory.bytes(offset, EAGER_BYTES))
+    }
+
+    /// Gives `write` the eager memory of `rank`, this rank, for a collective whose header it has
+    /// room for and has not posted (invariant 4).
+    pub(crate) fn write_eager(&self, rank: GroupRank, sequence: u64, write: impl FnOnce(*mut u8)) {
+        let (tracked, address) = self.eager_place(rank, sequence);
+        tracked.write(|| write(address));
+    }
+
+    /// The eager memory of `rank` for a collective whose header it has posted. It does not change
+    /// before this rank has finished that collective (invariant 4).
+    pub(crate) fn read_eager(&self, rank: GroupRank, sequence: u64) -> *const u8 {
+        let (tracked, address) = self.eager_place(rank, sequence);
+        tracked.read(|| address)
     }
 
     /// Gives `write` the stage that `rank`, this rank, writes in a round (invariant 8).
@@ -340,12 +407,13 @@ mod tests {
     fn communicators_and_groups_take_what_is_written_down() {
         for (members, staging) in [(1, 2 << 20), (3, 2 << 20), (32, 2 << 20), (100, 640 << 10), (256, 256 << 10)] {
             let group = Segment::memory_size(0, members, true);
-            assert_eq!(group.resident, 128 + 768 * members);
+            assert_eq!(group.resident, 128 + 2304 * members);
             let rings = members * members * ring_len(members);
-            let stages = group.byte_len - rings - group.resident.next_multiple_of(rustix::param::page_size());
+            let eager = members * EAGER_LEN;
+            let stages = group.byte_len - rings - eager - group.resident.next_multiple_of(rustix::param::page_size());
             assert_eq!(stages, members * staging);
             let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
-            assert_eq!(world.resident, 2304 + 896 * members);
+            assert_eq!(world.resident, 2304 + 2432 * members);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the
 /// slowest one.
-pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 4 };
+pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 16 };
 
 /// The longest payload of a call header.
 pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
@@ -22,9 +22,8 @@ pub(crate) struct Slot {
     taken: AtomicU64,
     /// How many collectives the rank has finished and found equal on every rank (invariant 4).
     done: AtomicU64,
-    /// How many threads of the rank touch a peer's buffer (invariant 9): one in a collective, and
-    /// one that moves messages.
-    pub(super) accesses: AtomicU32,
+    /// For each `Accessor`, 1 while that thread of the rank touches a peer's buffer (invariant 9).
+    pub(super) is_accessing: [AtomicU32; 2],
     /// 1 when the rank has dropped its handle.
     left: AtomicU32,
     /// Which peers have sent this rank something.
@@ -139,14 +138,19 @@ impl Slot {
     /// the header that it replaces (invariant 4).
     pub(super) fn post_header(&self, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
         let header = self.header_for(sequence);
-        let store = |to: &[AtomicU64], words: &mut dyn Iterator<Item = u64>| {
-            to.iter().zip(words).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
-        };
-        store(&header.signature, &mut signature.into_iter());
+        let store = |(to, word): (&AtomicU64, u64)| to.store(word, Ordering::Relaxed);
+        header.signature.iter().zip(signature).for_each(store);
         match body {
-            CallBody::Payload(bytes) => store(&header.body, &mut bytes.chunks(8).map(word_of)),
+            CallBody::Payload(bytes) => {
+                let (words, rest) = bytes.as_chunks::<8>();
+                header.body.iter().zip(words).for_each(|(to, word)| store((to, u64::from_le_bytes(*word))));
+                if !rest.is_empty() {
+                    store((&header.body[words.len()], word_of(rest)));
+                }
+            }
             CallBody::Locations { input, output } => {
-                store(&header.body, &mut input.to_words().into_iter().chain(output.to_words()));
+                let words = [input, output].map(BufferLocation::to_words);
+                header.body.iter().zip(words.into_iter().flatten()).for_each(store);
             }
         }
         header.sequence.store(sequence, Ordering::Release);

@@ -5,7 +5,7 @@
 //! output.
 
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::protocol::access_guard::ACCESS_BYTES;
+use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::Milestone;
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
@@ -97,7 +97,7 @@ impl RunningCall<'_> {
             // The offset of this rank's block in a list is its place there.
             BufferLocation::List(list) => {
                 let own = std::ptr::with_exposed_provenance::<Address>(list).wrapping_add(self.host.rank.index());
-                let _access = segment.begin_access(self.host.rank)?;
+                let _access = segment.begin_access(self.host.rank, Accessor::Collective)?;
                 // SAFETY: the peer's list has an address for each rank (invariant 5), and stays
                 // valid while this rank has an access (invariants 9 and 10).
                 Ok(unsafe { own.read() }.pointer)
@@ -120,7 +120,7 @@ impl RunningCall<'_> {
         for done in (0..len).step_by(ACCESS_BYTES) {
             let part = ACCESS_BYTES.min(len - done);
             self.before_moving(part)?;
-            let _access = self.host.segment.begin_access(self.host.rank)?;
+            let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
             // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
@@ -170,7 +170,7 @@ impl RunningCall<'_> {
                 let part = most.min(byte_len - start);
                 self.before_moving(part)?;
                 let result = target.wrapping_add(start);
-                let _access = self.host.segment.begin_access(self.host.rank)?;
+                let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
                 unsafe { self.reduce_elements(reduce_op, sources, result, part) };
                 for copy in copies.iter().filter(|copy| **copy != target.cast_const()) {

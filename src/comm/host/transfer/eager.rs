@@ -1,0 +1,93 @@
+//! Collectives of a few KiB: each rank copies its input into its eager memory before it posts its
+//! header. Its peers read it there, so no rank waits at the end.
+
+use crate::collective::{Call, Collective, ReduceOperation};
+use crate::comm::host::memory::check_allocation;
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::host::protocol::segment::EAGER_BYTES;
+use crate::compute;
+use crate::error::Result;
+use crate::rank::GroupRank;
+use crate::stream::Watch;
+
+/// The most bytes that each rank reads in an all_reduce, of which it reduces all. Above, ranks
+/// share the work.
+const MOST_REDUCED: usize = 8 * EAGER_BYTES;
+
+/// Whether each rank's input fits its eager memory.
+pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
+    let is_shared = matches!(call.collective, Collective::AllReduce { .. });
+    let has_room = call.input_bytes(rank_count) <= EAGER_BYTES;
+    has_room && !(is_shared && call.block_bytes() > MOST_REDUCED / rank_count)
+}
+
+impl RunningCall<'_> {
+    /// Copies this rank's input to where peers find it.
+    pub(crate) fn post_input(&self, byte_len: usize) -> Result<()> {
+        if byte_len == 0 {
+            return Ok(());
+        }
+        let (host, sequence) = (self.host, self.progress.sequence);
+        let keep_going = || host.check().and_then(|()| check_allocation(self.request.deadline));
+        host.segment.allocate_eager(host.rank, &keep_going)?;
+        // SAFETY: the place has room for the longest eager input.
+        host.segment.write_eager(host.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
+        Ok(())
+    }
+
+    /// Copies this rank's input, whether or not it is a list.
+    ///
+    /// # Safety
+    ///
+    /// The target is valid for writes of `byte_len` bytes, the length of the input.
+    pub(super) unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
+        let part = if self.has_input_list() { self.request.signature.call.block_bytes() } else { byte_len };
+        for index in 0..byte_len / part.max(1) {
+            let source = if self.has_input_list() { self.input_block(index) } else { self.request.input.pointer };
+            // SAFETY: by the contract of `Backend` the input holds these bytes until the call
+            // returns. The caller promises the target.
+            unsafe { compute::copy(source, target.add(index * part), part) };
+        }
+    }
+
+    /// Moves the elements from the ranks' eager memory.
+    pub(crate) fn eager(&mut self) -> Result<()> {
+        let sequence = self.progress.sequence;
+        self.take_inputs(|peer| self.host.segment.read_eager(peer, sequence))
+    }
+
+    /// Moves the elements of which ranks have given copies, so that this rank may write its output.
+    /// `input_of` finds the copy of a rank whose elements this one takes.
+    pub(super) fn take_inputs(&self, input_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
+        let call = self.request.signature.call;
+        let (rank, block) = (self.host.rank, call.block_bytes());
+        let own_block = rank.index() * block;
+        let take = |peer: GroupRank, offset: usize, target_block: usize| {
+            // SAFETY: a rank's copy holds its input, with the block in it, because the rank made
+            // the same call (invariant 5). The output holds the block by the contract of `Backend`.
+            unsafe { self.move_elements(input_of(peer).wrapping_add(offset), self.output_block(target_block), block) };
+        };
+        let take_all = |offset: usize| self.host.segment.ranks().for_each(|peer| take(peer, offset, peer.index()));
+        let reduce = |reduce_op: ReduceOperation, offset: usize| {
+            let block_of = |peer| Ok(input_of(peer).wrapping_add(offset));
+            self.with_addresses(block_of, |sources| {
+                // SAFETY: as above, for each rank.
+                unsafe { self.reduce_elements(reduce_op, sources, self.request.output.pointer, block) };
+                Ok(())
+            })
+        };
+        match call.collective {
+            Collective::AllReduce { reduce_op } => reduce(reduce_op, 0)?,
+            Collective::Reduce { reduce_op, root } if root == rank => reduce(reduce_op, 0)?,
+            Collective::ReduceScatter { reduce_op } => reduce(reduce_op, own_block)?,
+            Collective::AllGather => take_all(0),
+            Collective::Gather { root } if root == rank => take_all(0),
+            Collective::AllToAll => take_all(own_block),
+            Collective::Broadcast { .. } if self.request.is_in_place_root(rank) => {}
+            Collective::Broadcast { root } => take(root, 0, 0),
+            Collective::Scatter { root } => take(root, own_block, 0),
+            Collective::Reduce { .. } | Collective::Gather { .. } => {}
+        }
+        Ok(())
+    }
+}
