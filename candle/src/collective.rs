@@ -87,8 +87,11 @@ impl Collective {
 
     /// What errors are about.
     fn subject(&self) -> String {
-        let layer = &self.inner.layer;
-        format!("layer {:?} ({})", layer.name(), layer.collective_operation())
+        let operation = self.inner.layer.collective_operation();
+        match self.inner.layer.name() {
+            "" => format!("layer ({operation})"),
+            name => format!("layer {name:?} ({operation})"),
+        }
     }
 
     fn refuse<T>(&self, text: impl Into<String>) -> Result<T> {

@@ -25,6 +25,9 @@ fn types_that_the_layer_lacks_are_named_and_do_no_harm() {
             );
             assert_eq!(text_of(sum.apply(&x)), expected);
         }
+        let unnamed = Collective::new(DistCollective::broadcast(1), communicator);
+        let error = text_of(unnamed.apply(&tensor_of(&[0; 8], DType::F64, &[1])));
+        assert!(error.starts_with("layer (broadcast): the tensor is f64; "), "{error}");
         let y = sum.apply(&count_up(&[2])).and_then(|y| y.to_vec1::<f32>());
         assert_eq!(y.expect("the communicator still works"), [0.0, 2.0]);
     });
@@ -69,7 +72,7 @@ fn ranks_that_disagree_get_an_error() {
 }
 
 #[test]
-fn a_rank_that_fails_or_does_not_come_is_an_error_on_the_others() {
+fn a_rank_that_fails_leaves_or_does_not_come_is_an_error_on_the_others() {
     let errors = on_ranks(3, |communicator| {
         let sum = sum(communicator);
         sum.apply(&count_up(&[2])).expect("all ranks are there");
@@ -81,6 +84,17 @@ fn a_rank_that_fails_or_does_not_come_is_an_error_on_the_others() {
     for rank in [0, 2] {
         assert!(errors[rank].contains("rank 1 ended the communicator: out of memory"), "{}", errors[rank]);
     }
+    let errors = on_ranks(2, |communicator| {
+        let sum = sum(communicator);
+        sum.apply(&count_up(&[2])).expect("both ranks are there");
+        match communicator.rank().0 {
+            0 => text_of(sum.apply(&count_up(&[2]))),
+            _ => String::new(),
+        }
+    });
+    let subject = "rank 0: layer \"sum\" (all_reduce): all_reduce(sum) of 2 float32 (collective ";
+    assert!(errors[0].starts_with(subject), "{}", errors[0]);
+    assert!(errors[0].ends_with("): rank 1 left the communicator while this rank waited"), "{}", errors[0]);
     let errors = on_ranks(2, |communicator| match communicator.rank().0 {
         0 => {
             let sum = sum(&communicator.with_timeout(Duration::from_millis(50)));
