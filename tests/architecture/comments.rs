@@ -22,6 +22,7 @@ const COVERED: &[&str] = &[
     "benches/shared",
     "benches/weights",
     "build.rs",
+    "candle",
     "capi",
     "cli",
     "cuda",
