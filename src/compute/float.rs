@@ -148,39 +148,12 @@ impl Float for f16 {
 
     #[inline(always)]
     fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
-        #[cfg(target_arch = "x86_64")]
-        if I::HAS_F16C {
-            use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
-            let mut to = [0f32; LANES];
-            for i in (0..LANES).step_by(8) {
-                // SAFETY: the processor has F16C; 8 elements from `i` on are within both arrays.
-                unsafe {
-                    let halves = _mm_loadu_si128(from.as_ptr().add(i).cast());
-                    _mm256_storeu_ps(to.as_mut_ptr().add(i), _mm256_cvtph_ps(halves));
-                }
-            }
-            return to;
-        }
-        from.map_lanes(Self::widen)
+        I::widen_float16(from)
     }
 
     #[inline(always)]
     fn narrow_block<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
-        #[cfg(target_arch = "x86_64")]
-        if I::HAS_F16C {
-            use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps};
-            let mut to = [f16::ZERO; LANES];
-            for i in (0..LANES).step_by(8) {
-                // SAFETY: as in `widen_block`.
-                unsafe {
-                    let floats = _mm256_loadu_ps(from.as_ptr().add(i));
-                    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(floats);
-                    _mm_storeu_si128(to.as_mut_ptr().add(i).cast(), halves);
-                }
-            }
-            return to.map_lanes(|x| if x.to_bits() & 0x7fff > 0x7c00 { f16::from_bits(0x7e00) } else { x });
-        }
-        from.map_lanes(Self::narrow)
+        I::narrow_float16(from)
     }
 }
 

@@ -2,65 +2,98 @@
 //! the caller has set.
 //!
 //! To the compiler, the instructions that change it may read and write all memory. So it does not
-//! move loads, stores and the arithmetic between them across these instructions.
+//! move loads, stores and the arithmetic between them across these instructions. Arithmetic whose
+//! result is not stored may move.
 
-/// Runs `work` in the default floating-point environment of the processor, and restores the
-/// caller's.
+/// The control register MXCSR.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
+mod control {
     use std::arch::asm;
+
+    pub(super) type Value = u32;
 
     /// All exceptions masked, nearest even, denormals kept: the value after reset (Intel SDM 1,
     /// 10.2.3).
-    const DEFAULT: u32 = 0x1f80;
+    pub(super) const DEFAULT: Value = 0x1f80;
     /// The sticky exception flags, which arithmetic sets and which change no result.
-    const FLAGS: u32 = 0x3f;
+    pub(super) const FLAGS: Value = 0x3f;
+    /// Flush to zero, denormals are zeros, round up.
+    #[cfg(test)]
+    pub(super) const UNUSUAL: Value = DEFAULT | 1 << 15 | 1 << 6 | 2 << 13;
 
-    struct Restore(u32);
+    #[inline(always)]
+    pub(super) fn read() -> Value {
+        let mut value = 0;
+        // SAFETY: stores the register to a local variable.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &mut value, options(nostack)) };
+        value
+    }
+
+    /// # Safety
+    ///
+    /// Until the thread has written [`DEFAULT`] or what it had before, it runs no other code that
+    /// depends on the environment.
+    #[inline(always)]
+    pub(super) unsafe fn write(value: Value) {
+        // SAFETY: loads a local variable; the caller promises the rest.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack)) };
+    }
+}
+
+/// The control register FPCR.
+#[cfg(target_arch = "aarch64")]
+mod control {
+    use std::arch::asm;
+
+    pub(super) type Value = u64;
+
+    /// Nearest even, denormals kept, IEEE's float16, NaN kept, no exception trapped.
+    pub(super) const DEFAULT: Value = 0;
+    /// The exception flags are in another register.
+    pub(super) const FLAGS: Value = 0;
+    /// A float16 without infinities, flush to zero, round up.
+    #[cfg(test)]
+    pub(super) const UNUSUAL: Value = 1 << 26 | 1 << 24 | 1 << 22;
+
+    #[inline(always)]
+    pub(super) fn read() -> Value {
+        let value;
+        // SAFETY: reads the register.
+        unsafe { asm!("mrs {}, fpcr", out(reg) value, options(nostack)) };
+        value
+    }
+
+    /// # Safety
+    ///
+    /// Until the thread has written [`DEFAULT`] or what it had before, it runs no other code that
+    /// depends on the environment.
+    #[inline(always)]
+    pub(super) unsafe fn write(value: Value) {
+        // SAFETY: the caller's promise.
+        unsafe { asm!("msr fpcr, {}", in(reg) value, options(nostack)) };
+    }
+}
+
+/// Runs `work` in the default floating-point environment of the processor, and restores the
+/// caller's.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
+    struct Restore(control::Value);
     impl Drop for Restore {
         fn drop(&mut self) {
-            // SAFETY: loads a value that `stmxcsr` gave on this thread.
-            unsafe { asm!("ldmxcsr [{}]", in(reg) &self.0, options(nostack)) };
+            // SAFETY: this is what the thread had before.
+            unsafe { control::write(self.0) };
         }
     }
 
-    let mut current = 0u32;
-    // SAFETY: stores the control register to a local variable.
-    unsafe { asm!("stmxcsr [{}]", in(reg) &mut current, options(nostack)) };
-    if current & !FLAGS == DEFAULT {
+    let current = control::read();
+    if current & !control::FLAGS == control::DEFAULT {
         return work();
     }
     let _restore = Restore(current);
     // SAFETY: this is the environment that Rust assumes; the drop of `_restore` restores the
     // caller's.
-    unsafe { asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack)) };
-    work()
-}
-
-/// Runs `work` in the default floating-point environment of the processor, and restores the
-/// caller's.
-#[cfg(target_arch = "aarch64")]
-pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
-    use std::arch::asm;
-
-    struct Restore(u64);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            // SAFETY: writes back a value that was read on this thread.
-            unsafe { asm!("msr fpcr, {}", in(reg) self.0, options(nostack)) };
-        }
-    }
-
-    let current: u64;
-    // SAFETY: reads the control register.
-    unsafe { asm!("mrs {}, fpcr", out(reg) current, options(nostack, nomem)) };
-    if current == 0 {
-        return work();
-    }
-    let _restore = Restore(current);
-    // SAFETY: zero is the default environment, which Rust assumes; the drop of `_restore` restores
-    // the caller's.
-    unsafe { asm!("msr fpcr, xzr", options(nostack)) };
+    unsafe { control::write(control::DEFAULT) };
     work()
 }
 
@@ -70,34 +103,32 @@ pub(super) fn with_default<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+/// Runs `work` in an environment that flushes to zero and rounds up.
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) fn in_an_unusual_one<T>(work: impl FnOnce() -> T) -> T {
+    let before = control::read();
+    // SAFETY: `work` is the test of this environment; the default follows.
+    unsafe { control::write(control::UNUSUAL) };
+    let result = work();
+    // SAFETY: this is what the thread had before.
+    unsafe { control::write(before) };
+    result
+}
+
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests {
-    use std::arch::asm;
     use std::hint::black_box;
 
-    fn control() -> u32 {
-        let mut value = 0u32;
-        // SAFETY: stores the control register to a local variable.
-        unsafe { asm!("stmxcsr [{}]", in(reg) &mut value, options(nostack)) };
-        value
-    }
-
-    fn set_control(value: u32) {
-        // SAFETY: the test below restores the default before other floating-point code runs.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack, readonly)) };
-    }
+    use super::*;
 
     #[test]
     fn a_caller_that_flushes_to_zero_does_not_change_results() {
-        let before = control();
-        const FLUSH_AND_ROUND_UP: u32 = 0x1f80 | 1 << 15 | 1 << 6 | 2 << 13;
-        set_control(FLUSH_AND_ROUND_UP);
-        let flushed = black_box(f32::MIN_POSITIVE) / black_box(2.0);
-        let kept = super::with_default(|| black_box(f32::MIN_POSITIVE) / black_box(2.0));
-        let after = control();
-        set_control(before);
+        // The outer `black_box` is the store.
+        let half_of_the_smallest = || black_box(black_box(f32::MIN_POSITIVE) / black_box(2.0));
+        let (flushed, kept, after) =
+            in_an_unusual_one(|| (half_of_the_smallest(), with_default(half_of_the_smallest), control::read()));
         assert_eq!(flushed, 0.0, "the test's own setting has an effect");
         assert_eq!(kept, f32::from_bits(0x0040_0000));
-        assert_eq!(after & !0x3f, FLUSH_AND_ROUND_UP, "the caller's environment is back");
+        assert_eq!(after & !control::FLAGS, control::UNUSUAL, "the caller's environment is back");
     }
 }

@@ -155,20 +155,41 @@ pub(super) fn multiply(a: f32, b: f32) -> f32 {
     a * b
 }
 
-/// An integer that orders floats as the reduction does: -0 < +0, and NaN is `nan`.
-#[inline(always)]
-fn order_key(x: f32, nan: i32) -> i32 {
-    let bits = x.to_bits() as i32;
-    let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
-    if x.is_nan() { nan } else { key }
-}
-
+/// A NaN loses to a number, and -0 is below +0. Two numbers that are equal have the same bits, or
+/// are both zeros, of which the sign is the only bit.
 #[inline(always)]
 pub(super) fn max(a: f32, b: f32) -> f32 {
-    if order_key(b, i32::MIN) > order_key(a, i32::MIN) { b } else { a }
+    let larger = if a >= b || b.is_nan() { a } else { b };
+    if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { larger }
 }
 
+/// As [`max`].
 #[inline(always)]
 pub(super) fn min(a: f32, b: f32) -> f32 {
-    if order_key(b, i32::MAX) < order_key(a, i32::MAX) { b } else { a }
+    let smaller = if a <= b || b.is_nan() { a } else { b };
+    if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { smaller }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_wins_over_a_nan_and_zeros_have_an_order() {
+        let magnitudes = [0.0, f32::from_bits(1), f32::MIN_POSITIVE, 1.0, f32::MAX, f32::INFINITY];
+        // A quiet NaN and a signaling one.
+        let nans = [0x7fc0_0000, 0x7f80_0001].map(f32::from_bits);
+        let values: Vec<f32> = magnitudes.into_iter().chain(nans).flat_map(|x| [x, -x]).collect();
+        for (&a, &b) in values.iter().flat_map(|a| values.iter().map(move |b| (a, b))) {
+            let [smaller, larger] = match (a.is_nan(), b.is_nan()) {
+                (false, false) if a.total_cmp(&b).is_gt() => [b, a],
+                (false, false) => [a, b],
+                (true, _) => [b, b],
+                (false, true) => [a, a],
+            };
+            for (got, expected) in [(max(a, b), larger), (min(a, b), smaller)] {
+                assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{a} and {b}: {got}");
+            }
+        }
+    }
 }

@@ -233,24 +233,24 @@ mod tests {
 
     use super::*;
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[test]
-    fn a_caller_that_flushes_to_zero_gets_the_same_sums() {
-        use std::arch::asm;
-
-        let tiny = [f32::from_bits(1); 600];
-        let sources = [tiny.as_ptr().cast::<u8>(), tiny.as_ptr().cast::<u8>()];
-        let mut sum = [0f32; 600];
-        let (mut before, flushing) = (0u32, 0x9fc0u32);
-        // SAFETY: the thread's control register is changed for one call, which does not depend on
-        // it, and then restored. The arrays have as many elements as the call says.
-        unsafe {
-            asm!("stmxcsr [{}]", in(reg) &mut before, options(nostack));
-            asm!("ldmxcsr [{}]", in(reg) &flushing, options(nostack));
-            reduce(ReduceOperation::Sum, DataType::Float32, &sources, sum.as_mut_ptr().cast(), sum.len());
-            asm!("ldmxcsr [{}]", in(reg) &before, options(nostack));
+    fn a_caller_that_changes_the_floating_point_environment_gets_the_same_sums() {
+        fn sums<T: Operand>(data_type: DataType, x: T) -> [T; 600] {
+            let x = [x; 600];
+            let sources = [x.as_ptr().cast::<u8>(); 2];
+            let mut sums = [T::default(); 600];
+            let target = sums.as_mut_ptr().cast();
+            // SAFETY: the arrays have as many elements as the call says.
+            float_env::in_an_unusual_one(|| unsafe {
+                reduce(ReduceOperation::Sum, data_type, &sources, target, x.len());
+            });
+            sums
         }
-        assert!(sum.iter().all(|x| x.to_bits() == 2));
+        let tiny = sums(DataType::Float32, f32::from_bits(1));
+        assert!(tiny.iter().all(|x| x.to_bits() == 2));
+        let large = sums(DataType::Float16, f16::MAX);
+        assert!(large.iter().all(|x| *x == f16::INFINITY));
     }
 
     /// Reduces two sources with each set of instructions, and one element after the other.

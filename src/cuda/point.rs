@@ -100,7 +100,7 @@ impl StreamState {
 
     /// The end of the work that the caller has just enqueued.
     pub(super) fn point(self: &Arc<Self>) -> Point {
-        let number = self.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.enqueued.fetch_add(1, Ordering::Release) + 1;
         Point { state: Arc::clone(self), number, mark: OnceLock::new() }
     }
 
@@ -141,7 +141,7 @@ impl StreamState {
 
     /// Records an event, and says whether it has.
     fn mark(&self, marks: &mut Marks) -> Result<bool> {
-        let count = self.enqueued.load(Ordering::Relaxed);
+        let count = self.enqueued.load(Ordering::Acquire);
         let Some(event) = self.record_uncaptured()? else { return Ok(false) };
         let soonest = Instant::now() + REACH_TIME;
         let deadline = marks.deadline.map_or(soonest, |deadline| deadline.max(soonest));
@@ -175,7 +175,7 @@ impl StreamState {
     /// Ends the use of the driver's stream, with an event after its work.
     pub(super) fn close(&self) {
         let mut marks = lock(&self.marks);
-        if marks.count < self.enqueued.load(Ordering::Relaxed)
+        if marks.count < self.enqueued.load(Ordering::Acquire)
             && let Err(error) = self.mark(&mut marks)
         {
             crate::util::log::event!(WARN, "{error}");
@@ -197,7 +197,7 @@ impl StreamState {
         let mut pause = Pause::begin("a capture of a stream");
         let last = loop {
             let mut marks = lock(&self.marks);
-            let has_all = marks.count == self.enqueued.load(Ordering::Relaxed);
+            let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
             // Not every use of the stream is counted, so there is another event in any case. It
             // does not replace the last one: what is known to be done stays done.
             let rest = if has_all && marks.is_open { self.record_uncaptured()? } else { None };

@@ -144,7 +144,7 @@ impl Library {
         // SAFETY: writes one id.
         let result = unsafe { function!(self, ncclGetUniqueId)?(&mut id) };
         self.check("ncclGetUniqueId", result)?;
-        Ok(id.internal.map(|byte| byte as u8))
+        Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
     /// The result of a call without a communicator, as an error of this crate.
