@@ -1,5 +1,6 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -196,6 +197,9 @@ impl<'a> Roles<'a> {
 #[derive(Clone, Debug)]
 pub struct BoundLayer {
     layer: Arc<ResolvedLayer>,
+    /// The layer's number on its communicator, the same on every rank. It is a part of its calls,
+    /// so that ranks whose layers run in different orders get an error.
+    number: NonZeroU16,
     role: Role,
     data_type: DataType,
     communicator: Communicator,
@@ -222,13 +226,12 @@ impl DistCollectiveLayer {
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let bind = || {
-            agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?;
-            let layer = verdict?;
+            let number = agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?.number;
+            let layer = Arc::new(verdict?);
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            Ok((layer, role))
+            Ok(BoundLayer { layer, number, role, data_type, communicator: communicator.clone() })
         };
-        let (layer, role) = communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)?;
-        Ok(BoundLayer { layer: Arc::new(layer), role, data_type, communicator: communicator.clone() })
+        communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
     }
 }
 
@@ -243,7 +246,8 @@ impl BoundLayer {
     }
 
     fn call(&self, input: &Shape) -> Call {
-        self.layer.call(self.data_type, input.element_count(), self.role.group_len())
+        let call = self.layer.call(self.data_type, input.element_count(), self.role.group_len());
+        Call { layer: Some(self.number), ..call }
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.
