@@ -27,7 +27,10 @@ impl Node {
     pub(crate) fn layer(&self, world_size: u32) -> Result<DistCollectiveLayer> {
         // SAFETY: the promise of `new`.
         let name = unsafe { self.api.node_name(self.info)? };
-        self.described(world_size, &name).map_err(|error| error.about(|| format!("node {name:?} (DistCollective)")))
+        self.described(world_size, &name).map_err(|error| {
+            // The library's error may have a subject of its own: the operation.
+            Error::new(error.kind(), error.to_string()).about(|| format!("node {name:?} (DistCollective)"))
+        })
     }
 
     fn described(&self, world_size: u32, name: &str) -> Result<DistCollectiveLayer> {

@@ -121,6 +121,114 @@ fn every_number_of_an_element_type_is_read() {
     });
 }
 
+/// The output of a node for one byte.
+fn gathered(
+    value: &Option<String>,
+    node: &Node,
+    byte: u8,
+    output_bytes: usize,
+) -> std::result::Result<Vec<u8>, String> {
+    let mut context = Context::new(Value::bytes(&[byte]), output_bytes);
+    Session::new(&Runtime::CURRENT, value.clone(), node)?.run(&mut context)?;
+    Ok(context.output.expect("an output").data)
+}
+
+#[test]
+fn attributes_are_read_leniently() {
+    on_ranks(2, |communicator, value| {
+        let rank = communicator.rank().0 as u8;
+        let node = |integers: &[(&'static str, i64)], groups: Option<&[i64]>| Node {
+            integers: integers.to_vec(),
+            lists: groups.map(|groups| ("groups", groups.to_vec())).into_iter().collect(),
+            ..Node::new("node", "All_Gather")
+        };
+        for (node, expected) in [
+            // The oldest form has nothing but `reduce_op`, which does not count.
+            (node(&[], None), vec![0, 1]),
+            (node(&[("group_size", 0), ("root", 7)], Some(&[])), vec![0, 1]),
+            (node(&[("group_size", 2), ("nb_rank", 2)], Some(&[])), vec![0, 1]),
+            (node(&[("group_size", 2)], None), vec![0, 1]),
+            (node(&[("group_size", 1)], None), vec![rank]),
+            (node(&[("nb_rank", 1), ("group_size", 2)], None), vec![rank]),
+            (node(&[], Some(&[1, 0])), vec![1, 0]),
+            (node(&[("group_size", 2), ("nb_rank", 2)], Some(&[1, 0])), vec![1, 0]),
+            // Rank 0 does not take part.
+            (node(&[], Some(&[1])), vec![rank]),
+        ] {
+            let output = gathered(&value, &node, rank, expected.len());
+            assert_eq!(output, Ok(expected), "{:?} {:?}", node.integers, node.lists);
+        }
+        let mut reduce = Node::new("node", "reduce");
+        reduce.integers = vec![("root", 1)];
+        // The root's output is written, and the other is zero.
+        assert_eq!(gathered(&value, &reduce, 2, 1), Ok(vec![4 * rank]));
+    });
+}
+
+#[test]
+fn attributes_that_make_no_layer_are_errors_of_the_session() {
+    on_ranks(1, |_, value| {
+        let node = |operation, integers: &[_]| Node { integers: integers.to_vec(), ..Node::new("node", operation) };
+        let of_text = |name, text| Node { texts: vec![(name, text)], ..Node::new("node", "all_reduce") };
+        let groups = Node { lists: vec![("groups", vec![0])], ..node("all_gather", &[("group_size", 3)]) };
+        let list = Node { lists: vec![("nb_rank", vec![1])], ..node("all_gather", &[]) };
+        for (node, text) in [
+            (of_text("reduce_op", "sum"), "the attribute collective_operation is missing"),
+            (
+                of_text("collective_operation", "all_reduce"),
+                "the attribute reduce_op is missing, and all_reduce reduces",
+            ),
+            (node("all_munge", &[]), "\"all_munge\" is not a collective operation"),
+            (node("all_gather", &[("nb_rank", 1 << 32)]), "nb_rank is 4294967296, which is no number of ranks"),
+            (node("all_gather", &[("nb_rank", -1)]), "nb_rank is -1, which is no number of ranks"),
+            (node("broadcast", &[]), "it has a root, and root is -1"),
+            (groups, "group_size is 3, and groups [0] has 1 ranks"),
+            (list, "the attribute nb_rank is a list of integers; it has to be an integer"),
+        ] {
+            let error = gathered(&value, &node, 1, 1).expect_err(text);
+            assert!(error.starts_with("2: node \"node\" (DistCollective): ") && error.contains(text), "{error}");
+        }
+        let error = gathered(&Some("x".to_owned()), &Node::new("node", "all_reduce"), 1, 1).expect_err("no number");
+        assert!(
+            error.contains("distcollective.communicator is \"x\", which is no communicator's session value"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_session_value_is_that_of_its_communicator_while_it_lives() {
+    let values = on_ranks(2, |communicator, value| {
+        let group = communicator.split(Some(communicator.rank().0), 0).expect("a split").expect("a group");
+        let for_sessions = SessionCommunicator::new(&group);
+        let alone = all_reduce(Some(for_sessions.value()), "alone");
+        assert_eq!((sum(&alone, 3), sum(&all_reduce(value.clone(), "both"), 3)), (Ok(3), Ok(6)));
+        drop(for_sessions);
+        assert_eq!(sum(&alone, 3), Ok(3));
+        value.expect("a value")
+    });
+    assert_ne!(values[0], values[1]);
+    for value in values {
+        let error = Session::new(&Runtime::CURRENT, Some(value), &Node::new("node", "all_reduce")).map(drop);
+        assert!(error.is_err_and(|text| text.contains("or that communicator is gone")));
+    }
+}
+
+/// A node whose type is not that of the first run is bound again.
+#[test]
+fn a_node_may_get_another_type() {
+    on_ranks(2, |_, value| {
+        let session = all_reduce(value, "node");
+        // uint8, int8, bool: the sum of trues is true.
+        for (element_type, expected) in [(2, 2), (3, 2), (9, 1), (2, 2)] {
+            let input = Value { element_type, ..Value::bytes(&[1]) };
+            let mut context = Context::new(input, 1);
+            session.run(&mut context).expect("a run");
+            assert_eq!(context.output.expect("an output").data, [expected], "{element_type}");
+        }
+    });
+}
+
 /// Each call in turn fails, and the operator passes the message on.
 #[test]
 fn a_call_that_fails_is_an_error_and_everything_is_released() {
