@@ -1594,6 +1594,14 @@ dcl_status_t dcl_communicator_with_wire_type(dcl_communicator_t *communicator,
                                              dcl_wire_type_t wire_type,
                                              dcl_communicator_t **other);
 
+/* Copies out the value of the session config entry "distcollective.communicator" of ONNX Runtime.
+ * A session whose options have this entry and the custom operators of libdistcollective.so runs its
+ * DistCollective nodes on this communicator. Create the session before the handle is freed; it
+ * keeps the communicator and this handle's timeout. Every call with one handle gives the same text.
+ * [local, shared] */
+dcl_status_t dcl_communicator_session_value(dcl_communicator_t *communicator, char *buffer,
+                                            size_t capacity, size_t *length);
+
 /* Checks whether the communicator still works.
  *
  * Errors: the error that ended the communicator. [local, shared] */

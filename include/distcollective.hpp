@@ -720,6 +720,11 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
                                                                   detail::number(wire_type));
     }
 
+    // The value of the session config entry "distcollective.communicator" of ONNX Runtime.
+    Result<std::string> session_value() const {
+        return detail::copy_out<std::string>(dcl_communicator_session_value, get());
+    }
+
     Result<void> check() const { return detail::check(dcl_communicator_check(get())); }
     Result<void> abort(const std::string &reason) const {
         return detail::check(dcl_communicator_abort(get(), reason.c_str()));

@@ -1,8 +1,11 @@
 //! `dcl_communicator_*` and `dcl_nccl_id_new`.
 
+use std::sync::OnceLock;
+
 use dcl::comm::NcclId;
 use dcl::tensor::MemorySpace;
 use dcl::{Communicator, Rank, Stream, WireType};
+use distcollective_onnxruntime::SessionCommunicator;
 
 use super::arguments::{
     CheckedOut, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, determinism, positive, timeout,
@@ -16,6 +19,8 @@ use super::stream::{AnyWork, CStream, CWork, enqueue};
 /// `dcl_communicator_t`.
 pub(super) struct CCommunicator {
     pub(super) communicator: Communicator,
+    /// Since `dcl_communicator_session_value`.
+    for_sessions: OnceLock<SessionCommunicator>,
 }
 
 impl Object for CCommunicator {
@@ -24,7 +29,7 @@ impl Object for CCommunicator {
 
 impl CCommunicator {
     pub(super) fn handle(communicator: Communicator) -> Handle<Self> {
-        Handle::new(CCommunicator { communicator })
+        Handle::new(CCommunicator { communicator, for_sessions: OnceLock::new() })
     }
 }
 
@@ -292,6 +297,21 @@ extern "C" fn dcl_communicator_with_wire_type(
         let other = other.check("other")?;
         other.set(CCommunicator::handle(communicator.communicator.with_wire_type(wire_type)));
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_session_value(
+    communicator: Handle<CCommunicator>,
+    buffer: TextBuffer,
+    capacity: usize,
+    length: OutPointer<usize>,
+) -> Status {
+    call(|| {
+        let communicator = communicator.get()?;
+        let for_sessions =
+            communicator.for_sessions.get_or_init(|| SessionCommunicator::new(&communicator.communicator));
+        TextDestination { buffer, capacity, length }.write(&for_sessions.value())
     })
 }
 

@@ -5,10 +5,11 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+use distcollective::tensor::{MAX_DIMS, Shape};
 use distcollective::{Error, ErrorKind, Result};
 use ort_sys::{
-    OrtApi, OrtApiBase, OrtCustomOp, OrtErrorCode, OrtKernelContext, OrtKernelInfo, OrtSessionOptions, OrtStatus,
-    OrtStatusPtr, OrtTensorTypeAndShapeInfo,
+    OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain, OrtErrorCode, OrtKernelContext, OrtKernelInfo,
+    OrtSessionOptions, OrtStatus, OrtStatusPtr, OrtTensorTypeAndShapeInfo,
 };
 
 /// The version of the table: that of ONNX Runtime 1.17, in which operators return statuses and
@@ -18,8 +19,8 @@ pub(crate) const VERSION: u32 = 17;
 /// The oldest version of the table that every ONNX Runtime has.
 const FIRST_VERSION: u32 = 1;
 
-/// ONNX Runtime's functions.
-#[derive(Clone, Copy, Debug)]
+/// ONNX Runtime's functions. A process may have several ONNX Runtimes, each with its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Api(*const OrtApi);
 
 // SAFETY: the table is constant, and its functions may be called from any thread.
@@ -27,13 +28,20 @@ unsafe impl Send for Api {}
 // SAFETY: as above.
 unsafe impl Sync for Api {}
 
-/// A tensor that a node reads or writes.
+/// A domain of operators, which is never released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Domain(*mut OrtCustomOpDomain);
+
+// SAFETY: nothing changes a domain after `new_domain`.
+unsafe impl Send for Domain {}
+
+/// The tensor that a node reads.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     /// An `ONNXTensorElementDataType`.
     pub(crate) element_type: i32,
-    pub(crate) dims: Vec<usize>,
-    pub(crate) data: *mut u8,
+    pub(crate) shape: Shape,
+    pub(crate) data: *const u8,
 }
 
 /// Calls a function of the table, and makes an error of its status. Unsafe: the arguments have to
@@ -104,20 +112,29 @@ impl Api {
         text.map_err(|_| Error::new(ErrorKind::System, "a text of ONNX Runtime has no end"))
     }
 
-    /// Adds an operator of the domain "" to a session's operators.
+    /// A domain "" with an operator.
     ///
     /// # Safety
     ///
-    /// The options exist.
-    pub(crate) unsafe fn add_operator(self, options: *mut OrtSessionOptions, op: &'static OrtCustomOp) -> Result<()> {
+    /// The operator lives as long as the process, and its functions get this pointer.
+    pub(crate) unsafe fn new_domain(self, op: *const OrtCustomOp) -> Result<Domain> {
         let mut domain = std::ptr::null_mut();
-        // SAFETY: the caller's promise; the operator lives as long as the process, and the domain,
-        // which is never released, too.
+        // SAFETY: the caller's promise.
         unsafe {
             call!(self, CreateCustomOpDomain, c"".as_ptr(), &mut domain)?;
             call!(self, CustomOpDomain_Add, domain, op)?;
-            call!(self, AddCustomOpDomain, options, domain)
         }
+        Ok(Domain(domain))
+    }
+
+    /// Adds a domain to a session's operators.
+    ///
+    /// # Safety
+    ///
+    /// The options exist, and the domain is of the same ONNX Runtime.
+    pub(crate) unsafe fn add_domain(self, options: *mut OrtSessionOptions, domain: Domain) -> Result<()> {
+        // SAFETY: the caller's promise; the domain lives as long as the process.
+        unsafe { call!(self, AddCustomOpDomain, options, domain.0) }
     }
 
     /// A session's config entry.
@@ -191,30 +208,36 @@ impl Api {
         // SAFETY: the caller's promise; each call writes one value.
         unsafe {
             call!(self, KernelContext_GetInput, context, 0, &mut value)?;
+            if value.is_null() {
+                return Err(Error::new(ErrorKind::InvalidArgument, "the node has no input"));
+            }
             call!(self, GetTensorTypeAndShape, value, &mut info)?;
             let described = self.describe(info);
             ((*self.0).ReleaseTensorTypeAndShapeInfo)(info);
-            let (element_type, dims) = described?;
+            let (element_type, shape) = described?;
             let mut data: *mut c_void = std::ptr::null_mut();
             call!(self, GetTensorMutableData, value.cast_mut(), &mut data)?;
-            Ok(Tensor { element_type, dims, data: data.cast() })
+            Ok(Tensor { element_type, shape, data: data.cast() })
         }
     }
 
     /// # Safety
     ///
     /// The information exists.
-    unsafe fn describe(self, info: *const OrtTensorTypeAndShapeInfo) -> Result<(i32, Vec<usize>)> {
-        let (mut element_type, mut dim_count) = (0i32, 0);
+    unsafe fn describe(self, info: *const OrtTensorTypeAndShapeInfo) -> Result<(i32, Shape)> {
+        let (mut element_type, mut dim_count, mut dims) = (0i32, 0, [0i64; MAX_DIMS]);
         // SAFETY: the caller's promise; an enumerator is as long as an `i32`; the last call writes
-        // as many numbers as there are dimensions.
+        // at most as many numbers as there is room for.
         unsafe {
             call!(self, GetTensorElementType, info, (&raw mut element_type).cast())?;
             call!(self, GetDimensionsCount, info, &mut dim_count)?;
-            let mut dims = vec![0i64; dim_count];
+            if dim_count > MAX_DIMS {
+                let text = format!("the input has {dim_count} dimensions; the operator takes 1 to {MAX_DIMS}");
+                return Err(Error::new(ErrorKind::InvalidShape, text));
+            }
             call!(self, GetDimensions, info, dims.as_mut_ptr(), dim_count)?;
-            Ok((element_type, dims.into_iter().map(|dim| dim.max(0) as usize).collect()))
         }
+        Ok((element_type, Shape::new(&dims.map(|dim| dim as usize)[..dim_count])?))
     }
 
     /// The memory of the node's output, for a tensor of this shape.
@@ -222,12 +245,18 @@ impl Api {
     /// # Safety
     ///
     /// The context is that of a run of the node.
-    pub(crate) unsafe fn output(self, context: *mut OrtKernelContext, dims: &[usize]) -> Result<*mut u8> {
-        let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+    pub(crate) unsafe fn output(self, context: *mut OrtKernelContext, shape: &Shape) -> Result<*mut u8> {
+        let (len, mut dims) = (shape.as_slice().len(), [0i64; MAX_DIMS]);
+        for (to, dim) in dims.iter_mut().zip(shape.as_slice()) {
+            *to = *dim as i64;
+        }
         let (mut value, mut data) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the caller's promise; each call writes one value.
         unsafe {
-            call!(self, KernelContext_GetOutput, context, 0, dims.as_ptr(), dims.len(), &mut value)?;
+            call!(self, KernelContext_GetOutput, context, 0, dims.as_ptr(), len, &mut value)?;
+            if value.is_null() {
+                return Err(Error::new(ErrorKind::InvalidArgument, "the node has no output"));
+            }
             call!(self, GetTensorMutableData, value, &mut data)?;
         }
         Ok(data.cast())

@@ -1,6 +1,6 @@
 //! One node of a session.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use distcollective::dist_collective::BoundLayer;
 use distcollective::{Communicator, DataType, DistCollectiveLayer, Error, ErrorKind, Result, Stream};
@@ -14,14 +14,16 @@ use crate::node::Node;
 pub(crate) struct Kernel {
     api: Api,
     communicator: Communicator,
+    /// Locked while a node runs, for all nodes of the sessions that were given the communicator.
+    running: &'static Mutex<()>,
     layer: DistCollectiveLayer,
     bound: Mutex<Option<(DataType, BoundLayer)>>,
 }
 
 impl Kernel {
-    pub(crate) fn new(api: Api, node: &Node, communicator: Communicator) -> Result<Self> {
+    pub(crate) fn new(api: Api, node: &Node, communicator: Communicator, running: &'static Mutex<()>) -> Result<Self> {
         let layer = node.layer(communicator.world_size())?;
-        Ok(Kernel { api, communicator, layer, bound: Mutex::new(None) })
+        Ok(Kernel { api, communicator, running, layer, bound: Mutex::new(None) })
     }
 
     pub(crate) fn api(&self) -> Api {
@@ -34,23 +36,52 @@ impl Kernel {
     ///
     /// The context is that of a run of the node.
     pub(crate) unsafe fn compute(&self, context: *mut OrtKernelContext) -> Result<()> {
-        let about = |error: Error| error.about(|| format!("node {:?} (DistCollective)", self.layer.name()));
         // SAFETY: the caller's promise.
-        let Tensor { element_type, dims, data: input } = unsafe { self.api.input(context)? };
-        let data_type = data_type_of(element_type).map_err(about)?;
+        unsafe { self.run(context) }
+            .map_err(|error| error.about(|| format!("node {:?} (DistCollective)", self.layer.name())))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`compute`](Self::compute).
+    unsafe fn run(&self, context: *mut OrtKernelContext) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let Tensor { element_type, shape: input_shape, data: input } = unsafe { self.api.input(context)? };
+        let data_type = data_type_of(element_type)?;
+        let _running = self.running_alone()?;
         let bound = self.bound(data_type)?;
-        let shape = bound.output_shape(&dims)?;
+        let shape = bound.output_shape(input_shape.as_slice())?;
         // SAFETY: as above.
-        let output = unsafe { self.api.output(context, shape.as_slice())? };
+        let output = unsafe { self.api.output(context, &shape)? };
         // SAFETY: ONNX Runtime gives the input, and memory for the output that nothing else uses,
         // until the run ends; the wait ends before.
         unsafe {
             if !bound.writes_output() {
                 output.write_bytes(0, shape.byte_len(data_type));
             }
-            bound.enqueue(input, output, &dims, &Stream::inline())?.wait()?;
+            bound.enqueue(input, output, input_shape.as_slice(), &Stream::inline())?.wait()?;
         }
         Ok(())
+    }
+
+    /// Makes sure that no other node runs on the communicator at the same time: ranks would run
+    /// such nodes in different orders. If one does, the communicator ends, so that no rank waits.
+    fn running_alone(&self) -> Result<Option<MutexGuard<'static, ()>>> {
+        if self.layer.nb_rank() == Some(1) {
+            // Such nodes need no order.
+            return Ok(None);
+        }
+        match self.running.try_lock() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(Some(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => {
+                let text = "two nodes run at once on one communicator, so ranks may run them in different orders; give \
+                            sessions the execution mode ORT_SEQUENTIAL, run one session after the other, or give each \
+                            a communicator of its own";
+                self.communicator.abort(&format!("node {:?} (DistCollective): {text}", self.layer.name()))?;
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+        }
     }
 
     /// Compares the node's name with the other ranks', whose nodes may be in another order.
@@ -63,7 +94,7 @@ impl Kernel {
             Some(rank) => {
                 let text = format!(
                     "ranks run different nodes: rank 0 runs {:?}, rank {rank} runs {:?}; give the ranks models with equal \
-                     nodes, and sessions the execution mode ORT_SEQUENTIAL",
+                     nodes, and sessions with equal options",
                     names[0], names[rank]
                 );
                 Err(Error::new(ErrorKind::Disagreement, text))
@@ -102,20 +133,29 @@ fn data_type_of(element_type: i32) -> Result<DataType> {
     let found = TYPES.into_iter().find(|(number, _)| *number as i32 == element_type);
     found.map(|(_, data_type)| data_type).ok_or_else(|| {
         let types: Vec<&str> = TYPES.iter().map(|(_, data_type)| data_type.name()).collect();
-        let name = OTHER_TYPES.into_iter().find(|(number, _)| *number as i32 == element_type);
+        let name = OTHER_TYPES.into_iter().find(|(number, _)| *number == element_type);
         let name = name.map_or_else(|| format!("number {element_type} of ONNX's types"), |(_, name)| name.to_owned());
         let text = format!("the input's elements are {name}; the operator takes {}", types.join(", "));
         Error::new(ErrorKind::InvalidArgument, text)
     })
 }
 
-/// Types that the operator does not take.
-const OTHER_TYPES: [(ElementType, &str); 7] = [
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING, "strings"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, "float64"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16, "uint16"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16, "int16"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32, "uint32"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64, "uint64"),
-    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4, "int4"),
+/// Types that the operator does not take, by ONNX's numbers: ONNX Runtime 1.17 does not have the
+/// last ones.
+const OTHER_TYPES: [(i32, &str); 15] = [
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16 as i32, "uint16"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16 as i32, "int16"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING as i32, "strings"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE as i32, "float64"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32 as i32, "uint32"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64 as i32, "uint64"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_COMPLEX64 as i32, "complex64"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_COMPLEX128 as i32, "complex128"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FNUZ as i32, "float8_e4m3fnuz"),
+    (ElementType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2FNUZ as i32, "float8_e5m2fnuz"),
+    (21, "uint4"),
+    (22, "int4"),
+    (23, "float4_e2m1"),
+    (24, "uint2"),
+    (25, "int2"),
 ];

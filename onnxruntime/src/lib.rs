@@ -23,9 +23,16 @@
 //!
 //! # Order and agreement
 //!
-//! ONNX Runtime runs the nodes of equal models in the same order on every rank, as long as its
-//! execution mode is sequential, the default. Ranks compare each node's name, attributes, type and
-//! length, so models that differ are an error on every rank.
+//! ONNX Runtime runs the nodes of equal models in the same order on every rank if the sessions have
+//! equal options. Ranks compare each node's name, attributes and type in its first run, and which
+//! node it is and its length in every run, so models and orders that differ are an error on every
+//! rank.
+//!
+//! Nodes that run at the same time on one communicator have no order that all ranks share. An
+//! operator cannot see the execution mode of a session, and in parallel mode ONNX Runtime still
+//! runs the CPU's nodes one after the other, unless a configuration divides them into several
+//! streams. So the second of two nodes that run at once ends the communicator: an error on every
+//! rank.
 
 mod api;
 mod kernel;

@@ -27,7 +27,10 @@ impl Node {
     pub(crate) fn layer(&self, world_size: u32) -> Result<DistCollectiveLayer> {
         // SAFETY: the promise of `new`.
         let name = unsafe { self.api.node_name(self.info)? };
-        self.described(world_size, &name).map_err(|error| error.about(|| format!("node {name:?} (DistCollective)")))
+        self.described(world_size, &name).map_err(|error| {
+            // The library's error may have a subject of its own: the operation.
+            Error::new(error.kind(), error.to_string()).about(|| format!("node {name:?} (DistCollective)"))
+        })
     }
 
     fn described(&self, world_size: u32, name: &str) -> Result<DistCollectiveLayer> {
@@ -83,9 +86,10 @@ impl Node {
     /// An attribute that could be read, or none. ONNX Runtime's error does not tell whether an
     /// attribute is absent or of another type, so this asks for the other types.
     fn attribute<T>(&self, name: &CStr, expected: &str, value: Result<T>) -> Result<Option<T>> {
-        if let Ok(value) = value {
-            return Ok(Some(value));
-        }
+        let error = match value {
+            Ok(value) => return Ok(Some(value)),
+            Err(error) => error,
+        };
         let (api, info) = (self.api, self.info);
         // SAFETY: the promise of `new`.
         let found = unsafe {
@@ -98,6 +102,8 @@ impl Node {
         };
         match found.into_iter().flatten().next() {
             None => Ok(None),
+            // It can be read now.
+            Some(found) if found == expected => Err(error),
             Some(found) => {
                 let name = name.to_string_lossy();
                 let text = format!("the attribute {name} is {found}; it has to be {expected}");

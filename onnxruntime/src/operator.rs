@@ -12,7 +12,7 @@ use ort_sys::{
     OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatus, OrtStatusPtr,
 };
 
-use crate::api::{Api, VERSION};
+use crate::api::{Api, Domain, VERSION};
 use crate::kernel::Kernel;
 use crate::node::Node;
 use crate::session::{CONFIG_KEY_TEXT, communicator_of};
@@ -25,6 +25,8 @@ struct Operator {
     api: Api,
     /// The value of the session config entry.
     session_value: Option<String>,
+    /// Locked while one of its nodes runs.
+    running: Mutex<()>,
 }
 
 // SAFETY: the functions may be called from any thread.
@@ -32,10 +34,10 @@ unsafe impl Send for Operator {}
 // SAFETY: as above.
 unsafe impl Sync for Operator {}
 
-/// The operators that were made, by the value of the session config entry. ONNX Runtime uses them
-/// as long as there is a session of theirs, and does not say when that ends, so they are never
-/// freed.
-static OPERATORS: Mutex<BTreeMap<Option<String>, &'static Operator>> = Mutex::new(BTreeMap::new());
+/// The domains that were made, each with one operator, by the value of the session config entry.
+/// ONNX Runtime uses them as long as there is a session of theirs, and does not say when that ends,
+/// so they are never freed.
+static DOMAINS: Mutex<BTreeMap<(Api, Option<String>), Domain>> = Mutex::new(BTreeMap::new());
 
 /// Adds the operator `DistCollective` to a session's operators. ONNX Runtime calls it for
 /// `register_custom_ops_library`.
@@ -57,40 +59,52 @@ pub unsafe extern "C" fn register_custom_ops(
         // SAFETY: the caller's promise.
         unsafe {
             let session_value = api.config_entry(options, CONFIG_KEY_TEXT)?;
-            api.add_operator(options, &operator(api, session_value).functions)
+            api.add_domain(options, domain_of(api, session_value)?)
         }
     })
 }
 
+/// The domain of sessions with this config entry, which is made once.
+fn domain_of(api: Api, session_value: Option<String>) -> Result<Domain> {
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (api, session_value);
+    if let Some(domain) = domains.get(&key) {
+        return Ok(*domain);
+    }
+    // The functions get the pointer to the whole operator.
+    let operator = std::ptr::from_ref(operator(api, key.1.clone())).cast();
+    // SAFETY: the operator is never freed.
+    let domain = unsafe { api.new_domain(operator)? };
+    domains.insert(key, domain);
+    Ok(domain)
+}
+
 fn operator(api: Api, session_value: Option<String>) -> &'static Operator {
-    let mut operators = OPERATORS.lock().unwrap_or_else(PoisonError::into_inner);
-    operators.entry(session_value.clone()).or_insert_with(|| {
-        let functions = OrtCustomOp {
-            version: VERSION,
-            CreateKernel: None,
-            GetName: Some(name),
-            GetExecutionProviderType: Some(execution_provider),
-            GetInputType: Some(tensor_type),
-            GetInputTypeCount: Some(tensor_count),
-            GetOutputType: Some(tensor_type),
-            GetOutputTypeCount: Some(tensor_count),
-            KernelCompute: None,
-            KernelDestroy: Some(destroy_kernel),
-            GetInputCharacteristic: Some(characteristic),
-            GetOutputCharacteristic: Some(characteristic),
-            GetInputMemoryType: Some(memory_type),
-            GetVariadicInputMinArity: None,
-            GetVariadicInputHomogeneity: None,
-            GetVariadicOutputMinArity: None,
-            GetVariadicOutputHomogeneity: None,
-            CreateKernelV2: Some(create_kernel),
-            KernelComputeV2: Some(compute),
-            InferOutputShapeFn: None,
-            GetStartVersion: None,
-            GetEndVersion: None,
-        };
-        Box::leak(Box::new(Operator { functions, api, session_value }))
-    })
+    let functions = OrtCustomOp {
+        version: VERSION,
+        CreateKernel: None,
+        GetName: Some(name),
+        GetExecutionProviderType: Some(execution_provider),
+        GetInputType: Some(tensor_type),
+        GetInputTypeCount: Some(tensor_count),
+        GetOutputType: Some(tensor_type),
+        GetOutputTypeCount: Some(tensor_count),
+        KernelCompute: None,
+        KernelDestroy: Some(destroy_kernel),
+        GetInputCharacteristic: Some(characteristic),
+        GetOutputCharacteristic: Some(characteristic),
+        GetInputMemoryType: Some(memory_type),
+        GetVariadicInputMinArity: None,
+        GetVariadicInputHomogeneity: None,
+        GetVariadicOutputMinArity: None,
+        GetVariadicOutputHomogeneity: None,
+        CreateKernelV2: Some(create_kernel),
+        KernelComputeV2: Some(compute),
+        InferOutputShapeFn: None,
+        GetStartVersion: None,
+        GetEndVersion: None,
+    };
+    Box::leak(Box::new(Operator { functions, api, session_value, running: Mutex::new(()) }))
 }
 
 /// Runs code for ONNX Runtime, to which no panic may go.
@@ -141,12 +155,12 @@ unsafe extern "system" fn create_kernel(
     kernel: *mut *mut c_void,
 ) -> OrtStatusPtr {
     // SAFETY: `operator` made the operator, which is never freed.
-    let Operator { api, session_value, .. } = unsafe { &*op.cast::<Operator>() };
+    let Operator { api, session_value, running, .. } = unsafe { &*op.cast::<Operator>() };
     OrtStatusPtr(status_of(*api, || {
         let communicator = communicator_of(session_value.as_deref())?;
         // SAFETY: ONNX Runtime gives the node's information, which exists during the call.
         let node = unsafe { Node::new(*api, info) };
-        let new = Kernel::new(*api, &node, communicator)?;
+        let new = Kernel::new(*api, &node, communicator, running)?;
         // SAFETY: ONNX Runtime gives a place for a pointer.
         unsafe { *kernel = Box::into_raw(Box::new(new)).cast() };
         Ok(())

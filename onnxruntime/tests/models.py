@@ -1,4 +1,4 @@
-"""Models with DistCollective nodes, and models to shard."""
+"""Models with DistCollective nodes, and a model to shard."""
 
 import numpy as np
 import onnx
@@ -46,29 +46,21 @@ def plain(operation, element_type, dims=(4, 3), **attributes):
     return _bytes([_collective(operation, "x", "y", attributes, "node")], [x], [y])
 
 
-def _weights(names, rows, columns):
-    generator = np.random.default_rng(0)
-    made = [generator.standard_normal((rows, columns)).astype(np.float32) for _ in names]
-    return [numpy_helper.from_array(weight, name) for weight, name in zip(made, names)]
+def branches(count, after=0):
+    """Nodes that do not depend on each other: all_reduce of `x` times 1, 2, and so on, to y0, y1, …
 
-
-def _tensor(name):
-    return helper.make_tensor_value_info(name, FLOAT, [8, 16])
-
-
-def attention():
-    """An attention layer of one head, with its projections."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "wq"], ["q"], name="q projection"),
-        helper.make_node("MatMul", ["x", "wk"], ["k"], name="k projection"),
-        helper.make_node("MatMul", ["x", "wv"], ["v"], name="v projection"),
-        helper.make_node("Transpose", ["k"], ["kt"], name="transpose", perm=[1, 0]),
-        helper.make_node("MatMul", ["q", "kt"], ["scores"], name="scores"),
-        helper.make_node("Softmax", ["scores"], ["weights"], name="softmax", axis=-1),
-        helper.make_node("MatMul", ["weights", "v"], ["mixed"], name="mix"),
-        helper.make_node("MatMul", ["mixed", "wo"], ["y"], name="output projection"),
-    ]
-    return _bytes(nodes, [_tensor("x")], [_tensor("y")], _weights(["wq", "wk", "wv", "wo"], 16, 16))
+    Behind each are as many more as `after` says, one after the other.
+    """
+    nodes, constants, outputs = [], [], []
+    for branch in range(count):
+        constants.append(numpy_helper.from_array(np.float32([branch + 1]), f"factor {branch}"))
+        nodes.append(helper.make_node("Mul", ["x", f"factor {branch}"], [f"{branch} 0"], name=f"mul {branch}"))
+        for step in range(after + 1):
+            y = f"y{branch}" if step == after else f"{branch} {step + 1}"
+            attributes = {"reduce_op": "max" if step else "sum"}
+            nodes.append(_collective("all_reduce", f"{branch} {step}", y, attributes, f"reduce {branch} {step}"))
+        outputs.append(helper.make_tensor_value_info(f"y{branch}", FLOAT, [4]))
+    return _bytes(nodes, [helper.make_tensor_value_info("x", FLOAT, [4])], outputs, constants)
 
 
 def mlp():
@@ -81,5 +73,11 @@ def mlp():
         helper.make_node("Mul", ["silu", "raised"], ["product"], name="product"),
         helper.make_node("MatMul", ["product", "down"], ["y"], name="down"),
     ]
-    constants = [*_weights(["gate", "up"], 16, 32), *_weights(["down"], 32, 16)]
-    return _bytes(nodes, [_tensor("x")], [_tensor("y")], constants)
+    generator = np.random.default_rng(0)
+    shapes = {"gate": (16, 32), "up": (16, 32), "down": (32, 16)}
+    weights = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    ]
+    x, y = (helper.make_tensor_value_info(name, FLOAT, [8, 16]) for name in "xy")
+    return _bytes(nodes, [x], [y], weights)

@@ -5,6 +5,7 @@ on the path for Python's modules. Models are sharded where polygraphy and onnx_g
 the tests need these files.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -31,11 +32,13 @@ REFERENCE = {
 }
 
 
-def session(model, value=None, **options):
+def session(model, value=None, *entries, **options):
     made = onnxruntime.SessionOptions()
     made.log_severity_level = 4
     if value is not None:
         made.add_session_config_entry("distcollective.communicator", value)
+    for entry in entries:
+        made.add_session_config_entry(*entry)
     made.register_custom_ops_library(distcollective.onnxruntime_library())
     for name, option in options.items():
         setattr(made, name, option)
@@ -251,6 +254,92 @@ def test_ranks_that_are_threads():
     assert np.array_equal(dist.run_threads(2, gathered), [[0, 1]] * 2)
 
 
+def _check_branches(made, count, x):
+    """Run a model of `models.branches` on two ranks."""
+    for branch, y in enumerate(made.run(None, {"x": x})):
+        assert np.array_equal(y, 2 * (branch + 1) * x), (branch, y)
+
+
+def _execution_order():
+    import distcollective.distributed as dist
+
+    x, orders = np.arange(4, dtype=np.float32), onnxruntime.ExecutionOrder
+    made = session(models.branches(6), execution_order=orders.PRIORITY_BASED)
+    for _ in range(3):
+        _check_branches(made, 6, x)
+    order = [orders.PRIORITY_BASED, orders.DEFAULT][dist.get_rank()]
+    made = session(models.branches(6), execution_order=order)
+    with pytest.raises(
+        Exception, match='ranks run different nodes: rank 0 runs "reduce . 0", rank 1 runs "reduce . 0"'
+    ):
+        made.run(None, {"x": x})
+
+
+def test_the_execution_order_may_be_by_priority_on_all_ranks_and_not_on_some():
+    run(2, _execution_order)
+
+
+def parallel(count, *entries):
+    """A session in parallel mode with as many threads."""
+    mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    return session(models.branches(4, after=4), None, *entries, execution_mode=mode, inter_op_num_threads=count)
+
+
+def _parallel_mode():
+    made = parallel(4)
+    for _ in range(50):
+        _check_branches(made, 4, np.arange(4, dtype=np.float32))
+
+
+def test_parallel_mode_runs_the_nodes_one_after_the_other():
+    run(2, _parallel_mode)
+
+
+#: What a rank gets where nodes run in parallel: it finds this itself, or a peer does.
+PARALLEL = "two nodes run at once on one communicator|ranks run different nodes|ranks disagree on collective"
+
+
+def _parallel_nodes(partition):
+    made = parallel(4, ("session.node_partition_config_file", partition))
+    with pytest.raises(Exception, match=PARALLEL):
+        for _ in range(1000):
+            _check_branches(made, 4, np.arange(4, dtype=np.float32))
+
+
+def test_nodes_that_run_in_parallel_are_an_exception_on_every_rank(tmp_path):
+    """With this config entry ONNX Runtime runs the branches at the same time, in any order."""
+    names = [[f"mul {branch}", *(f"reduce {branch} {step}" for step in range(5))] for branch in range(4)]
+    partition = tmp_path / "partition.json"
+    partition.write_text(json.dumps({"type": "DeviceBasedPartitioner", "streams": names, "devices": ["0"] * 4}))
+    run(2, _parallel_nodes, str(partition))
+
+
+def _resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _growth(count, work):
+    """By how many bytes the process grows while it does the work again, after a start."""
+    for _ in range(count // 4):
+        work()
+    before = _resident_bytes()
+    for _ in range(count):
+        work()
+    return _resident_bytes() - before
+
+
+def _memory():
+    model, x = models.plain("all_gather", models.FLOAT), {"x": np.zeros([4, 3], np.float32)}
+    made = session(model)
+    runs = _growth(3000, lambda: made.run(None, x))
+    sessions = _growth(100, lambda: session(model, intra_op_num_threads=1).run(None, x))
+    assert runs < 1 << 18 and sessions < 1 << 20, (runs, sessions)
+
+
+def test_memory_does_not_grow_with_runs_and_sessions():
+    run(2, _memory)
+
+
 def _second_registration():
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -307,6 +396,68 @@ def test_the_library_alone_finds_the_other_ranks(tmp_path):
     pass_on_every_rank(["-c", ALONE, distcollective.onnxruntime_library(), str(path)], 2)
 
 
+#: A program with two ranks that are threads, in which C functions make the communicators.
+IN_C = """
+import ctypes, sys, threading
+import numpy, onnxruntime
+
+library = ctypes.CDLL(sys.argv[1])
+
+def call(name, *arguments):
+    assert getattr(library, name)(*arguments) == 0, name
+
+def value_of(handle):
+    value = ctypes.create_string_buffer(32)
+    call("dcl_communicator_session_value", handle, value, ctypes.c_size_t(32), None)
+    return value.value.decode()
+
+def session_of(value):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("distcollective.communicator", value)
+    options.register_custom_ops_library(sys.argv[1])
+    return onnxruntime.InferenceSession(sys.argv[2], options)
+
+def check(sessions):
+    sums = [None, None]
+    def run(rank):
+        x = numpy.full([4, 3], rank + 1, numpy.float32)
+        (sums[rank],) = sessions[rank].run(None, {"x": x})
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert (numpy.array(sums) == 3).all(), sums
+
+handles = (ctypes.c_void_p * 2)()
+call("dcl_communicator_new_in_process", b"host", 2, ctypes.c_int64(10000), handles)
+handles = [ctypes.c_void_p(handle) for handle in handles]
+values = [value_of(handle) for handle in handles]
+sessions = [session_of(value) for value in values]
+check(sessions)
+for handle in handles:
+    call("dcl_communicator_free", handle)
+# A session keeps its communicator, and there can be no new one.
+check(sessions)
+try:
+    session_of(values[0])
+except Exception as error:
+    sys.exit(None if "that communicator is gone" in str(error) else str(error))
+sys.exit("the communicator is not gone")
+"""
+
+
+def test_a_session_has_the_communicator_that_c_functions_made(tmp_path):
+    library = os.environ.get("DCL_TEST_LIBRARY")
+    if library is None:
+        assert "DCL_REQUIRE_PEERS" not in os.environ
+        pytest.skip("DCL_TEST_LIBRARY is not set")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(models.node("all_reduce", models.FLOAT, reduce_op="sum"))
+    command = [sys.executable, "-c", IN_C, library, str(path)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_an_environment_the_exception_says_what_is_missing(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(models.node("all_reduce", models.FLOAT, reduce_op="sum"))
@@ -332,37 +483,30 @@ def _sharded(whole, sharded):
 
     x = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(whole).run(None, {"x": x})
-    (y,) = session(sharded.format(rank=dist.get_rank())).run(None, {"x": x})
+    (y,) = session(sharded[dist.get_rank()]).run(None, {"x": x})
     assert y.shape == expected.shape
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-#: Polygraphy's arguments: context parallelism of an attention, tensor parallelism of a gated MLP.
-CONTEXT = "--parallelism CP --k-idx 1 --v-idx 0 --kv-rank 2 --i-rank 2 --o-rank 2 --i-idx 0 --o-idx 0".split()
-TENSOR = "--parallelism TP".split()
-
-
-@pytest.mark.parametrize(
-    "name, arguments, size", [("attention", CONTEXT, 2), ("attention", CONTEXT, 4), ("mlp", TENSOR, 2)]
-)
-def test_a_model_that_polygraphy_has_sharded_gives_the_single_device_result(tmp_path, name, arguments, size):
+def test_an_mlp_that_polygraphy_has_sharded_by_tensors_gives_the_single_device_result(tmp_path):
     peer("polygraphy")
     whole, out = tmp_path / "whole.onnx", tmp_path / "sharded.onnx"
-    whole.write_bytes(getattr(models, name)())
+    whole.write_bytes(models.mlp())
     polygraphy = Path(sys.executable).with_name("polygraphy")
-    shard = [polygraphy, "multi-device", "shard", whole, "-o", out, "--one-shot", "--gpus", str(size)]
-    command = [sys.executable, *map(str, [*shard, "--nb-rank", size, *arguments])]
+    shard = [polygraphy, "multi-device", "shard", whole, "-o", out, "--one-shot", "--parallelism", "TP"]
+    command = [sys.executable, *map(str, [*shard, "--gpus", 2, "--nb-rank", 2])]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
-    files = sorted(path.name for path in tmp_path.glob("*.onnx") if path != whole)
-    pattern = out.name if files == [out.name] else files[0].replace("0", "{rank}")
-    run(size, _sharded, str(whole), str(tmp_path / pattern))
+    files = sorted(path for path in tmp_path.glob("*.onnx") if path != whole)
+    assert len(files) == 2, files
+    run(2, _sharded, str(whole), [str(path) for path in files])
 
 
-def test_the_sample_shards_an_attention_and_compares_it():
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_attention_that_the_sample_shards_by_context_gives_the_single_device_result(size):
     peer("polygraphy")
     program = Path(__file__).resolve().parents[2] / "samples" / "onnxruntime" / "sharded_attention.py"
-    outputs = pass_on_every_rank([str(program)], 2, deadline=120)
+    outputs = pass_on_every_rank([str(program)], size, deadline=120)
     for rank, output in enumerate(outputs):
-        begin = f"rank {rank} of 2: 4 DistCollective nodes, the largest difference is "
+        begin = f"rank {rank} of {size}: 4 DistCollective nodes, the largest difference is "
         assert output.startswith(begin) and float(output[len(begin) :]) < 1e-4

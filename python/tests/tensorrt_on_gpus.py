@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import time
 
 import numpy as np
 from on_gpus import GpuArray, check, cuda, new_stream, on_ranks
@@ -99,6 +100,34 @@ def with_a_capsule():
             run_on(context)
             del context
         check(nccl.ncclCommDestroy(communicator))
+
+    on_ranks(body, SIZE)
+
+
+def runs_after_the_streams_of_its_tensors():
+    """The input is made on one stream, and the output was used on another; both are slow."""
+    function_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+    def body():
+        context = new_context()
+        context.set_communicator(dist.group.WORLD)
+        streams = [new_stream(), new_stream()]
+        x, y = (GpuArray(np.zeros((2, 3), np.float32), stream) for stream in streams)
+
+        def write_late(array, value):
+            def late(_):
+                time.sleep(0.2)
+                array.view[...] = value
+
+            return function_type(late)
+
+        make, use = write_late(x, 7), write_late(y, -1)
+        for late, stream in [([make], streams[:1]), ([use], streams[1:]), ([make, use], streams)]:
+            x.view[...], y.view[...] = 0 if make in late else 7, 0
+            for function, on in zip(late, stream):
+                check(cuda.cuLaunchHostFunc(ctypes.c_void_p(on), function, None))
+            assert context.execute_v2([x, y])
+            assert (y.view == 14).all(), y.view
 
     on_ranks(body, SIZE)
 

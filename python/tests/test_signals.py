@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ranks import Ranks, run
 
+import distcollective
 import distcollective.distributed as dist
 
 
@@ -30,6 +31,9 @@ def waits():
     yield lambda: dist.new_group([0, 1])
     yield lambda: dist.monitored_barrier(timeout=timedelta(seconds=100))
     yield lambda: dist.broadcast_bytes(src=1)
+    # This rank refuses its arguments, and waits until the others know.
+    yield lambda: distcollective.broadcast_tensor_dict({}, src=1, backend="nccl")
+    yield lambda: distcollective.broadcast_tensor_dict(None, src=0)
 
 
 @pytest.mark.parametrize("number", range(len(list(waits()))))

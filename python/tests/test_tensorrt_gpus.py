@@ -10,7 +10,9 @@ from ranks import DEADLINE
 from test_cuda import LIBRARIES
 
 
-@pytest.mark.parametrize("name", ["with_a_group", "with_a_capsule", "plugins_are_refused"])
+@pytest.mark.parametrize(
+    "name", ["with_a_group", "with_a_capsule", "runs_after_the_streams_of_its_tensors", "plugins_are_refused"]
+)
 def test_on_gpus(name):
     if LIBRARIES is None:
         assert "DCL_REQUIRE_PEERS" not in os.environ, "DCL_TEST_GPU_LIBRARIES is missing"

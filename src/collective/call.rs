@@ -1,6 +1,7 @@
 //! The description of one collective, as a backend gets it.
 
 use std::fmt;
+use std::num::NonZeroU16;
 
 use super::geometry::Side;
 use super::rules::InPlace;
@@ -25,13 +26,15 @@ pub(crate) struct Call {
     pub(crate) wire_type: Option<WireType>,
     /// The caller's type, if the elements are bytes of a type that only moves.
     pub(crate) only_moved: Option<MovedType>,
+    /// The number of the bound layer that makes the call, if one does.
+    pub(crate) layer: Option<NonZeroU16>,
 }
 
 impl Call {
     /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
         let determinism = Determinism::Backend;
-        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None }
+        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None, layer: None }
     }
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.

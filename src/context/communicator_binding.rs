@@ -72,7 +72,7 @@ impl CommunicatorBinding {
             .and_then(|()| Regions::new(&engine, communicator.space()));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let own_bytes = engine.memory.communicator_bytes;
-        let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?;
+        let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?.region_bytes;
         let mut regions = regions?;
         let graphs = match communicator.default_stream() {
             Some(_) => Graphs::agree(&engine, communicator, options, deadline)?,

@@ -1,5 +1,7 @@
 //! The agreement on plans: when a communicator is set, the ranks compare their collective calls.
 
+use std::num::NonZeroU16;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -66,18 +68,34 @@ struct Summary {
     accepts: bool,
     calls: [u8; 32],
     region_bytes: u64,
+    number: NonZeroU16,
 }
 
-/// Compares the calls of all ranks, and gives the largest `region_bytes` of all. Collective: a rank
-/// that cannot use the communicator calls it too, with its error, so that no peer waits for it.
-/// `plan` is what errors call the plan; it is empty for a layer by itself.
+/// What all ranks know after they have compared their calls.
+pub(crate) struct Agreed {
+    /// The largest `region_bytes` of all ranks.
+    pub(crate) region_bytes: usize,
+    /// The agreement's number: rank 0's. Rank 0 gives it to no other of its latest 65,534.
+    pub(crate) number: NonZeroU16,
+}
+
+/// A number for an agreement of this process.
+fn new_number() -> NonZeroU16 {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let made = MADE.fetch_add(1, Ordering::Relaxed);
+    NonZeroU16::MIN.saturating_add((made % u64::from(u16::MAX)) as u16)
+}
+
+/// Compares the calls of all ranks. Collective: a rank that cannot use the communicator calls it
+/// too, with its error, so that no peer waits for it. `plan` is what errors call the plan; it is
+/// empty for a layer by itself.
 pub(crate) fn agree(
     communicator: &Communicator,
     verdict: Result<&[PlannedCall]>,
     plan: &str,
     region_bytes: usize,
     deadline: Instant,
-) -> Result<usize> {
+) -> Result<Agreed> {
     let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
     let mut hash = Sha256::new();
     for call in calls {
@@ -85,8 +103,12 @@ pub(crate) fn agree(
         hash.update((call.len() as u64).to_le_bytes());
         hash.update(call);
     }
-    let summary =
-        Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), region_bytes: region_bytes as u64 };
+    let summary = Summary {
+        accepts: verdict.is_ok(),
+        calls: hash.finalize().into(),
+        region_bytes: region_bytes as u64,
+        number: new_number(),
+    };
     let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
     if all.iter().any(|s| !s.accepts) {
         let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
@@ -102,7 +124,8 @@ pub(crate) fn agree(
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
-    Ok(all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize)
+    let region_bytes = all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize;
+    Ok(Agreed { region_bytes, number: all.first().unwrap_or(&summary).number })
 }
 
 fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(

@@ -1,5 +1,6 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -200,6 +201,9 @@ pub struct BoundLayer(Arc<Bound>);
 #[derive(Clone, Debug)]
 struct Bound {
     layer: ResolvedLayer,
+    /// The layer's number on its communicator, the same on every rank. It is a part of its calls,
+    /// so that ranks whose layers run in different orders get an error.
+    number: NonZeroU16,
     role: Role,
     data_type: DataType,
     communicator: Communicator,
@@ -226,13 +230,12 @@ impl DistCollectiveLayer {
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let bind = || {
-            agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?;
+            let number = agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?.number;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            Ok((layer, role))
+            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator: communicator.clone() })))
         };
-        let (layer, role) = communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)?;
-        Ok(BoundLayer(Arc::new(Bound { layer, role, data_type, communicator: communicator.clone() })))
+        communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
     }
 }
 
@@ -247,7 +250,8 @@ impl BoundLayer {
     }
 
     fn call(&self, input: &Shape) -> Call {
-        self.0.layer.call(self.0.data_type, input.element_count(), self.0.role.group_len())
+        let call = self.0.layer.call(self.0.data_type, input.element_count(), self.0.role.group_len());
+        Call { layer: Some(self.0.number), ..call }
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.

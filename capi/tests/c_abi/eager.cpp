@@ -29,6 +29,8 @@ void run(dcl::Communicator communicator) {
     float x[1] = {1};
     float list[2][1] = {{0}, {0}};
 
+    CHECK(!communicator.session_value().value().empty());
+
     dcl::Stream stream = communicator.get_stream().value();
     dcl::Work work;
     communicator.all_reduce(x, x, 1, type, dcl::ReduceOperation::kSUM, stream, &work).value();

@@ -214,6 +214,29 @@ static void keep_a_buffer(dcl_communicator_t *communicator, int32_t rank, void *
     OK(dcl_buffer_free(buffer));
 }
 
+/* The text that gives a communicator to a session of ONNX Runtime. */
+static void name_it_for_sessions(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)rank, (void)shared;
+    dcl_communicator_t *other;
+    char value[32], again[32];
+    size_t length, length_again;
+    OK(dcl_communicator_session_value(communicator, NULL, 0, &length));
+    OK(dcl_communicator_session_value(communicator, value, sizeof value, &length_again));
+    CHECK(length > 0 && length == length_again && length == strlen(value));
+    OK(dcl_communicator_session_value(communicator, again, length + 1, NULL));
+    CHECK(strcmp(value, again) == 0);
+    again[0] = '?';
+    FAILS(DCL_STATUS_BUFFER_TOO_SMALL, dcl_communicator_session_value(communicator, again, length, NULL));
+    CHECK(again[0] == '?');
+    /* Another handle has another timeout, and so another text. */
+    OK(dcl_communicator_with_timeout(communicator, 1, &other));
+    OK(dcl_communicator_session_value(other, again, sizeof again, NULL));
+    CHECK(strcmp(value, again) != 0);
+    OK(dcl_communicator_free(other));
+    FAILS(DCL_STATUS_INVALID_HANDLE, dcl_communicator_session_value(other, again, sizeof again, NULL));
+    OK(dcl_communicator_barrier(communicator));
+}
+
 static void an_environment_is_left(void) {
     dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
     config.rank = 0;
@@ -252,6 +275,7 @@ int main(void) {
     }
     on_ranks(2, let_go_of_work, NULL);
     on_ranks(2, keep_a_buffer, NULL);
+    on_ranks(2, name_it_for_sessions, NULL);
     an_environment_is_left();
     return 0;
 }

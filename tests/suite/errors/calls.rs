@@ -1,6 +1,7 @@
 //! What setting shapes, running contexts and layers, and eager calls find.
 
 use distcollective::collective::{Collective, InPlace};
+use distcollective::dist_collective::BoundLayer;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{Bool, Dims, Element, Shape};
 use distcollective::{
@@ -336,6 +337,37 @@ fn raw_eager_calls_are_checked_when_they_are_issued() {
         format!("rank 0: all_reduce: {} elements for each of 1 rank are more than memory can hold", usize::MAX)
     );
     communicator.check().expect("the communicator works");
+}
+
+/// The calls of both layers are the same, so only the layers tell them apart.
+#[test]
+fn bound_layers_in_another_order_are_an_error_on_every_rank() {
+    let errors = on_ranks(2, |communicator| {
+        let bind = || DistCollective::all_gather().nb_rank(2).into_layer().bind(&communicator, DataType::Int32);
+        let mut layers = [bind().expect("the same layer"), bind().expect("the same layer")];
+        let run = |layer: &BoundLayer| {
+            let mut y = [0i32; 2];
+            let mine = communicator.rank().0 as i32;
+            layer.execute(Some((&[mine]).into()), Some((&mut y).into()), &[1]).map(|()| assert_eq!(y, [0, 1]))
+        };
+        for layer in layers.iter().chain(&layers).chain(&layers[1..]) {
+            run(layer).expect("the same order");
+        }
+        if communicator.rank() == Rank(1) {
+            layers.reverse();
+        }
+        run(&layers[0]).expect_err("another layer")
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        let text = error.to_string();
+        let sides =
+            text.split_once("ranks disagree on collective 6: rank 0 calls all_gather of 1 int32 in bound layer ");
+        let (first, second) = sides
+            .and_then(|(_, sides)| sides.split_once("; rank 1 calls all_gather of 1 int32 in bound layer "))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(first.parse::<u16>().is_ok() && second.parse::<u16>().is_ok() && first != second, "{text}");
+    }
 }
 
 #[test]

@@ -43,11 +43,13 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
             None => calls.push((words, vec![member])),
         }
     }
-    let purposes: Vec<Purpose> = calls
-        .iter()
-        .filter_map(|(words, _)| Signature::from_words(*words))
-        .map(|signature| signature.purpose)
-        .collect();
+    let signatures: Vec<Signature> = calls.iter().filter_map(|(words, _)| Signature::from_words(*words)).collect();
+    let purposes: Vec<Purpose> = signatures.iter().map(|signature| signature.purpose).collect();
+    let layers_differ = signatures.iter().any(|signature| signature.call.layer != signatures[0].call.layer);
+    let describe = |signature: Signature| match signature.call.layer {
+        Some(number) if layers_differ => format!("{signature} in bound layer {number}"),
+        _ => signature.to_string(),
+    };
     let is_run = purposes.iter().any(|purpose| purpose.is_run());
     let is_counted = purposes.iter().any(|purpose| purpose.is_counted());
     let place = match is_run {
@@ -57,7 +59,7 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
     let sides: Vec<String> = calls
         .into_iter()
         .map(|(words, ranks)| {
-            let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), |s| s.to_string());
+            let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), describe);
             let verb = match (is_run, ranks.len()) {
                 (true, 1) => "makes",
                 (true, _) => "make",
