@@ -60,24 +60,46 @@ impl PlannedCall {
     }
 }
 
-/// What ranks exchange first. It is short, and as long on every rank.
+/// What ranks exchange first.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 struct Summary {
     accepts: bool,
     calls: [u8; 32],
-    region_bytes: u64,
+    order: Option<ElementOrder>,
+    region_bytes: [u64; 2],
 }
 
-/// Compares the calls of all ranks, and gives the largest `region_bytes` of all. Collective: a rank
-/// that cannot use the communicator calls it too, with its error, so that no peer waits for it.
-/// `plan` is what errors call the plan; it is empty for a layer by itself.
+/// A hash of the order in which a plan's collectives find elements, if that is not the order of the
+/// tensors' dimensions.
+pub(crate) type ElementOrder = [u8; 32];
+
+/// What a plan needs beside its calls.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    /// The order of elements that this rank prefers.
+    pub(crate) order: Option<ElementOrder>,
+    /// The bytes from [`Communicator::allocate_region`]: with the preferred order, and without it.
+    pub(crate) region_bytes: [usize; 2],
+}
+
+/// What the ranks do.
+pub(crate) struct Agreement {
+    /// Whether all ranks prefer one order of elements, which then counts.
+    pub(crate) is_one_order: bool,
+    /// The most bytes that a rank needs.
+    pub(crate) region_bytes: usize,
+}
+
+/// Compares the calls of all ranks, and their needs. Collective: a rank that cannot use the
+/// communicator calls it too, with its error, so that no peer waits for it. `plan` is what errors
+/// call the plan; it is empty for a layer by itself.
 pub(crate) fn agree(
     communicator: &Communicator,
     verdict: Result<&[PlannedCall]>,
     plan: &str,
-    region_bytes: usize,
+    needs: Needs,
     deadline: Instant,
-) -> Result<usize> {
+) -> Result<Agreement> {
     let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
     let mut hash = Sha256::new();
     for call in calls {
@@ -85,8 +107,9 @@ pub(crate) fn agree(
         hash.update((call.len() as u64).to_le_bytes());
         hash.update(call);
     }
-    let summary =
-        Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), region_bytes: region_bytes as u64 };
+    let Needs { order, region_bytes } = needs;
+    let region_bytes = region_bytes.map(|bytes| bytes as u64);
+    let summary = Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), order, region_bytes };
     let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
     if all.iter().any(|s| !s.accepts) {
         let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
@@ -102,7 +125,9 @@ pub(crate) fn agree(
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
-    Ok(all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize)
+    let is_one_order = all.iter().all(|s| s.order == order);
+    let region_bytes = all.iter().map(|s| s.region_bytes[usize::from(!is_one_order)]).max().unwrap_or(0) as usize;
+    Ok(Agreement { is_one_order, region_bytes })
 }
 
 fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(

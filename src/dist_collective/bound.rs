@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::agreement::{PlannedCall, agree};
+use super::agreement::{Needs, PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
 use crate::collective::{Call, Groups, InPlace, check_buffers};
 use crate::comm::{Communicator, Purpose, Request, Signature};
@@ -222,7 +222,7 @@ impl DistCollectiveLayer {
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let bind = || {
-            agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?;
+            agree(communicator, calls.as_deref().map_err(Clone::clone), "", Needs::default(), deadline)?;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
             Ok((layer, role))
