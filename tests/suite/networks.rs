@@ -99,14 +99,14 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
             }
             14 | 15 => (vec![input], Action::Local(local::slice(described, choice))),
             16..=18 => {
-                let mut last = input;
+                let (mut last, first) = (input, tensors.len());
                 for action in between_shuffles(n, described.clone(), choice) {
                     tensors.push(describe(&action, &[last], &tensors));
                     steps.push(Step { inputs: vec![last], action });
                     last = tensors.len() - 1;
                 }
                 if choice >> 52 & 7 == 0 {
-                    outputs.push(last - (choice >> 55 & 1) as usize);
+                    outputs.push((last - (choice >> 55 & 1) as usize).max(first));
                 }
                 (vec![last], Action::Local(Local::Identity))
             }
