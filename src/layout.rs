@@ -68,6 +68,61 @@ impl<const N: usize> Layout<N> {
     }
 }
 
+impl Layout<1> {
+    /// Joins adjacent elements that stay adjacent to longer ones: of 16 bytes at most, and of a
+    /// length that divides `alignment`. Gives their length.
+    pub(crate) fn widen(&mut self, element_bytes: usize, alignment: usize) -> usize {
+        let Some(last) = self.dim_count.checked_sub(1) else { return element_bytes };
+        let [strides] = &mut self.strides;
+        if strides[last] != 1 {
+            return element_bytes;
+        }
+        let fits = |factor: &usize| {
+            let is_multiple = |stride: &isize| stride.unsigned_abs().is_multiple_of(*factor);
+            self.dims[last].is_multiple_of(*factor) && strides[..last].iter().all(is_multiple)
+        };
+        let lengths = [16, 8, 4, 2].into_iter().filter(|bytes| alignment.is_multiple_of(*bytes));
+        let mut factors = lengths.filter(|bytes| *bytes > element_bytes).map(|bytes| bytes / element_bytes);
+        let Some(factor) = factors.find(fits) else { return element_bytes };
+        self.dims[last] /= factor;
+        strides[..last].iter_mut().for_each(|stride| *stride /= factor as isize);
+        if self.dims[last] == 1 {
+            self.dim_count = last;
+        }
+        element_bytes * factor
+    }
+
+    /// The layout as matrices, if rows have their elements further apart than another dimension
+    /// has.
+    pub(crate) fn matrices(&self) -> Option<Matrices> {
+        let last = self.dim_count.checked_sub(1)?;
+        let [strides] = &self.strides;
+        let across = (0..last).min_by_key(|&dim| strides[dim].unsigned_abs())?;
+        if strides[across].unsigned_abs() >= strides[last].unsigned_abs() {
+            return None;
+        }
+        let pitch_of = |dim: usize| self.dims[dim + 1..=last].iter().product::<usize>();
+        let mut places = Layout::ONE_ELEMENT;
+        for dim in (0..last).filter(|&dim| dim != across) {
+            places.push(self.dims[dim], [strides[dim], pitch_of(dim) as isize]);
+        }
+        let dims = [across, last].map(|dim| self.dims[dim]);
+        Some(Matrices { places, dims, strides: [strides[across], strides[last]], pitch: pitch_of(across) })
+    }
+}
+
+/// A gathering as matrices that are transposed: the neighbours of the input are in columns.
+pub(crate) struct Matrices {
+    /// Where the first element of each matrix is, in the input and in the output.
+    pub(crate) places: Layout<2>,
+    /// The number of rows of a matrix in the output, and their length.
+    pub(crate) dims: [usize; 2],
+    /// How far apart in the input neighbours in a column and in a row are.
+    pub(crate) strides: [isize; 2],
+    /// How far apart in the output rows are.
+    pub(crate) pitch: usize,
+}
+
 /// See [`Layout::rows`].
 pub(crate) struct Rows<'a, const N: usize> {
     layout: &'a Layout<N>,

@@ -12,7 +12,7 @@ use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
 use crate::cuda::Kernel;
 use crate::data_type::DataType;
-use crate::dist_collective::{ResolvedLayer, Role, Roles, agree};
+use crate::dist_collective::{Agreement, Needs, ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
@@ -56,24 +56,34 @@ impl CommunicatorBinding {
 
     /// On a communicator. Collective, in this rank's turn.
     pub(super) fn to(
-        engine: Arc<EngineInner>,
+        mut engine: Arc<EngineInner>,
         communicator: &Communicator,
         options: ContextOptions,
         deadline: Instant,
     ) -> Result<Self> {
-        let collectives = &engine.analysis.collectives;
-        let in_schedule = || engine.analysis.schedule.iter().filter_map(|id| collectives[id.index()].as_ref());
+        let regions_of = |engine: &EngineInner| {
+            communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(engine)?))?;
+            Regions::new(engine, communicator.space())
+        };
         // What can fail on this rank alone comes before the agreement, which tells the other ranks.
-        let regions = in_schedule()
-            .try_for_each(|layer| Roles::check(communicator, layer))
-            .and_then(|()| {
-                communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(&engine)?))
-            })
-            .and_then(|()| Regions::new(&engine, communicator.space()));
+        let mut layers =
+            engine.analysis.schedule.iter().filter_map(|id| engine.analysis.collectives[id.index()].as_ref());
+        let regions = layers.try_for_each(|layer| Roles::check(communicator, layer)).and_then(|()| regions_of(&engine));
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
-        let own_bytes = engine.memory.communicator_bytes;
-        let region_bytes = agree(communicator, calls, &engine.fingerprint, own_bytes, deadline)?.region_bytes;
+        let described = engine.described.as_ref().unwrap_or(&engine);
+        let needs = Needs {
+            order: engine.analysis.cancellation.order_of_elements,
+            region_bytes: [&engine, described].map(|engine| engine.memory.communicator_bytes),
+        };
+        let Agreement { is_one_order, region_bytes, .. } =
+            agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
+        if let Some(described) = engine.described.clone().filter(|_| !is_one_order) {
+            // Some rank's collectives would find their elements in another order.
+            regions = regions_of(&described).inspect_err(|error| communicator.abort_with(error))?;
+            engine = described;
+        }
+        let collectives = &engine.analysis.collectives;
         let graphs = match communicator.default_stream() {
             Some(_) => Graphs::agree(&engine, communicator, options, deadline)?,
             None => Graphs::default(),
@@ -237,11 +247,13 @@ impl Drop for RegionsGuard<'_> {
 fn kernels(engine: &EngineInner) -> Result<Vec<Kernel>> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
-    for layer in &network.layers {
+    for (id, layer) in network.layers() {
         let input_type = || analysis.types[layer.inputs[0].index()];
         match &layer.body {
             LayerBody::Cast(cast) => kernels.extend(Kernel::of_cast(input_type(), cast.to)),
-            LayerBody::Shuffle(shuffle) if !shuffle.shuffle.only_reshapes() => {
+            LayerBody::Shuffle(shuffle)
+                if !shuffle.shuffle.only_reshapes() && !analysis.cancellation.is_canceled(id) =>
+            {
                 kernels.extend(Kernel::of_gather(input_type().byte_len()));
             }
             LayerBody::ElementWise(layer) => kernels.extend(Kernel::of_element_wise(layer.operation(), input_type())),

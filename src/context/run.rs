@@ -277,11 +277,14 @@ impl<'a> EngineRun<'a> {
             LayerBody::DistCollective(_) => unsafe { self.dist_collective(id)? },
             LayerBody::Shuffle(_) => {
                 let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                let Some(steps) = &self.shapes.shuffles[id.index()] else { return Ok(()) };
+                let Some(mut steps) = self.shapes.shuffles[id.index()] else { return Ok(()) };
+                if engine.analysis.cancellation.is_canceled(id) {
+                    (steps.first, steps.second) = (None, None);
+                }
                 let scratch = engine.memory.scratch[id.index()].as_ref().map(|place| self.place(place));
                 // SAFETY: input, output and scratch are places of the plan or tensors of the
                 // caller, long enough for the shapes, and apart except for a mere reshape.
-                unsafe { self.shuffle(steps, &input, &output, scratch)? };
+                unsafe { self.shuffle(&steps, &input, &output, scratch)? };
             }
             LayerBody::Cast(cast) => {
                 let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));

@@ -28,8 +28,9 @@ impl Gathering {
     /// The plan for the elements that the layout reaches. Both addresses are multiples of
     /// `alignment`.
     pub(super) fn new(layout: &Layout<1>, element_bytes: usize, alignment: usize) -> Self {
+        let mut layout = *layout;
         let mut plan = Gathering {
-            element_bytes,
+            element_bytes: layout.widen(element_bytes, alignment),
             dim_count: layout.dims().len(),
             dims: [1; MAX_DIMS],
             strides: [0; MAX_DIMS],
@@ -39,31 +40,11 @@ impl Gathering {
         for (dim, (&len, &stride)) in layout.dims().iter().zip(layout.strides(0)).enumerate() {
             (plan.dims[dim], plan.strides[dim]) = (len as u64, stride as i64);
         }
-        plan.widen(alignment);
         plan.tiles = plan.find_tiles();
         let has_words = |[_, rows, columns]: [u64; 3]| rows.is_multiple_of(WORD) && columns.is_multiple_of(WORD);
         plan.moves_words =
             plan.element_bytes == 1 && (alignment as u64).is_multiple_of(WORD) && plan.tiles.is_some_and(has_words);
         plan
-    }
-
-    /// Joins adjacent elements that stay adjacent to one longer element.
-    fn widen(&mut self, alignment: usize) {
-        let Some(last) = self.dim_count.checked_sub(1) else { return };
-        if self.strides[last] != 1 {
-            return;
-        }
-        let fits = |factor: &usize| {
-            let factor = *factor as i64;
-            self.dims[last].is_multiple_of(factor as u64) && self.strides[..last].iter().all(|s| s % factor == 0)
-        };
-        let factors = [16, 8, 4, 2].into_iter().filter(|bytes| alignment.is_multiple_of(*bytes));
-        let factors = factors.filter(|bytes| *bytes > self.element_bytes).map(|bytes| bytes / self.element_bytes);
-        if let Some(factor) = factors.into_iter().find(|factor| fits(factor)) {
-            self.element_bytes *= factor;
-            self.dims[last] /= factor as u64;
-            self.strides[..last].iter_mut().for_each(|stride| *stride /= factor as i64);
-        }
     }
 
     fn find_tiles(&self) -> Option<[u64; 3]> {

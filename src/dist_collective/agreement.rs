@@ -62,18 +62,34 @@ impl PlannedCall {
     }
 }
 
-/// What ranks exchange first. It is short, and as long on every rank.
+/// What ranks exchange first.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 struct Summary {
     accepts: bool,
     calls: [u8; 32],
-    region_bytes: u64,
+    order: Option<ElementOrder>,
+    region_bytes: [u64; 2],
     number: NonZeroU16,
 }
 
+/// A hash of the order in which a plan's collectives find elements, if that is not the order of the
+/// tensors' dimensions.
+pub(crate) type ElementOrder = [u8; 32];
+
+/// What a plan needs beside its calls.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Needs {
+    /// The order of elements that this rank prefers.
+    pub(crate) order: Option<ElementOrder>,
+    /// The bytes from [`Communicator::allocate_region`]: with the preferred order, and without it.
+    pub(crate) region_bytes: [usize; 2],
+}
+
 /// What all ranks know after they have compared their calls.
-pub(crate) struct Agreed {
-    /// The largest `region_bytes` of all ranks.
+pub(crate) struct Agreement {
+    /// Whether all ranks prefer one order of elements, which then counts.
+    pub(crate) is_one_order: bool,
+    /// The most bytes that a rank needs.
     pub(crate) region_bytes: usize,
     /// The agreement's number: rank 0's. Rank 0 gives it to no other of its latest 65,534.
     pub(crate) number: NonZeroU16,
@@ -86,16 +102,16 @@ fn new_number() -> NonZeroU16 {
     NonZeroU16::MIN.saturating_add((made % u64::from(u16::MAX)) as u16)
 }
 
-/// Compares the calls of all ranks. Collective: a rank that cannot use the communicator calls it
-/// too, with its error, so that no peer waits for it. `plan` is what errors call the plan; it is
-/// empty for a layer by itself.
+/// Compares the calls of all ranks, and their needs. Collective: a rank that cannot use the
+/// communicator calls it too, with its error, so that no peer waits for it. `plan` is what errors
+/// call the plan; it is empty for a layer by itself.
 pub(crate) fn agree(
     communicator: &Communicator,
     verdict: Result<&[PlannedCall]>,
     plan: &str,
-    region_bytes: usize,
+    needs: Needs,
     deadline: Instant,
-) -> Result<Agreed> {
+) -> Result<Agreement> {
     let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
     let mut hash = Sha256::new();
     for call in calls {
@@ -103,10 +119,12 @@ pub(crate) fn agree(
         hash.update((call.len() as u64).to_le_bytes());
         hash.update(call);
     }
+    let Needs { order, region_bytes } = needs;
     let summary = Summary {
         accepts: verdict.is_ok(),
         calls: hash.finalize().into(),
-        region_bytes: region_bytes as u64,
+        order,
+        region_bytes: region_bytes.map(|bytes| bytes as u64),
         number: new_number(),
     };
     let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
@@ -124,8 +142,10 @@ pub(crate) fn agree(
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
-    let region_bytes = all.iter().map(|s| s.region_bytes).max().unwrap_or(0) as usize;
-    Ok(Agreed { region_bytes, number: all.first().unwrap_or(&summary).number })
+    let is_one_order = all.iter().all(|s| s.order == order);
+    let region_bytes = all.iter().map(|s| s.region_bytes[usize::from(!is_one_order)]).max().unwrap_or(0) as usize;
+    let number = all.first().unwrap_or(&summary).number;
+    Ok(Agreement { is_one_order, region_bytes, number })
 }
 
 fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(

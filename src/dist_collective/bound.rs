@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::agreement::{PlannedCall, agree};
+use super::agreement::{Needs, PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
 use crate::collective::{Call, Groups, InPlace, check_buffers};
 use crate::comm::{Communicator, Purpose, Request, Signature};
@@ -230,7 +230,8 @@ impl DistCollectiveLayer {
         let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let bind = || {
-            let number = agree(communicator, calls.as_deref().map_err(Clone::clone), "", 0, deadline)?.number;
+            let calls = calls.as_deref().map_err(Clone::clone);
+            let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
             Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator: communicator.clone() })))

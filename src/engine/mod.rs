@@ -1,6 +1,7 @@
 //! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
+mod cancellation;
 mod dims;
 mod inference;
 mod inspect;
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 
 pub(crate) use analysis::Analysis;
+use cancellation::Cancellation;
 pub(crate) use inference::infer_shapes;
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
@@ -55,13 +57,16 @@ pub struct Engine {
 }
 
 pub(crate) struct EngineInner {
-    pub(crate) network: Network,
+    pub(crate) network: Arc<Network>,
     pub(crate) analysis: Analysis,
     pub(crate) memory: MemoryPlan,
     pub(crate) io: Vec<IoTensor>,
     /// The collective calls, as ranks compare them.
     pub(crate) planned_calls: Vec<PlannedCall>,
     pub(crate) fingerprint: String,
+    /// The same engine whose shuffles all run, if this one has collectives between canceled ones.
+    /// It runs where the ranks have canceled different shuffles.
+    pub(crate) described: Option<Arc<EngineInner>>,
     /// The shapes of inputs and outputs at the points of the profiles that were asked for.
     profile_shapes: Mutex<BTreeMap<usize, Arc<IoShapes>>>,
 }
@@ -103,27 +108,15 @@ impl Engine {
         for (tensor, data_type) in network.tensors.iter_mut().zip(&analysis.types) {
             tensor.data_type = *data_type;
         }
-        let memory = memory::plan(&network, &analysis)?;
-        let io_tensor = |mode: IoMode, tensor: TensorId| {
-            let dims = match &network.tensors[tensor.index()].source {
-                Source::Input(input) => input.dims,
-                Source::Layer { .. } => analysis.extents[tensor.index()].dims(),
-            };
-            IoTensor {
-                name: network.tensors[tensor.index()].name.clone(),
-                mode,
-                data_type: analysis.types[tensor.index()],
-                dims,
-                tensor,
+        let network = Arc::new(network);
+        let inner = match analysis.cancellation.order_of_elements {
+            None => EngineInner::new(network, analysis, None)?,
+            Some(_) => {
+                let all_run = analysis.clone().with_cancellation(&network, Cancellation::none(&network));
+                let described = EngineInner::new(Arc::clone(&network), all_run, None)?;
+                EngineInner::new(network, analysis, Some(Arc::new(described)))?
             }
         };
-        let inputs = network.inputs.iter().map(|&t| io_tensor(IoMode::Input, t));
-        let outputs = network.outputs.iter().map(|&t| io_tensor(IoMode::Output, t));
-        let io = inputs.chain(outputs).collect();
-        let planned_calls = planned_calls(&network, &analysis);
-        let fingerprint = plan::fingerprint(&network);
-        let profile_shapes = Mutex::default();
-        let inner = EngineInner { network, analysis, memory, io, planned_calls, fingerprint, profile_shapes };
         Ok(Engine { inner: Arc::new(inner) })
     }
 
@@ -275,6 +268,31 @@ impl fmt::Debug for Engine {
 }
 
 impl EngineInner {
+    fn new(network: Arc<Network>, analysis: Analysis, described: Option<Arc<EngineInner>>) -> Result<Self> {
+        let memory = memory::plan(&network, &analysis)?;
+        let io_tensor = |mode: IoMode, tensor: TensorId| {
+            let dims = match &network.tensors[tensor.index()].source {
+                Source::Input(input) => input.dims,
+                Source::Layer { .. } => analysis.extents[tensor.index()].dims(),
+            };
+            IoTensor {
+                name: network.tensors[tensor.index()].name.clone(),
+                mode,
+                data_type: analysis.types[tensor.index()],
+                dims,
+                tensor,
+            }
+        };
+        let inputs = network.inputs.iter().map(|&t| io_tensor(IoMode::Input, t));
+        let outputs = network.outputs.iter().map(|&t| io_tensor(IoMode::Output, t));
+        let io = inputs.chain(outputs).collect();
+        let planned_calls = planned_calls(&network, &analysis);
+        let fingerprint =
+            described.as_ref().map_or_else(|| plan::fingerprint(&network), |same| same.fingerprint.clone());
+        let profile_shapes = Mutex::default();
+        Ok(EngineInner { network, analysis, memory, io, planned_calls, fingerprint, described, profile_shapes })
+    }
+
     pub(crate) fn input_count(&self) -> usize {
         self.network.inputs.len()
     }
@@ -320,7 +338,7 @@ impl EngineInner {
         let EngineInner { network, analysis, .. } = self;
         let given = inference::input_shapes(network, profile, point);
         let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
-        let shapes = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, _| ());
+        let shapes = infer_shapes(network, &analysis.order, &types, &analysis.collectives, given, |_, _| ());
         shapes.into_iter().map(Option::unwrap_or_default).collect()
     }
 

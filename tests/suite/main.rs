@@ -5,6 +5,7 @@
 
 mod api;
 mod bootstrap;
+mod canceled_shuffles;
 mod cases;
 mod chaos;
 mod communicator;

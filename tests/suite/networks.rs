@@ -75,8 +75,8 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         let described = &tensors[input];
         let data_type = described.0;
         let any_type = pick(&DataType::ALL, choice, 0);
-        let (inputs, action) = match kind % 17 {
-            0..=5 => (vec![input], collective(n, data_type, &described.1[0], choice)),
+        let (inputs, action) = match kind % 20 {
+            0..=5 => (vec![input], collective(n, data_type, &described.1[0], &CollectiveOperation::ALL, choice)),
             6 => (vec![input], identity(data_type, choice)),
             7 | 8 => (vec![input], Action::Local(local::shuffle(described, choice))),
             9 => (vec![input], Action::Local(Local::Cast(any_type))),
@@ -98,6 +98,18 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
                 (inputs, Action::Local(Local::Concatenation(axis)))
             }
             14 | 15 => (vec![input], Action::Local(local::slice(described, choice))),
+            16..=18 => {
+                let (mut last, first) = (input, tensors.len());
+                for action in between_shuffles(n, described.clone(), choice) {
+                    tensors.push(describe(&action, &[last], &tensors));
+                    steps.push(Step { inputs: vec![last], action });
+                    last = tensors.len() - 1;
+                }
+                if choice >> 52 & 7 == 0 {
+                    outputs.push((last - (choice >> 55 & 1) as usize).max(first));
+                }
+                (vec![last], Action::Local(Local::Identity))
+            }
             _ => (vec![input], Action::Local(Local::Identity)),
         };
         tensors.push(describe(&action, &inputs, &tensors));
@@ -120,9 +132,35 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
     Plan { n, inputs, dynamic, steps, outputs }
 }
 
-fn collective(n: u32, data_type: DataType, dims: &[usize], choice: u64) -> Action {
+/// Layers that work element by element, between shuffles and those that undo them.
+fn between_shuffles(n: u32, mut described: Described, choice: u64) -> Vec<Action> {
+    let (mut actions, mut undo) = (Vec::new(), Vec::new());
+    let mut add = |described: &mut Described, action: Action| {
+        *described = describe(&action, &[0], std::slice::from_ref(described));
+        actions.push(action);
+    };
+    for shift in [0, 5].into_iter().take(1 + (choice >> 40 & 1) as usize) {
+        let shuffle = local::shuffle(&described, choice >> shift);
+        undo.extend(local::undoing(&shuffle, &described));
+        add(&mut described, Action::Local(shuffle));
+    }
+    for shift in [20, 24, 28].into_iter().take(choice as usize >> 44 & 3) {
+        let operations = [CollectiveOperation::AllReduce, CollectiveOperation::Broadcast, CollectiveOperation::Reduce];
+        let action = match choice >> shift & 7 {
+            0 => Action::Local(Local::Cast(pick(&DataType::ALL, choice, shift))),
+            1 => Action::Local(Local::Identity),
+            2 => identity(described.0, choice >> shift),
+            _ => collective(n, described.0, &described.1[0], &operations, choice.rotate_right(shift)),
+        };
+        add(&mut described, action);
+    }
+    undo.into_iter().rev().for_each(|shuffle| add(&mut described, Action::Local(shuffle)));
+    actions
+}
+
+fn collective(n: u32, data_type: DataType, dims: &[usize], operations: &[CollectiveOperation], choice: u64) -> Action {
     let mut case = Case {
-        operation: pick(&CollectiveOperation::ALL, choice, 0),
+        operation: pick(operations, choice, 0),
         reduce_op: Some(pick(&ReduceOperation::ALL, choice, 8)),
         data_type,
         wire_type: None,

@@ -9,8 +9,10 @@
 //!   negative if both at once take longer than one after the other.
 
 mod compute;
-#[path = "../../shared/programs.rs"]
-mod programs;
+#[path = "../../shared/jobs.rs"]
+mod jobs;
+#[path = "../../shared/scripts.rs"]
+mod scripts;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,7 +21,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use compute::Computation;
 use distcollective::{Buffer, Communicator, DataType, Environment, Error, ErrorKind, ReduceOperation, Result};
-use programs::{exit_code, list, run_as_job, run_script};
+use jobs::{exit_code, run_as_job};
+use scripts::{list, run_script};
 use serde_json::json;
 
 /// Measures an asynchronous all_reduce beside computation.

@@ -4,8 +4,10 @@
 //! prints one JSON object per line; GB/s are 10^9 bytes per second.
 
 mod copy;
-#[path = "../../shared/programs.rs"]
-mod programs;
+#[path = "../../shared/jobs.rs"]
+mod jobs;
+#[path = "../../shared/scripts.rs"]
+mod scripts;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +16,8 @@ use std::time::Instant;
 use clap::Parser;
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{Buffer, DataType, Environment, Error, ErrorKind, Result, TensorDict};
-use programs::{exit_code, list, run_as_job, run_script};
+use jobs::{exit_code, run_as_job};
+use scripts::{list, run_script};
 use serde_json::json;
 
 /// Measures the broadcast of a safetensors file between processes.

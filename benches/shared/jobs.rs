@@ -1,6 +1,5 @@
-//! What benchmarks run: themselves as ranks of a job, and Python with torch.
+//! A benchmark that runs itself as the ranks of a job.
 
-use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use distcollective::launch::{Job, Outcome};
@@ -19,19 +18,6 @@ pub fn run_as_job(ranks: u32) -> Result<()> {
         Outcome::Success => Ok(()),
         other => Err(Error::new(ErrorKind::System, format!("{ranks} processes: {other}"))),
     }
-}
-
-/// Runs a script with a Python that has torch.
-pub fn run_script<const N: usize>(python: &Path, script: &str, arguments: [String; N]) -> Result<()> {
-    match Command::new(python).arg(script).args(arguments).status() {
-        Ok(status) if status.success() => Ok(()),
-        other => Err(Error::new(ErrorKind::System, format!("{} with torch: {other:?}", python.display()))),
-    }
-}
-
-/// Numbers as an argument of a script: `1,2,3`.
-pub fn list(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// How the program ends; an error is printed.
