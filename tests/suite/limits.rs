@@ -144,7 +144,7 @@ fn allocated() -> usize {
         .sum()
 }
 
-/// A rank's staging memory is allocated when the rank first copies to it.
+/// A rank's eager memory and its staging memory are allocated when the rank first copies to them.
 fn take_little_memory(communicator: &Communicator) {
     const KIB: usize = 1 << 10;
     let measure = |what: &str, most: usize| {
@@ -155,9 +155,11 @@ fn take_little_memory(communicator: &Communicator) {
         }
         communicator.barrier().expect("a barrier");
     };
-    measure("after the bootstrap", 128 * KIB);
+    measure("after the bootstrap", 160 * KIB);
     communicator.broadcast(&mut [1u8; 1000], Rank(0)).expect("a broadcast");
-    measure("after rank 0 gave", (128 + 1024) * KIB);
+    measure("after rank 0 gave little", (160 + 64) * KIB);
+    communicator.broadcast(&mut [1u8; 5000], Rank(0)).expect("a broadcast");
+    measure("after rank 0 gave more", (160 + 64 + 1024) * KIB);
 }
 
 #[test]
