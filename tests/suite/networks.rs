@@ -141,7 +141,7 @@ fn between_shuffles(n: u32, mut described: Described, choice: u64) -> Vec<Action
     };
     for shift in [0, 5].into_iter().take(1 + (choice >> 40 & 1) as usize) {
         let shuffle = local::shuffle(&described, choice >> shift);
-        undo.extend(local::undoing(&shuffle, &described));
+        undo.push(local::undoing(&shuffle, &described));
         add(&mut described, Action::Local(shuffle));
     }
     for shift in [20, 24, 28].into_iter().take(choice as usize >> 44 & 3) {
@@ -154,7 +154,9 @@ fn between_shuffles(n: u32, mut described: Described, choice: u64) -> Vec<Action
         };
         add(&mut described, action);
     }
-    undo.into_iter().rev().for_each(|shuffle| add(&mut described, Action::Local(shuffle)));
+    // If one cannot be undone, the shape is none that those before it can be undone on.
+    let undo: Option<Vec<Local>> = undo.into_iter().rev().collect();
+    undo.into_iter().flatten().for_each(|shuffle| add(&mut described, Action::Local(shuffle)));
     actions
 }
 
