@@ -131,7 +131,7 @@ impl OrderState {
 
     /// Whether no earlier ticket conflicts with this one.
     fn is_turn_of(&self, entry: &TicketEntry) -> bool {
-        !self.before(entry).any(|other| self.conflict(other, entry))
+        self.is_first(entry) || !self.before(entry).any(|other| self.conflict(other, entry))
     }
 
     /// Whether it is the turn of a call that a plugin makes in these runs: no earlier ticket
@@ -151,8 +151,14 @@ impl OrderState {
         })
     }
 
+    fn is_first(&self, entry: &TicketEntry) -> bool {
+        self.entries.front().is_some_and(|first| first.number == entry.number)
+    }
+
     fn remove(&mut self, entry: &TicketEntry) {
-        if let Ok(index) = self.entries.binary_search_by_key(&entry.number, |other| other.number) {
+        if self.is_first(entry) {
+            self.entries.pop_front();
+        } else if let Ok(index) = self.entries.binary_search_by_key(&entry.number, |other| other.number) {
             self.entries.remove(index);
         }
     }

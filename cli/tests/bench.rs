@@ -211,6 +211,25 @@ fn percentiles_lie_between_the_shortest_and_the_longest_batch() {
     assert_eq!(rows_of(&table, 15), 1, "{table}");
 }
 
+/// Private buffers of processes are staged; symmetric ones and those of threads are reached.
+#[test]
+fn explain_shows_how_elements_moved() {
+    let common = ["--op", "all_reduce", "-b", "64", "-e", "64K", "-f", "32", "--iters", "1", "--batches", "1"];
+    let paths = |more: &[&str]| {
+        let json = bench(&[&common[..], &["--explain", "--json"], more].concat());
+        let rows = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        rows.map(|row| ["out_of_place_path", "in_place_path"].map(|name| row[name].as_str().unwrap_or("").to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let expected = |largest: &str| ["inline", "eager", largest].map(|path| [path.to_owned(), path.to_owned()]);
+    assert_eq!(paths(&["--processes"]), expected("staged"));
+    assert_eq!(paths(&["--processes", "--symmetric", "--barrier"]), expected("direct"));
+    assert_eq!(paths(&["--dirty"]), expected("direct"));
+    let table = bench(&["-e", "8", "--percentiles", "90", "--explain"]);
+    assert!(table.lines().any(|line| line.ends_with("p90       path        p90       path")), "{table}");
+    assert_eq!(rows_of(&table, 17), 1, "{table}");
+}
+
 /// The number of rows, which must have this many cells.
 fn rows_of(table: &str, cells: usize) -> usize {
     let rows = rows(table);

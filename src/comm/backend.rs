@@ -9,6 +9,7 @@ use super::backend_kind::BackendKind;
 use super::message::{Delivery, MessageRequest, OnEnd};
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
+use super::transfer_path::TransferPath;
 use crate::collective::{Call, Collective, Determinism, ReduceOperation};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
@@ -76,6 +77,11 @@ pub(crate) trait Backend: Watch + Any {
     /// The CUDA stream of calls that have none, for a backend whose buffers are on a GPU. The
     /// layers of a context then run on that GPU.
     fn default_stream(&self) -> Option<&Arc<CudaStream>> {
+        None
+    }
+
+    /// How elements moved in the latest collective that moved any, if the backend knows.
+    fn latest_path(&self) -> Option<TransferPath> {
         None
     }
 

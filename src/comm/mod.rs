@@ -18,6 +18,7 @@ pub(crate) mod rank_lock;
 mod signature;
 mod split;
 mod threads;
+mod transfer_path;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -28,6 +29,7 @@ pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
 pub use eager::{AsyncResult, Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
 pub use message::MAX_TAG;
+pub use transfer_path::TransferPath;
 
 use crate::collective::{Determinism, WireType};
 use crate::data_type::DataType;
@@ -276,6 +278,24 @@ impl Communicator {
 
     pub(crate) fn deadline(&self) -> Instant {
         deadline_after(self.timeout)
+    }
+
+    /// How elements moved in the latest collective of this rank that moved any. `None` before it,
+    /// on another backend than the host, and while another thread of this rank is in a collective.
+    ///
+    /// ```
+    /// use distcollective::comm::TransferPath;
+    /// use distcollective::{Communicator, ReduceOperation};
+    ///
+    /// let paths = Communicator::spawn(2, |communicator| {
+    ///     communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;
+    ///     Ok(communicator.latest_path())
+    /// })?;
+    /// assert_eq!(paths, [Some(TransferPath::Inline); 2]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    pub fn latest_path(&self) -> Option<TransferPath> {
+        self.backend.latest_path()
     }
 
     /// Whether the communicator still works.

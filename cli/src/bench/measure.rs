@@ -34,6 +34,7 @@ pub struct Bench {
     pub format: Format,
     pub settings: Settings,
     pub percentiles: Vec<u8>,
+    pub explain: bool,
     pub plot: Option<Plot>,
 }
 
@@ -219,9 +220,11 @@ impl Rank<'_> {
         }
         let batches = self.bench.timing.batches as usize;
         let mut nanoseconds = Vec::with_capacity(batches * all.len());
+        let mut paths = vec![None; all.len()];
         for _ in 0..batches {
-            for (places, calls) in all.iter().zip(&calls) {
+            for ((places, calls), path) in all.iter().zip(&calls).zip(&mut paths) {
                 nanoseconds.push(self.batch(*calls, buffers, places, &input)?.as_nanos() as i64);
+                *path = self.communicator.latest_path();
             }
         }
         // The times of the slowest rank.
@@ -230,7 +233,8 @@ impl Rank<'_> {
             let calls: u32 = calls[index];
             let batches = nanoseconds.iter().skip(index).step_by(all.len());
             let mean = |nanoseconds: &i64| *nanoseconds as f64 / f64::from(calls);
-            Ok(Measured::new(batches.map(mean).collect(), calls, self.wrong_after_a_call(buffers, places, &input)?))
+            let wrong = self.wrong_after_a_call(buffers, places, &input)?;
+            Ok(Measured::new(batches.map(mean).collect(), calls, paths[index], wrong))
         };
         all.iter().enumerate().map(measure).collect()
     }

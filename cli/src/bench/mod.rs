@@ -108,6 +108,9 @@ pub struct Arguments {
     /// Percentiles of the batches' times, in more columns: 90,99
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=100))]
     percentiles: Vec<u8>,
+    /// Show how elements moved on the host, in more columns: inline, eager, direct or staged
+    #[arg(long, conflicts_with = "points")]
+    explain: bool,
     /// Which CPUs each rank may use: auto (share if there is a CPU for each rank), none, core (one
     /// each), share (an equal part of them) or sets such as '0-3;4-7'
     #[arg(long, default_value = "auto")]
@@ -244,6 +247,7 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
         },
         cpus: None,
         percentiles: arguments.percentiles.clone(),
+        explain: arguments.explain,
         plot: arguments.plot.clone().map(|file| Plot::new(file, &arguments.peers)).transpose()?,
         check: arguments.check == 1,
         symmetric: arguments.symmetric,

@@ -1,5 +1,6 @@
 //! The output of `bench`: a table with the columns of nccl-tests, CSV, JSON or points.
 
+use distcollective::comm::TransferPath;
 use distcollective::{CollectiveOperation, DataType, ReduceOperation, Result};
 use serde_json::{Map, Value};
 
@@ -41,14 +42,16 @@ pub struct Measured {
     nanoseconds: Vec<f64>,
     /// The number of calls in a batch.
     calls: u32,
+    /// How elements moved, if the backend tells.
+    path: Option<TransferPath>,
     /// The number of wrong elements on all ranks, if the results were checked.
     wrong: Option<u64>,
 }
 
 impl Measured {
-    pub fn new(mut nanoseconds: Vec<f64>, calls: u32, wrong: Option<u64>) -> Self {
+    pub fn new(mut nanoseconds: Vec<f64>, calls: u32, path: Option<TransferPath>, wrong: Option<u64>) -> Self {
         nanoseconds.sort_by(f64::total_cmp);
-        Measured { nanoseconds, calls, wrong }
+        Measured { nanoseconds, calls, path, wrong }
     }
 
     /// A time in microseconds which this many percent of the batches do not exceed: the nearest
@@ -117,8 +120,9 @@ impl Row {
         [microseconds.into(), algbw.into(), busbw.into(), measured.wrong.into()]
     }
 
-    /// What CSV and JSON have after [`COLUMNS`], and the table where percentiles are asked for.
-    fn details(&self, percentiles: &[u8]) -> Vec<(String, Value)> {
+    /// What CSV and JSON have after [`COLUMNS`], and the table where it is asked for: percentiles
+    /// and paths.
+    fn details(&self, bench: &Bench) -> Vec<(String, Value)> {
         let both = [("out_of_place", Some(&self.out_of_place)), ("in_place", self.in_place.as_ref())];
         let of = |(form, measured): (&str, Option<&Measured>)| {
             let percentile = |name: String, percent: u8| {
@@ -126,8 +130,10 @@ impl Row {
             };
             let calls = (format!("{form}_iterations"), measured.map(|measured| measured.calls).into());
             let ends = [percentile("min".to_owned(), 0), percentile("max".to_owned(), 100)];
-            let asked = percentiles.iter().map(|percent| percentile(format!("p{percent}"), *percent));
-            std::iter::once(calls).chain(ends).chain(asked).collect::<Vec<_>>()
+            let asked = bench.percentiles.iter().map(|percent| percentile(format!("p{percent}"), *percent));
+            let path = measured.and_then(|measured| measured.path).map(TransferPath::name);
+            let path = bench.explain.then(|| (format!("{form}_path"), path.into()));
+            std::iter::once(calls).chain(ends).chain(asked).chain(path).collect::<Vec<_>>()
         };
         both.into_iter().flat_map(of).collect()
     }
@@ -189,12 +195,14 @@ impl<'a> Report<'a> {
     pub fn operation(&self, operation: CollectiveOperation) {
         if matches!(self.bench.format, Format::Table) {
             print(format!("#\n# {operation}\n"));
-            let percentiles = self.bench.percentiles.iter().map(|percent| format!("p{percent}"));
+            let percentiles = self.bench.percentiles.iter().map(|percent| (format!("p{percent}"), "(us)"));
+            let path = self.bench.explain.then(|| ("path".to_owned(), ""));
+            let more = percentiles.chain(path);
             for (number, cells) in HEADER.iter().enumerate() {
-                let more = percentiles.clone().map(|percentile| match number {
+                let more = more.clone().map(|(name, unit)| match number {
                     0 => String::new(),
-                    1 => percentile,
-                    _ => "(us)".to_owned(),
+                    1 => name,
+                    _ => unit.to_owned(),
                 });
                 print(format!("#{}{}\n", line(cells), columns(&more.clone().chain(more).collect::<Vec<_>>())));
             }
@@ -203,14 +211,16 @@ impl<'a> Report<'a> {
 
     pub fn row(&mut self, row: &Row) {
         let bench = self.bench;
-        let (values, details) = (row.values(), row.details(&bench.percentiles));
+        let (values, details) = (row.values(), row.details(bench));
         let settings = bench.settings.iter().cloned().map(|(name, value)| (name.to_owned(), value));
         let named = COLUMNS.into_iter().map(str::to_owned).zip(values);
         print(match &bench.format {
             Format::Table => {
                 let cells: Vec<String> = named.skip(1).map(|(_, value)| cell(&value)).collect();
-                let is_percentile = |name: &str| bench.percentiles.iter().any(|p| name.ends_with(&format!("_p{p}_us")));
-                let more = details.iter().filter(|(name, _)| is_percentile(name)).map(|(_, value)| cell(value));
+                let is_asked_for = |name: &str| {
+                    name.ends_with("_path") || bench.percentiles.iter().any(|p| name.ends_with(&format!("_p{p}_us")))
+                };
+                let more = details.iter().filter(|(name, _)| is_asked_for(name)).map(|(_, value)| cell(value));
                 format!(" {}{}\n", line(&cells), columns(&more.collect::<Vec<_>>()))
             }
             Format::Csv => {

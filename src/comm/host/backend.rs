@@ -21,6 +21,7 @@ use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::signature::{Purpose, Signature};
 use crate::comm::split::SplitGroup;
+use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, ReadOnlyMemory};
@@ -392,6 +393,10 @@ impl Backend for HostBackend {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
         }
+    }
+
+    fn latest_path(&self) -> Option<TransferPath> {
+        self.progress.try_lock().ok()?.path
     }
 
     fn awaited(&self) -> Option<Signature> {

@@ -175,7 +175,7 @@ fn ranks_of_processes() -> [HostBackend; 2] {
     let offset = AbortDomain::byte_len(2);
     let memory = SharedMemory::for_threads(Segment::memory_size(offset, 2, true).byte_len).expect("memory");
     let memory = Arc::new(memory);
-    let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, 0..1));
+    let domain = Arc::new(AbortDomain::new(&memory, 2, 0..1));
     let root = Arc::new(Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
     let world = World::of_one_process(root);
     [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))

@@ -52,7 +52,7 @@ impl World {
     ) -> Result<Self> {
         let memory = Arc::new(memory);
         let world_size = processes.iter().map(|process| process.rank_count).sum();
-        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, processes[own].ranks()));
+        let domain = Arc::new(AbortDomain::new(&memory, world_size, processes[own].ranks()));
         let members = (0..world_size).map(Rank).collect();
         let offset = AbortDomain::byte_len(world_size);
         let root = Segment::new(Arc::clone(&domain), 0, members, memory, offset, processes.len() > 1);

@@ -222,7 +222,7 @@ mod tests {
                 Arc::new(SharedMemory::open(file, sizes[i].byte_len).expect("memory"))
             };
             let memory = open(0);
-            let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), 2, rank..rank + 1));
+            let domain = Arc::new(AbortDomain::new(&memory, 2, rank..rank + 1));
             let segment = Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
             let arena = Arc::<Arena>::default();
             let part = arena.add_block(&segment, GroupRank(rank), BLOCK, LEN, open(1));

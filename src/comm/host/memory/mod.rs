@@ -14,8 +14,10 @@ mod shared_memory;
 #[cfg(loom)]
 #[path = "shared_memory_model.rs"]
 mod shared_memory;
+mod shared_values;
 
 pub(super) use shared_memory::{Shareable, SharedMemory};
+pub(super) use shared_values::SharedValues;
 
 /// How long shared memory is, and how much of its beginning is allocated at once. The rest is
 /// allocated when it is used.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::asymmetric_fence::AsymmetricFence;
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
-use crate::comm::host::memory::{Shareable, SharedMemory};
+use crate::comm::host::memory::{Shareable, SharedMemory, SharedValues};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, yield_now};
@@ -20,7 +20,8 @@ use crate::util::fork::ProcessGuard;
 pub(crate) struct AbortDomain {
     pub(crate) process: ProcessGuard,
     pub(super) callers: CallerThreads,
-    memory: Arc<SharedMemory>,
+    header: SharedValues<DomainHeader>,
+    wake_flags: SharedValues<WakeFlag>,
     world_size: u32,
     /// The ranks of this process.
     local_ranks: Range<u32>,
@@ -100,14 +101,16 @@ impl AbortDomain {
     }
 
     /// The domain at the beginning of memory that is zeroed, or that ranks share already.
-    pub(crate) fn new(memory: Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
-        let header: &DomainHeader = &memory.slice(0, 1)[0];
-        let processors = header.processors.add_own();
-        header.fence.join(local_ranks.len() as u32);
+    pub(crate) fn new(memory: &Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
+        let header = SharedValues::<DomainHeader>::new(memory, 0, 1);
+        let wake_flags = SharedValues::new(memory, size_of::<DomainHeader>(), world_size as usize);
+        let processors = header[0].processors.add_own();
+        header[0].fence.join(local_ranks.len() as u32);
         AbortDomain {
             process: ProcessGuard::current(),
             callers: CallerThreads::new(local_ranks.clone()),
-            memory,
+            header,
+            wake_flags,
             world_size,
             local_ranks,
             processors,
@@ -133,7 +136,7 @@ impl AbortDomain {
     }
 
     fn header(&self) -> &DomainHeader {
-        &self.memory.slice(0, 1)[0]
+        &self.header[0]
     }
 
     pub(crate) fn world_size(&self) -> u32 {
@@ -143,16 +146,12 @@ impl AbortDomain {
     /// Publishes whom a rank waits for in a send or a receive; 0 for no rank. A rank that fails
     /// aborts before it publishes that it waits no more.
     pub(crate) fn set_awaited(&self, rank: Rank, awaited: u64) {
-        self.wake_flags()[rank.index()].awaited.store(awaited, Ordering::Release);
+        self.wake_flags[rank.index()].awaited.store(awaited, Ordering::Release);
     }
 
     /// Whom a rank waits for, as it has published it.
     pub(crate) fn awaited(&self, rank: Rank) -> u64 {
-        self.wake_flags()[rank.index()].awaited.load(Ordering::Acquire)
-    }
-
-    fn wake_flags(&self) -> &[WakeFlag] {
-        self.memory.slice(size_of::<DomainHeader>(), self.world_size as usize)
+        self.wake_flags[rank.index()].awaited.load(Ordering::Acquire)
     }
 
     /// Whether an abort has begun.
@@ -184,7 +183,7 @@ impl AbortDomain {
         record.rank.store(rank.0, Ordering::Relaxed);
         record.len.store(end as u32, Ordering::Relaxed);
         record.state.store(ABORTED, Ordering::Release);
-        for flag in self.wake_flags() {
+        for flag in &*self.wake_flags {
             flag.futex.wake_all();
         }
     }
@@ -223,7 +222,7 @@ impl AbortDomain {
 
     /// Marks a rank whose process has ended as dead, and wakes all ranks (invariant 20).
     pub(crate) fn mark_dead(&self, rank: Rank) {
-        self.wake_flags()[rank.index()].dead.store(1, Ordering::Release);
+        self.wake_flags[rank.index()].dead.store(1, Ordering::Release);
         self.header().any_dead.store(1, Ordering::Release);
         self.wake((0..self.world_size).map(Rank));
     }
@@ -235,7 +234,7 @@ impl AbortDomain {
 
     /// Whether a rank's process has ended. It may have left before: see `Segment::has_died`.
     pub(crate) fn is_dead(&self, rank: Rank) -> bool {
-        self.wake_flags()[rank.index()].dead.load(Ordering::Acquire) != 0
+        self.wake_flags[rank.index()].dead.load(Ordering::Acquire) != 0
     }
 
     /// The frequent side's fence of an agreement between threads of this domain.
@@ -256,7 +255,7 @@ impl AbortDomain {
             return;
         }
         for rank in ranks {
-            let flag = &self.wake_flags()[rank.index()];
+            let flag = &self.wake_flags[rank.index()];
             if flag.sleepers.load(Ordering::Relaxed) > 0 {
                 flag.futex.wake_all();
             }
@@ -266,7 +265,7 @@ impl AbortDomain {
     /// Lets a rank sleep until it is woken or `timeout` is over; not at all if `must_wake` holds
     /// (invariant 15).
     pub(super) fn sleep(&self, rank: Rank, timeout: Duration, must_wake: impl FnOnce() -> bool) {
-        let flag = &self.wake_flags()[rank.index()];
+        let flag = &self.wake_flags[rank.index()];
         flag.sleepers.fetch_add(1, Ordering::Relaxed);
         self.header().sleepers.fetch_add(1, Ordering::Relaxed);
         let wakes = flag.futex.load();
@@ -290,7 +289,7 @@ mod tests {
     fn an_abort_record_of_any_words_is_an_error_and_no_more() {
         for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
             let memory = Arc::new(SharedMemory::for_threads(AbortDomain::byte_len(2)).expect("memory"));
-            let domain = AbortDomain::new(memory, 2, 0..2);
+            let domain = AbortDomain::new(&memory, 2, 0..2);
             let record = &domain.header().abort;
             record
                 .reason

@@ -40,7 +40,7 @@ pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) 
     let size = Segment::memory_size(offset, n as usize, spans_processes);
     let memory = SharedMemory::for_threads(size.byte_len).expect("memory");
     let memory = Arc::new(memory);
-    let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), n, 0..n));
+    let domain = Arc::new(AbortDomain::new(&memory, n, 0..n));
     let members = (0..n).map(Rank).collect();
     let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
     // All values have to be constructed before the first thread starts.

@@ -4,22 +4,26 @@
 use std::cell::Cell;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use super::report::{self, Report};
 use super::segment::Milestone;
 use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, PAYLOAD_BYTES};
 use super::waiter::{WaitError, Waiter};
-use crate::collective::{Collective, Side};
+use crate::collective::{Call, Collective, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::{eager, inline};
 use crate::comm::signature::{Purpose, Signature};
+use crate::comm::transfer_path::TransferPath;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
 use crate::rank::GroupRank;
 use crate::util::interrupt;
 
-/// Up to this number of ranks, a collective keeps its lists on the stack.
-pub(crate) const MAX_STACK_RANKS: usize = 64;
+/// A list with a value for each rank. It is on the stack, unless there are many ranks.
+/// It is filled where it is, because it is large to move.
+pub(crate) type ForEachRank<T> = SmallVec<[T; 64]>;
 
 /// How many bytes a rank moves before it checks its deadline again.
 const CHECK_BYTES: usize = 1 << 20;
@@ -40,11 +44,14 @@ pub(crate) struct CallProgress {
     done: u64,
     /// This rank may post headers up to this collective (invariant 4).
     room: u64,
+    /// How elements moved in the latest collective that moved any.
+    pub(crate) path: Option<TransferPath>,
 }
 
 impl Default for CallProgress {
     fn default() -> Self {
-        CallProgress { sequence: 0, counted: 0, round: 0, stage_room: 0, agreed: 0, done: 0, room: HEADER_RING_LEN }
+        let room = HEADER_RING_LEN;
+        CallProgress { sequence: 0, counted: 0, round: 0, stage_room: 0, agreed: 0, done: 0, room, path: None }
     }
 }
 
@@ -104,13 +111,30 @@ impl<'a> RunningCall<'a> {
         let is_rounding_root = self.request.is_rounding_root(self.host.rank);
         self.wait_for_headers(|call, peer| is_rounding_root || call.takes_from(peer))?;
         let call = self.request.signature.call;
-        // Every rank finds the same way (invariant 6).
-        match call.block_elements {
-            0 => Ok(()),
-            _ if inline::fits(&call, self.host.segment.len()) => self.inline(),
-            _ if eager::fits(&call, self.host.segment.len()) => self.eager(),
-            _ if self.is_direct(locations)? => self.direct(),
-            _ => self.staged(),
+        if call.block_elements == 0 {
+            return Ok(());
+        }
+        // Every rank finds the same path (invariant 6).
+        let path = match self.path_of_copies(&call) {
+            Some(path) => path,
+            None if self.is_direct(locations)? => TransferPath::Direct,
+            None => TransferPath::Staged,
+        };
+        self.progress.path = Some(path);
+        match path {
+            TransferPath::Inline => self.inline(),
+            TransferPath::Eager => self.eager(),
+            TransferPath::Direct => self.direct(),
+            TransferPath::Staged => self.staged(),
+        }
+    }
+
+    /// The path of a call so small that each rank gives a copy of its input with its header.
+    fn path_of_copies(&self, call: &Call) -> Option<TransferPath> {
+        match self.host.segment.len() {
+            n if inline::fits(call, n) => Some(TransferPath::Inline),
+            n if eager::fits(call, n) => Some(TransferPath::Eager),
+            _ => None,
         }
     }
 
@@ -150,7 +174,7 @@ impl<'a> RunningCall<'a> {
             })?;
             self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
         }
-        self.catch_up()
+        Ok(())
     }
 
     /// Compares the headers of earlier collectives, and publishes up to which one all ranks agree.
@@ -180,14 +204,16 @@ impl<'a> RunningCall<'a> {
         let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
         let mut room = [0; PAYLOAD_BYTES];
-        let body = if inline::fits(&call, n) {
-            CallBody::Payload(self.payload(input_bytes, &mut room))
-        } else if eager::fits(&call, n) {
-            self.post_input(input_bytes)?;
-            CallBody::Payload(&[])
-        } else {
-            locations = [self.input_location(input_bytes), self.output_location()];
-            CallBody::Locations { input: locations[0], output: locations[1] }
+        let body = match self.path_of_copies(&call) {
+            Some(TransferPath::Inline) => CallBody::Payload(self.payload(input_bytes, &mut room)),
+            Some(_) => {
+                self.post_input(input_bytes)?;
+                CallBody::Payload(&[])
+            }
+            None => {
+                locations = [self.input_location(input_bytes), self.output_location()];
+                CallBody::Locations { input: locations[0], output: locations[1] }
+            }
         };
         host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
         Ok(locations)
@@ -369,18 +395,10 @@ impl<'a> RunningCall<'a> {
         address_of: impl Fn(GroupRank) -> Result<*const u8>,
         work: impl FnOnce(&mut [*const u8]) -> Result<T>,
     ) -> Result<T> {
-        let n = self.host.segment.len();
-        let mut few = [std::ptr::null(); MAX_STACK_RANKS];
-        let mut many;
-        let addresses = if n <= MAX_STACK_RANKS {
-            &mut few[..n]
-        } else {
-            many = vec![std::ptr::null(); n];
-            &mut many[..]
-        };
-        for (peer, address) in self.host.segment.ranks().zip(addresses.iter_mut()) {
-            *address = address_of(peer)?;
+        let mut addresses = ForEachRank::new();
+        for peer in self.host.segment.ranks() {
+            addresses.push(address_of(peer)?);
         }
-        work(addresses)
+        work(&mut addresses)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
-use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize};
+use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize, SharedValues};
 use crate::comm::host::messages::ring::{Ring, ring_len};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
@@ -39,6 +39,8 @@ pub(crate) struct Segment {
     /// The members by their ranks in the first communicator of the domain.
     members: Box<[Rank]>,
     memory: Arc<SharedMemory>,
+    header: SharedValues<SegmentHeader>,
+    slots: SharedValues<Slot>,
     /// Where the segment begins in its memory.
     offset: usize,
     /// Whether members live in several processes, so that they cannot reach each other's buffers.
@@ -116,10 +118,12 @@ impl Segment {
         offset: usize,
         spans_processes: bool,
     ) -> Self {
+        let header = SharedValues::new(&memory, offset, 1);
+        let slots = SharedValues::new(&memory, offset + size_of::<SegmentHeader>(), members.len());
         let stages = (0..members.len() * stage_count(members.len())).map(|_| Tracked::default()).collect();
         let eager = (0..members.len() * HEADER_RING_LEN as usize).map(|_| Tracked::default()).collect();
         let allocated = members.iter().map(|_| Allocated::default()).collect();
-        Segment { domain, id, members, memory, offset, spans_processes, stages, eager, allocated }
+        Segment { domain, id, members, memory, header, slots, offset, spans_processes, stages, eager, allocated }
     }
 
     /// The first segment of a new domain, whose ranks are threads of this process.
@@ -127,16 +131,12 @@ impl Segment {
         let offset = AbortDomain::byte_len(world_size);
         let size = Self::memory_size(offset, world_size as usize, false);
         let memory = Arc::new(SharedMemory::for_threads(size.byte_len)?);
-        let domain = Arc::new(AbortDomain::new(Arc::clone(&memory), world_size, 0..world_size));
+        let domain = Arc::new(AbortDomain::new(&memory, world_size, 0..world_size));
         Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
 
     fn header(&self) -> &SegmentHeader {
-        &self.memory.slice(self.offset, 1)[0]
-    }
-
-    fn slots(&self) -> &[Slot] {
-        self.memory.slice(self.offset + size_of::<SegmentHeader>(), self.members.len())
+        &self.header[0]
     }
 
     pub(crate) fn members(&self) -> &[Rank] {
@@ -158,7 +158,7 @@ impl Segment {
     }
 
     pub(crate) fn slot(&self, rank: GroupRank) -> &Slot {
-        &self.slots()[rank.index()]
+        &self.slots[rank.index()]
     }
 
     /// The number of the stage that a rank uses in a round, among those of all ranks.

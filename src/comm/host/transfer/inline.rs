@@ -1,9 +1,7 @@
 //! Collectives of a few bytes: each rank's input is in its header, so no rank waits at the end.
 
-use std::mem::MaybeUninit;
-
 use crate::collective::Call;
-use crate::comm::host::protocol::running_call::{MAX_STACK_RANKS, RunningCall};
+use crate::comm::host::protocol::running_call::{ForEachRank, RunningCall};
 use crate::comm::host::protocol::slot::{CallHeader, PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -34,19 +32,9 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the peers' headers.
     pub(crate) fn inline(&mut self) -> Result<()> {
-        let n = self.host.segment.len();
-        let mut few = [const { MaybeUninit::<Payload>::uninit() }; MAX_STACK_RANKS];
-        let mut many = Vec::new();
-        let payloads = if n <= MAX_STACK_RANKS {
-            &mut few[..n]
-        } else {
-            many.resize_with(n, MaybeUninit::uninit);
-            &mut many[..]
-        };
-        for (peer, payload) in self.host.segment.ranks().zip(payloads.iter_mut()) {
-            if self.takes_from(peer) {
-                payload.write(self.payload_of(peer));
-            }
+        let mut payloads = ForEachRank::new();
+        for peer in self.host.segment.ranks() {
+            payloads.push(if self.takes_from(peer) { self.payload_of(peer) } else { Payload::default() });
         }
         self.take_inputs(|peer| payloads[peer.index()].as_ptr().cast())
     }
