@@ -240,7 +240,7 @@ fn errors_count_the_collectives_that_the_program_calls() {
     let errors = on_ranks(2, |c| {
         prepare(&c);
         match c.rank().0 {
-            0 => (0..8).find_map(|_| c.broadcast(&mut [1f32], Rank(0)).err()).expect("another call").to_string(),
+            0 => (0..100).find_map(|_| c.broadcast(&mut [1f32], Rank(0)).err()).expect("another call").to_string(),
             _ => c.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("another call").to_string(),
         }
     });
