@@ -173,7 +173,7 @@ impl SharedOrder {
 thread_local! {
     /// The runs of layers that are on this thread now, each with the address of its `SharedOrder`.
     /// There are several if a plugin runs an engine.
-    static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = RefCell::default();
+    static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The tickets of the runs on this thread, as far as they belong to the `SharedOrder` at this
@@ -226,7 +226,8 @@ impl IssueOrder {
 
     /// Whether the ticket of a run on this thread covers this communicator.
     pub(crate) fn is_in_run(&self) -> bool {
-        runs_of(self.shared_address()).iter().any(|run| self.shared.lock().covers(run, self.communicator))
+        let has_runs = RUNNING.try_with(|running| !running.borrow().is_empty()).unwrap_or_default();
+        has_runs && runs_of(self.shared_address()).iter().any(|run| self.shared.lock().covers(run, self.communicator))
     }
 
     /// Takes the next ticket for work on the worker stream at the address `stream`.

@@ -296,7 +296,7 @@ impl<'a> RunningCall<'a> {
         let host = self.host;
         for sequence in self.progress.agreed + 1..=last {
             let mut is_complete = true;
-            for peer in host.segment.ranks() {
+            for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
                 match host.agrees(peer, sequence) {
                     Some(true) => {}
                     Some(false) => return Err(report::disagreement(host, sequence, self.number_of(sequence))),

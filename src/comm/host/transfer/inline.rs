@@ -2,9 +2,8 @@
 
 use crate::collective::Call;
 use crate::comm::host::protocol::running_call::{ForEachRank, RunningCall};
-use crate::comm::host::protocol::slot::{CallHeader, PAYLOAD_BYTES, PAYLOAD_WORDS};
+use crate::comm::host::protocol::slot::{PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::error::Result;
-use crate::rank::GroupRank;
 
 /// One rank's input, aligned to every element type.
 type Payload = [u64; PAYLOAD_WORDS];
@@ -32,23 +31,18 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the peers' headers.
     pub(crate) fn inline(&mut self) -> Result<()> {
+        let segment = &*self.host.segment;
+        let input_bytes = self.request.signature.call.input_bytes(segment.len());
         let mut payloads = ForEachRank::new();
-        for peer in self.host.segment.ranks() {
-            payloads.push(if self.takes_from(peer) { self.payload_of(peer) } else { Payload::default() });
+        for peer in segment.ranks() {
+            let mut payload: Payload = [0; PAYLOAD_WORDS];
+            // A header does not change before this rank has finished this collective (invariant 4).
+            let header = segment.slot(peer).call_header(self.progress.sequence);
+            if let Some(header) = header.filter(|_| self.takes_from(peer)) {
+                payload.iter_mut().zip(header.payload(input_bytes)).for_each(|(to, word)| *to = word);
+            }
+            payloads.push(payload);
         }
         self.take_inputs(|peer| payloads[peer.index()].as_ptr().cast())
-    }
-
-    /// A rank's input. The header does not change before this rank has finished this collective
-    /// (invariant 4).
-    fn payload_of(&self, peer: GroupRank) -> Payload {
-        let mut payload = [0; PAYLOAD_WORDS];
-        let input_bytes = self.request.signature.call.input_bytes(self.host.segment.len());
-        let header = self.host.segment.slot(peer).call_header(self.progress.sequence).into_iter();
-        payload
-            .iter_mut()
-            .zip(header.flat_map(|header: &CallHeader| header.payload(input_bytes)))
-            .for_each(|(to, word)| *to = word);
-        payload
     }
 }
