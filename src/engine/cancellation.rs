@@ -103,10 +103,9 @@ impl Cancellation {
                 // would leave zeros out that the described Shuffle writes.
                 let can_be_output = match network.tensors[holder.index()].source {
                     Source::Input(_) => false,
-                    Source::Layer { layer, .. } => match &collectives[layer.index()] {
-                        Some(collective) => !collective.may_leave_output_unwritten(),
-                        None => !matches!(network.layers[layer.index()].body, LayerBody::Constant(_)),
-                    },
+                    Source::Layer { layer, .. } => {
+                        collectives[layer.index()].as_ref().is_none_or(|layer| !layer.may_leave_output_unwritten())
+                    }
                 };
                 if !can_be_output || std::mem::replace(&mut has_output[holder.index()], true) {
                     continue;
