@@ -325,6 +325,11 @@ mod tests {
         let gathering: BTreeSet<String> =
             widths("transpose").chain(widths("transpose_tiled")).filter(|name| name != "transpose_tiled 16").collect();
         assert_eq!(of(|network, x| network.add_shuffle(x, Shuffle::transpose([1, 0])))?, gathering);
+        let undone = of(|network, x| {
+            let x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+            network.add_shuffle(x, Shuffle::transpose([1, 0]))
+        })?;
+        assert_eq!(undone, BTreeSet::new());
         assert_eq!(of(|network, x| network.add_slice(x, &[0, 0], &[2, 2], &[1, 1]))?, gathering);
         assert_eq!(of(|network, x| network.add_concatenation(&[x, x], 1))?, widths("copy_rows").collect());
         let quotient = of(|network, x| network.add_elementwise(x, x, ElementWiseOperation::Div))?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::ResolvedLayer;
-use crate::collective::Determinism;
+use crate::collective::{Determinism, Mark};
 use crate::comm::{Communicator, Purpose};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
@@ -91,7 +91,8 @@ pub(crate) struct Agreement {
     pub(crate) is_one_order: bool,
     /// The most bytes that a rank needs.
     pub(crate) region_bytes: usize,
-    /// The agreement's number: rank 0's. Rank 0 gives it to no other of its latest 65,534.
+    /// The agreement's number, at most [`Mark::MAX`]: rank 0's. Rank 0 gives it to no other of its
+    /// latest 32,766.
     pub(crate) number: NonZeroU16,
 }
 
@@ -99,7 +100,7 @@ pub(crate) struct Agreement {
 fn new_number() -> NonZeroU16 {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let made = MADE.fetch_add(1, Ordering::Relaxed);
-    NonZeroU16::MIN.saturating_add((made % u64::from(u16::MAX)) as u16)
+    NonZeroU16::MIN.saturating_add((made % u64::from(Mark::MAX)) as u16)
 }
 
 /// Compares the calls of all ranks, and their needs. Collective: a rank that cannot use the
