@@ -178,7 +178,8 @@ impl<'a> EngineRun<'a> {
     /// also one that takes part in some of them only, because a backend may wait for a group as a
     /// whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
-        let Some(communicator) = &self.binding.communicator else { return false };
+        let communicator = self.binding.communicator.as_ref().filter(|_| self.binding.has_equal_steps);
+        let Some(communicator) = communicator else { return false };
         let collectives = &self.binding.engine.analysis.collectives;
         layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
             (Some(resolved), Some(call)) => communicator.can_group(call, resolved.nb_rank as usize),
