@@ -31,6 +31,8 @@ pub(super) struct CommunicatorBinding {
     pub(super) communicator: Option<Communicator>,
     /// Whether runs are recorded into CUDA graphs.
     pub(super) graphs: Graphs,
+    /// Whether all ranks have the same collectives in each step, and so may make groups of them.
+    pub(super) has_equal_steps: bool,
     /// This rank's role in each DistCollective layer; empty without a communicator.
     roles: Vec<Option<Role>>,
     /// Whether each input is read and each output written on this rank.
@@ -47,6 +49,7 @@ impl CommunicatorBinding {
             engine,
             communicator: None,
             graphs: Graphs::default(),
+            has_equal_steps: false,
             roles: Vec::new(),
             used,
             regions: Mutex::new(regions),
@@ -74,8 +77,9 @@ impl CommunicatorBinding {
         let needs = Needs {
             order: engine.analysis.cancellation.order_of_elements,
             region_bytes: [&engine, described].map(|engine| engine.memory.communicator_bytes),
+            steps: [&engine, described].map(|engine| engine.analysis.collectives_in_steps()),
         };
-        let Agreement { is_one_order, region_bytes, .. } =
+        let Agreement { is_one_order, region_bytes, has_equal_steps, .. } =
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
         if let Some(described) = engine.described.clone().filter(|_| !is_one_order) {
@@ -104,6 +108,7 @@ impl CommunicatorBinding {
             engine: Arc::clone(&engine),
             communicator: Some(communicator.clone()),
             graphs,
+            has_equal_steps,
             roles,
             regions: Mutex::new(regions),
             runner: Mutex::default(),
@@ -325,6 +330,11 @@ mod tests {
         let gathering: BTreeSet<String> =
             widths("transpose").chain(widths("transpose_tiled")).filter(|name| name != "transpose_tiled 16").collect();
         assert_eq!(of(|network, x| network.add_shuffle(x, Shuffle::transpose([1, 0])))?, gathering);
+        let undone = of(|network, x| {
+            let x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+            network.add_shuffle(x, Shuffle::transpose([1, 0]))
+        })?;
+        assert_eq!(undone, BTreeSet::new());
         assert_eq!(of(|network, x| network.add_slice(x, &[0, 0], &[2, 2], &[1, 1]))?, gathering);
         assert_eq!(of(|network, x| network.add_concatenation(&[x, x], 1))?, widths("copy_rows").collect());
         let quotient = of(|network, x| network.add_elementwise(x, x, ElementWiseOperation::Div))?;

@@ -9,6 +9,7 @@ use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::Memory;
 use super::shapes::Shapes;
+use crate::collective::Call;
 use crate::comm::{CallGroup, Purpose, Request, Signature};
 use crate::cuda::{CudaStream, call_out};
 use crate::dist_collective::Role;
@@ -177,7 +178,8 @@ impl<'a> EngineRun<'a> {
     /// also one that takes part in some of them only, because a backend may wait for a group as a
     /// whole.
     fn may_group(&self, layers: &[LayerId]) -> bool {
-        let Some(communicator) = &self.binding.communicator else { return false };
+        let communicator = self.binding.communicator.as_ref().filter(|_| self.binding.has_equal_steps);
+        let Some(communicator) = communicator else { return false };
         let collectives = &self.binding.engine.analysis.collectives;
         layers.iter().all(|id| match (&collectives[id.index()], &self.shapes.calls[id.index()]) {
             (Some(resolved), Some(call)) => communicator.can_group(call, resolved.nb_rank as usize),
@@ -195,10 +197,7 @@ impl<'a> EngineRun<'a> {
         let mut group = CallGroup::default();
         let mut first = None;
         for id in layers {
-            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.shapes.calls[id.index()])
-            else {
-                continue;
-            };
+            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.call(*id)) else { continue };
             let layer = &engine.network.layers[id.index()];
             let request = Request {
                 signature: Signature { purpose: Purpose::Collective, call },
@@ -216,6 +215,12 @@ impl<'a> EngineRun<'a> {
             first.map_or(Ok(()), |communicator| communicator.run_group(&group))?;
             layers.iter().try_for_each(|&id| self.finish(id))
         }
+    }
+
+    /// The call of a DistCollective layer, as this rank's peers have to make it too.
+    fn call(&self, id: LayerId) -> Option<Call> {
+        let mark = self.binding.engine.analysis.cancellation.mark(id);
+        self.shapes.calls[id.index()].map(|call| Call { mark, ..call })
     }
 
     /// The address of a place of the memory plan. The plan keeps places apart that are in use at
@@ -379,17 +384,16 @@ impl<'a> EngineRun<'a> {
     /// As [`EngineRun::layer`].
     unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
         let engine = &*self.binding.engine;
-        let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], &self.shapes.calls[id.index()])
-        else {
+        let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], self.call(id)) else {
             return Ok(());
         };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         let role = self.binding.role(id);
-        role.check_spaces(call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
+        role.check_spaces(&call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
         // SAFETY: the call was made for the shapes of these tensors, which
         // `CommunicatorBinding::check` has found right, or which lie in places of the memory plan.
-        unsafe { role.run(call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
+        unsafe { role.run(&call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
     }
 
     /// Runs a Concatenation layer: the elements of one input are rows of the output.

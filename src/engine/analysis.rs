@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::ops::Range;
 
+use sha2::{Digest, Sha256};
+
 use super::cancellation::Cancellation;
 use super::inference::{Extent, infer_extents, infer_types};
 use super::warnings::warnings;
@@ -48,6 +50,17 @@ impl Analysis {
     /// The most bytes that a tensor has at a point of a profile.
     pub(crate) fn max_byte_len(&self, tensor: TensorId) -> usize {
         self.extents[tensor.index()].element_count * self.types[tensor.index()].byte_len()
+    }
+
+    /// A hash of how many collectives are in each step.
+    pub(crate) fn collectives_in_steps(&self) -> [u8; 32] {
+        let is_collective =
+            |id: &LayerId| self.collectives[id.index()].as_ref().is_some_and(|layer| !layer.is_identity());
+        let mut hash = Sha256::new();
+        for step in self.steps.iter().filter(|step| self.schedule[(*step).clone()].iter().all(is_collective)) {
+            hash.update((step.len() as u64).to_le_bytes());
+        }
+        hash.finalize().into()
     }
 
     /// The same network with other shuffles that move nothing.

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::analysis::Readers;
 use super::inference::Extent;
+use crate::collective::Mark;
 use crate::dist_collective::{ElementOrder, ResolvedLayer};
 use crate::network::{LayerBody, LayerId, Network, Shuffle, Source, TensorId};
 
@@ -25,6 +26,8 @@ pub(crate) struct Cancellation {
     pub(super) pairs: Vec<[LayerId; 2]>,
     /// The order in which the collectives find elements, if it is not the one that was described.
     pub(crate) order_of_elements: Option<ElementOrder>,
+    /// The same for each layer's call alone.
+    marks: Vec<Option<Mark>>,
 }
 
 impl Cancellation {
@@ -35,6 +38,7 @@ impl Cancellation {
             holders: (0..network.tensors.len()).map(|index| TensorId::new(network.number, index)).collect(),
             pairs: Vec::new(),
             order_of_elements: None,
+            marks: vec![None; network.layers.len()],
         }
     }
 
@@ -57,15 +61,21 @@ impl Cancellation {
         };
         let input_of = |shuffle: LayerId| network.layers[shuffle.index()].inputs[0];
         let dims_are_known = dims_follow_from_points(network);
-        let is_undone = |shuffle: LayerId, by: &Shuffle| {
+        // The dimensions of a Shuffle's input. `None` is one that may vary.
+        let dims_before = |shuffle: LayerId| {
             let Extent { min, max, .. } = &extents[input_of(shuffle).index()];
             let dims = min.as_slice().iter().zip(max.as_slice());
-            let known = dims.map(|(&min, &max)| (dims_are_known && min == max).then_some(min)).collect::<Vec<_>>();
-            match &network.layers[shuffle.index()].body {
-                LayerBody::Shuffle(layer) => layer.shuffle.is_undone_by(by, &known),
-                _ => false,
-            }
+            dims.map(|(&min, &max)| (dims_are_known && min == max).then_some(min)).collect::<Vec<_>>()
         };
+        let is_undone = |shuffle: LayerId, by: &Shuffle| match &network.layers[shuffle.index()].body {
+            LayerBody::Shuffle(layer) => layer.shuffle.is_undone_by(by, &dims_before(shuffle)),
+            _ => false,
+        };
+        // Ranks of a collective compare how many elements they have. That has to decide the
+        // dimensions, and with them the order of elements. (A Shuffle that is undone has as many
+        // dimensions that vary behind it as before it, so that the last one tells for all.)
+        let count_decides_dims =
+            |shuffle: &LayerId| dims_before(*shuffle).iter().filter(|dim| dim.is_none()).count() <= 1;
         for &id in order {
             let layer = &network.layers[id.index()];
             let ([input], [output]) = (&layer.inputs[..], &layer.outputs[..]) else { continue };
@@ -80,10 +90,11 @@ impl Cancellation {
                     None => Some(id),
                 },
                 LayerBody::Cast(_) | LayerBody::Identity(_) => last,
-                LayerBody::DistCollective(_) => {
-                    let works_by_element = collectives[id.index()].as_ref().is_some_and(works_element_by_element);
-                    last.filter(|_| works_by_element)
-                }
+                LayerBody::DistCollective(_) => match &collectives[id.index()] {
+                    Some(layer) if layer.is_identity() => last,
+                    Some(layer) if works_element_by_element(layer) => last.filter(count_decides_dims),
+                    _ => None,
+                },
                 _ => None,
             };
         }
@@ -103,10 +114,9 @@ impl Cancellation {
                 // would leave zeros out that the described Shuffle writes.
                 let can_be_output = match network.tensors[holder.index()].source {
                     Source::Input(_) => false,
-                    Source::Layer { layer, .. } => match &collectives[layer.index()] {
-                        Some(collective) => !collective.may_leave_output_unwritten(),
-                        None => !matches!(network.layers[layer.index()].body, LayerBody::Constant(_)),
-                    },
+                    Source::Layer { layer, .. } => {
+                        collectives[layer.index()].as_ref().is_none_or(|layer| !layer.may_leave_output_unwritten())
+                    }
                 };
                 if !can_be_output || std::mem::replace(&mut has_output[holder.index()], true) {
                     continue;
@@ -141,12 +151,19 @@ impl Cancellation {
                 }
                 (_, Some(collective)) if !collective.is_identity() => {
                     is_another |= of_input.is_some();
+                    self.marks[id.index()] =
+                        of_input.map(|[a, b, ..]| Mark::Order(u16::from_le_bytes([a, b]) & Mark::MAX));
                     all.update(of_input.unwrap_or_default());
                 }
                 _ => {}
             }
         }
         self.order_of_elements = is_another.then(|| all.finalize().into());
+    }
+
+    /// What tells a collective's call from those that find their elements in another order.
+    pub(crate) fn mark(&self, layer: LayerId) -> Option<Mark> {
+        self.marks[layer.index()]
     }
 
     /// Whether a layer is a Shuffle that moves nothing.
@@ -166,10 +183,10 @@ impl Cancellation {
     }
 }
 
-/// Whether each element of the output depends on the elements at one index of the inputs alone, and
-/// in the same way at every index.
+/// Whether each element of the output of a collective depends on the elements at one index of the
+/// inputs alone, and in the same way at every index.
 fn works_element_by_element(layer: &ResolvedLayer) -> bool {
-    layer.is_identity() || layer.collective.operation().geometry().can_use_one_buffer()
+    layer.collective.operation().geometry().can_use_one_buffer()
 }
 
 /// Whether a dimension that is the same at all points of the profiles is the same everywhere. All

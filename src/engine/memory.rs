@@ -200,7 +200,7 @@ fn in_place_with(
         LayerBody::DistCollective(_) => analysis.collectives[id.index()]
             .as_ref()
             .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().can_use_one_buffer()),
-        LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes() || analysis.cancellation.is_canceled(id),
+        LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
         LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
         LayerBody::Identity(_) => true,
         LayerBody::ElementWise(_)

@@ -14,6 +14,7 @@ use distcollective::{
 };
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
@@ -286,6 +287,18 @@ impl Plan {
         Engine::deserialize(&Builder::new().build(&network)?.serialize()?)
     }
 
+    /// For the ranks with even numbers and for those with odd ones. The latter may have one more
+    /// output, so that shuffles run there that do not run elsewhere.
+    fn for_ranks(self, watched: Option<usize>) -> [(Plan, Engine); 2] {
+        let mut watching = self.clone();
+        let watched = watched.map(|step| self.inputs.len() + step % self.steps.len());
+        watching.outputs.extend(watched.filter(|tensor| !self.outputs.contains(tensor)));
+        [self, watching].map(|plan| {
+            let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
+            (plan, engine)
+        })
+    }
+
     fn input(&self, i: usize, rank: u32, scale: usize) -> Bits {
         let (data_type, dims) = &self.inputs[i];
         let mut dims = dims.clone();
@@ -527,17 +540,21 @@ enum Way {
 /// networks.
 pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicator>]) {
     let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
-    let strategy = (0..communicators.len(), any::<bool>(), vec(0usize..DataType::ALL.len(), 1..=3), genes);
+    let types = vec(0usize..DataType::ALL.len(), 1..=3);
+    let strategy = (0..communicators.len(), any::<bool>(), types, genes, option::of(any::<usize>()));
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]));
-    let result = runner.run(&strategy, |(n, dynamic, types, genes)| {
+    let result = runner.run(&strategy, |(n, dynamic, types, genes, watched)| {
         let communicators = communicators[n].clone();
         let plan = plan(communicators.len() as u32, dynamic, types, genes);
         prop_assume!(plan.is_exact() || communicators[0].determinism() == Determinism::Exact);
-        let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
         let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
         let options = ContextOptions::default().cuda_graph(plan.steps.len().is_multiple_of(2));
-        let body = move |communicator| plan.run(&engine, &expected, &communicator, options);
+        let of_ranks = plan.for_ranks(watched);
+        let body = move |communicator: Communicator| {
+            let (plan, engine) = &of_ranks[communicator.rank().index() % 2];
+            plan.run(engine, &expected, &communicator, options)
+        };
         for result in on_communicators(DEADLINE, communicators, body) {
             result.unwrap_or_else(|error| panic!("{error}"));
         }
@@ -559,13 +576,15 @@ proptest! {
         dynamic: bool,
         types in vec(0usize..DataType::ALL.len(), 1..=3),
         genes in vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12),
+        watched in option::of(any::<usize>()),
     ) {
         let plan = plan(n, dynamic, types, genes);
-        let engine = plan.build().unwrap_or_else(|error| panic!("{error}\n{plan:#?}"));
         let expected = Arc::new([plan.interpret(1), plan.interpret(if plan.dynamic { 2 } else { 1 })]);
+        let of_ranks = plan.for_ranks(watched);
         let results = on_ranks(n, move |communicator| {
-            plan.run(&engine, &expected, &communicator, ContextOptions::default())?;
-            plan.run_two_contexts(&engine, &expected[0], &communicator)
+            let (plan, engine) = &of_ranks[communicator.rank().index() % 2];
+            plan.run(engine, &expected, &communicator, ContextOptions::default())?;
+            plan.run_two_contexts(engine, &expected[0], &communicator)
         });
         for result in results {
             result.expect("no error");

@@ -36,6 +36,7 @@ pub fn play(name: &str, ranks: u32) {
         "casts" => on_gpus(ranks, |communicator| casts(&communicator)),
         "options" => on_gpus(ranks, |communicator| options(&communicator)),
         "groups" => groups(ranks),
+        "no groups" => no_groups(ranks),
         "reserve" => on_gpus(ranks, |communicator| reserves_for_groups(&communicator)),
         "graphs" => graphs(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
@@ -164,6 +165,38 @@ fn groups(ranks: u32) {
         // Each rank makes one group of "sum", "max" and "first". "all" and "any" are one step too,
         // but "any" needs more than one call of NCCL's.
         assert_eq!(nccl_calls("ncclGroupStart"), if ranks > 1 { ranks as usize } else { 0 });
+    }
+}
+
+/// Ranks with different layers between their collectives make no groups of them, because NCCL has
+/// to get the same groups on every rank.
+fn no_groups(ranks: u32) {
+    on_gpus(ranks, |communicator| {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Int32, [2, 2])?;
+        let sum = || DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size());
+        let first = network.add(sum(), x)?;
+        let turned = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+        let back = network.add_shuffle(turned, Shuffle::transpose([1, 0]))?;
+        let second = network.add(sum(), back)?;
+        network.mark_output(first, "first")?;
+        network.mark_output(second, "second")?;
+        // The shuffles run on this rank only.
+        let is_seen = communicator.rank() == Rank(0);
+        if is_seen {
+            network.mark_output(turned, "turned")?;
+        }
+        let mut context = Builder::new().build(&network)?.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let (mut first, mut second, mut turned) = ([0; 4], [0; 4], [0; 4]);
+        let outputs = outputs!["first" => &mut first, "second" => &mut second, "turned" => &mut turned];
+        context.execute(inputs!["x" => &[1, 2, 3, 4]], outputs.into_iter().take(if is_seen { 3 } else { 2 }))?;
+        let total = [1, 2, 3, 4].map(|x| x * communicator.world_size() as i32);
+        assert_eq!((first, second, turned), (total, total, if is_seen { [1, 3, 2, 4] } else { [0; 4] }));
+        Ok(())
+    });
+    if !is_on_gpu() {
+        assert_eq!(nccl_calls("ncclGroupStart"), 0);
     }
 }
 
@@ -403,6 +436,7 @@ fn independent_collectives_go_together() {
             return;
         }
         Child::new("contexts groups", ranks).passes();
+        Child::new("contexts no groups", ranks).passes();
     }
 }
 
