@@ -1596,8 +1596,9 @@ dcl_status_t dcl_communicator_with_wire_type(dcl_communicator_t *communicator,
 
 /* Copies out the value of the session config entry "distcollective.communicator" of ONNX Runtime.
  * A session whose options have this entry and the custom operators of libdistcollective.so runs its
- * DistCollective nodes on this communicator. Create the session before the handle is freed; it
- * keeps the communicator and this handle's timeout. Every call with one handle gives the same text.
+ * DistCollective nodes on this communicator. Set the entry before the operators are registered, and
+ * create the session before the handle is freed; it keeps the communicator and this handle's
+ * timeout. Every call with one handle gives the same text.
  * [local, shared] */
 dcl_status_t dcl_communicator_session_value(dcl_communicator_t *communicator, char *buffer,
                                             size_t capacity, size_t *length);

@@ -86,7 +86,7 @@ impl Collective {
     }
 
     /// What errors are about.
-    fn subject(&self) -> String {
+    pub(crate) fn subject(&self) -> String {
         let operation = self.inner.layer.collective_operation();
         match self.inner.layer.name() {
             "" => format!("layer ({operation})"),

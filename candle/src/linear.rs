@@ -62,8 +62,8 @@ impl ColumnParallelLinear {
 
 impl Module for ColumnParallelLinear {
     /// This rank's part of the output, or all of it. With
-    /// [`gather_output`](ColumnParallelLinear::gather_output) it is collective, and `x` has at most
-    /// seven dimensions.
+    /// [`gather_output`](ColumnParallelLinear::gather_output) it is collective. As for candle's
+    /// `Linear`, `x` has two to four dimensions.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.linear.forward(x)?;
         if !self.gather_output {
@@ -91,6 +91,7 @@ pub struct RowParallelLinear {
     linear: Linear,
     bias: Option<Tensor>,
     all_reduce: Collective,
+    in_dim: usize,
     /// The first of this rank's inputs, and their number.
     inputs: (usize, usize),
     input_is_parallel: bool,
@@ -120,6 +121,7 @@ impl RowParallelLinear {
             linear: Linear::new(weight, None),
             bias,
             all_reduce: Collective::new(all_reduce, communicator),
+            in_dim,
             inputs: (communicator.rank().index() * part, part),
             input_is_parallel: true,
         })
@@ -131,13 +133,26 @@ impl RowParallelLinear {
     pub fn input_is_parallel(self, input_is_parallel: bool) -> Self {
         RowParallelLinear { input_is_parallel, ..self }
     }
+
+    /// This rank's part of a whole input. One of another length has such a part too, so it is
+    /// refused, on every rank.
+    fn part_of(&self, x: &Tensor) -> Result<Tensor> {
+        let (start, len) = self.inputs;
+        let found = x.dim(D::Minus1)?;
+        if found != self.in_dim {
+            let text = format!("the input's last dimension is {found}, and in_dim is {}", self.in_dim);
+            let error = Error::new(ErrorKind::InvalidShape, text).about(|| self.all_reduce.subject());
+            return Err(candle_core::Error::wrap(error));
+        }
+        x.narrow(D::Minus1, start, len)
+    }
 }
 
 impl Module for RowParallelLinear {
-    /// The whole output, with the same bits on every rank. Collective.
+    /// The whole output, with the same bits on every rank. Collective. As for candle's `Linear`,
+    /// `x` has two to four dimensions.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (start, len) = self.inputs;
-        let part = if self.input_is_parallel { x.clone() } else { x.narrow(D::Minus1, start, len)? };
+        let part = if self.input_is_parallel { x.clone() } else { self.part_of(x)? };
         let y = self.all_reduce.apply(&self.linear.forward(&part)?)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
@@ -179,8 +194,23 @@ impl Loader<'_> {
 
     /// This rank's shard of a tensor, which has to have the dimensions `dims`.
     fn get(&self, name: &str, dims: &[usize], shard: Shard) -> Result<Tensor> {
-        // The builder compares the shape only if nothing is split.
-        let tensor = self.vb.get_with_hints(dims, name, shard)?;
+        // The builder compares the shape only if nothing is split, and would panic at a dimension
+        // that the tensor does not have.
+        if shard.world_size > 1 {
+            let (found, needed) = (self.dim_count(name)?, dims.len());
+            if found != needed {
+                return self.fail(format!("the tensor {name:?} has {found} dimensions, and the layer needs {needed}"));
+            }
+        }
+        let tensor = match self.vb.get_with_hints(dims, name, shard) {
+            Err(candle_core::Error::ShapeMismatchSplit { shape, dim, n_parts }) => {
+                let found = shape.dims();
+                return self.fail(format!(
+                    "the tensor {name:?} is {found:?}, and dimension {dim} is not a multiple of {n_parts} ranks"
+                ));
+            }
+            tensor => tensor?,
+        };
         if tensor.dims() != dims {
             let found = tensor.dims();
             return self.fail(format!(
@@ -188,5 +218,14 @@ impl Loader<'_> {
             ));
         }
         Ok(tensor)
+    }
+
+    /// The number of dimensions of a whole tensor, which is not read: no dimension is a multiple of
+    /// so many ranks, and the builder's error has the shape.
+    fn dim_count(&self, name: &str) -> Result<usize> {
+        match self.vb.get_with_hints((), name, Shard { dim: 0, rank: 0, world_size: usize::MAX }) {
+            Err(candle_core::Error::ShapeMismatchSplit { shape, .. }) => Ok(shape.rank()),
+            other => Ok(other?.rank()),
+        }
     }
 }

@@ -182,6 +182,16 @@ impl Api {
         Ok(value)
     }
 
+    /// How many floats a list has. A list of another type has none.
+    pub(crate) unsafe fn float_count(self, info: *const OrtKernelInfo, name: &CStr) -> Result<usize> {
+        let mut len = 0;
+        let (name, none) = (name.as_ptr(), std::ptr::null_mut());
+        // SAFETY: as in `node_name`; writes the length only.
+        unsafe { call!(self, KernelInfoGetAttributeArray_float, info, name, none, &mut len)? };
+        Ok(len)
+    }
+
+    /// The integers of a list. An attribute of another type has none.
     pub(crate) unsafe fn integers_attribute(self, info: *const OrtKernelInfo, name: &CStr) -> Result<Vec<i64>> {
         let mut len = 0;
         let name = name.as_ptr();

@@ -70,45 +70,69 @@ impl Node {
 
     fn text(&self, name: &CStr) -> Result<Option<String>> {
         // SAFETY: the promise of `new`.
-        self.attribute(name, "a text", unsafe { self.api.text_attribute(self.info, name) })
+        self.attribute(name, TEXT, unsafe { self.api.text_attribute(self.info, name) })
     }
 
     fn integer(&self, name: &CStr) -> Result<Option<i64>> {
         // SAFETY: the promise of `new`.
-        self.attribute(name, "an integer", unsafe { self.api.integer_attribute(self.info, name) })
+        self.attribute(name, INTEGER, unsafe { self.api.integer_attribute(self.info, name) })
     }
 
     fn integers(&self, name: &CStr) -> Result<Option<Vec<i64>>> {
         // SAFETY: the promise of `new`.
-        self.attribute(name, "a list of integers", unsafe { self.api.integers_attribute(self.info, name) })
+        match unsafe { self.api.integers_attribute(self.info, name) } {
+            // Also an attribute of another type has no integers.
+            Ok(integers) if integers.is_empty() => match self.type_of(name) {
+                None | Some(LIST) => Ok(Some(integers)),
+                Some(found) => Err(wrong_type(name, found, INTEGERS)),
+            },
+            integers => self.attribute(name, INTEGERS, integers),
+        }
     }
 
     /// An attribute that could be read, or none. ONNX Runtime's error does not tell whether an
-    /// attribute is absent or of another type, so this asks for the other types.
+    /// attribute is absent or of another type.
     fn attribute<T>(&self, name: &CStr, expected: &str, value: Result<T>) -> Result<Option<T>> {
         let error = match value {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error,
         };
-        let (api, info) = (self.api, self.info);
-        // SAFETY: the promise of `new`.
-        let found = unsafe {
-            [
-                api.text_attribute(info, name).is_ok().then_some("a text"),
-                api.integer_attribute(info, name).is_ok().then_some("an integer"),
-                api.integers_attribute(info, name).is_ok().then_some("a list of integers"),
-                api.float_attribute(info, name).is_ok().then_some("a float"),
-            ]
-        };
-        match found.into_iter().flatten().next() {
+        match self.type_of(name) {
             None => Ok(None),
             // It can be read now.
             Some(found) if found == expected => Err(error),
-            Some(found) => {
-                let name = name.to_string_lossy();
-                let text = format!("the attribute {name} is {found}; it has to be {expected}");
-                Err(Error::new(ErrorKind::InvalidArgument, text))
-            }
+            Some(found) => Err(wrong_type(name, found, expected)),
         }
     }
+
+    /// The type of an attribute, if there is one by that name: the first as which it can be read.
+    fn type_of(&self, name: &CStr) -> Option<&'static str> {
+        let (api, info) = (self.api, self.info);
+        // SAFETY: the promise of `new`.
+        let found = unsafe {
+            // Any attribute can be read as a list, which is empty if the type is another one.
+            let list = api.integers_attribute(info, name);
+            [
+                api.text_attribute(info, name).is_ok().then_some(TEXT),
+                api.integer_attribute(info, name).is_ok().then_some(INTEGER),
+                api.float_attribute(info, name).is_ok().then_some("a float"),
+                list.as_ref().is_ok_and(|list| !list.is_empty()).then_some(INTEGERS),
+                api.float_count(info, name).is_ok_and(|count| count > 0).then_some("a list of floats"),
+                list.is_ok().then_some(LIST),
+            ]
+        };
+        found.into_iter().flatten().next()
+    }
+}
+
+const TEXT: &str = "a text";
+const INTEGER: &str = "an integer";
+const INTEGERS: &str = "a list of integers";
+/// A list that is empty, or of texts: ONNX Runtime does not tell them apart.
+const LIST: &str = "a list";
+
+fn wrong_type(name: &CStr, found: &str, expected: &str) -> Error {
+    let name = name.to_string_lossy();
+    let text = format!("the attribute {name} is {found}; it has to be {expected}");
+    Error::new(ErrorKind::InvalidArgument, text)
 }

@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use distcollective::{Communicator, Environment, Error, ErrorKind, Result};
 
-/// The session config entry that names a session's communicator.
+/// The session config entry that names a session's communicator. It counts when the library is
+/// registered with the options: one that is set later is ignored.
 pub const CONFIG_KEY: &str = "distcollective.communicator";
 
 /// [`CONFIG_KEY`], for ONNX Runtime.

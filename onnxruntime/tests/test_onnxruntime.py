@@ -5,8 +5,10 @@ on the path for Python's modules. Models are sharded where polygraphy and onnx_g
 the tests need these files.
 """
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,9 @@ import pytest
 from ranks import Ranks, peer, run
 
 import distcollective
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "samples" / "onnxruntime"
 
 #: What the operations give on each of two ranks. `xs` has the inputs, each of 4 rows.
 REFERENCE = {
@@ -135,6 +140,13 @@ def _refusals():
         (
             models.node("all_gather", models.FLOAT, nb_rank="two"),
             "the attribute nb_rank is a text; it has to be an int",
+        ),
+        (models.node("all_gather", models.FLOAT, nb_rank=2.0), "the attribute nb_rank is a float; it has to be an int"),
+        (models.node("all_gather", models.FLOAT, groups=1), "the attribute groups is an integer; it has to be a list"),
+        (models.node("all_gather", models.FLOAT, groups="0,1"), "the attribute groups is a text; it has to be a list"),
+        (
+            models.node("all_gather", models.FLOAT, groups=[1.0, 0.0]),
+            "the attribute groups is a list of floats; it has to be a list of integers",
         ),
         (models.node("all_gather", models.FLOAT, nb_rank=-1), "nb_rank is -1, which is no number of ranks"),
         (models.node("all_gather", models.FLOAT, groups=[0, 1], group_size=3), "group_size is 3, and groups"),
@@ -280,8 +292,9 @@ def test_the_execution_order_may_be_by_priority_on_all_ranks_and_not_on_some():
 
 
 def parallel(count, *entries):
-    """A session in parallel mode with as many threads."""
+    """A session in parallel mode with as many threads, which do not spin while they wait."""
     mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    entries += tuple((f"session.{pool}_op.allow_spinning", "0") for pool in ["inter", "intra"])
     return session(models.branches(4, after=4), None, *entries, execution_mode=mode, inter_op_num_threads=count)
 
 
@@ -467,15 +480,41 @@ def test_without_an_environment_the_exception_says_what_is_missing(tmp_path):
     assert "the session has no communicator: there is no environment" in done.stderr, done.stderr
 
 
+def _without_shapes(given, written):
+    """The model that the command writes. A warning is an error."""
+    import onnx
+
+    command = [sys.executable, "-W", "error", "-m", "distcollective.onnxruntime", given, written]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return onnx.load(str(written), load_external_data=False)
+
+
 def test_the_command_drops_stored_shapes(tmp_path):
     import onnx
 
     model = onnx.load_from_string(models.node("all_gather", models.FLOAT))
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("inner", models.FLOAT, [1]))
-    given, written = tmp_path / "given.onnx", tmp_path / "written.onnx"
+    given = tmp_path / "given.onnx"
     onnx.save(model, str(given))
-    subprocess.run([sys.executable, "-m", "distcollective.onnxruntime", given, written], check=True, timeout=60)
-    assert len(onnx.load(str(written)).graph.value_info) == 0
+    assert len(_without_shapes(given, tmp_path / "written.onnx").graph.value_info) == 0
+
+
+def test_the_command_leaves_weights_in_their_files_where_it_can(tmp_path):
+    import onnx
+
+    given, files = tmp_path / "given.onnx", {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
+    onnx.save(onnx.load_from_string(models.mlp()), str(given), **files)
+    external = onnx.TensorProto.EXTERNAL
+    beside = _without_shapes(given, tmp_path / "beside.onnx")
+    assert [weight.data_location for weight in beside.graph.initializer] == [external] * 3
+    (tmp_path / "folder").mkdir()
+    elsewhere = _without_shapes(given, tmp_path / "folder" / "elsewhere.onnx")
+    assert external not in [weight.data_location for weight in elsewhere.graph.initializer]
+    x = {"x": np.ones([8, 16], np.float32)}
+    written = [given, tmp_path / "beside.onnx", tmp_path / "folder" / "elsewhere.onnx"]
+    results = [onnxruntime.InferenceSession(str(path)).run(None, x)[0] for path in written]
+    assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
 
 
 def _sharded(whole, sharded):
@@ -505,8 +544,27 @@ def test_an_mlp_that_polygraphy_has_sharded_by_tensors_gives_the_single_device_r
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_attention_that_the_sample_shards_by_context_gives_the_single_device_result(size):
     peer("polygraphy")
-    program = Path(__file__).resolve().parents[2] / "samples" / "onnxruntime" / "sharded_attention.py"
-    outputs = pass_on_every_rank([str(program)], size, deadline=120)
+    outputs = pass_on_every_rank([str(SAMPLES / "sharded_attention.py")], size, deadline=120)
     for rank, output in enumerate(outputs):
         begin = f"rank {rank} of {size}: 4 DistCollective nodes, the largest difference is "
         assert output.startswith(begin) and float(output[len(begin) :]) < 1e-4
+
+
+def test_the_guides_commands_and_programs_run(tmp_path, monkeypatch):
+    """In a folder with the sample's model, and this environment as `env`."""
+    import onnx
+
+    peer("polygraphy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    onnx.save(importlib.import_module("sharded_attention").attention(), "model.onnx")
+    Path("env").symlink_to(sys.prefix)
+    guide = (ROOT / "docs" / "src" / "onnxruntime.md").read_text()
+    commands = re.findall(r"^\$ (env/bin/(?:polygraphy|python -m) (?:.*\\\n)*.*)$", guide, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    programs = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    for program, size in zip(programs, [2, 4]):
+        assert pass_on_every_rank(["-c", program], size) == [f"rank {rank}: (32, 64)\n" for rank in range(size)]
+    assert len(programs) == 2

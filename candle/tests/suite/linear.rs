@@ -32,6 +32,9 @@ fn tensors() -> HashMap<&'static str, Tensor> {
         ("up.bias", integers(1, &[HIDDEN])),
         ("down.weight", integers(2, &[OUT, HIDDEN])),
         ("down.bias", integers(3, &[OUT])),
+        ("flat.weight", integers(4, &[HIDDEN])),
+        ("odd.weight", integers(6, &[HIDDEN, 9])),
+        ("deep.weight", integers(5, &[OUT, HIDDEN, 1])),
     ])
 }
 
@@ -142,6 +145,32 @@ fn sizes_that_do_not_fit_are_named() {
              need [5, 3]"
         );
         assert_eq!(column(IN, HIDDEN, "gate"), "cannot find tensor gate.weight");
+        assert_eq!(
+            row(IN, HIDDEN, "odd"),
+            "layer \"odd\" (row-parallel): the tensor \"weight\" is [12, 9], and dimension 1 is not a multiple of 4 ranks"
+        );
+        for (name, dims) in [("flat", 1), ("deep", 3)] {
+            let text = format!("the tensor \"weight\" has {dims} dimensions, and the layer needs 2");
+            assert_eq!(row(HIDDEN, OUT, name), format!("layer \"{name}\" (row-parallel): {text}"));
+            assert_eq!(column(IN, HIDDEN, name), format!("layer \"{name}\" (column-parallel): {text}"));
+        }
+    });
+}
+
+#[test]
+fn a_whole_input_of_another_length_is_an_error_on_every_rank() {
+    with_file(2, |communicator, vb| {
+        let down = RowParallelLinear::load(HIDDEN, OUT, true, vb.pp("down"), communicator).expect("a layer");
+        let down = down.input_is_parallel(false);
+        // Rank 0 has its part of the first one, and both have theirs of the second.
+        for len in [HIDDEN / 2, HIDDEN + 1] {
+            let error = text_of(down.forward(&integers(4, &[1, len])));
+            assert_eq!(
+                error,
+                format!("layer \"down\" (all_reduce): the input's last dimension is {len}, and in_dim is {HIDDEN}")
+            );
+        }
+        down.forward(&integers(4, &[1, HIDDEN])).expect("the communicator still works");
     });
 }
 

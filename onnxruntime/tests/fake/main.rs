@@ -197,6 +197,37 @@ fn attributes_that_make_no_layer_are_errors_of_the_session() {
 }
 
 #[test]
+fn an_attribute_of_another_type_is_an_error_that_names_both() {
+    type Add = fn(&mut Node, &'static str);
+    let types: [(&str, Add); 6] = [
+        ("a text", |node, name| node.texts.push((name, "0"))),
+        ("an integer", |node, name| node.integers.push((name, 0))),
+        ("a float", |node, name| node.floats.push((name, 0.0))),
+        ("a list of integers", |node, name| node.lists.push((name, vec![0]))),
+        ("a list of floats", |node, name| node.float_lists.push((name, vec![0.0]))),
+        ("a list", |node, name| node.lists.push((name, vec![]))),
+    ];
+    on_ranks(1, |_, value| {
+        for (name, expected) in [("reduce_op", "a text"), ("nb_rank", "an integer"), ("groups", "a list of integers")] {
+            for (found, add) in types.iter().filter(|(found, _)| *found != expected) {
+                let mut node = Node::new("node", "all_reduce");
+                node.texts.retain(|(other, _)| *other != name);
+                add(&mut node, name);
+                let result = gathered(&value, &node, 1, 1);
+                if (name, *found) == ("groups", "a list") {
+                    // Empty: all ranks.
+                    assert_eq!(result, Ok(vec![1]));
+                    continue;
+                }
+                let error = result.expect_err(found);
+                let text = format!("the attribute {name} is {found}; it has to be {expected}");
+                assert!(error.starts_with("2: ") && error.ends_with(&text), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_session_value_is_that_of_its_communicator_while_it_lives() {
     let values = on_ranks(2, |communicator, value| {
         let group = communicator.split(Some(communicator.rank().0), 0).expect("a split").expect("a group");

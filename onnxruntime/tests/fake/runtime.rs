@@ -59,11 +59,24 @@ pub struct Node {
     pub texts: Vec<(&'static str, &'static str)>,
     pub integers: Vec<(&'static str, i64)>,
     pub lists: Vec<(&'static str, Vec<i64>)>,
+    pub floats: Vec<(&'static str, f32)>,
+    pub float_lists: Vec<(&'static str, Vec<f32>)>,
 }
 
 impl Node {
     pub fn new(name: &'static str, operation: &'static str) -> Self {
         Node { name, texts: vec![("collective_operation", operation), ("reduce_op", "sum")], ..Node::default() }
+    }
+
+    fn has(&self, name: &CStr) -> bool {
+        fn any<T>(attributes: &[(&str, T)], name: &CStr) -> bool {
+            attributes.iter().any(|(other, _)| Ok(*other) == name.to_str())
+        }
+        any(&self.texts, name)
+            || any(&self.integers, name)
+            || any(&self.lists, name)
+            || any(&self.floats, name)
+            || any(&self.float_lists, name)
     }
 }
 
@@ -197,6 +210,7 @@ impl Table {
             (&raw mut (*api).KernelInfoGetAttribute_int64).write(integer);
             (&raw mut (*api).KernelInfoGetAttribute_float).write(float);
             (&raw mut (*api).KernelInfoGetAttributeArray_int64).write(list);
+            (&raw mut (*api).KernelInfoGetAttributeArray_float).write(float_list);
             (&raw mut (*api).KernelContext_GetInput).write(input);
             (&raw mut (*api).KernelContext_GetOutput).write(output);
             (&raw mut (*api).GetTensorTypeAndShape).write(type_and_shape);
@@ -389,8 +403,45 @@ unsafe extern "system" fn integer(info: *const OrtKernelInfo, name: *const c_cha
     }
 }
 
-unsafe extern "system" fn float(_info: *const OrtKernelInfo, _name: *const c_char, _out: *mut f32) -> OrtStatusPtr {
-    failure(c"there is no such attribute")
+unsafe extern "system" fn float(info: *const OrtKernelInfo, name: *const c_char, out: *mut f32) -> OrtStatusPtr {
+    // SAFETY: the contract.
+    unsafe {
+        match find(&(*info.cast::<Node>()).floats, name) {
+            Ok(float) => status(|| *out = *float),
+            Err(status) => status,
+        }
+    }
+}
+
+/// Copies a list as ONNX Runtime does. It is empty if the attribute is of another type.
+///
+/// # Safety
+///
+/// The node exists, and the name is text. There is room for `*size` numbers, or `out` is null.
+unsafe fn copy_list<T: Copy>(
+    node: &Node,
+    lists: &[(&str, Vec<T>)],
+    name: *const c_char,
+    out: *mut T,
+    size: *mut usize,
+) -> OrtStatusPtr {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let name = CStr::from_ptr(name);
+        if !node.has(name) {
+            return failure(c"there is no such attribute");
+        }
+        let list = lists.iter().find(|(other, _)| Ok(*other) == name.to_str()).map_or(&[][..], |(_, list)| list);
+        if !out.is_null() && *size < list.len() {
+            return failure(c"the buffer is too small");
+        }
+        status(|| {
+            *size = list.len();
+            if !out.is_null() {
+                out.copy_from(list.as_ptr(), list.len());
+            }
+        })
+    }
 }
 
 unsafe extern "system" fn list(
@@ -399,18 +450,23 @@ unsafe extern "system" fn list(
     out: *mut i64,
     size: *mut usize,
 ) -> OrtStatusPtr {
-    // SAFETY: the contract: there is room for `*size` numbers, or `out` is null.
+    // SAFETY: the contract.
     unsafe {
-        match find(&(*info.cast::<Node>()).lists, name) {
-            Err(status) => status,
-            Ok(list) if !out.is_null() && *size < list.len() => failure(c"the buffer is too small"),
-            Ok(list) => status(|| {
-                *size = list.len();
-                if !out.is_null() {
-                    out.copy_from(list.as_ptr(), list.len());
-                }
-            }),
-        }
+        let node = &*info.cast::<Node>();
+        copy_list(node, &node.lists, name, out, size)
+    }
+}
+
+unsafe extern "system" fn float_list(
+    info: *const OrtKernelInfo,
+    name: *const c_char,
+    out: *mut f32,
+    size: *mut usize,
+) -> OrtStatusPtr {
+    // SAFETY: the contract.
+    unsafe {
+        let node = &*info.cast::<Node>();
+        copy_list(node, &node.float_lists, name, out, size)
     }
 }
 

@@ -3,7 +3,7 @@
 Models that NVIDIA's Polygraphy has sharded run in the stock ONNX Runtime, on CPUs, with a process
 for each rank:
 
->>> import distcollective, onnxruntime                                         # doctest: +SKIP
+>>> import distcollective, distcollective.distributed, onnxruntime             # doctest: +SKIP
 >>> distcollective.distributed.init_process_group()                            # doctest: +SKIP
 >>> options = onnxruntime.SessionOptions()                                     # doctest: +SKIP
 >>> options.register_custom_ops_library(distcollective.onnxruntime_library())  # doctest: +SKIP
@@ -15,9 +15,10 @@ stored in it, which are those of one device if they were there before the model 
 
 import argparse
 import importlib
+from pathlib import Path
 from typing import Any, List, Optional
 
-from . import _core
+from .. import _core
 
 
 def library() -> str:
@@ -36,16 +37,15 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m distcollective.onnxruntime",
-        description="Write a model without the shapes of inner tensors that are stored in it.",
+        description="Write a model without the shapes of inner tensors that are stored in it. "
+        "Weights in files beside the model stay there if OUTPUT is in the same folder, else OUTPUT has them.",
     )
     parser.add_argument("model", help="the model's file")
     parser.add_argument("output", help="the file to write")
     parsed = parser.parse_args(arguments)
     onnx = importlib.import_module("onnx")
-    model = onnx.load(parsed.model)
+    # A protobuf has at most 2 GiB, so weights that are in files of their own should stay there.
+    is_beside = Path(parsed.model).resolve().parent == Path(parsed.output).resolve().parent
+    model = onnx.load(parsed.model, load_external_data=not is_beside)
     drop_stored_shapes(model)
     onnx.save(model, parsed.output)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""The command ``python -m distcollective.onnxruntime``."""
+
+from . import main
+
+main()
