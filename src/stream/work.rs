@@ -155,7 +155,7 @@ impl<T: Send + 'static> Work<T> {
     /// - this process was forked from the one that enqueued the work on a worker stream;
     /// - the [interrupt hook](crate::interrupt) waits for work that has not ended.
     pub fn wait(self) -> Result<T, WorkError<T>> {
-        match self.wait_until(deadline_after(Duration::MAX)) {
+        match self.wait_until(|| deadline_after(Duration::MAX)) {
             Ok(result) => result.map_err(WorkError::Failed),
             Err(work) => Err(WorkError::Interrupted(Box::new(work))),
         }
@@ -195,18 +195,19 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// As [`wait`](Self::wait).
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<T, EnqueueError<T>>, Self> {
-        self.wait_until(deadline_after(timeout))
+        self.wait_until(|| deadline_after(timeout))
     }
 
-    pub(super) fn wait_until(self, until: Instant) -> Result<Result<T, EnqueueError<T>>, Self> {
+    /// Waits until a time, which work that has ended does not ask for.
+    pub(super) fn wait_until(self, until: impl FnOnce() -> Instant) -> Result<Result<T, EnqueueError<T>>, Self> {
         if let Err(error) = self.check_wait() {
             panic!("{error}");
         }
         let Work { state, finish } = self;
         let ended = match state {
             WorkState::Done(operands, result) => Ok((operands, result)),
-            WorkState::Launched(launched) => launched.wait(until).map_err(WorkState::Launched),
-            WorkState::Queued(queued) => queued.wait(until).map_err(WorkState::Queued),
+            WorkState::Launched(launched) => launched.wait(until()).map_err(WorkState::Launched),
+            WorkState::Queued(queued) => queued.wait(until()).map_err(WorkState::Queued),
         };
         let (mut operands, result) = ended.map_err(|state| Work { state, finish })?;
         finish(&mut operands);

@@ -78,7 +78,7 @@ impl<T: Send + 'static> Future for WorkFuture<T> {
                 return Poll::Pending;
             }
         }
-        match work.wait_until(Instant::now()) {
+        match work.wait_until(Instant::now) {
             Ok(result) => Poll::Ready(result),
             // On a CUDA stream whose capture has just ended, work that had passed its deadline may
             // not be done after all.
