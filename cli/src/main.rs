@@ -10,6 +10,7 @@ mod manual;
 mod names;
 mod npy;
 mod output;
+mod plot;
 mod progress;
 mod rank_files;
 mod run;
@@ -34,6 +35,7 @@ enum Command {
     Launch(launch::Arguments),
     Run(run::Arguments),
     Bench(bench::Arguments),
+    Plot(plot::Arguments),
     BroadcastWeights(broadcast_weights::Arguments),
     Inspect(inspect::Arguments),
     Env(env::Arguments),
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Plot(arguments) => plot::run(&arguments),
         Command::BroadcastWeights(arguments) => broadcast_weights::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),

@@ -283,6 +283,24 @@ fn a_plot_has_a_chart_for_each_operation_and_a_line_for_each_label() {
 }
 
 #[test]
+fn a_plot_can_have_only_the_points_of_files() {
+    let folder = Folder::create();
+    let (points, svg) = (folder.file("points.csv"), folder.file("plot.svg"));
+    std::fs::write(&points, "a,2,reduce,8,1,1,1,9,1\nb,2,reduce,8,2,2,2,9,1\na,4,reduce,8,1,1,1,9,1\n")
+        .expect("a file");
+    let [points, plot] = [&points, &svg].map(|path| path.to_str().expect("text"));
+    let (output, _, stderr) = run(&["plot", plot, points]);
+    assert!(output.status.success(), "{stderr}");
+    let drawn = std::fs::read_to_string(&svg).expect("a plot");
+    assert!(["reduce, 2 ranks", "reduce, 4 ranks"].iter().all(|title| drawn.contains(title)), "{drawn}");
+    std::fs::write(points, "a,2,reduce,8,WRONG\n").expect("a file");
+    for (path, says) in [(points, "the files have no points"), ("none.csv", "none.csv: it cannot be read: ")] {
+        let (output, _, stderr) = run(&["plot", plot, path]);
+        assert!(output.status.code() == Some(1) && stderr.contains(says), "{stderr}");
+    }
+}
+
+#[test]
 fn the_help_says_what_the_columns_mean() {
     let help = bench(&["--help"]);
     for part in ["algbw is size / time", "2(n-1)/n for all_reduce", "PERFORMANCE.md", "Example: distcollective bench"] {

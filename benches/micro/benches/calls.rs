@@ -52,19 +52,19 @@ fn alone() -> Communicator {
     Communicator::in_process(1).expect("one rank").remove(0)
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 2000, sample_count = 50)]
 fn one_rank_bare(bencher: Bencher) {
     let mut call = bare(alone()).expect("buffers");
     bencher.bench_local(|| call().expect("a call"));
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 2000, sample_count = 50)]
 fn one_rank_engine_inline(bencher: Bencher) {
     let mut call = enqueue(alone()).expect("an engine");
     bencher.bench_local(|| call().expect("a run"));
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 2000, sample_count = 50)]
 fn two_ranks_bare(bencher: Bencher) {
     let pair = Pair::new(bare).expect("two ranks");
     let mut call = bare(pair.communicator().clone()).expect("buffers");
@@ -72,7 +72,7 @@ fn two_ranks_bare(bencher: Bencher) {
     drop(call);
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 2000, sample_count = 50)]
 fn two_ranks_engine_inline(bencher: Bencher) {
     let pair = Pair::new(enqueue).expect("two ranks");
     let mut call = enqueue(pair.communicator().clone()).expect("an engine");

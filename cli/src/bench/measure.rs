@@ -13,9 +13,9 @@ use distcollective::{
     Work,
 };
 
-use super::plot::Plot;
 use super::report::{Format, Measured, Report, Row, Settings};
 use super::values::Values;
+use crate::plot::Plot;
 
 /// A benchmark, the same on every rank.
 pub struct Bench {

@@ -1,7 +1,6 @@
 //! `distcollective bench`: the speed of collectives, and whether their results are right.
 
 mod measure;
-mod plot;
 mod report;
 mod values;
 
@@ -22,8 +21,8 @@ use serde_json::Value;
 use crate::launch::{Binding, Output, Prefix};
 use crate::names;
 use crate::output::{CLOSED, fail};
+use crate::plot::Plot;
 use measure::{Bench, Timing};
-use plot::Plot;
 use report::Format;
 
 /// Errors of the library and the options. The user sees their text.

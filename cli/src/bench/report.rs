@@ -5,8 +5,8 @@ use distcollective::{CollectiveOperation, DataType, ReduceOperation, Result};
 use serde_json::{Map, Value};
 
 use super::measure::Bench;
-use super::plot::Point;
 use crate::output::print;
+use crate::plot::Point;
 
 #[derive(Clone)]
 pub enum Format {

@@ -1,12 +1,40 @@
-//! Points, which are lines of text that other benchmarks write too, and their plot.
+//! `distcollective plot`: points, which are lines of text that `bench` and other benchmarks write,
+//! and their plot.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use distcollective::{Error, ErrorKind, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
+
+use crate::output::fail;
+
+/// Draws times over sizes: a chart for each operation and number of ranks, with a line for each
+/// label.
+///
+/// A point is a line of a file: label,ranks,operation,bytes,median,min,max,batches,iterations.
+/// Times are in microseconds. `bench --points` prints such lines.
+///
+/// Example: distcollective plot all_reduce.svg points.csv
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The SVG file
+    svg: PathBuf,
+    /// The files of points
+    #[arg(required = true)]
+    points: Vec<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let drawn = read_points(&arguments.points).and_then(|points| match points.is_empty() {
+        true => Err(Error::new(ErrorKind::InvalidArgument, "the files have no points")),
+        false => Plot { file: arguments.svg.clone(), others: Vec::new() }.draw(points),
+    });
+    drawn.map_or_else(fail, |()| ExitCode::SUCCESS)
+}
 
 /// The time of one operation on one size. As text it is a line of comma-separated values: label,
 /// ranks, operation, bytes a rank, median, minimum and maximum in microseconds, batches, and
@@ -75,21 +103,9 @@ const CHART: (u32, u32) = (480, 320);
 const COLUMNS: usize = 2;
 
 impl Plot {
-    /// A plot with the points of these files. Lines that tell of a missing or a wrong point have
-    /// fewer values, and are left out.
+    /// A plot with the points of these files.
     pub fn new(file: PathBuf, others: &[PathBuf]) -> Result<Self> {
-        let mut points = Vec::new();
-        for path in others {
-            let text = std::fs::read_to_string(path)
-                .map_err(|e| failure(ErrorKind::System, path, &format!("it cannot be read: {e}")))?;
-            for (index, line) in text.lines().enumerate() {
-                if line.split(',').count() >= 9 {
-                    let wrong = |e| failure(ErrorKind::InvalidArgument, path, &format!("line {}: {e}", index + 1));
-                    points.push(line.parse().map_err(wrong)?);
-                }
-            }
-        }
-        Ok(Plot { file, others: points })
+        Ok(Plot { file, others: read_points(others)? })
     }
 
     /// Draws a chart for each operation of `own`. Others' points are shown for the same numbers of
@@ -117,6 +133,23 @@ impl Plot {
         }
         area.present().map_err(|e| failed(&e))
     }
+}
+
+/// The points of files. Lines that tell of a missing or a wrong point have fewer values, and are
+/// left out.
+fn read_points(files: &[PathBuf]) -> Result<Vec<Point>> {
+    let mut points = Vec::new();
+    for path in files {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| failure(ErrorKind::System, path, &format!("it cannot be read: {e}")))?;
+        for (index, line) in text.lines().enumerate() {
+            if line.split(',').count() >= 9 {
+                let wrong = |e| failure(ErrorKind::InvalidArgument, path, &format!("line {}: {e}", index + 1));
+                points.push(line.parse().map_err(wrong)?);
+            }
+        }
+    }
+    Ok(points)
 }
 
 fn failure(kind: ErrorKind, path: &Path, what: &str) -> Error {
