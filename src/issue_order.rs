@@ -173,7 +173,7 @@ impl SharedOrder {
 thread_local! {
     /// The runs of layers that are on this thread now, each with the address of its `SharedOrder`.
     /// There are several if a plugin runs an engine.
-    static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = const { RefCell::new(Vec::new()) };
+    static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = RefCell::default();
 }
 
 /// The tickets of the runs on this thread, as far as they belong to the `SharedOrder` at this
