@@ -280,8 +280,9 @@ impl Communicator {
         deadline_after(self.timeout)
     }
 
-    /// How elements moved in the latest collective of this rank that moved any. `None` before it,
-    /// on another backend than the host, and while another thread of this rank is in a collective.
+    /// How elements moved in the latest collective of this rank that moved any; what `split` and
+    /// `allocate` exchange counts too. `None` before it, on another backend than the host, and
+    /// while another thread of this rank is in a collective.
     ///
     /// ```
     /// use distcollective::comm::TransferPath;
