@@ -11,7 +11,7 @@ use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
 /// float32's infinity. The bits of a NaN without its sign are above it.
-const INFINITY: u32 = 0x7f80_0000;
+pub(super) const INFINITY: u32 = 0x7f80_0000;
 
 /// A floating-point element. float32 holds all its values exactly.
 pub(super) trait Float: Element {
@@ -77,33 +77,44 @@ impl Float for bf16 {
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
     }
+
+    #[inline(always)]
+    fn narrow_block<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+        I::narrow_bfloat16(from)
+    }
 }
 
 /// A format with fewer bits than float32's 8 of exponent and 23 of mantissa.
-struct Narrow {
-    mantissa_bits: u32,
+pub(super) struct Narrow {
+    pub(super) mantissa_bits: u32,
     /// What is added to an exponent.
     bias: u32,
     /// Larger magnitudes become these bits.
-    largest: u32,
-    quiet_nan: u32,
+    pub(super) largest: u32,
+    /// The first magnitude that is infinity or a NaN.
+    special: u32,
+    pub(super) quiet_nan: u32,
 }
 
 impl Narrow {
-    const FLOAT16: Narrow = Narrow { mantissa_bits: 10, bias: 15, largest: 0x7c00, quiet_nan: 0x7e00 };
-    const E4M3: Narrow = Narrow { mantissa_bits: 3, bias: 7, largest: 0x7e, quiet_nan: 0x7f };
-    const E5M2: Narrow = Narrow { mantissa_bits: 2, bias: 15, largest: 0x7b, quiet_nan: 0x7e };
+    const FLOAT16: Narrow = Narrow { mantissa_bits: 10, bias: 15, largest: 0x7c00, special: 0x7c00, quiet_nan: 0x7e00 };
+    const E4M3: Narrow = Narrow { mantissa_bits: 3, bias: 7, largest: 0x7e, special: 0x7f, quiet_nan: 0x7f };
+    const E5M2: Narrow = Narrow { mantissa_bits: 2, bias: 15, largest: 0x7b, special: 0x7c, quiet_nan: 0x7e };
 
-    /// The value of `magnitude`, which is a number of the format without its sign, or infinity or a
-    /// NaN from `special` on.
+    /// The bits of the smallest normal number as float32.
+    pub(super) const fn smallest_normal(&self) -> u32 {
+        (127 + 1 - self.bias) << 23
+    }
+
+    /// The value of `magnitude`, which is an element of the format without its sign.
     #[inline(always)]
-    fn widen(&self, magnitude: u32, special: u32) -> f32 {
+    pub(super) const fn widen(&self, magnitude: u32) -> f32 {
         let shifted = magnitude << (23 - self.mantissa_bits);
         // float32 with these bits has an exponent that is too small by the difference of the
         // biases. The product is exact, also where the number is subnormal.
         let scale = f32::from_bits((127 + 127 - self.bias) << 23);
         let value = f32::from_bits(shifted) * scale;
-        if magnitude >= special { f32::from_bits(shifted | INFINITY) } else { value }
+        if magnitude >= self.special { f32::from_bits(shifted | INFINITY) } else { value }
     }
 
     /// Rounds the magnitude of a number to nearest even.
@@ -120,8 +131,7 @@ impl Narrow {
         // number rounds, and leaves the result in the low bits.
         let anchor = f32::from_bits((127 + 1 - self.bias + dropped) << 23);
         let subnormal = (f32::from_bits(magnitude) + anchor).to_bits().wrapping_sub(anchor.to_bits());
-        let smallest_normal = (127 + 1 - self.bias) << 23;
-        let rounded = if magnitude < smallest_normal { subnormal } else { normal };
+        let rounded = if magnitude < self.smallest_normal() { subnormal } else { normal };
         let number = if rounded < self.largest { rounded } else { self.largest };
         if magnitude > INFINITY { self.quiet_nan } else { number }
     }
@@ -137,7 +147,7 @@ impl Float for f16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
-        let magnitude = Narrow::FLOAT16.widen(bits & 0x7fff, 0x7c00);
+        let magnitude = Narrow::FLOAT16.widen(bits & 0x7fff);
         f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
     }
 
@@ -157,36 +167,84 @@ impl Float for f16 {
     }
 }
 
-impl Float for F8E5M2 {
+/// An 8-bit float.
+pub(super) trait Float8: Element {
+    const FORMAT: Narrow;
+    /// What [`scaled_float16`](Self::scaled_float16) is to be multiplied by.
+    const SCALE: f32;
+
+    fn from_bits(bits: u8) -> Self;
+    fn to_bits(self) -> u8;
+
+    /// The number divided by [`SCALE`](Self::SCALE), exactly.
+    fn scaled_float16(self) -> f16;
+}
+
+impl Float8 for F8E4M3 {
+    const FORMAT: Narrow = Narrow::E4M3;
+    const SCALE: f32 = 256.0;
+
     #[inline(always)]
-    fn widen(self) -> f32 {
-        // The first byte of a float16.
-        f16::from_bits(u16::from(self.to_bits()) << 8).widen()
+    fn from_bits(bits: u8) -> Self {
+        F8E4M3::from_bits(bits)
     }
 
     #[inline(always)]
-    fn narrow(x: f32) -> Self {
-        F8E5M2::from_bits((Narrow::E5M2.narrow(x) | sign_of(x, 8)) as u8)
+    fn to_bits(self) -> u8 {
+        F8E4M3::to_bits(self)
     }
 
     #[inline(always)]
-    fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
-        // The first byte of a float16.
-        f16::widen_block::<I>(&from.map_lanes(|x| f16::from_bits(u16::from(x.to_bits()) << 8)))
+    fn scaled_float16(self) -> f16 {
+        let bits = u16::from(self.to_bits());
+        // As a float16, the exponent is too small by the difference of the biases.
+        let number = (bits & 0x80) << 8 | (bits & 0x7f) << 7;
+        f16::from_bits(if bits & 0x7f == 0x7f { 0x7e00 } else { number })
     }
 }
 
-impl Float for F8E4M3 {
+impl Float8 for F8E5M2 {
+    const FORMAT: Narrow = Narrow::E5M2;
+    const SCALE: f32 = 1.0;
+
+    #[inline(always)]
+    fn from_bits(bits: u8) -> Self {
+        F8E5M2::from_bits(bits)
+    }
+
+    #[inline(always)]
+    fn to_bits(self) -> u8 {
+        F8E5M2::to_bits(self)
+    }
+
+    #[inline(always)]
+    fn scaled_float16(self) -> f16 {
+        // The first byte of a float16.
+        f16::from_bits(u16::from(self.to_bits()) << 8)
+    }
+}
+
+impl<T: Float8> Float for T {
     #[inline(always)]
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
-        let magnitude = Narrow::E4M3.widen(bits & 0x7f, 0x7f);
+        let magnitude = T::FORMAT.widen(bits & 0x7f);
         f32::from_bits(magnitude.to_bits() | (bits & 0x80) << 24)
     }
 
     #[inline(always)]
     fn narrow(x: f32) -> Self {
-        F8E4M3::from_bits((Narrow::E4M3.narrow(x) | sign_of(x, 8)) as u8)
+        T::from_bits((T::FORMAT.narrow(x) | sign_of(x, 8)) as u8)
+    }
+
+    #[inline(always)]
+    fn widen_block<I: Instructions>(from: &[Self; LANES]) -> [f32; LANES] {
+        I::widen_float8(from)
+    }
+
+    #[inline(always)]
+    fn narrow_block<I: Instructions>(from: &[f32; LANES]) -> [Self; LANES] {
+        I::narrow_float8(from)
     }
 }
 

@@ -394,11 +394,13 @@ mod tests {
         let near = |half: u16| {
             let exact = [f16::from_bits(half).widen(), bf16::from_bits(half).widen()];
             // Halves of the last place, and their neighbours.
-            exact.into_iter().flat_map(|x| [0, 1, 0xfff, 0x1000, 0x7fff, 0x8000].map(|bits| x.to_bits() ^ bits))
+            exact.into_iter().flat_map(|x| [0, 1, 0xfff, 0x1000, 0x7fff, 0x8000, 0xffff].map(|bits| x.to_bits() ^ bits))
         };
         let floats: Vec<f32> = (0..=u16::MAX).flat_map(near).map(f32::from_bits).chain([f32::NAN; 3]).collect();
         compare_rounding::<f16>(&floats, f16::to_bits);
         compare_rounding::<bf16>(&floats, bf16::to_bits);
+        compare_rounding::<F8E4M3>(&floats, |x| x.to_bits().into());
+        compare_rounding::<F8E5M2>(&floats, |x| x.to_bits().into());
     }
 
     #[test]
