@@ -300,7 +300,7 @@ def parallel(count, *entries):
 
 def _parallel_mode():
     made = parallel(4)
-    for _ in range(50):
+    for _ in range(20):
         _check_branches(made, 4, np.arange(4, dtype=np.float32))
 
 

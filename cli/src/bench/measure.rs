@@ -10,7 +10,6 @@ use distcollective::launch::bind_thread;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
     Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
-    Work,
 };
 
 use super::report::{Format, Measured, Report, Row, Settings};
@@ -320,16 +319,17 @@ impl Rank<'_> {
             // SAFETY: both ranges have the lengths of the layer's tensors, and `prepare` has
             // checked that they lie in the buffers. The buffers stay borrowed until the waits
             // below. If a wait fails, the calls after it have failed too and no longer use them.
-            under_way.push(unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?);
-            // On the host each call has finished when it returns.
-            if !is_gpu || self.bench.timing.barrier {
-                finish(&mut under_way)?;
+            let work = unsafe { self.bound.enqueue(input, output, &places.dims, &self.stream) }?;
+            // On the host the call has finished.
+            match is_gpu && !self.bench.timing.barrier {
+                true => under_way.push(work),
+                false => drop(work.wait()?),
             }
             if self.bench.timing.barrier {
                 self.communicator.barrier()?;
             }
         }
-        finish(&mut under_way)
+        under_way.into_iter().try_for_each(|work| work.wait().map(drop).map_err(Into::into))
     }
 
     fn wrong(&self, buffers: &[Buffer; 2], places: &Places) -> Result<usize> {
@@ -340,9 +340,4 @@ impl Rank<'_> {
         buffers[1].read(places.output.start, &mut output)?;
         Ok(self.values.wrong(&output))
     }
-}
-
-/// Waits for calls in their order.
-fn finish<T: Send + 'static>(under_way: &mut Vec<Work<T>>) -> Result<()> {
-    under_way.drain(..).try_for_each(|work| work.wait().map(drop).map_err(Into::into))
 }
