@@ -15,10 +15,18 @@
 //! the work in a stream is the order of its tickets. If it were not, two threads that give work to
 //! two streams could make each stream wait for the other one.
 //!
+//! A call that finds no other ticket takes and drops its own without the lock. Then only the word
+//! [`SharedOrder::sole`] knows the ticket, and the next call that finds it enters it in the list.
+//!
 //! A plugin may make calls on the thread of its run. If the run's ticket covers the call's
 //! communicator, the call needs no ticket of its own. Otherwise the call takes one, and does not
 //! wait for tickets that cannot begin before the run ends: these wait for the run, or for the
 //! stream that the run is on.
+
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,7 +34,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result, error};
-use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
 use crate::util::fork::ProcessGuard;
 use crate::util::interrupt;
 use crate::util::slow_warning::SlowWarning;
@@ -80,14 +88,22 @@ enum OrderRef<'a> {
 /// own, because each call writes some of it.
 #[repr(align(128))]
 struct SharedOrder {
+    /// [`NO_TICKET`], [`LISTED`], or the [word](TicketEntry::to_word) of the only ticket.
+    sole: AtomicU64,
     state: Mutex<OrderState>,
     released: Condvar,
     process: ProcessGuard,
 }
 
+/// No ticket exists.
+const NO_TICKET: u64 = 0;
+
+/// The list has all tickets that exist, and at least one.
+const LISTED: u64 = 1;
+
 #[derive(Default)]
 struct OrderState {
-    /// The tickets that exist, in the order of their numbers.
+    /// The tickets that exist, in the order of their numbers, except a sole one.
     entries: VecDeque<TicketEntry>,
     /// How many tickets were issued: the number of the latest one.
     issued: u64,
@@ -104,9 +120,33 @@ struct OrderState {
 struct TicketEntry {
     communicator: CommunicatorId,
     extent: Extent,
+    /// 0 for a ticket that was issued while there was no other. There is at most one such ticket,
+    /// and it is the earliest one.
     number: u64,
     /// The address of the worker stream that has the work.
     stream: Option<usize>,
+}
+
+impl TicketEntry {
+    fn sole(communicator: CommunicatorId, extent: Extent) -> Self {
+        TicketEntry { communicator, extent, number: 0, stream: None }
+    }
+
+    fn is_sole(&self) -> bool {
+        self.number == 0
+    }
+
+    /// A sole ticket as a word. Communicators count from 1, so it is neither [`NO_TICKET`] nor
+    /// [`LISTED`].
+    fn to_word(self) -> u64 {
+        self.communicator << 1 | u64::from(self.extent == Extent::WithGroups)
+    }
+
+    /// The sole ticket of a word; `None` if the word is of none.
+    fn from_word(word: u64) -> Option<Self> {
+        let extent = if word & 1 == 0 { Extent::Communicator } else { Extent::WithGroups };
+        (word > LISTED).then(|| Self::sole(word >> 1, extent))
+    }
 }
 
 impl OrderState {
@@ -155,10 +195,18 @@ impl OrderState {
         self.entries.front().is_some_and(|first| first.number == entry.number)
     }
 
+    fn index_of(&self, entry: &TicketEntry) -> Option<usize> {
+        self.entries.binary_search_by_key(&entry.number, |other| other.number).ok()
+    }
+
+    fn has(&self, entry: &TicketEntry) -> bool {
+        self.index_of(entry).is_some()
+    }
+
     fn remove(&mut self, entry: &TicketEntry) {
         if self.is_first(entry) {
             self.entries.pop_front();
-        } else if let Ok(index) = self.entries.binary_search_by_key(&entry.number, |other| other.number) {
+        } else if let Some(index) = self.index_of(entry) {
             self.entries.remove(index);
         }
     }
@@ -167,6 +215,35 @@ impl OrderState {
 impl SharedOrder {
     fn lock(&self) -> MutexGuard<'_, OrderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Issues a ticket without the lock, if no other exists.
+    fn issue_sole(&self, entry: &TicketEntry) -> bool {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        self.sole.compare_exchange(NO_TICKET, entry.to_word(), acquire, relaxed).is_ok()
+    }
+
+    /// Drops a ticket without the lock, if it is not in the list.
+    fn drop_sole(&self, entry: &TicketEntry) -> bool {
+        let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
+        entry.is_sole() && self.sole.compare_exchange(entry.to_word(), NO_TICKET, release, relaxed).is_ok()
+    }
+
+    /// Adds a ticket to the list, behind the one that is not in it yet.
+    fn add(&self, state: &mut OrderState, ticket: impl FnOnce(u64) -> TicketEntry) -> TicketEntry {
+        state.entries.extend(TicketEntry::from_word(self.sole.swap(LISTED, Ordering::AcqRel)));
+        state.issued += 1;
+        let entry = ticket(state.issued);
+        state.entries.push_back(entry);
+        entry
+    }
+
+    /// Removes a ticket from the list.
+    fn remove(&self, state: &mut OrderState, entry: &TicketEntry) {
+        state.remove(entry);
+        if state.entries.is_empty() {
+            self.sole.store(NO_TICKET, Ordering::Release);
+        }
     }
 }
 
@@ -190,7 +267,8 @@ impl IssueOrder {
         let mut state = OrderState::default();
         let communicator = state.add_communicator(Box::default());
         let process = ProcessGuard::current();
-        let shared = SharedOrder { state: Mutex::new(state), released: Condvar::new(), process };
+        let (sole, state) = (AtomicU64::new(NO_TICKET), Mutex::new(state));
+        let shared = SharedOrder { sole, state, released: Condvar::new(), process };
         Arc::new(IssueOrder { shared: Arc::new(shared), communicator })
     }
 
@@ -208,10 +286,7 @@ impl IssueOrder {
     }
 
     fn add_entry(&self, state: &mut OrderState, extent: Extent, stream: Option<usize>) -> TicketEntry {
-        state.issued += 1;
-        let entry = TicketEntry { communicator: self.communicator, extent, number: state.issued, stream };
-        state.entries.push_back(entry);
-        entry
+        self.shared.add(state, |number| TicketEntry { communicator: self.communicator, extent, number, stream })
     }
 
     /// Checks that this is the process of the communicator. Callers check before they take a
@@ -249,6 +324,10 @@ impl IssueOrder {
     pub(crate) fn issue_here(&self, extent: Extent) -> IssueTicket<'_> {
         if self.is_in_run() {
             return IssueTicket { order: OrderRef::Borrowed(self), entry: None, is_next: true };
+        }
+        let sole = TicketEntry::sole(self.communicator, extent);
+        if self.shared.issue_sole(&sole) {
+            return IssueTicket { order: OrderRef::Borrowed(self), entry: Some(sole), is_next: true };
         }
         let mut state = self.shared.lock();
         let entry = self.add_entry(&mut state, extent, None);
@@ -359,8 +438,11 @@ impl Drop for IssueTicket<'_> {
         let shared = &self.order().shared;
         // In a child that was forked, a thread that is not there may hold the lock.
         let Some(entry) = self.entry.as_ref().filter(|_| shared.process.is_current()) else { return };
+        if shared.drop_sole(entry) {
+            return;
+        }
         let mut state = shared.lock();
-        state.remove(entry);
+        shared.remove(&mut state, entry);
         let is_awaited = state.waiting > 0;
         drop(state);
         if is_awaited {
@@ -374,121 +456,16 @@ impl TicketPosition {
     /// work. Takes the lock of the order; a thread that also takes a stream's lock takes it after.
     pub(crate) fn is_behind_this_thread(&self) -> bool {
         let runs = runs_of(Arc::as_ptr(&self.shared).addr());
-        runs.iter().any(|run| run.number < self.entry.number && self.shared.lock().conflict(run, &self.entry))
+        let waits_for = |run: &TicketEntry| {
+            let state = self.shared.lock();
+            // Work whose ticket is dropped has run, whatever the run's number is.
+            run.number < self.entry.number && state.has(&self.entry) && state.conflict(run, &self.entry)
+        };
+        runs.iter().any(waits_for)
     }
 }
 
 /// The error of a call whose deadline passes before its turn.
 pub(crate) fn missed_turn() -> Error {
     error!(DeadlineExceeded, "an earlier call of this rank did not end before the deadline of this one")
-}
-
-/// The order under the model checker loom, which tries every way in which threads can interleave. A
-/// ticket that is never dropped, or a missing notification, shows as a deadlock: waits have no
-/// timeout here.
-#[cfg(all(test, loom))]
-mod model {
-    use loom::sync::mpsc::{Receiver, Sender, channel};
-    use loom::thread;
-
-    use super::*;
-    use crate::sync::Tracked;
-
-    fn explore(body: impl Fn() + Send + Sync + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(body);
-    }
-
-    /// What two calls must not write at the same time.
-    type Touched = Arc<Tracked>;
-
-    fn run(ticket: &IssueTicket<'_>, touched: &Touched) {
-        let deadline = Instant::now() + Duration::from_secs(3600);
-        ticket.wait(deadline, || Ok(()), |error| error).expect("its turn comes");
-        ticket.run(|| touched.write(|| ()));
-    }
-
-    /// A worker stream: a thread that runs two pieces of work, one after the other.
-    fn stream() -> (Sender<(IssueTicket<'static>, Touched)>, thread::JoinHandle<()>) {
-        let (sender, work): (_, Receiver<(IssueTicket<'static>, Touched)>) = channel();
-        let work = move || {
-            for _ in 0..2 {
-                let (ticket, touched) = work.recv().expect("two pieces of work");
-                run(&ticket, &touched);
-            }
-        };
-        (sender, thread::spawn(work))
-    }
-
-    #[test]
-    fn calls_of_two_threads_follow_one_another() {
-        explore(|| {
-            let (order, touched) = (IssueOrder::new(), Touched::default());
-            let other = thread::spawn({
-                let (order, touched) = (Arc::clone(&order), Arc::clone(&touched));
-                move || run(&order.issue_here(Extent::Communicator), &touched)
-            });
-            run(&order.issue_here(Extent::Communicator), &touched);
-            other.join().expect("no panic");
-        });
-    }
-
-    #[test]
-    fn a_run_excludes_the_groups_of_its_communicator() {
-        explore(|| {
-            let (order, touched) = (IssueOrder::new(), Touched::default());
-            let group = order.descendant();
-            let other = thread::spawn({
-                let touched = Arc::clone(&touched);
-                move || run(&group.issue_here(Extent::Communicator), &touched)
-            });
-            run(&order.issue_here(Extent::WithGroups), &touched);
-            other.join().expect("no panic");
-        });
-    }
-
-    /// If a thread took the ticket before it gives the work to a stream, not in one step, each
-    /// stream could wait for work that is behind the other stream's work.
-    #[test]
-    fn two_threads_that_give_work_to_two_streams_do_not_deadlock() {
-        explore(|| {
-            let (order, touched) = (IssueOrder::new(), Touched::default());
-            let ((first, first_thread), (second, second_thread)) = (stream(), stream());
-            let issue = |order: &Arc<IssueOrder>, touched: &Touched, stream: &Sender<_>| {
-                let enqueue = |ticket| stream.send((ticket, Arc::clone(touched))).expect("the stream listens");
-                order.issue(Extent::Communicator, 1, enqueue);
-            };
-            let other = thread::spawn({
-                let (order, touched) = (Arc::clone(&order), Arc::clone(&touched));
-                let (first, second) = (first.clone(), second.clone());
-                move || {
-                    issue(&order, &touched, &second);
-                    issue(&order, &touched, &first);
-                }
-            });
-            issue(&order, &touched, &first);
-            issue(&order, &touched, &second);
-            other.join().expect("no panic");
-            first_thread.join().expect("no panic");
-            second_thread.join().expect("no panic");
-        });
-    }
-
-    /// A call that ends before its turn drops its ticket.
-    #[test]
-    fn a_ticket_that_is_dropped_before_its_turn_blocks_no_other() {
-        explore(|| {
-            let (order, touched) = (IssueOrder::new(), Touched::default());
-            let [first, second, third] = [(); 3].map(|()| order.issue(Extent::Communicator, 1, |ticket| ticket));
-            let waiting = thread::spawn({
-                let touched = Arc::clone(&touched);
-                move || run(&third, &touched)
-            });
-            drop(second);
-            run(&first, &touched);
-            drop(first);
-            waiting.join().expect("no panic");
-        });
-    }
 }

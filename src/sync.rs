@@ -1,6 +1,6 @@
 //! The atomics of the host protocol, sleeping on one, and the locks of the issue order. Under
 //! `--cfg loom` they are those of a model checker, which tries every order in which threads can
-//! interleave (`comm/host/protocol/model.rs`, `issue_order.rs`).
+//! interleave (`comm/host/protocol/model.rs`, `issue_order/model.rs`).
 
 use std::time::Duration;
 

@@ -61,6 +61,31 @@ impl Mark {
     }
 }
 
+/// The ranks that give elements to one rank in a call, itself included.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Givers {
+    None,
+    Root(GroupRank),
+    All,
+}
+
+impl Givers {
+    pub(crate) fn contains(self, rank: GroupRank) -> bool {
+        match self {
+            Givers::None => false,
+            Givers::Root(root) => root == rank,
+            Givers::All => true,
+        }
+    }
+}
+
+/// How many bytes of input and output a rank uses in a call; 0 for a buffer that it does not use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UsedBytes {
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+}
+
 impl Call {
     /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
@@ -139,6 +164,14 @@ impl Call {
         self.block_bytes() * self.output().blocks(rank_count)
     }
 
+    /// The bytes of the buffers that a rank uses.
+    pub(crate) fn used_bytes(&self, rank: GroupRank, rank_count: usize) -> UsedBytes {
+        let (geometry, is_root) = (self.collective.operation().geometry(), self.collective.root() == Some(rank));
+        let used =
+            |side: Side| if side.is_of_root && !is_root { 0 } else { self.block_bytes() * side.blocks(rank_count) };
+        UsedBytes { input: used(geometry.input), output: used(geometry.output) }
+    }
+
     /// Whether a rank's input is read.
     pub(crate) fn reads_input(&self, rank: GroupRank) -> bool {
         self.collective.reads_input(rank)
@@ -157,7 +190,16 @@ impl Call {
 
     /// Whether the output of `to` depends on the input of `from`.
     pub(crate) fn moves(&self, from: GroupRank, to: GroupRank) -> bool {
-        self.reads_input(from) && self.writes_output(to)
+        self.givers_to(to).contains(from)
+    }
+
+    /// The ranks on whose inputs the output of `to` depends.
+    pub(crate) fn givers_to(&self, to: GroupRank) -> Givers {
+        match self.collective.root() {
+            _ if !self.writes_output(to) => Givers::None,
+            Some(root) if self.input().is_of_root => Givers::Root(root),
+            _ => Givers::All,
+        }
     }
 
     /// The in-place rule of this call on one rank. It follows from the numbers of blocks: the side

@@ -10,12 +10,12 @@ mod operation;
 mod rules;
 mod wire_type;
 
-pub(crate) use call::{Call, Mark};
+pub(crate) use call::{Call, Givers, Mark, UsedBytes};
 pub use determinism::Determinism;
 pub(crate) use exact::step_scratch_bytes;
 #[cfg(feature = "nccl")]
 pub(crate) use exact::{ExactReduction, Shares, narrow_scratch_bytes, whole_packets};
-pub(crate) use geometry::Side;
+pub(crate) use geometry::{Geometry, Side};
 pub use groups::{Groups, Partition, Root};
 pub use operation::{Collective, CollectiveOperation, ReduceOperation};
 pub use rules::{InPlace, output_dims, output_shape};

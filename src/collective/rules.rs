@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Call, CollectiveOperation, ReduceOperation, WireType};
+use super::{Call, CollectiveOperation, ReduceOperation, UsedBytes, WireType};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
@@ -111,20 +111,10 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 
 /// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means
 /// no buffer. That is allowed if this rank does not use the buffer, or if it has no elements.
-pub(crate) fn check_buffers(
-    call: &Call,
-    rank: GroupRank,
-    rank_count: usize,
-    input: usize,
-    output: usize,
-) -> Result<()> {
+pub(crate) fn check_buffers(call: &Call, rank: GroupRank, used: UsedBytes, [input, output]: [usize; 2]) -> Result<()> {
     let align = call.data_type.byte_len();
-    let uses = [
-        ("input", input, call.input_bytes(rank_count), call.reads_input(rank)),
-        ("output", output, call.output_bytes(rank_count), call.writes_output(rank)),
-    ];
-    for (name, address, byte_len, used) in uses {
-        if !used || byte_len == 0 {
+    for (name, address, byte_len) in [("input", input, used.input), ("output", output, used.output)] {
+        if byte_len == 0 {
             continue;
         }
         if address == 0 {
@@ -138,12 +128,11 @@ pub(crate) fn check_buffers(
             );
         }
     }
-    let [(.., input_bytes, input_used), (.., output_bytes, output_used)] = uses;
-    if !input_used || !output_used {
+    if used.input == 0 || used.output == 0 {
         return Ok(());
     }
-    let input_range = input..input + input_bytes;
-    let output_range = output..output + output_bytes;
+    let input_range = input..input + used.input;
+    let output_range = output..output + used.output;
     if !overlap(&input_range, &output_range) {
         return Ok(());
     }

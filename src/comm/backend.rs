@@ -10,7 +10,7 @@ use super::message::{Delivery, MessageRequest, OnEnd};
 use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{Call, Collective, Determinism, ReduceOperation};
+use crate::collective::{Call, Collective, Determinism, ReduceOperation, UsedBytes};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -289,19 +289,19 @@ impl Request<'_> {
 
     /// The same as a communicator's backend gets it: with null for each side that the rank does not
     /// use, and in a mode that is at least as strict as the communicator's.
-    pub(super) fn of_communicator(mut self, rank: GroupRank, determinism: Determinism) -> Self {
-        let Signature { purpose, call } = &mut self.signature;
+    pub(super) fn of_communicator(&self, used: UsedBytes, determinism: Determinism) -> Self {
+        let mut request = *self;
+        let Signature { purpose, call } = &mut request.signature;
         if *purpose == Purpose::Collective {
             *call = call.at_least(determinism);
         }
-        let has_elements = call.block_elements > 0;
-        if !(has_elements && call.reads_input(rank)) {
-            self.input.pointer = std::ptr::null_mut();
+        if used.input == 0 {
+            request.input.pointer = std::ptr::null_mut();
         }
-        if !(has_elements && call.writes_output(rank)) {
-            self.output.pointer = std::ptr::null_mut();
+        if used.output == 0 {
+            request.output.pointer = std::ptr::null_mut();
         }
-        self
+        request
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.

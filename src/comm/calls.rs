@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::backend::{CallGroup, Control, Fill, Request, SharedGraph};
 use super::{Communicator, Purpose, Signature};
-use crate::collective::{Call, check_buffers};
+use crate::collective::{Call, UsedBytes, check_buffers};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
@@ -17,8 +17,8 @@ use crate::util::interrupt;
 
 impl Communicator {
     /// Where calls of this communicator take their place.
-    pub(crate) fn order(&self, extent: Extent) -> (Arc<IssueOrder>, Extent) {
-        (Arc::clone(&self.order), extent)
+    pub(crate) fn order(&self, extent: Extent) -> (&Arc<IssueOrder>, Extent) {
+        (&self.order, extent)
     }
 
     /// Makes a call on this thread when the calls that this rank made before have ended. `call` is
@@ -64,9 +64,19 @@ impl Communicator {
 
     /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
     pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        let (call, sides) = (&request.signature.call, [request.input, request.output]);
-        self.check_buffers(call, sides)?;
-        self.check_spaces(call, sides, request.stream)
+        self.check_operands(&request.signature.call, [request.input, request.output], request.stream)
+    }
+
+    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
+    pub(crate) fn check_operands(
+        &self,
+        call: &Call,
+        sides: [Address; 2],
+        stream: Option<&Arc<CudaStream>>,
+    ) -> Result<()> {
+        let used = self.used_bytes(call);
+        check_buffers(call, self.own_rank(), used, sides.map(|side| side.addr()))?;
+        self.check_used_spaces(used, sides, stream)
     }
 
     /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers) and
@@ -79,7 +89,7 @@ impl Communicator {
         // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run(&request.of_communicator(self.own_rank(), self.determinism)) }
+        unsafe { self.backend.run(&self.own(request)) }
     }
 
     /// [`run_checked`](Self::run_checked) of a call that is [prepared](Self::prepare), with scratch
@@ -90,9 +100,8 @@ impl Communicator {
     /// As [`run_checked`](Self::run_checked), also for the scratch memory.
     pub(crate) unsafe fn run_with_scratch(&self, request: &Request<'_>, scratch: *mut [u8]) -> Result<()> {
         self.check_process().map_err(|e| request.label(e))?;
-        let request = request.of_communicator(self.own_rank(), self.determinism);
         // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run_with_scratch(&request, scratch) }
+        unsafe { self.backend.run_with_scratch(&self.own(request), scratch) }
     }
 
     /// [`run_checked`](Self::run_checked) of a call on a list of blocks, which have passed the same
@@ -104,12 +113,22 @@ impl Communicator {
     pub(super) unsafe fn run_list_checked(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the blocks have passed.
-        unsafe { self.backend.run_list(&request.of_communicator(self.own_rank(), self.determinism), blocks) }
+        unsafe { self.backend.run_list(&self.own(request), blocks) }
+    }
+
+    /// The same request as the backend gets it.
+    fn own<'a>(&self, request: &Request<'a>) -> Request<'a> {
+        request.of_communicator(self.used_bytes(&request.signature.call), self.determinism)
+    }
+
+    /// The bytes of the buffers that a call uses on this rank.
+    fn used_bytes(&self, call: &Call) -> UsedBytes {
+        call.used_bytes(self.own_rank(), self.world_size() as usize)
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
-    pub(crate) fn check_buffers(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
-        check_buffers(call, self.own_rank(), self.world_size() as usize, input.addr(), output.addr())
+    pub(crate) fn check_buffers(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
+        check_buffers(call, self.own_rank(), self.used_bytes(call), sides.map(|side| side.addr()))
     }
 
     /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
@@ -119,7 +138,7 @@ impl Communicator {
         self.check_process()
             .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
             .map_err(|e| request.label(e))?;
-        group.push(&*self.backend, request.of_communicator(self.own_rank(), self.determinism))
+        group.push(&*self.backend, self.own(request))
     }
 
     /// Runs a group of calls, of this communicator and others with the same origin.
@@ -147,10 +166,19 @@ impl Communicator {
     pub(crate) fn check_spaces(
         &self,
         call: &Call,
+        sides: [Address; 2],
+        stream: Option<&Arc<CudaStream>>,
+    ) -> Result<()> {
+        self.check_used_spaces(self.used_bytes(call), sides, stream)
+    }
+
+    fn check_used_spaces(
+        &self,
+        used: UsedBytes,
         [input, output]: [Address; 2],
         stream: Option<&Arc<CudaStream>>,
     ) -> Result<()> {
-        let (rank, own) = (self.own_rank(), self.space());
+        let own = self.space();
         match (stream.map(|stream| stream.device().ordinal()), own) {
             (Some(_), MemorySpace::Host) => {
                 bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")
@@ -160,9 +188,8 @@ impl Communicator {
             }
             _ => {}
         }
-        let uses = [("input", input, call.reads_input(rank)), ("output", output, call.writes_output(rank))];
-        for (name, address, used) in uses {
-            if !used || address.space == own || call.block_elements == 0 {
+        for (name, address, byte_len) in [("input", input, used.input), ("output", output, used.output)] {
+            if byte_len == 0 || address.space == own {
                 continue;
             }
             match address.space {

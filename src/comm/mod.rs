@@ -42,7 +42,7 @@ use crate::shape::Dims;
 use crate::stream::Stream;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
-use crate::util::{deadline_after, lock};
+use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{CallGroup, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub(crate) use control::Votes;
 pub(crate) use groups::not_a_member;
@@ -108,6 +108,7 @@ pub(crate) use signature::{GraphNumber, Purpose, Signature};
 ///   of its own.
 #[derive(Clone)]
 pub struct Communicator {
+    identity: Identity,
     backend: Arc<dyn Backend>,
     order: Arc<IssueOrder>,
     timeout: Duration,
@@ -119,6 +120,20 @@ pub struct Communicator {
     process: ProcessGuard,
 }
 
+/// What a backend says of its rank. It never changes.
+#[derive(Clone, Copy)]
+struct Identity {
+    rank: Rank,
+    world_size: u32,
+    space: MemorySpace,
+}
+
+impl Identity {
+    fn of(backend: &dyn Backend) -> Self {
+        Identity { rank: backend.rank(), world_size: backend.world_size(), space: backend.space() }
+    }
+}
+
 impl Communicator {
     /// The backend; never [`BackendKind::Auto`].
     pub fn backend(&self) -> BackendKind {
@@ -128,6 +143,7 @@ impl Communicator {
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
         Communicator {
+            identity: Identity::of(&*backend),
             backend,
             order: IssueOrder::new(),
             timeout,
@@ -140,8 +156,8 @@ impl Communicator {
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
-        let (backend, order) = (Arc::from(backend), self.order.descendant());
-        Communicator { backend, order, wire_type: None, stream: Arc::default(), ..self.clone() }
+        let (identity, backend, order) = (Identity::of(&*backend), Arc::from(backend), self.order.descendant());
+        Communicator { identity, backend, order, wire_type: None, stream: Arc::default(), ..self.clone() }
     }
 
     /// The communicator's own stream, on which [`all_reduce_async`](Self::all_reduce_async) and the
@@ -163,12 +179,12 @@ impl Communicator {
 
     /// This rank's number, from 0.
     pub fn rank(&self) -> Rank {
-        self.backend.rank()
+        self.identity.rank
     }
 
     /// The number of ranks.
     pub fn world_size(&self) -> u32 {
-        self.backend.world_size()
+        self.identity.world_size
     }
 
     /// This rank's number in the communicator from which this one was split, over all steps. Errors
@@ -181,7 +197,8 @@ impl Communicator {
         self.backend.origin(rank)
     }
 
-    /// The time that each collective call through this handle waits for other ranks.
+    /// The time that each collective call through this handle waits for other ranks. From 10 s on it
+    /// is counted in ticks of the kernel's clock (10 ms or less), and may be a few ticks off.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -277,7 +294,7 @@ impl Communicator {
     }
 
     pub(crate) fn deadline(&self) -> Instant {
-        deadline_after(self.timeout)
+        rough_deadline_after(self.timeout)
     }
 
     /// How elements moved in the latest collective of this rank that moved any; what `split` and
@@ -394,7 +411,7 @@ impl Communicator {
 
     /// The memory that [`allocate`](Self::allocate) gives and raw addresses are in.
     pub fn space(&self) -> MemorySpace {
-        self.backend.space()
+        self.identity.space
     }
 
     /// Compares the length that each rank wants to allocate. Collective, in this rank's

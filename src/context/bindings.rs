@@ -11,7 +11,7 @@ use super::shapes::Shapes;
 use crate::cuda::{CudaStream, Point};
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::lock;
@@ -198,10 +198,11 @@ impl Bindings {
             return Err(EnqueueError::new(binding.on_rank(error), self));
         }
         let deadline = binding.deadline(*timeout);
+        let order = binding.communicator.as_ref().map(|communicator| communicator.order(Extent::WithGroups));
         let (binding, shapes, run) = (Arc::clone(binding), Arc::clone(shapes), Arc::clone(runs));
         self.inner.run = Some(PendingRun { binding, shapes, deadline, running: Some(run) });
         let cell = self.inner.cell.take();
-        Ok(stream.submit(self, cell))
+        Ok(stream.submit(self, order, cell))
     }
 
     /// Writes the bound addresses to `io`, which a run reads.
@@ -237,11 +238,6 @@ impl Bindings {
 }
 
 impl Task for Bindings {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        let communicator = self.inner.run.as_ref()?.binding.communicator.as_ref()?;
-        Some(communicator.order(Extent::WithGroups))
-    }
-
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Enqueued work needs `run` until it is done, so it is not taken out here.
         let Inner { run: pending, io, .. } = &mut *self.inner;

@@ -1,8 +1,8 @@
 //! An engine on a communicator: who does what on this rank, and the memory.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::ContextOptions;
@@ -17,16 +17,15 @@ use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
 use crate::network::{LayerBody, LayerId, Source, TensorId};
-use crate::util::deadline_after;
-use crate::util::lock;
+use crate::util::{lock, rough_deadline_after, thread_number};
 
 /// An engine on a communicator, or on none: what every run of a context shares.
 pub(super) struct CommunicatorBinding {
     /// Locked during a run, so that the runs of one context do not overlap. Declared before the
     /// communicator, because its graphs have to be dropped first.
     pub(super) regions: Mutex<Regions>,
-    /// The thread that has the regions.
-    runner: Mutex<Option<ThreadId>>,
+    /// The [number](thread_number) of the thread that has the regions, or 0.
+    runner: AtomicUsize,
     pub(super) engine: Arc<EngineInner>,
     pub(super) communicator: Option<Communicator>,
     /// Whether runs are recorded into CUDA graphs.
@@ -53,7 +52,7 @@ impl CommunicatorBinding {
             roles: Vec::new(),
             used,
             regions: Mutex::new(regions),
-            runner: Mutex::default(),
+            runner: AtomicUsize::default(),
         })
     }
 
@@ -111,7 +110,7 @@ impl CommunicatorBinding {
             has_equal_steps,
             roles,
             regions: Mutex::new(regions),
-            runner: Mutex::default(),
+            runner: AtomicUsize::default(),
         };
         binding.warn_if_idle(communicator);
         binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
@@ -160,8 +159,9 @@ impl CommunicatorBinding {
     /// If the lock is missed, the communicator ends, so that the other ranks do not wait for this
     /// run.
     pub(super) fn lock_regions(&self, deadline: Instant) -> Result<RegionsGuard<'_>> {
-        let this = std::thread::current().id();
-        if *lock(&self.runner) == Some(this) {
+        // Another thread's number is never this one's, whenever it is seen.
+        let this = thread_number();
+        if self.runner.load(Ordering::Relaxed) == this {
             bail!(InvalidArgument, "a plugin cannot run the context that runs it");
         }
         let regions = rank_lock::enter(&self.regions, deadline).map_err(|error| {
@@ -176,7 +176,7 @@ impl CommunicatorBinding {
             }
             error
         })?;
-        *lock(&self.runner) = Some(this);
+        self.runner.store(this, Ordering::Relaxed);
         Ok(RegionsGuard { regions, runner: &self.runner })
     }
 
@@ -188,7 +188,7 @@ impl CommunicatorBinding {
     /// When a run that is issued now has to be done.
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Instant {
         let own = || self.communicator.as_ref().map_or(DEFAULT_TIMEOUT, Communicator::timeout);
-        deadline_after(timeout.unwrap_or_else(own))
+        rough_deadline_after(timeout.unwrap_or_else(own))
     }
 
     pub(super) fn role(&self, layer: LayerId) -> &Role {
@@ -224,7 +224,7 @@ impl CommunicatorBinding {
 /// The regions of the context that runs on this thread.
 pub(super) struct RegionsGuard<'a> {
     regions: MutexGuard<'a, Regions>,
-    runner: &'a Mutex<Option<ThreadId>>,
+    runner: &'a AtomicUsize,
 }
 
 impl Deref for RegionsGuard<'_> {
@@ -243,7 +243,7 @@ impl DerefMut for RegionsGuard<'_> {
 
 impl Drop for RegionsGuard<'_> {
     fn drop(&mut self) {
-        *lock(self.runner) = None;
+        self.runner.store(0, Ordering::Relaxed);
     }
 }
 
@@ -285,6 +285,7 @@ mod tests {
     use crate::dist_collective::DistCollective;
     use crate::engine::Engine;
     use crate::network::Network;
+    use crate::util::deadline_after;
 
     #[test]
     fn a_run_that_misses_the_memory_ends_the_communicator() -> Result<()> {

@@ -1,7 +1,8 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
+use std::borrow::Cow;
 use std::num::NonZeroU16;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::agreement::{Needs, PlannedCall, agree};
@@ -12,7 +13,7 @@ use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::executor::Executor;
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
@@ -59,7 +60,10 @@ impl Role {
     pub(crate) fn check_buffers(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
         match self {
             Role::Skip => Ok(()),
-            Role::Identity => check_buffers(&call.of_one_rank(), GroupRank(0), 1, sides[0].addr(), sides[1].addr()),
+            Role::Identity => {
+                let (call, rank) = (call.of_one_rank(), GroupRank(0));
+                check_buffers(&call, rank, call.used_bytes(rank, 1), sides.map(|side| side.addr()))
+            }
             Role::Member(communicator) => communicator.check_buffers(call, sides),
         }
     }
@@ -70,6 +74,14 @@ impl Role {
         match self {
             Role::Skip | Role::Identity => Ok(()),
             Role::Member(communicator) => communicator.check_spaces(call, sides, executor.stream()),
+        }
+    }
+
+    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
+    fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
+        match self {
+            Role::Skip | Role::Identity => self.check_buffers(call, sides),
+            Role::Member(communicator) => communicator.check_operands(call, sides, executor.stream()),
         }
     }
 
@@ -207,6 +219,16 @@ struct Bound {
     role: Role,
     data_type: DataType,
     communicator: Communicator,
+    /// The first run, since most layers run on one shape.
+    first_run: OnceLock<RunOnShape>,
+}
+
+/// What the input's shape says of a run.
+#[derive(Clone, Debug)]
+struct RunOnShape {
+    input: Shape,
+    output: Shape,
+    call: Call,
 }
 
 impl DistCollectiveLayer {
@@ -234,7 +256,8 @@ impl DistCollectiveLayer {
             let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator: communicator.clone() })))
+            let (communicator, first_run) = (communicator.clone(), OnceLock::new());
+            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, first_run })))
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
     }
@@ -255,11 +278,38 @@ impl BoundLayer {
         Call { mark: Some(Mark::Layer(self.0.number)), ..call }
     }
 
+    /// The run on an input of shape `dims`.
+    ///
+    /// # Errors
+    ///
+    /// A shape that the operation cannot take.
+    fn on_shape(&self, dims: &[usize]) -> Result<Cow<'_, RunOnShape>> {
+        if let Some(first) = self.0.first_run.get().filter(|first| first.input.as_slice() == dims) {
+            return Ok(Cow::Borrowed(first));
+        }
+        let input = Shape::new(dims)?;
+        let output = self.0.layer.output_shape(self.0.data_type, &input)?;
+        let run = RunOnShape { input, output, call: self.call(&input) };
+        let _ = self.0.first_run.set(run.clone());
+        Ok(Cow::Owned(run))
+    }
+
     /// Checks the buffers of a run. It is not done again when the run's turn comes.
     fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
-        let checked =
-            self.0.role.check_buffers(call, sides).and_then(|()| self.0.role.check_spaces(call, sides, executor));
-        checked.map_err(|e| e.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone()))
+        self.0.role.check(call, sides, executor).map_err(|e| self.about(e))
+    }
+
+    /// The communicators on which a run makes its call.
+    fn extent(&self) -> Extent {
+        match self.0.layer.groups {
+            Groups::All => Extent::Communicator,
+            _ => Extent::WithGroups,
+        }
+    }
+
+    /// Says in an error which rank and layer it is about.
+    fn about(&self, error: Error) -> Error {
+        error.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone())
     }
 
     /// Where input and output may share memory on this rank.
@@ -305,10 +355,9 @@ impl BoundLayer {
         output: Option<TensorViewMut<'_>>,
         dims: &[usize],
     ) -> Result<()> {
-        let about = |e: Error| e.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone());
-        let shape = Shape::new(dims).map_err(about)?;
-        let out_shape = self.0.layer.output_shape(self.0.data_type, &shape).map_err(about)?;
-        let call = self.call(&shape);
+        let about = |e| self.about(e);
+        let run = self.on_shape(dims).map_err(about)?;
+        let call = run.call;
         let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
             None if used => bail!(NotReady, "{}", call.lacks(self.0.role.group_rank(), name)),
             Some(raw) if raw.data_type != self.0.data_type => {
@@ -321,8 +370,8 @@ impl BoundLayer {
         };
         let input = input.map(|view| view.raw());
         let output = output.map(|mut view| view.raw());
-        check("input", input, &shape, self.reads_input()).map_err(about)?;
-        check("output", output, &out_shape, self.writes_output()).map_err(about)?;
+        check("input", input, &run.input, self.reads_input()).map_err(about)?;
+        check("output", output, &run.output, self.writes_output()).map_err(about)?;
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
         let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
         let deadline = self.0.communicator.deadline();
@@ -330,7 +379,7 @@ impl BoundLayer {
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
         let run = || unsafe { self.0.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
-        self.0.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
+        self.0.communicator.in_turn(self.extent(), subject, deadline, run).map_err(about)
     }
 
     /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
@@ -354,14 +403,12 @@ impl BoundLayer {
         dims: &[usize],
         stream: &Stream,
     ) -> Result<Work<LayerTask>> {
-        let shape = Shape::new(dims)?;
-        self.0.layer.output_shape(self.0.data_type, &shape)?;
-        let call = self.call(&shape);
+        let call = self.on_shape(dims)?.call;
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;
         let task = LayerTask { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
-        Ok(stream.submit(task, None))
+        Ok(stream.submit(task, Some(self.0.communicator.order(self.extent())), None))
     }
 }
 
@@ -381,10 +428,6 @@ unsafe impl Send for LayerTask {}
 unsafe impl Sync for LayerTask {}
 
 impl Task for LayerTask {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        Some(self.bound.0.communicator.order(Extent::WithGroups))
-    }
-
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Bound { layer, role, communicator, .. } = &*self.bound.0;
         // SAFETY: the promise of `enqueue`, which has checked the buffers.
@@ -393,7 +436,7 @@ impl Task for LayerTask {
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.bound.0.communicator.origin_rank()).about(|| self.bound.0.layer.subject.clone())
+        self.bound.about(error)
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {

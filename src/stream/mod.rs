@@ -19,7 +19,7 @@ pub(crate) use worker::{TaskCell, WorkEnd};
 
 use crate::cuda::{CudaStream, Device};
 use crate::error::{Result, bail};
-use crate::issue_order::IssueOrder;
+use crate::issue_order::{Extent, IssueOrder};
 use crate::util::interrupt;
 use task::{run_in_turn, wait_for_turn};
 use work::WorkState;
@@ -206,10 +206,15 @@ impl Stream {
 
     /// Runs a task on this thread, gives it to the stream's thread, or enqueues it on the GPU.
     ///
+    /// `order` is the issue order that the task takes a ticket in, and for which communicators.
     /// `cell` is the cell that the task got back after an earlier submit, if there was one.
-    pub(crate) fn submit<T: Task>(&self, mut task: T, cell: Option<Arc<TaskCell<T>>>) -> Work<T> {
-        let order = task.order();
-        let state = match self.check_caller(&task, order.as_ref().map(|(order, _)| &**order)) {
+    pub(crate) fn submit<T: Task>(
+        &self,
+        mut task: T,
+        order: Option<(&Arc<IssueOrder>, Extent)>,
+        cell: Option<Arc<TaskCell<T>>>,
+    ) -> Work<T> {
+        let state = match self.check_caller(&task, order.map(|(order, _)| &**order)) {
             Err(error) => WorkState::Done(task, Err(error)),
             Ok(()) => match &self.kind {
                 Kind::Worker(worker) => worker.submit(task, order, cell),
@@ -218,7 +223,7 @@ impl Stream {
                     if let Some(cell) = cell {
                         task.keep_cell(cell);
                     }
-                    let ticket = order.as_ref().map(|(order, extent)| order.issue_here(*extent));
+                    let ticket = order.map(|(order, extent)| order.issue_here(extent));
                     match kind {
                         Kind::Cuda(stream) => launch::launch(task, ticket, stream),
                         _ => {

@@ -6,16 +6,11 @@ use std::time::Instant;
 use super::worker::TaskCell;
 use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, Result};
-use crate::issue_order::{Extent, IssueOrder, IssueTicket};
+use crate::issue_order::IssueTicket;
 
 /// Work for a stream. It owns or shares everything that it touches, so that leaking its handle is
 /// sound.
 pub(crate) trait Task: Send + Sized + 'static {
-    /// The issue order that the task takes a ticket in, and for which communicators.
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        None
-    }
-
     /// Does the work, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
 

@@ -45,7 +45,7 @@ impl Worker {
     pub(super) fn submit<T: Task>(
         &self,
         task: T,
-        order: Option<(Arc<IssueOrder>, Extent)>,
+        order: Option<(&Arc<IssueOrder>, Extent)>,
         cell: Option<Arc<TaskCell<T>>>,
     ) -> WorkState<T> {
         let cell = cell.unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::cuda::{CudaStream, Device};
 use crate::data_type::DataType;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
@@ -103,7 +103,7 @@ impl Communicator {
             return Err(EnqueueError::new(broadcast.label(error), dict));
         }
         dict.task = Some(Box::new(broadcast));
-        Ok(stream.submit(dict, None))
+        Ok(stream.submit(dict, Some(self.order(Extent::Communicator)), None))
     }
 }
 
@@ -475,10 +475,6 @@ fn room(pack: &mut Vec<u8>, byte_len: usize) -> &mut [u8] {
 }
 
 impl Task for TensorDict {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        Some(self.task.as_ref()?.communicator.order(Extent::Communicator))
-    }
-
     fn run(&mut self, _stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Its end releases the communicator, whenever the caller takes the dictionary.
         let Some(broadcast) = self.task.take() else { return Ok(()) };

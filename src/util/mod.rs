@@ -9,8 +9,11 @@ pub(crate) mod settings;
 pub(crate) mod slow_warning;
 pub(crate) mod text;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Locks a mutex, also after a panic in a thread that held it. For data that a panic cannot leave
 /// half changed.
@@ -27,14 +30,65 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
+/// A number that no other thread of this process has; it is not 0.
+pub(crate) fn thread_number() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: usize = 1 + THREADS.fetch_add(1, Ordering::Relaxed));
+    // The local is gone while the thread ends; such a thread makes no further call.
+    NUMBER.try_with(|number| *number).unwrap_or(usize::MAX)
+}
+
 /// The deadline of a wait that begins now. A timeout that `Instant` cannot hold means a year.
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
-    let now = Instant::now();
+    later(Instant::now(), timeout)
+}
+
+/// [`deadline_after`] for each small call: a long timeout is counted in ticks of the kernel's clock,
+/// which takes a fifth of the time. The deadline may be a few ticks early or late; one tick is at
+/// most 10 ms.
+pub(crate) fn rough_deadline_after(timeout: Duration) -> Instant {
+    /// A shorter timeout is exact.
+    const LONG: Duration = Duration::from_secs(10);
+    /// A time on both clocks.
+    static BEGIN: OnceLock<(Duration, Instant)> = OnceLock::new();
+    if timeout < LONG {
+        return deadline_after(timeout);
+    }
+    let ticked = || Duration::try_from(clock_gettime(ClockId::MonotonicCoarse)).unwrap_or_default();
+    let (ticked_at_begin, begin) = BEGIN.get_or_init(|| {
+        loop {
+            let (before, now) = (ticked(), Instant::now());
+            // This thread may have slept between the two.
+            if ticked() == before {
+                return (before, now);
+            }
+        }
+    });
+    later(*begin, ticked().saturating_sub(*ticked_at_begin).saturating_add(timeout))
+}
+
+fn later(now: Instant, timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
     now.checked_add(timeout).unwrap_or(now + FAR)
 }
 
 #[test]
 fn the_longest_timeout_is_a_year() {
-    assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(60 * 60 * 24 * 364));
+    const ALMOST: Duration = Duration::from_secs(60 * 60 * 24 * 364);
+    assert!(deadline_after(Duration::MAX) > Instant::now() + ALMOST);
+    assert!(rough_deadline_after(Duration::MAX) > Instant::now() + ALMOST);
+}
+
+#[test]
+fn a_rough_deadline_is_near_the_exact_one_and_exact_if_it_is_near() {
+    for (seconds, most) in [(1, Duration::ZERO), (3600, Duration::from_secs(1))] {
+        let timeout = Duration::from_secs(seconds);
+        // The kernel's clock ticks meanwhile.
+        for _ in 0..20_000 {
+            let before = deadline_after(timeout);
+            let rough = rough_deadline_after(timeout);
+            let after = deadline_after(timeout);
+            assert!(rough + most >= before && rough <= after + most, "{before:?} {rough:?} {after:?}");
+        }
+    }
 }

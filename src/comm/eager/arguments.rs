@@ -1,6 +1,6 @@
 //! From the arguments of an eager call to the call that a backend gets.
 
-use crate::collective::{Call, Collective, check_type, check_wire_type};
+use crate::collective::{Call, Collective, Geometry, Side, check_type, check_wire_type};
 use crate::comm::Communicator;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
@@ -40,36 +40,33 @@ impl Communicator {
         check_wire_type(collective.operation(), self.wire_type)?;
         check_type(collective.reduce_op(), self.wire_type, data_type)?;
 
-        let geometry = collective.operation().geometry();
-        let sides = [("input", input, geometry.input), ("output", output, geometry.output)];
+        let Geometry { input: input_side, output: output_side } = collective.operation().geometry();
         // The length of a block is that of a buffer with one block. Without one, it is a part of
         // the other's.
-        let lengths = sides.iter().filter_map(|&(name, given, side)| given.map(|(_, elements)| (name, elements, side)));
-        let block_elements = match lengths.min_by_key(|(.., side)| side.is_per_rank) {
-            Some((name, elements, side)) if elements % side.blocks(n) != 0 => {
-                let elements = count_of(elements, "element");
-                bail!(InvalidBuffer, "the {name} has {elements}, which is not a multiple of {}", ranks())
-            }
-            Some((_, elements, side)) => elements / side.blocks(n),
-            None => 0,
-        };
-        let call = Call::of_blocks(collective, data_type, block_elements).sent_as(self.wire_type, n);
-        let rank = GroupRank(self.rank().0);
-        let uses = [call.reads_input(rank), call.writes_output(rank)];
-        for ((name, given, side), is_used) in sides.into_iter().zip(uses) {
-            let expected = block_elements * side.blocks(n);
-            match given {
-                None if is_used => bail!(InvalidBuffer, "{}", call.lacks(Some(rank), name)),
-                Some((other, _)) if other != data_type => {
-                    bail!(InvalidBuffer, "the input is {data_type} and the output {other}")
-                }
-                Some((_, elements)) if elements != expected => {
-                    let elements = count_of(elements, "element");
-                    bail!(InvalidBuffer, "the {name} has {elements}; with {} it must have {expected}", ranks())
-                }
-                _ => {}
-            }
+        let is_of_output = input.is_none() || output.is_some() && input_side.is_per_rank && !output_side.is_per_rank;
+        let (name, given, side) =
+            if is_of_output { ("output", output, output_side) } else { ("input", input, input_side) };
+        let elements = given.map_or(0, |(_, elements)| elements);
+        if side.is_per_rank && elements % n != 0 {
+            let elements = count_of(elements, "element");
+            bail!(InvalidBuffer, "the {name} has {elements}, which is not a multiple of {}", ranks())
         }
+        let block_elements = if side.is_per_rank { elements / n } else { elements };
+        let call = Call::of_blocks(collective, data_type, block_elements).sent_as(self.wire_type, n);
+        let check = |name, given: Given, side: Side, is_used: bool| match given {
+            None if is_used => bail!(InvalidBuffer, "{}", call.lacks(Some(GroupRank(self.rank().0)), name)),
+            Some((other, _)) if other != data_type => {
+                bail!(InvalidBuffer, "the input is {data_type} and the output {other}")
+            }
+            Some((_, elements)) if elements != block_elements * side.blocks(n) => {
+                let (elements, expected) = (count_of(elements, "element"), block_elements * side.blocks(n));
+                bail!(InvalidBuffer, "the {name} has {elements}; with {} it must have {expected}", ranks())
+            }
+            _ => Ok(()),
+        };
+        let rank = GroupRank(self.rank().0);
+        check("input", input, input_side, call.reads_input(rank))?;
+        check("output", output, output_side, call.writes_output(rank))?;
         Ok(call)
     }
 

@@ -8,7 +8,7 @@ use crate::collective::{Collective, ReduceOperation};
 use crate::comm::{Communicator, RawCollective};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::{Buffer, TensorView, TensorViewMut};
 use crate::rank::Rank;
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
@@ -220,7 +220,7 @@ impl Communicator {
         match self.own_task(collective, &mut operands, stream) {
             Ok(task) => {
                 operands.task = Some(task);
-                Ok(stream.submit(operands, None))
+                Ok(stream.submit(operands, Some(self.order(Extent::Communicator)), None))
             }
             Err(error) => Err(EnqueueError::new(error, operands)),
         }
@@ -247,10 +247,6 @@ impl Communicator {
 }
 
 impl Task for Operands {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        self.task.as_ref()?.order()
-    }
-
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // The addresses are those of the buffers beside the call, whose lengths it has compared.
         self.task.as_mut().map_or(Ok(()), |task| task.run(stream))

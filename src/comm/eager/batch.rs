@@ -9,7 +9,7 @@ use crate::comm::Communicator;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, error};
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::TransferType;
 use crate::rank::Rank;
@@ -281,7 +281,7 @@ impl Communicator {
         let call = Call { communicator: self.clone(), name, requests, deadline };
         let messages = Messages { content, call: Some(call), received };
         Ok(match self.default_stream() {
-            Some(stream) => Stream::of_cuda(stream).submit(messages, None),
+            Some(stream) => Stream::of_cuda(stream).submit(messages, Some(self.order(Extent::Communicator)), None),
             None => self.start_messages(messages, deadline),
         })
     }
@@ -382,10 +382,6 @@ impl Owner for Vec<Message> {
 
 /// On a CUDA stream the messages are one group of NCCL's. A detached work runs nothing.
 impl<T: Owner> Task for Messages<T> {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        self.call.as_ref().map(|call| call.communicator.order(Extent::Communicator))
-    }
-
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Some(Call { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
         communicator.check_process()?;

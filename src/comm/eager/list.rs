@@ -9,6 +9,7 @@ use super::raw::RawCollective;
 use crate::collective::{Call, Collective, check_wire_type, overlap};
 use crate::comm::Communicator;
 use crate::error::{Error, Result, bail, error};
+use crate::issue_order::Extent;
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
@@ -176,7 +177,7 @@ impl Communicator {
         let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
         let list = list.iter().map(raw).collect();
         let task = self.list_task(collective, Some(raw(&one)), Some(list), stream)?;
-        Ok(stream.submit(task.moving(data_type.moved()), None))
+        Ok(stream.submit(task.moving(data_type.moved()), Some(self.order(Extent::Communicator)), None))
     }
 
     /// The views of a list that is written.
@@ -196,7 +197,8 @@ impl Communicator {
         list: Option<Vec<RawTensor>>,
     ) -> Result<()> {
         let stream = Stream::inline();
-        let work = stream.submit(self.list_task(collective, one, list, &stream)?, None);
+        let task = self.list_task(collective, one, list, &stream)?;
+        let work = stream.submit(task, Some(self.order(Extent::Communicator)), None);
         work.wait().map(drop).map_err(Error::from)
     }
 

@@ -7,7 +7,7 @@ use crate::collective::{Call, Collective};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail};
-use crate::issue_order::{Extent, IssueOrder};
+use crate::issue_order::Extent;
 use crate::memory::Address;
 use crate::moved_type::{MovedType, TransferType};
 use crate::rank::Rank;
@@ -77,7 +77,7 @@ impl Communicator {
         let call = Call { only_moved: data_type.moved(), ..call };
         let space = self.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, None))
+        Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, Some(self.order(Extent::Communicator)), None))
     }
 
     /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
@@ -92,7 +92,7 @@ impl Communicator {
         let Request { signature, input, output, deadline, .. } = Request::barrier(Purpose::Barrier, self.deadline());
         let sides = [input, output];
         let task = RawCollective { communicator: self.clone(), signature, sides, blocks: None, deadline };
-        Ok(stream.submit(task.checked(stream)?, None))
+        Ok(stream.submit(task.checked(stream)?, Some(self.order(Extent::Communicator)), None))
     }
 
     /// Checks that the operation takes the type, and that memory can hold a block for each rank.
@@ -158,10 +158,6 @@ impl RawCollective {
 }
 
 impl Task for RawCollective {
-    fn order(&self) -> Option<(Arc<IssueOrder>, Extent)> {
-        Some(self.communicator.order(Extent::Communicator))
-    }
-
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // SAFETY: the promise of `enqueue`, or buffers that the work owns; `new` has checked the
         // rules of memory, alignment and overlap for this stream.

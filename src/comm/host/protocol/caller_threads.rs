@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::rank::Rank;
+use crate::util::thread_number;
 
 /// The threads of the latest calls. Two ranks that share a thread wait for each other forever.
 pub(super) struct CallerThreads {
@@ -10,19 +11,11 @@ pub(super) struct CallerThreads {
     threads: Box<[CallerThread]>,
 }
 
-/// The thread of a rank's latest call, as [`this_thread`] numbers it, or 0 before the first. On a
+/// The thread of a rank's latest call, as [`thread_number`] has it, or 0 before the first. On a
 /// cache line of its own, because each call writes it.
 #[derive(Default)]
 #[repr(align(128))]
 struct CallerThread(AtomicUsize);
-
-/// A number that no other thread of this process has; it is not 0.
-fn this_thread() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static NUMBER: usize = 1 + THREADS.fetch_add(1, Ordering::Relaxed));
-    // The local is gone while the thread ends; such a thread makes no further call.
-    NUMBER.try_with(|number| *number).unwrap_or(usize::MAX)
-}
 
 impl CallerThreads {
     pub(super) fn new(local_ranks: std::ops::Range<u32>) -> Self {
@@ -36,7 +29,7 @@ impl CallerThreads {
     /// Notes that a rank of this process makes a call on this thread.
     pub(super) fn note(&self, rank: Rank) {
         if let Some(thread) = self.thread_of(rank) {
-            thread.store(this_thread(), Ordering::Relaxed);
+            thread.store(thread_number(), Ordering::Relaxed);
         }
     }
 
@@ -47,7 +40,7 @@ impl CallerThreads {
             0 => Some(format!(
                 "rank {rank} is a rank of this process and has made no call; each rank needs a thread of its own"
             )),
-            thread if thread == this_thread() => {
+            thread if thread == thread_number() => {
                 Some(format!("rank {rank} made its last call on this same thread; each rank needs a thread of its own"))
             }
             _ => None,

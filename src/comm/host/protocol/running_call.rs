@@ -10,7 +10,7 @@ use super::report::{self, Report};
 use super::segment::Milestone;
 use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, PAYLOAD_BYTES};
 use super::waiter::{WaitError, Waiter};
-use crate::collective::{Call, Collective, Side};
+use crate::collective::{Collective, Givers, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::{eager, inline};
@@ -62,6 +62,12 @@ pub(crate) struct RunningCall<'a> {
     pub(crate) request: &'a Request<'a>,
     /// This rank's list, if its side with a block for each rank is one.
     blocks: &'a [Address],
+    /// The ranks from which this rank takes elements.
+    givers: Givers,
+    /// The length of the input of a rank that gives.
+    pub(crate) input_bytes: usize,
+    /// The path of a call so small that each rank gives a copy of its input with its header.
+    path_of_copies: Option<TransferPath>,
     is_finished: bool,
     /// How many bytes this rank has moved, and how many of them since it checked its deadline.
     moved: Cell<(usize, usize)>,
@@ -90,7 +96,15 @@ impl<'a> RunningCall<'a> {
     ) -> Self {
         progress.sequence += 1;
         progress.counted += u64::from(request.signature.purpose.is_counted());
-        RunningCall { host, progress, request, blocks, is_finished: false, moved: Cell::default() }
+        let (call, n) = (&request.signature.call, host.segment.len());
+        let input_bytes = call.input_bytes(n);
+        let path_of_copies = match input_bytes {
+            _ if inline::fits(input_bytes) => Some(TransferPath::Inline),
+            _ if eager::fits(call, input_bytes, n) => Some(TransferPath::Eager),
+            _ => None,
+        };
+        let (givers, is_finished, moved) = (call.givers_to(host.rank), false, Cell::default());
+        RunningCall { host, progress, request, blocks, givers, input_bytes, path_of_copies, is_finished, moved }
     }
 
     /// Runs the collective. After an error the caller aborts the communicator before it drops this.
@@ -110,15 +124,14 @@ impl<'a> RunningCall<'a> {
         // A root that takes from no peer but rounds its buffer has to know that all calls match.
         let is_rounding_root = self.request.is_rounding_root(self.host.rank);
         self.wait_for_headers(|call, peer| is_rounding_root || call.takes_from(peer))?;
-        let call = self.request.signature.call;
-        if call.block_elements == 0 {
+        if self.request.signature.call.block_elements == 0 {
             return Ok(());
         }
         // Every rank finds the same path (invariant 6).
-        let path = match self.path_of_copies(&call) {
-            Some(path) => path,
-            None if self.is_direct(locations)? => TransferPath::Direct,
-            None => TransferPath::Staged,
+        let path = match (self.path_of_copies, locations) {
+            (Some(path), _) => path,
+            (None, locations) if self.is_direct(locations)? => TransferPath::Direct,
+            _ => TransferPath::Staged,
         };
         self.progress.path = Some(path);
         match path {
@@ -126,15 +139,6 @@ impl<'a> RunningCall<'a> {
             TransferPath::Eager => self.eager(),
             TransferPath::Direct => self.direct(),
             TransferPath::Staged => self.staged(),
-        }
-    }
-
-    /// The path of a call so small that each rank gives a copy of its input with its header.
-    fn path_of_copies(&self, call: &Call) -> Option<TransferPath> {
-        match self.host.segment.len() {
-            n if inline::fits(call, n) => Some(TransferPath::Inline),
-            n if eager::fits(call, n) => Some(TransferPath::Eager),
-            _ => None,
         }
     }
 
@@ -200,11 +204,10 @@ impl<'a> RunningCall<'a> {
     /// Posts this rank's header, and returns the locations of its input and output in it.
     fn post_header(&self) -> Result<[BufferLocation; 2]> {
         let RunningCall { host, request, .. } = self;
-        let (call, n) = (request.signature.call, host.segment.len());
-        let input_bytes = if call.reads_input(host.rank) { call.input_bytes(n) } else { 0 };
+        let input_bytes = if request.signature.call.reads_input(host.rank) { self.input_bytes } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
         let mut room = [0; PAYLOAD_BYTES];
-        let body = match self.path_of_copies(&call) {
+        let body = match self.path_of_copies {
             Some(TransferPath::Inline) => CallBody::Payload(self.payload(input_bytes, &mut room)),
             Some(_) => {
                 self.post_input(input_bytes)?;
@@ -278,7 +281,7 @@ impl<'a> RunningCall<'a> {
     /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call
     /// without elements that takes from every peer is a barrier.
     pub(crate) fn takes_from(&self, peer: GroupRank) -> bool {
-        self.request.signature.call.moves(peer, self.host.rank)
+        self.givers.contains(peer)
     }
 
     /// Waits for the headers of those peers for which `is_needed` holds, and compares all that are
@@ -292,7 +295,12 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Compares all headers of the collectives up to `last` that are there (invariant 5).
+    #[inline]
     fn compare_until(&mut self, last: u64) -> Result<()> {
+        if self.progress.agreed < last { self.compare_new(last) } else { Ok(()) }
+    }
+
+    fn compare_new(&mut self, last: u64) -> Result<()> {
         let host = self.host;
         for sequence in self.progress.agreed + 1..=last {
             let mut is_complete = true;

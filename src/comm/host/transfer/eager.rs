@@ -14,11 +14,10 @@ use crate::stream::Watch;
 /// share the work.
 const MOST_REDUCED: usize = 8 * EAGER_BYTES;
 
-/// Whether each rank's input fits its eager memory.
-pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
+/// Whether inputs of this length move through the ranks' eager memory in a call.
+pub(crate) fn fits(call: &Call, input_bytes: usize, rank_count: usize) -> bool {
     let is_shared = matches!(call.collective, Collective::AllReduce { .. });
-    let has_room = call.input_bytes(rank_count) <= EAGER_BYTES;
-    has_room && !(is_shared && call.block_bytes() > MOST_REDUCED / rank_count)
+    input_bytes <= EAGER_BYTES && !(is_shared && input_bytes > MOST_REDUCED / rank_count)
 }
 
 impl RunningCall<'_> {

@@ -1,6 +1,5 @@
 //! Collectives of a few bytes: each rank's input is in its header, so no rank waits at the end.
 
-use crate::collective::Call;
 use crate::comm::host::protocol::running_call::{ForEachRank, RunningCall};
 use crate::comm::host::protocol::slot::{PAYLOAD_BYTES, PAYLOAD_WORDS};
 use crate::error::Result;
@@ -8,9 +7,9 @@ use crate::error::Result;
 /// One rank's input, aligned to every element type.
 type Payload = [u64; PAYLOAD_WORDS];
 
-/// Whether each rank's input fits its header.
-pub(crate) fn fits(call: &Call, rank_count: usize) -> bool {
-    call.input_bytes(rank_count) <= PAYLOAD_BYTES
+/// Whether an input of this length fits a header.
+pub(crate) fn fits(input_bytes: usize) -> bool {
+    input_bytes <= PAYLOAD_BYTES
 }
 
 impl RunningCall<'_> {
@@ -32,14 +31,13 @@ impl RunningCall<'_> {
     /// Moves the elements from the peers' headers.
     pub(crate) fn inline(&mut self) -> Result<()> {
         let segment = &*self.host.segment;
-        let input_bytes = self.request.signature.call.input_bytes(segment.len());
         let mut payloads = ForEachRank::new();
         for peer in segment.ranks() {
             let mut payload: Payload = [0; PAYLOAD_WORDS];
             // A header does not change before this rank has finished this collective (invariant 4).
             let header = segment.slot(peer).call_header(self.progress.sequence);
             if let Some(header) = header.filter(|_| self.takes_from(peer)) {
-                payload.iter_mut().zip(header.payload(input_bytes)).for_each(|(to, word)| *to = word);
+                payload.iter_mut().zip(header.payload(self.input_bytes)).for_each(|(to, word)| *to = word);
             }
             payloads.push(payload);
         }
