@@ -224,7 +224,8 @@ fn run<S: Source, T: Operand<Value = S::Value>>(
     combine: impl Fn(S::Value, S::Value) -> S::Value,
     finish: impl Fn(S::Value) -> S::Value,
 ) {
-    vector::run(Reduction { buffers, combine, finish, elements: PhantomData::<(S, T)> });
+    let reduction = Reduction { buffers, combine, finish, elements: PhantomData::<(S, T)> };
+    if buffers.len < LANES { vector::run_baseline(reduction) } else { vector::run(reduction) }
 }
 
 #[cfg(test)]

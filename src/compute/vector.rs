@@ -89,6 +89,11 @@ pub(super) fn run(kernel: impl Kernel) {
             return unsafe { x86::run_avx2(kernel) };
         }
     }
+    run_baseline(kernel);
+}
+
+/// Runs a kernel with the instructions that every processor has: for fewer elements than a block.
+pub(super) fn run_baseline(kernel: impl Kernel) {
     kernel.run::<Baseline>();
 }
 

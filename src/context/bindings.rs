@@ -1,18 +1,18 @@
 //! Tensors bound for enqueued runs.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ptr;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::ExecutionContext;
-use super::communicator_binding::CommunicatorBinding;
 use super::run::{RunIo, run};
-use super::shapes::Shapes;
+use super::setup::Setup;
 use crate::cuda::{CudaStream, Point};
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, error};
 use crate::issue_order::Extent;
-use crate::memory::{Buffer, MemorySpace, RawTensor, TensorView, TensorViewMut};
+use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::lock;
 
@@ -28,6 +28,9 @@ struct Inner {
     /// The buffers, in the order of the engine's inputs and outputs.
     bound: Vec<Option<Bound>>,
     io: RunIo,
+    /// The setup that `bound` and `io` have passed the checks of, and whether the stream was one of
+    /// CUDA. `None` after a change of `bound`.
+    checked: Option<(Weak<Setup>, bool)>,
     run: Option<PendingRun>,
     /// The place on a worker stream, kept from run to run.
     cell: Option<Arc<TaskCell<Bindings>>>,
@@ -51,8 +54,7 @@ unsafe impl Sync for Bindings {}
 
 /// What a run needs beside the bindings.
 struct PendingRun {
-    binding: Arc<CommunicatorBinding>,
-    shapes: Arc<Shapes>,
+    setup: Arc<Setup>,
     deadline: Instant,
     /// Says to the context that there is a run. `None` once it has ended on the host.
     running: Option<Arc<()>>,
@@ -83,7 +85,7 @@ impl Bindings {
     pub(super) fn new(engine: Arc<EngineInner>) -> Self {
         let bound = engine.io.iter().map(|_| None).collect();
         let io = RunIo::for_engine(&engine);
-        Bindings { inner: Box::new(Inner { engine, bound, io, run: None, cell: None }) }
+        Bindings { inner: Box::new(Inner { engine, bound, io, checked: None, run: None, cell: None }) }
     }
 
     fn index(&self, name: &str, mode: IoMode) -> Result<usize> {
@@ -99,9 +101,15 @@ impl Bindings {
         Ok(index)
     }
 
+    /// What a tensor is bound to, for a change.
+    fn bound_mut(&mut self, index: usize) -> &mut Option<Bound> {
+        self.inner.checked = None;
+        &mut self.inner.bound[index]
+    }
+
     fn bind(&mut self, name: &str, mode: IoMode, bound: Bound) -> Result<()> {
         let index = self.index(name, mode)?;
-        self.inner.bound[index] = Some(bound);
+        *self.bound_mut(index) = Some(bound);
         Ok(())
     }
 
@@ -143,7 +151,7 @@ impl Bindings {
     /// No such tensor.
     pub unsafe fn bind_address(&mut self, name: &str, address: *mut u8, byte_len: usize) -> Result<()> {
         let index = self.inner.engine.io_index(name)?;
-        self.inner.bound[index] = if address.is_null() { None } else { Some(Bound::Raw { address, byte_len }) };
+        *self.bound_mut(index) = if address.is_null() { None } else { Some(Bound::Raw { address, byte_len }) };
         Ok(())
     }
 
@@ -154,7 +162,7 @@ impl Bindings {
     /// No such tensor.
     pub fn take(&mut self, name: &str) -> Result<Option<Buffer>> {
         let index = self.inner.engine.io_index(name)?;
-        Ok(match self.inner.bound[index].take() {
+        Ok(match self.bound_mut(index).take() {
             Some(Bound::Owned(buffer)) => Some(buffer),
             _ => None,
         })
@@ -180,7 +188,8 @@ impl Bindings {
     /// No such tensor, or no buffer of its own bound to it.
     pub fn get_mut(&mut self, name: &str) -> Result<&mut Buffer> {
         let index = self.inner.engine.io_index(name)?;
-        match &mut self.inner.bound[index] {
+        // The caller may put another buffer in its place.
+        match self.bound_mut(index) {
             Some(Bound::Owned(buffer)) => Ok(buffer),
             _ => Err(error!(NotReady, "no buffer of its own is bound to {name:?}")),
         }
@@ -191,27 +200,43 @@ impl Bindings {
         context: &ExecutionContext,
         stream: &Stream,
     ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
-        let ExecutionContext { engine, binding, shapes, runs, timeout, .. } = context;
-        let filled = self.fill(engine, shapes, binding.space());
-        let checked = filled.and_then(|()| binding.check(shapes, &self.inner.io, stream));
-        if let Err(error) = checked {
-            return Err(EnqueueError::new(binding.on_rank(error), self));
+        let ExecutionContext { engine, setup, runs, timeout, .. } = context;
+        if let Err(error) = self.check(engine, setup, stream) {
+            return Err(EnqueueError::new(setup.binding.on_rank(error), self));
         }
-        let deadline = binding.deadline(*timeout);
-        let order = binding.communicator.as_ref().map(|communicator| communicator.order(Extent::WithGroups));
-        let (binding, shapes, run) = (Arc::clone(binding), Arc::clone(shapes), Arc::clone(runs));
-        self.inner.run = Some(PendingRun { binding, shapes, deadline, running: Some(run) });
+        let deadline = setup.binding.deadline(*timeout);
+        let order = setup.binding.communicator.as_ref().map(|communicator| communicator.order(Extent::WithGroups));
+        // On the inline stream the run has ended before the caller can use the context again.
+        let running = (!stream.is_inline()).then(|| Arc::clone(runs));
+        self.inner.run = Some(PendingRun { setup: Arc::clone(setup), deadline, running });
         let cell = self.inner.cell.take();
         Ok(stream.submit(self, order, cell))
     }
 
+    /// Checks that a run may begin, with what is bound in `io`. What has not changed since the last
+    /// run is not checked again.
+    fn check(&mut self, engine: &Arc<EngineInner>, setup: &Arc<Setup>, stream: &Stream) -> Result<()> {
+        let is_cuda = stream.as_cuda().is_some();
+        let is_of = |(checked, was_cuda): &(Weak<Setup>, bool)| {
+            ptr::eq(checked.as_ptr(), Arc::as_ptr(setup)) && *was_cuda == is_cuda
+        };
+        if self.inner.checked.as_ref().is_some_and(is_of) {
+            return setup.check_communicator();
+        }
+        self.inner.checked = None;
+        self.fill(engine, setup)?;
+        setup.check(&self.inner.io, stream)?;
+        self.inner.checked = Some((Arc::downgrade(setup), is_cuda));
+        Ok(())
+    }
+
     /// Writes the bound addresses to `io`, which a run reads.
-    fn fill(&mut self, engine: &Arc<EngineInner>, shapes: &Shapes, space: MemorySpace) -> Result<()> {
+    fn fill(&mut self, engine: &Arc<EngineInner>, setup: &Setup) -> Result<()> {
         let Inner { engine: own, bound, io, .. } = &mut *self.inner;
         if !Arc::ptr_eq(engine, own) {
             return Err(error!(InvalidArgument, "the bindings are for another engine"));
         }
-        let shapes = shapes.tensors(engine)?;
+        let (shapes, space) = (setup.shapes.tensors(engine)?, setup.binding.space());
         io.clear();
         for (index, bound) in bound.iter_mut().enumerate() {
             let raw = match bound {
@@ -241,32 +266,32 @@ impl Task for Bindings {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Enqueued work needs `run` until it is done, so it is not taken out here.
         let Inner { run: pending, io, .. } = &mut *self.inner;
-        let Some(PendingRun { binding, shapes, deadline, running }) = pending else { return Ok(()) };
+        let Some(PendingRun { setup, deadline, running }) = pending else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of
         // `bind_address`.
-        let result = unsafe { run(binding, shapes, io, *deadline, stream) };
+        let result = unsafe { run(setup, io, *deadline, stream) };
         if stream.is_none() {
             *running = None;
         }
-        result.map_err(|e: Error| binding.on_rank(e))
+        result.map_err(|e: Error| setup.binding.on_rank(e))
     }
 
     fn launched(&self, end: &Point, stream: &CudaStream) {
         if let Some(run) = &self.inner.run {
-            lock(&run.binding.regions).set_last(stream, end);
+            lock(&run.setup.binding.regions).set_last(stream, end);
         }
     }
 
     fn label(&self, error: Error) -> Error {
         match &self.inner.run {
-            Some(run) => run.binding.on_rank(error),
+            Some(run) => run.setup.binding.on_rank(error),
             None => error,
         }
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        let PendingRun { binding, deadline, .. } = self.inner.run.as_ref()?;
-        Some((binding.communicator.as_ref()?.watch(), *deadline))
+        let PendingRun { setup, deadline, .. } = self.inner.run.as_ref()?;
+        Some((setup.binding.communicator.as_ref()?.watch(), *deadline))
     }
 
     /// Bindings that the caller keeps must not keep the run's communicator and memory alive.

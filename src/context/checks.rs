@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::communicator_binding::CommunicatorBinding;
 use super::run::RunIo;
-use super::shapes::Shapes;
+use super::setup::Setup;
 use crate::collective::{Call, overlap};
+use crate::comm::Communicator;
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{Address, MemorySpace, RawTensor};
@@ -13,20 +13,23 @@ use crate::network::{LayerId, Source, TensorId};
 use crate::shape::Shape;
 use crate::stream::Stream;
 
-impl CommunicatorBinding {
+impl Setup {
+    /// Checks that the communicator works.
+    pub(super) fn check_communicator(&self) -> Result<()> {
+        self.binding.communicator.as_ref().map_or(Ok(()), Communicator::check)
+    }
+
     /// Checks what the caller bound, before anything moves.
-    pub(super) fn check(&self, shapes: &Shapes, io: &RunIo, stream: &Stream) -> Result<()> {
-        let engine = &*self.engine;
-        let tensor_shapes = shapes.tensors(engine)?;
-        if self.communicator.is_none()
+    pub(super) fn check(&self, io: &RunIo, stream: &Stream) -> Result<()> {
+        let engine = &*self.binding.engine;
+        let shapes = self.shapes.tensors(engine)?;
+        if self.binding.communicator.is_none()
             && let Some(layer) = engine.first_collective()
         {
             return Err(error!(NotReady, "no communicator is set, and the layer needs one").about(|| layer.to_owned()));
         }
-        if let Some(communicator) = &self.communicator {
-            communicator.check()?;
-        }
-        let space = self.space();
+        self.check_communicator()?;
+        let space = self.binding.space();
         let is_enqueued = stream.as_raw_cuda().is_some();
         if is_enqueued && space == MemorySpace::Host {
             bail!(
@@ -35,7 +38,7 @@ impl CommunicatorBinding {
             );
         }
         for (index, tensor) in engine.io.iter().enumerate() {
-            let shape = tensor_shapes[tensor.tensor.index()];
+            let shape = shapes[tensor.tensor.index()];
             let checked = self.check_tensor(index, &shape, &io.tensors[index]);
             let checked = checked.and_then(|()| self.check_space(index, &io.tensors[index], space, is_enqueued));
             checked.map_err(|e| {
@@ -44,13 +47,13 @@ impl CommunicatorBinding {
                 })
             })?;
         }
-        self.check_overlap(shapes, io)
+        self.check_overlap(io)
     }
 
     fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
-        let data_type = self.engine.io[index].data_type;
+        let data_type = self.binding.engine.io[index].data_type;
         let Some(raw) = bound else {
-            if self.used[index] && shape.element_count() > 0 {
+            if self.binding.used[index] && shape.element_count() > 0 {
                 bail!(NotReady, "nothing is bound to it; it is {data_type} {shape}");
             }
             return Ok(());
@@ -92,7 +95,9 @@ impl CommunicatorBinding {
         space: MemorySpace,
         is_enqueued: bool,
     ) -> Result<()> {
-        let Some(raw) = bound.as_ref().filter(|raw| self.used[index] && raw.byte_len > 0) else { return Ok(()) };
+        let Some(raw) = bound.as_ref().filter(|raw| self.binding.used[index] && raw.byte_len > 0) else {
+            return Ok(());
+        };
         match raw.space {
             bound if bound == space => Ok(()),
             // It is copied to the GPU and back.
@@ -107,10 +112,10 @@ impl CommunicatorBinding {
 
     /// Outputs share memory with nothing, except for the in-place rules of the collective between
     /// an input and an output.
-    fn check_overlap(&self, shapes: &Shapes, io: &RunIo) -> Result<()> {
-        let engine = &*self.engine;
+    fn check_overlap(&self, io: &RunIo) -> Result<()> {
+        let engine = &*self.binding.engine;
         let range = |index: usize| {
-            let raw = io.tensors[index].as_ref().filter(|raw| self.used[index] && raw.byte_len > 0)?;
+            let raw = io.tensors[index].as_ref().filter(|raw| self.binding.used[index] && raw.byte_len > 0)?;
             Some(raw.address.addr()..raw.address.addr() + raw.byte_len)
         };
         for output in engine.input_count()..engine.io.len() {
@@ -122,7 +127,7 @@ impl CommunicatorBinding {
                     bail!(InvalidBuffer, "outputs {:?} and {:?} are bound to memory that overlaps", a.name, b.name);
                 }
                 let about = |e: Error| e.about(|| format!("input {:?} and output {:?}", a.name, b.name));
-                let Some((layer, call)) = self.collective_between(shapes, a.tensor, b.tensor) else {
+                let Some((layer, call)) = self.collective_between(a.tensor, b.tensor) else {
                     return Err(about(error!(
                         InvalidBuffer,
                         "they are bound to memory that overlaps; only a collective that reads the one, as its only reader, \
@@ -130,23 +135,18 @@ impl CommunicatorBinding {
                     )));
                 };
                 let at = |range: &Range<usize>| Address::host(std::ptr::without_provenance(range.start));
-                self.role(layer).check_buffers(call, [at(&other_range), at(&out_range)]).map_err(about)?;
+                self.binding.role(layer).check_buffers(call, [at(&other_range), at(&out_range)]).map_err(about)?;
             }
         }
         Ok(())
     }
 
     /// The collective that reads an input, as its only reader, and writes an output.
-    fn collective_between<'a>(
-        &self,
-        shapes: &'a Shapes,
-        input: TensorId,
-        output: TensorId,
-    ) -> Option<(LayerId, &'a Call)> {
-        let EngineInner { network, analysis, .. } = &*self.engine;
+    fn collective_between(&self, input: TensorId, output: TensorId) -> Option<(LayerId, &Call)> {
+        let EngineInner { network, analysis, .. } = &*self.binding.engine;
         let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
         let only_reader = analysis.readers.of(input) == [layer];
-        let call = shapes.calls[layer.index()].as_ref()?;
+        let call = self.shapes.calls[layer.index()].as_ref()?;
         only_reader.then_some((layer, call))
     }
 }

@@ -296,7 +296,7 @@ mod tests {
         let mut context = Engine::new(network)?.create_execution_context()?;
         let (communicator, _) = communicator();
         context.set_communicator(&communicator)?;
-        let binding = &*context.binding;
+        let binding = &*context.setup.binding;
         let earlier_run = binding.lock_regions(deadline_after(DEFAULT_TIMEOUT))?;
         let missed = |deadline| binding.lock_regions(deadline).err().map(|error| error.kind());
 

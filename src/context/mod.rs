@@ -9,6 +9,7 @@ mod recordings;
 mod regions;
 mod replay;
 mod run;
+mod setup;
 mod shapes;
 
 use std::fmt;
@@ -19,6 +20,7 @@ pub use bindings::{Bindings, InputBuffer};
 use communicator_binding::CommunicatorBinding;
 pub use replay::CudaGraphs;
 use run::{RunIo, run};
+use setup::Setup;
 use shapes::Shapes;
 
 use crate::comm::Communicator;
@@ -42,12 +44,11 @@ use crate::stream::{EnqueueError, Stream, Work};
 /// Leaking or dropping a context during a run is sound: the work keeps what it needs.
 pub struct ExecutionContext {
     engine: Arc<EngineInner>,
-    binding: Arc<CommunicatorBinding>,
-    shapes: Arc<Shapes>,
+    setup: Arc<Setup>,
     /// The index of the optimization profile.
     profile: usize,
-    /// Each enqueued run has a reference until it has ended; on a CUDA stream until its work is
-    /// waited for, or was dropped and has ended.
+    /// Each run on a worker or CUDA stream has a reference until it has ended; on a CUDA stream
+    /// until its work is waited for, or was dropped and has ended.
     runs: Arc<()>,
     timeout: Option<Duration>,
     options: ContextOptions,
@@ -98,8 +99,8 @@ impl ExecutionContext {
         let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine))?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
         let scratch = RunIo::for_engine(&engine);
-        let (profile, runs) = (0, Arc::new(()));
-        Ok(ExecutionContext { engine, binding, shapes, profile, runs, timeout: None, options, scratch })
+        let (setup, profile, runs) = (Arc::new(Setup { binding, shapes }), 0, Arc::new(()));
+        Ok(ExecutionContext { engine, setup, profile, runs, timeout: None, options, scratch })
     }
 
     /// The inputs, then the outputs.
@@ -134,20 +135,21 @@ impl ExecutionContext {
         let deadline = communicator.deadline();
         let bind = || CommunicatorBinding::to(Arc::clone(&self.engine), communicator, self.options, deadline);
         let binding = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, bind);
-        self.binding = Arc::new(binding.map_err(|e| e.on_rank(communicator.origin_rank()))?);
+        let binding = Arc::new(binding.map_err(|e| e.on_rank(communicator.origin_rank()))?);
+        self.setup = Arc::new(Setup { binding, shapes: Arc::clone(&self.setup.shapes) });
         Ok(())
     }
 
     /// The communicator that is set.
     pub fn communicator(&self) -> Option<&Communicator> {
-        self.binding.communicator.as_ref()
+        self.setup.binding.communicator.as_ref()
     }
 
     /// How many runs on the communicator that is set were recorded into CUDA graphs or replayed
     /// them, and how many graphs are kept. A run that keeps being plain shows buffers that do not
     /// come again.
     pub fn cuda_graphs(&self) -> CudaGraphs {
-        self.binding.graphs.counts.report()
+        self.setup.binding.graphs.counts.report()
     }
 
     /// Sets the time that a run may take, from the moment of issue. Without one it is the
@@ -171,7 +173,7 @@ impl ExecutionContext {
         if Arc::strong_count(&self.runs) > 1 {
             bail!(NotReady, "enqueued work of the context is not done; wait for it before you choose another profile");
         }
-        self.shapes = Arc::new(Shapes::of_static_inputs(&self.engine)?);
+        self.set_shapes(Shapes::of_static_inputs(&self.engine)?);
         self.profile = profile;
         Ok(())
     }
@@ -205,7 +207,7 @@ impl ExecutionContext {
     ///
     /// As [`set_input_shape`](Self::set_input_shape).
     pub fn set_input_shapes(&mut self, shapes: &[(&str, Dims)]) -> Result<()> {
-        let mut inputs = self.shapes.inputs.clone();
+        let mut inputs = self.setup.shapes.inputs.clone();
         for (name, dims) in shapes {
             let about = |e: crate::Error| e.about(|| format!("input {name:?}"));
             let index = self.engine.io_index(name)?;
@@ -223,8 +225,12 @@ impl ExecutionContext {
             }
             inputs[index] = Some(shape);
         }
-        self.shapes = Arc::new(Shapes::infer(&self.engine, inputs)?);
+        self.set_shapes(Shapes::infer(&self.engine, inputs)?);
         Ok(())
+    }
+
+    fn set_shapes(&mut self, shapes: Shapes) {
+        self.setup = Arc::new(Setup { binding: Arc::clone(&self.setup.binding), shapes: Arc::new(shapes) });
     }
 
     /// The shape of an input or output, once the shapes of all inputs are known.
@@ -234,7 +240,7 @@ impl ExecutionContext {
     /// No such tensor; a dynamic input without a shape.
     pub fn tensor_shape(&self, name: &str) -> Result<Shape> {
         let io = &self.engine.io[self.engine.io_index(name)?];
-        Ok(self.shapes.tensors(&self.engine)?[io.tensor.index()])
+        Ok(self.setup.shapes.tensors(&self.engine)?[io.tensor.index()])
     }
 
     /// Empty bindings for [`enqueue`](Self::enqueue), for any number of runs. With several
@@ -274,18 +280,18 @@ impl ExecutionContext {
         // An earlier call may have panicked in one of its iterators.
         self.scratch.clear();
         let result = self.bind_views(inputs, outputs).and_then(|()| {
-            let binding = &self.binding;
-            binding.check(&self.shapes, &self.scratch, &Stream::inline())?;
-            let deadline = binding.deadline(self.timeout);
+            let setup = &self.setup;
+            setup.check(&self.scratch, &Stream::inline())?;
+            let deadline = setup.binding.deadline(self.timeout);
             // SAFETY: just checked, and the views borrow their memory until this function returns.
-            let run = || unsafe { run(binding, &self.shapes, &self.scratch, deadline, None) };
-            match &binding.communicator {
+            let run = || unsafe { run(setup, &self.scratch, deadline, None) };
+            match &setup.binding.communicator {
                 Some(communicator) => communicator.in_turn(Extent::WithGroups, &"execute", deadline, run),
                 None => run(),
             }
         });
         self.scratch.clear();
-        result.map_err(|e| self.binding.on_rank(e))
+        result.map_err(|e| self.setup.binding.on_rank(e))
     }
 
     fn bind_views<'i, 'o>(
@@ -321,7 +327,7 @@ impl ExecutionContext {
 
 impl fmt::Debug for ExecutionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.binding.communicator)
+        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.setup.binding.communicator)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::Memory;
+use super::setup::Setup;
 use super::shapes::Shapes;
 use crate::collective::Call;
 use crate::comm::{CallGroup, Purpose, Request, Signature};
@@ -66,16 +67,11 @@ impl RunIo {
 ///
 /// # Safety
 ///
-/// These shapes and tensors have passed [`CommunicatorBinding::check`]. Until this returns, or what
+/// These tensors have passed [`Setup::check`]. Until this returns, or what
 /// it enqueues is done, the tensors that this rank uses are initialized memory that no other code
 /// writes, and outputs are memory that no other code reads.
-pub(super) unsafe fn run(
-    binding: &CommunicatorBinding,
-    shapes: &Arc<Shapes>,
-    io: &RunIo,
-    deadline: Instant,
-    stream: Option<&Arc<CudaStream>>,
-) -> Result<()> {
+pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+    let Setup { binding, shapes } = setup;
     let regions = &mut *binding.lock_regions(deadline)?;
     let gpu =
         binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
@@ -392,7 +388,7 @@ impl<'a> EngineRun<'a> {
         let role = self.binding.role(id);
         role.check_spaces(&call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
         // SAFETY: the call was made for the shapes of these tensors, which
-        // `CommunicatorBinding::check` has found right, or which lie in places of the memory plan.
+        // `Setup::check` has found right, or which lie in places of the memory plan.
         unsafe { role.run(&call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
     }
 

@@ -278,20 +278,22 @@ impl BoundLayer {
         Call { mark: Some(Mark::Layer(self.0.number)), ..call }
     }
 
+    /// The first run, if its input had shape `dims` too.
+    fn first_run_on(&self, dims: &[usize]) -> Option<&RunOnShape> {
+        self.0.first_run.get().filter(|first| first.input.as_slice() == dims)
+    }
+
     /// The run on an input of shape `dims`.
     ///
     /// # Errors
     ///
     /// A shape that the operation cannot take.
-    fn on_shape(&self, dims: &[usize]) -> Result<Cow<'_, RunOnShape>> {
-        if let Some(first) = self.0.first_run.get().filter(|first| first.input.as_slice() == dims) {
-            return Ok(Cow::Borrowed(first));
-        }
+    fn new_run_on(&self, dims: &[usize]) -> Result<RunOnShape> {
         let input = Shape::new(dims)?;
         let output = self.0.layer.output_shape(self.0.data_type, &input)?;
         let run = RunOnShape { input, output, call: self.call(&input) };
         let _ = self.0.first_run.set(run.clone());
-        Ok(Cow::Owned(run))
+        Ok(run)
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.
@@ -356,7 +358,10 @@ impl BoundLayer {
         dims: &[usize],
     ) -> Result<()> {
         let about = |e| self.about(e);
-        let run = self.on_shape(dims).map_err(about)?;
+        let run = match self.first_run_on(dims) {
+            Some(first) => Cow::Borrowed(first),
+            None => Cow::Owned(self.new_run_on(dims).map_err(about)?),
+        };
         let call = run.call;
         let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
             None if used => bail!(NotReady, "{}", call.lacks(self.0.role.group_rank(), name)),
@@ -403,7 +408,10 @@ impl BoundLayer {
         dims: &[usize],
         stream: &Stream,
     ) -> Result<Work<LayerTask>> {
-        let call = self.on_shape(dims)?.call;
+        let call = match self.first_run_on(dims) {
+            Some(first) => first.call,
+            None => self.new_run_on(dims)?.call,
+        };
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;

@@ -132,6 +132,11 @@ impl Stream {
         Stream { kind: Kind::Cuda(Arc::clone(stream)) }
     }
 
+    /// Whether work runs on the caller's thread.
+    pub(crate) fn is_inline(&self) -> bool {
+        matches!(self.kind, Kind::Inline)
+    }
+
     /// The CUDA stream, if it is one.
     pub(crate) fn as_cuda(&self) -> Option<&Arc<CudaStream>> {
         match &self.kind {
@@ -214,28 +219,22 @@ impl Stream {
         order: Option<(&Arc<IssueOrder>, Extent)>,
         cell: Option<Arc<TaskCell<T>>>,
     ) -> Work<T> {
-        let state = match self.check_caller(&task, order.map(|(order, _)| &**order)) {
-            Err(error) => WorkState::Done(task, Err(error)),
-            Ok(()) => match &self.kind {
-                Kind::Worker(worker) => worker.submit(task, order, cell),
-                kind => {
-                    // The task may go to a worker stream the next time.
-                    if let Some(cell) = cell {
-                        task.keep_cell(cell);
-                    }
-                    let ticket = order.map(|(order, extent)| order.issue_here(extent));
-                    match kind {
-                        Kind::Cuda(stream) => launch::launch(task, ticket, stream),
-                        _ => {
-                            let turn = wait_for_turn(&task, ticket.as_ref());
-                            let result = turn.and_then(|()| run_in_turn(&mut task, ticket, None));
-                            WorkState::Done(task, result)
-                        }
-                    }
+        let result = match (self.check_caller(&task, order.map(|(order, _)| &**order)), &self.kind) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Kind::Worker(worker)) => return Work::new(worker.submit(task, order, cell)),
+            (Ok(()), kind) => {
+                // The task may go to a worker stream the next time.
+                if let Some(cell) = cell {
+                    task.keep_cell(cell);
                 }
-            },
+                let ticket = order.map(|(order, extent)| order.issue_here(extent));
+                if let Kind::Cuda(stream) = kind {
+                    return Work::new(launch::launch(task, ticket, stream));
+                }
+                wait_for_turn(&task, ticket.as_ref()).and_then(|()| run_in_turn(&mut task, ticket, None))
+            }
         };
-        Work::new(state, T::finish)
+        Work::new(WorkState::Done(task, result))
     }
 
     /// Checks that this process made the stream and the communicator of the task, and that this

@@ -57,8 +57,11 @@ pub(super) enum WorkState<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Work<T> {
-    pub(super) fn new(state: WorkState<T>, finish: fn(&mut T)) -> Self {
-        Work { state, finish }
+    pub(super) fn new(state: WorkState<T>) -> Self
+    where
+        T: Task,
+    {
+        Work { state, finish: T::finish }
     }
 
     /// Work that no stream runs. It goes on until it is ended.
@@ -67,7 +70,7 @@ impl<T: Send + 'static> Work<T> {
         T: Task,
     {
         let (state, end) = detached(task);
-        (Work::new(state, T::finish), end)
+        (Work::new(state), end)
     }
 
     /// Whether the work has ended, well or not. Does not block.
@@ -204,17 +207,23 @@ impl<T: Send + 'static> Work<T> {
             panic!("{error}");
         }
         let Work { state, finish } = self;
+        // Work that is done is copied once, from where it is to where the caller wants it.
+        let give_back = |mut operands: T, result: Result<()>| {
+            finish(&mut operands);
+            match result {
+                Ok(()) => Ok(operands),
+                Err(error) => Err(EnqueueError::new(error, operands)),
+            }
+        };
         let ended = match state {
-            WorkState::Done(operands, result) => Ok((operands, result)),
+            WorkState::Done(operands, result) => return Ok(give_back(operands, result)),
             WorkState::Launched(launched) => launched.wait(until()).map_err(WorkState::Launched),
             WorkState::Queued(queued) => queued.wait(until()).map_err(WorkState::Queued),
         };
-        let (mut operands, result) = ended.map_err(|state| Work { state, finish })?;
-        finish(&mut operands);
-        Ok(match result {
-            Ok(()) => Ok(operands),
-            Err(error) => Err(EnqueueError::new(error, operands)),
-        })
+        match ended {
+            Ok((operands, result)) => Ok(give_back(operands, result)),
+            Err(state) => Err(Work { state, finish }),
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Engines and contexts: listing, plans, binding, several contexts, leaks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
+use distcollective::context::Bindings;
 use distcollective::engine::IoMode;
 use distcollective::network::Shuffle;
 use distcollective::tensor::Dims;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation,
-    Result, Stream, inputs, outputs,
+    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
+    ReduceOperation, Result, Stream, inputs, outputs,
 };
 
 use crate::plugins::AddOne;
@@ -78,6 +79,74 @@ fn longer_memory_stays_bound() {
         unsafe { bindings.bind_address("y", taken.as_mut_ptr().cast(), 12)? };
         let error = context.enqueue(bindings, &Stream::inline()).expect_err("too short").error;
         assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
+        Ok(())
+    });
+    ran.into_iter().for_each(|result| result.expect("a run"));
+}
+
+/// Bindings that ran are checked again after each change: of a binding, of a buffer in its place,
+/// of a shape, and of the communicator.
+#[test]
+fn what_changed_after_a_run_is_checked_again() {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Int32, [-1]).expect("an input");
+    network.set_optimization_profile(x, [1], [2], [4]).expect("a profile");
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let engine = Builder::new().build(&network).expect("an engine");
+    let have_run = Arc::new(Barrier::new(2));
+    let ran = on_ranks(2, move |communicator| -> Result<()> {
+        let buffer = |len| Buffer::zeroed(DataType::Int32, [len]);
+        let mut context = engine.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        context.set_input_shape("x", [2])?;
+        let run = |context: &mut ExecutionContext, mut bindings: Bindings| -> Result<Bindings> {
+            for _ in 0..2 {
+                bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
+            }
+            Ok(bindings)
+        };
+        let refused = |context: &mut ExecutionContext, bindings: Bindings, kind: ErrorKind| {
+            let refused = context.enqueue(bindings, &Stream::inline()).expect_err("a refusal");
+            assert_eq!(refused.error.kind(), kind, "{}", refused.error);
+            // What was refused is not checked by halves the next time.
+            let refused = context.enqueue(*refused.operands, &Stream::inline()).expect_err("a refusal");
+            assert_eq!(refused.error.kind(), kind, "{}", refused.error);
+            *refused.operands
+        };
+        let mut bindings = context.create_bindings();
+        bindings.bind_input("x", buffer(2)?)?;
+        bindings.bind_output("y", buffer(2)?)?;
+        bindings = run(&mut context, bindings)?;
+
+        bindings.bind_output("y", buffer(3)?)?;
+        bindings = refused(&mut context, bindings, ErrorKind::InvalidBuffer);
+        bindings.bind_output("y", buffer(2)?)?;
+        bindings = run(&mut context, bindings)?;
+
+        drop(bindings.take("y")?);
+        bindings = refused(&mut context, bindings, ErrorKind::NotReady);
+        bindings.bind_output("y", buffer(2)?)?;
+        bindings = run(&mut context, bindings)?;
+
+        *bindings.get_mut("x")? = buffer(4)?;
+        bindings = refused(&mut context, bindings, ErrorKind::InvalidBuffer);
+        *bindings.get_mut("x")? = Buffer::from_slice(&[1, 2], [2])?;
+        bindings = run(&mut context, bindings)?;
+        assert_eq!(bindings.get("y")?.as_slice::<i32>()?, [2, 4]);
+
+        context.set_input_shape("x", [3])?;
+        bindings = refused(&mut context, bindings, ErrorKind::InvalidBuffer);
+        context.set_input_shape("x", [2])?;
+        bindings = run(&mut context, bindings)?;
+
+        // Another communicator, which ends when no rank is inside it.
+        let other = communicator.split(Some(0), 0)?.expect("a group");
+        context.set_communicator(&other)?;
+        bindings = run(&mut context, bindings)?;
+        have_run.wait();
+        other.abort("the end")?;
+        refused(&mut context, bindings, ErrorKind::Aborted);
         Ok(())
     });
     ran.into_iter().for_each(|result| result.expect("a run"));
@@ -304,7 +373,7 @@ fn leaking_contexts_and_work_is_sound() {
         let mut context = engine.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let stream = Stream::worker()?;
-        let bindings = |context: &distcollective::ExecutionContext| -> Result<_> {
+        let bindings = |context: &ExecutionContext| -> Result<_> {
             let mut bindings = context.create_bindings();
             bindings.bind_input("x", Buffer::from_slice(&vec![1; 1 << 16], [1 << 16])?)?;
             bindings.bind_output("y", Buffer::zeroed(DataType::Int32, [1 << 16])?)?;
@@ -401,7 +470,7 @@ fn a_context_has_a_timeout_of_its_own() {
 #[test]
 fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
-    is_error::<distcollective::stream::EnqueueError<distcollective::context::Bindings>>();
+    is_error::<distcollective::stream::EnqueueError<Bindings>>();
     is_error::<distcollective::stream::EnqueueError<distcollective::comm::Operands>>();
     is_error::<distcollective::stream::EnqueueError<distcollective::dist_collective::LayerTask>>();
 }

@@ -5,12 +5,12 @@ use std::ptr;
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
-use distcollective::context::ContextOptions;
+use distcollective::context::{Bindings, ContextOptions};
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, Network, Rank,
-    ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, Builder, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, ExecutionContext, Network,
+    Rank, ReduceOperation, Result, Stream, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -355,16 +355,21 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     let tensor = || Buffer::from_slice(&[1.0f32; 4], [4]);
     bindings.bind_input("x", tensor()?)?;
     bindings.bind_output("y", tensor()?)?;
-    let failed = context.enqueue(bindings, &stream).expect_err("host memory");
-    let text = failed.error.to_string();
-    assert!(
-        text.contains("input \"x\": it is bound to host memory; on a CUDA stream tensors are in the memory of GPU"),
-        "{text}"
-    );
+    let refused = |context: &mut ExecutionContext, bindings: Bindings| {
+        let failed = context.enqueue(bindings, &stream).expect_err("host memory");
+        let text = failed.error.to_string();
+        assert!(
+            text.contains("input \"x\": it is bound to host memory; on a CUDA stream tensors are in the memory of GPU"),
+            "{text}"
+        );
+        *failed.operands
+    };
+    bindings = refused(&mut context, bindings);
 
-    // The inline stream takes host memory.
-    let bindings = context.enqueue(*failed.operands, &Stream::inline())?.wait()?;
+    // The inline stream takes host memory. A CUDA stream refuses the same bindings again.
+    bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
     assert_eq!(bindings.get("y")?.as_slice::<f32>()?, [n as f32; 4]);
+    refused(&mut context, bindings);
 
     // Another GPU's memory.
     if let MemorySpace::Cuda(own) = communicator.space()

@@ -1,11 +1,14 @@
 //! Collectives of a few bytes: each rank's input is in its header, so no rank waits at the end.
 
-use crate::comm::host::protocol::running_call::{ForEachRank, RunningCall};
-use crate::comm::host::protocol::slot::{PAYLOAD_BYTES, PAYLOAD_WORDS};
+use smallvec::SmallVec;
+
+use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
 use crate::error::Result;
 
-/// One rank's input, aligned to every element type.
-type Payload = [u64; PAYLOAD_WORDS];
+/// The inputs of all ranks, one after the other, each aligned to every element type. They are on
+/// the stack, unless many ranks give long ones.
+type Payloads = SmallVec<[u64; 512]>;
 
 /// Whether an input of this length fits a header.
 pub(crate) fn fits(input_bytes: usize) -> bool {
@@ -31,16 +34,16 @@ impl RunningCall<'_> {
     /// Moves the elements from the peers' headers.
     pub(crate) fn inline(&mut self) -> Result<()> {
         let segment = &*self.host.segment;
-        let mut payloads = ForEachRank::new();
+        let words = self.input_bytes.div_ceil(size_of::<u64>());
+        let mut payloads = Payloads::new();
         for peer in segment.ranks() {
-            let mut payload: Payload = [0; PAYLOAD_WORDS];
             // A header does not change before this rank has finished this collective (invariant 4).
             let header = segment.slot(peer).call_header(self.progress.sequence);
-            if let Some(header) = header.filter(|_| self.takes_from(peer)) {
-                payload.iter_mut().zip(header.payload(self.input_bytes)).for_each(|(to, word)| *to = word);
+            match header.filter(|_| self.takes_from(peer)) {
+                Some(header) => payloads.extend(header.payload(self.input_bytes)),
+                None => payloads.resize(payloads.len() + words, 0),
             }
-            payloads.push(payload);
         }
-        self.take_inputs(|peer| payloads[peer.index()].as_ptr().cast())
+        self.take_inputs(|peer| payloads[peer.index() * words..].as_ptr().cast())
     }
 }
