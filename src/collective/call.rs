@@ -182,6 +182,12 @@ impl Call {
         self.collective.writes_output(rank)
     }
 
+    /// Whether the output of another rank depends on a rank's input.
+    pub(crate) fn gives_to_peers(&self, rank: GroupRank) -> bool {
+        let is_only_receiver = self.collective.operation().geometry().output.is_of_root && self.writes_output(rank);
+        self.reads_input(rank) && !is_only_receiver
+    }
+
     /// What errors say where a rank has no buffer that it uses. `name` is `input` or `output`.
     pub(crate) fn lacks(&self, rank: Option<GroupRank>, name: &str) -> String {
         let is_root = self.collective.root().is_some_and(|root| Some(root) == rank);

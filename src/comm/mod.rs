@@ -197,8 +197,8 @@ impl Communicator {
         self.backend.origin(rank)
     }
 
-    /// The time that each collective call through this handle waits for other ranks. From 10 s on it
-    /// is counted in ticks of the kernel's clock (10 ms or less), and may be a few ticks off.
+    /// The time that each collective call through this handle waits for other ranks. From 10 s on
+    /// it is counted in ticks of the kernel's clock (10 ms or less), and may be a few ticks off.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }

@@ -43,9 +43,9 @@ pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     later(Instant::now(), timeout)
 }
 
-/// [`deadline_after`] for each small call: a long timeout is counted in ticks of the kernel's clock,
-/// which takes a fifth of the time. The deadline may be a few ticks early or late; one tick is at
-/// most 10 ms.
+/// [`deadline_after`] for each small call: a long timeout is counted in ticks of the kernel's
+/// clock, which takes a fifth of the time. The deadline may be a few ticks early or late; one tick
+/// is at most 10 ms.
 pub(crate) fn rough_deadline_after(timeout: Duration) -> Instant {
     /// A shorter timeout is exact.
     const LONG: Duration = Duration::from_secs(10);

@@ -7,8 +7,9 @@ mod asymmetric_fence;
 mod caller_threads;
 #[cfg(all(test, loom))]
 pub(super) mod model;
+mod prefetch;
 mod processors;
-pub(super) mod report;
+mod report;
 pub(super) mod running_call;
 pub(super) mod segment;
 pub(super) mod slot;

@@ -44,6 +44,8 @@ pub(crate) struct CallProgress {
     done: u64,
     /// This rank may post headers up to this collective (invariant 4).
     room: u64,
+    /// The latest collective that gave elements in this rank's eager memory.
+    eager: u64,
     /// How elements moved in the latest collective that moved any.
     pub(crate) path: Option<TransferPath>,
 }
@@ -51,7 +53,8 @@ pub(crate) struct CallProgress {
 impl Default for CallProgress {
     fn default() -> Self {
         let room = HEADER_RING_LEN;
-        CallProgress { sequence: 0, counted: 0, round: 0, stage_room: 0, agreed: 0, done: 0, room, path: None }
+        let (sequence, counted, round, stage_room, agreed, done, eager) = (0, 0, 0, 0, 0, 0, 0);
+        CallProgress { sequence, counted, round, stage_room, agreed, done, room, eager, path: None }
     }
 }
 
@@ -201,16 +204,28 @@ impl<'a> RunningCall<'a> {
         self.wait_for_headers(|_, _| request.signature.purpose == Purpose::Capture)
     }
 
+    /// Asks for the cache lines of the eager memory that this rank writes next, if that is as many
+    /// calls from now as the last such call was ago, and gives as much. It waits for peers now.
+    fn prefetch_eager(&mut self, byte_len: usize) {
+        let CallProgress { sequence, eager, .. } = self.progress;
+        let distance = *sequence - std::mem::replace(eager, *sequence);
+        if distance < HEADER_RING_LEN {
+            self.host.segment.prefetch_eager(self.host.rank, *sequence + distance, byte_len);
+        }
+    }
+
     /// Posts this rank's header, and returns the locations of its input and output in it.
-    fn post_header(&self) -> Result<[BufferLocation; 2]> {
-        let RunningCall { host, request, .. } = self;
-        let input_bytes = if request.signature.call.reads_input(host.rank) { self.input_bytes } else { 0 };
+    fn post_header(&mut self) -> Result<[BufferLocation; 2]> {
+        let (host, request) = (self.host, self.request);
+        let (call, sequence) = (&request.signature.call, self.progress.sequence);
+        let input_bytes = if call.reads_input(host.rank) { self.input_bytes } else { 0 };
+        let given_bytes = if call.gives_to_peers(host.rank) { self.input_bytes } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
         let mut room = [0; PAYLOAD_BYTES];
         let body = match self.path_of_copies {
             Some(TransferPath::Inline) => CallBody::Payload(self.payload(input_bytes, &mut room)),
             Some(_) => {
-                self.post_input(input_bytes)?;
+                self.post_input(given_bytes)?;
                 CallBody::Payload(&[])
             }
             None => {
@@ -218,7 +233,10 @@ impl<'a> RunningCall<'a> {
                 CallBody::Locations { input: locations[0], output: locations[1] }
             }
         };
-        host.segment.post_header(host.rank, self.progress.sequence, request.signature.to_words(), body);
+        host.segment.post_header(host.rank, sequence, request.signature.to_words(), body);
+        if self.path_of_copies == Some(TransferPath::Eager) && given_bytes > 0 {
+            self.prefetch_eager(given_bytes);
+        }
         Ok(locations)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
+use super::prefetch::prefetch_to_write;
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize, SharedValues};
 use crate::comm::host::messages::ring::{Ring, ring_len};
@@ -227,6 +228,12 @@ impl Segment {
     pub(crate) fn write_eager(&self, rank: GroupRank, sequence: u64, write: impl FnOnce(*mut u8)) {
         let (tracked, address) = self.eager_place(rank, sequence);
         tracked.write(|| write(address));
+    }
+
+    /// Asks for the cache lines of `byte_len` bytes of the eager memory of `rank`, this rank, for a
+    /// collective that it will make.
+    pub(crate) fn prefetch_eager(&self, rank: GroupRank, sequence: u64, byte_len: usize) {
+        prefetch_to_write(self.eager_place(rank, sequence).1, byte_len);
     }
 
     /// The eager memory of `rank` for a collective whose header it has posted. It does not change

@@ -51,8 +51,11 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the ranks' eager memory.
     pub(crate) fn eager(&mut self) -> Result<()> {
-        let sequence = self.progress.sequence;
-        self.take_inputs(|peer| self.host.segment.read_eager(peer, sequence))
+        let (rank, segment, sequence) = (self.host.rank, &*self.host.segment, self.progress.sequence);
+        self.take_inputs(|peer| match peer == rank && !self.has_input_list() {
+            true => self.request.input.pointer,
+            false => segment.read_eager(peer, sequence),
+        })
     }
 
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.

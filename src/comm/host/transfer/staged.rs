@@ -4,7 +4,7 @@
 //! A collective has several rounds. In each round a rank copies a piece of what its peers take into
 //! the next stage of its staging memory, publishes the round, waits for the peers whose elements it
 //! takes, and reads their stages. It writes a stage again when all peers have read it, so a rank
-//! that only gives runs ahead by the number of stages. What a rank gives to itself goes through no
+//! that only gives runs ahead by the number of stages. One that also takes is a few rounds ahead. What a rank gives to itself goes through no
 //! stage. No rank waits at the end, because a rank touches its own buffers and shared memory only.
 //!
 //! With a transport type a stage has elements of that type. The copying into the stage rounds them,
@@ -26,6 +26,11 @@ const LONGEST_OUTPUT: usize = 32 << 20;
 
 /// The same for a piece of a tensor dictionary, of which there are many.
 const LONGEST_TENSOR: usize = 1 << 20;
+
+/// By how many rounds a rank that also takes fills its stages ahead. What it gives to itself, or
+/// reduces with what it takes, is then still in its cache: a broadcast of 4 MiB takes two thirds of
+/// the time that it takes without a limit.
+const MOST_AHEAD: u64 = 4;
 
 /// After how many rounds a rank publishes what it has taken. Less than the number of stages, so
 /// that a rank that waits for a peer's stage withholds nothing that this peer waits for.
@@ -64,7 +69,10 @@ impl RunningCall<'_> {
             Piece { round, start, len: most.min(block - start) }
         };
         // A rank that reads its own stages does not write one again before it has read it.
-        let most_ahead = if stages_own { stage_count(n) as u64 - 1 } else { u64::MAX };
+        let most_ahead = match call.writes_output(rank) {
+            true => MOST_AHEAD.min(stage_count(n) as u64 - 1),
+            false => u64::MAX,
+        };
         let mut staged = if gives { before } else { last };
         for round in before + 1..=last {
             self.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
