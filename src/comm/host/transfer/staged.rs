@@ -4,8 +4,9 @@
 //! A collective has several rounds. In each round a rank copies a piece of what its peers take into
 //! the next stage of its staging memory, publishes the round, waits for the peers whose elements it
 //! takes, and reads their stages. It writes a stage again when all peers have read it, so a rank
-//! that only gives runs ahead by the number of stages. One that also takes is a few rounds ahead. What a rank gives to itself goes through no
-//! stage. No rank waits at the end, because a rank touches its own buffers and shared memory only.
+//! that only gives runs ahead by the number of stages. One that also takes is a few rounds ahead.
+//! What a rank gives to itself goes through no stage. No rank waits at the end, because a rank
+//! touches its own buffers and shared memory only.
 //!
 //! With a transport type a stage has elements of that type. The copying into the stage rounds them,
 //! and what a rank gives to its own reduction goes through its stage too.
