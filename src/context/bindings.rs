@@ -241,8 +241,8 @@ impl Bindings {
         for (index, bound) in bound.iter_mut().enumerate() {
             let raw = match bound {
                 None => continue,
-                Some(Bound::Owned(buffer)) => TensorViewMut::from(buffer).raw(),
-                Some(Bound::Shared(buffer)) => TensorView::from(&**buffer).raw(),
+                Some(Bound::Owned(buffer)) => *TensorViewMut::from(buffer).raw(),
+                Some(Bound::Shared(buffer)) => *TensorView::from(&**buffer).raw(),
                 Some(Bound::Raw { address, byte_len }) => {
                     let io = &own.io[index];
                     RawTensor {

@@ -300,11 +300,11 @@ impl ExecutionContext {
         outputs: impl IntoIterator<Item = (&'o str, Result<TensorViewMut<'o>>)>,
     ) -> Result<()> {
         for (name, view) in inputs {
-            let raw = view.map_err(|e| e.about(|| format!("input {name:?}")))?.raw();
+            let raw = *view.map_err(|e| e.about(|| format!("input {name:?}")))?.raw();
             self.scratch.bind(&self.engine, name, IoMode::Input, raw)?;
         }
         for (name, view) in outputs {
-            let raw = view.map_err(|e| e.about(|| format!("output {name:?}")))?.raw();
+            let raw = *view.map_err(|e| e.about(|| format!("output {name:?}")))?.raw();
             self.scratch.bind(&self.engine, name, IoMode::Output, raw)?;
         }
         Ok(())

@@ -1,8 +1,7 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
-use std::borrow::Cow;
 use std::num::NonZeroU16;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::agreement::{Needs, PlannedCall, agree};
@@ -210,7 +209,7 @@ impl<'a> Roles<'a> {
 pub struct BoundLayer(Arc<Bound>);
 
 /// What handles on a bound layer share, so that a run needs one more handle and no more.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Bound {
     layer: ResolvedLayer,
     /// The layer's number on its communicator, the same on every rank. It is a part of its calls,
@@ -219,12 +218,12 @@ struct Bound {
     role: Role,
     data_type: DataType,
     communicator: Communicator,
-    /// The first run, since most layers run on one shape.
-    first_run: OnceLock<RunOnShape>,
+    /// The latest run, since a layer mostly runs on the same shape again.
+    latest_run: Mutex<Option<RunOnShape>>,
 }
 
 /// What the input's shape says of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct RunOnShape {
     input: Shape,
     output: Shape,
@@ -256,8 +255,8 @@ impl DistCollectiveLayer {
             let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            let (communicator, first_run) = (communicator.clone(), OnceLock::new());
-            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, first_run })))
+            let (communicator, latest_run) = (communicator.clone(), Mutex::default());
+            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, latest_run })))
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
     }
@@ -278,22 +277,24 @@ impl BoundLayer {
         Call { mark: Some(Mark::Layer(self.0.number)), ..call }
     }
 
-    /// The first run, if its input had shape `dims` too.
-    fn first_run_on(&self, dims: &[usize]) -> Option<&RunOnShape> {
-        self.0.first_run.get().filter(|first| first.input.as_slice() == dims)
-    }
-
-    /// The run on an input of shape `dims`.
+    /// What `take` takes of the run on an input of shape `dims`.
     ///
     /// # Errors
     ///
     /// A shape that the operation cannot take.
-    fn new_run_on(&self, dims: &[usize]) -> Result<RunOnShape> {
+    fn take_of_run<T>(&self, dims: &[usize], take: impl FnOnce(&RunOnShape) -> T) -> Result<T> {
+        // Another thread may hold the lock, and in a child that was forked for ever.
+        let Ok(mut latest) = self.0.latest_run.try_lock() else { return self.new_run(dims).map(|run| take(&run)) };
+        match &mut *latest {
+            Some(run) if run.input.as_slice() == dims => Ok(take(run)),
+            latest => Ok(take(latest.insert(self.new_run(dims)?))),
+        }
+    }
+
+    fn new_run(&self, dims: &[usize]) -> Result<RunOnShape> {
         let input = Shape::new(dims)?;
         let output = self.0.layer.output_shape(self.0.data_type, &input)?;
-        let run = RunOnShape { input, output, call: self.call(&input) };
-        let _ = self.0.first_run.set(run.clone());
-        Ok(run)
+        Ok(RunOnShape { input, output, call: self.call(&input) })
     }
 
     /// Checks the buffers of a run. It is not done again when the run's turn comes.
@@ -331,7 +332,15 @@ impl BoundLayer {
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        BoundLayer(Arc::new(Bound { communicator: self.0.communicator.with_timeout(timeout), ..(*self.0).clone() }))
+        let Bound { layer, number, role, data_type, communicator, latest_run: _ } = &*self.0;
+        BoundLayer(Arc::new(Bound {
+            layer: layer.clone(),
+            number: *number,
+            role: role.clone(),
+            data_type: *data_type,
+            communicator: communicator.with_timeout(timeout),
+            latest_run: Mutex::default(),
+        }))
     }
 
     /// Whether this rank's input is read.
@@ -354,16 +363,13 @@ impl BoundLayer {
     pub fn execute(
         &self,
         input: Option<TensorView<'_>>,
-        output: Option<TensorViewMut<'_>>,
+        mut output: Option<TensorViewMut<'_>>,
         dims: &[usize],
     ) -> Result<()> {
         let about = |e| self.about(e);
-        let run = match self.first_run_on(dims) {
-            Some(first) => Cow::Borrowed(first),
-            None => Cow::Owned(self.new_run_on(dims).map_err(about)?),
-        };
-        let call = run.call;
-        let check = |name: &str, raw: Option<RawTensor>, shape: &Shape, used: bool| match raw {
+        let RunOnShape { input: input_shape, output: output_shape, call } =
+            self.take_of_run(dims, |run| *run).map_err(about)?;
+        let check = |name: &str, raw: Option<&RawTensor>, shape: &Shape, used: bool| match raw {
             None if used => bail!(NotReady, "{}", call.lacks(self.0.role.group_rank(), name)),
             Some(raw) if raw.data_type != self.0.data_type => {
                 bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.0.data_type)
@@ -373,12 +379,11 @@ impl BoundLayer {
             }
             _ => Ok(()),
         };
-        let input = input.map(|view| view.raw());
-        let output = output.map(|mut view| view.raw());
-        check("input", input, &run.input, self.reads_input()).map_err(about)?;
-        check("output", output, &run.output, self.writes_output()).map_err(about)?;
+        let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
+        check("input", input, &input_shape, self.0.role.reads_input(&call)).map_err(about)?;
+        check("output", output, &output_shape, self.0.role.writes_output(&call)).map_err(about)?;
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
-        let sides = [input, output].map(|raw| raw.as_ref().map_or(nowhere, RawTensor::located));
+        let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
         let deadline = self.0.communicator.deadline();
         let subject = &self.0.layer.subject;
         self.check(&call, sides, Executor::Caller)?;
@@ -408,10 +413,7 @@ impl BoundLayer {
         dims: &[usize],
         stream: &Stream,
     ) -> Result<Work<LayerTask>> {
-        let call = match self.first_run_on(dims) {
-            Some(first) => first.call,
-            None => self.new_run_on(dims)?.call,
-        };
+        let call = self.take_of_run(dims, |run| run.call)?;
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;

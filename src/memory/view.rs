@@ -46,8 +46,8 @@ impl<'a> TensorView<'a> {
         TensorView { raw, borrow: PhantomData }
     }
 
-    pub(crate) fn raw(&self) -> RawTensor {
-        self.raw
+    pub(crate) fn raw(&self) -> &RawTensor {
+        &self.raw
     }
 
     /// The view as a tensor of a shape with as many elements.
@@ -103,8 +103,8 @@ impl<'a> TensorViewMut<'a> {
         TensorViewMut { raw, lease: None, borrow: PhantomData }
     }
 
-    pub(crate) fn raw(&mut self) -> RawTensor {
-        self.raw
+    pub(crate) fn raw(&mut self) -> &RawTensor {
+        &self.raw
     }
 
     /// The view as a tensor of a shape with as many elements.

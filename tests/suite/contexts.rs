@@ -49,16 +49,21 @@ fn finished_runs_keep_no_communicator() {
     assert_eq!(kinds, [None, Some(ErrorKind::PeerLost)]);
 }
 
-/// Memory for the longest shape stays bound while shapes change. The run does not touch the bytes
-/// behind the tensor.
-#[test]
-fn longer_memory_stays_bound() {
+/// A network that adds one to four numbers of two ranks.
+fn sum_of_one_to_four() -> Engine {
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Int32, [-1]).expect("an input");
     network.set_optimization_profile(x, [1], [2], [4]).expect("a profile");
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    Builder::new().build(&network).expect("an engine")
+}
+
+/// Memory for the longest shape stays bound while shapes change. The run does not touch the bytes
+/// behind the tensor.
+#[test]
+fn longer_memory_stays_bound() {
+    let engine = sum_of_one_to_four();
     let ran = on_ranks(2, move |communicator| -> Result<()> {
         let mut context = engine.create_execution_context()?;
         context.set_communicator(&communicator)?;
@@ -88,12 +93,7 @@ fn longer_memory_stays_bound() {
 /// of a shape, and of the communicator.
 #[test]
 fn what_changed_after_a_run_is_checked_again() {
-    let mut network = Network::new();
-    let x = network.add_input("x", DataType::Int32, [-1]).expect("an input");
-    network.set_optimization_profile(x, [1], [2], [4]).expect("a profile");
-    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
-    network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = sum_of_one_to_four();
     let have_run = Arc::new(Barrier::new(2));
     let ran = on_ranks(2, move |communicator| -> Result<()> {
         let buffer = |len| Buffer::zeroed(DataType::Int32, [len]);

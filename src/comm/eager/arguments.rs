@@ -11,8 +11,8 @@ use crate::util::text::count_of;
 /// The type and the number of elements of a buffer; `None` if the caller gives no buffer.
 pub(super) type Given = Option<(DataType, usize)>;
 
-/// The type and the length of a view.
-pub(super) fn given(raw: Option<RawTensor>) -> Given {
+/// The type and the length of a tensor.
+pub(super) fn given(raw: Option<&RawTensor>) -> Given {
     raw.map(|raw| (raw.data_type, raw.element_count()))
 }
 
@@ -89,8 +89,8 @@ impl Communicator {
     }
 
     /// The addresses of buffers; null where there is none.
-    pub(super) fn addresses(&self, sides: [Option<RawTensor>; 2]) -> [Address; 2] {
+    pub(super) fn addresses(&self, sides: [Option<&RawTensor>; 2]) -> [Address; 2] {
         let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
-        sides.map(|raw| raw.as_ref().map_or(none, RawTensor::located))
+        sides.map(|raw| raw.map_or(none, RawTensor::located))
     }
 }

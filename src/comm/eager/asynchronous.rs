@@ -232,15 +232,16 @@ impl Communicator {
         operands: &mut Operands,
         stream: &Stream,
     ) -> Result<RawCollective> {
-        let output = operands.output.as_mut().map(|buffer| TensorViewMut::from(buffer).raw());
-        let input = operands.input.as_ref().map(|buffer| TensorView::from(buffer).raw());
+        let output = operands.output.as_mut().map(|buffer| *TensorViewMut::from(buffer).raw());
+        let input = operands.input.as_ref().map(|buffer| *TensorView::from(buffer).raw());
         if let Some(list) = &mut operands.list {
-            let list = list.iter_mut().map(|buffer| TensorViewMut::from(buffer).raw()).collect();
+            let list = list.iter_mut().map(|buffer| *TensorViewMut::from(buffer).raw()).collect();
             let one = if matches!(collective, Collective::Scatter { .. }) { output } else { input };
             return self.list_task(collective, one, Some(list), stream);
         }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));
+        let [input, output] = [input.as_ref(), output.as_ref()];
         let call = self.call(collective, given(input), given(output))?;
         RawCollective::new(self, call, self.addresses([input, output]), stream)
     }

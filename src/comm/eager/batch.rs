@@ -46,8 +46,8 @@ impl Message {
 
     fn raw(&mut self) -> RawTensor {
         match self.dst {
-            Some(_) => TensorView::from(&self.buffer).raw(),
-            None => TensorViewMut::from(&mut self.buffer).raw(),
+            Some(_) => *TensorView::from(&self.buffer).raw(),
+            None => *TensorViewMut::from(&mut self.buffer).raw(),
         }
     }
 }

@@ -218,9 +218,9 @@ impl Communicator {
         &self,
         collective: Collective<Rank>,
         input: Option<TensorView<'_>>,
-        output: Option<TensorViewMut<'_>>,
+        mut output: Option<TensorViewMut<'_>>,
     ) -> Result<()> {
-        let (input, output) = (input.map(|view| view.raw()), output.map(|mut view| view.raw()));
+        let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
         let call = self.call(collective, given(input), given(output))?;
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
         unsafe { self.run_in_turn(&call, self.addresses([input, output])) }
@@ -244,7 +244,8 @@ impl Communicator {
         collective: Collective<Rank>,
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<()> {
-        let raw = Some(self.view_mut(&collective, buffer)?.raw());
+        let mut view = self.view_mut(&collective, buffer)?;
+        let raw = Some(view.raw());
         let call = self.call(collective, given(raw), given(raw))?;
         // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
         unsafe { self.run_in_turn(&call, self.addresses([raw, raw])) }

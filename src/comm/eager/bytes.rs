@@ -174,11 +174,11 @@ impl<'a> BytesExchange<'a> {
         &self,
         collective: Collective<Rank>,
         input: Option<TensorView<'_>>,
-        output: Option<TensorViewMut<'_>>,
+        mut output: Option<TensorViewMut<'_>>,
     ) -> Result<()> {
-        let (communicator, output) = (self.communicator, output.map(|mut view| view.raw()));
+        let (communicator, output) = (self.communicator, output.as_mut().map(TensorViewMut::raw));
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
-        let input = input.map(|view| view.raw()).or(output.filter(|_| can_use_output));
+        let input = input.as_ref().map(TensorView::raw).or(output.filter(|_| can_use_output));
         let call = communicator.call(collective, given(input), given(output))?;
         let [input, output] = communicator.addresses([input, output]);
         let signature = Signature { purpose: self.purpose, call };

@@ -62,8 +62,8 @@ impl Communicator {
         let collective = Collective::Scatter { root: root.into() };
         let views = inputs.map(|inputs| inputs.into_iter().map(|input| self.view(&collective, input)));
         let views = views.map(Iterator::collect::<Result<Vec<_>>>).transpose()?;
-        let list = views.map(|views| views.iter().map(TensorView::raw).collect());
-        let output = self.view_mut(&collective, output)?.raw();
+        let list = views.map(|views| views.iter().map(TensorView::raw).copied().collect());
+        let output = *self.view_mut(&collective, output)?.raw();
         self.complete_list(collective, Some(output), list)
     }
 
@@ -82,7 +82,7 @@ impl Communicator {
         root: impl Into<Rank>,
     ) -> Result<()> {
         let collective = Collective::Gather { root: root.into() };
-        let input = self.view(&collective, input)?.raw();
+        let input = *self.view(&collective, input)?.raw();
         let list = outputs.map(|outputs| self.raw_list(&collective, outputs)).transpose()?;
         self.complete_list(collective, Some(input), list)
     }
@@ -99,7 +99,7 @@ impl Communicator {
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
         outputs: impl IntoIterator<Item: TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
     ) -> Result<()> {
-        let input = self.view(&Collective::AllGather, input)?.raw();
+        let input = *self.view(&Collective::AllGather, input)?.raw();
         let list = self.raw_list(&Collective::AllGather, outputs)?;
         self.complete_list(Collective::AllGather, Some(input), Some(list))
     }
@@ -186,7 +186,7 @@ impl Communicator {
         collective: &Collective<Rank>,
         list: impl IntoIterator<Item: TryInto<TensorViewMut<'a>, Error: Into<Error>>>,
     ) -> Result<Vec<RawTensor>> {
-        list.into_iter().map(|output| Ok(self.view_mut(collective, output)?.raw())).collect()
+        list.into_iter().map(|output| Ok(*self.view_mut(collective, output)?.raw())).collect()
     }
 
     /// Makes the call on this thread. The caller borrows the tensors meanwhile.
@@ -254,6 +254,7 @@ impl Communicator {
             None => None,
         };
         let [input, output] = if is_scatter { [whole, one] } else { [one, whole] };
+        let [input, output] = [input.as_ref(), output.as_ref()];
         let call = self.call(collective, given(input), given(output))?;
         let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
         self.check_list(&call, &blocks, one, is_scatter, stream)?;

@@ -120,7 +120,7 @@ impl Communicator {
     ) -> Result<()> {
         let dst = dst.into();
         let sent = buffer.try_into().map_err(Into::into).and_then(|view| {
-            let message = self.message(Some(dst), Source::Any, tag, view.raw())?;
+            let message = self.message(Some(dst), Source::Any, tag, *view.raw())?;
             // SAFETY: the view borrows the bytes during the call.
             unsafe { self.run_message("send", &message) }
         });
@@ -141,7 +141,7 @@ impl Communicator {
     ) -> Result<Received> {
         let src = src.into();
         let received = buffer.try_into().map_err(Into::into).and_then(|mut view| {
-            let message = self.message(None, src, tag, view.raw())?;
+            let message = self.message(None, src, tag, *view.raw())?;
             // SAFETY: the view borrows the bytes during the call.
             unsafe { self.run_message("recv", &message) }
         });
