@@ -62,7 +62,7 @@ impl Mark {
 }
 
 /// The ranks that give elements to one rank in a call, itself included.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Givers {
     None,
     Root(GroupRank),

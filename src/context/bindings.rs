@@ -14,6 +14,7 @@ use crate::error::{Error, Result, error};
 use crate::issue_order::Extent;
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
+use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 
 /// The buffers that the inputs and outputs of an enqueued run are bound to.
@@ -28,12 +29,27 @@ struct Inner {
     /// The buffers, in the order of the engine's inputs and outputs.
     bound: Vec<Option<Bound>>,
     io: RunIo,
-    /// The setup that `bound` and `io` have passed the checks of, and whether the stream was one of
-    /// CUDA. `None` after a change of `bound`.
-    checked: Option<(Weak<Setup>, bool)>,
+    /// Which checks `bound` and `io` have passed. `None` after a change of `bound`.
+    checked: Option<Checked>,
     run: Option<PendingRun>,
     /// The place on a worker stream, kept from run to run.
     cell: Option<Arc<TaskCell<Bindings>>>,
+}
+
+/// What the checks of a run have to do with, besides what is bound.
+struct Checked {
+    /// Kept, so that no other setup comes to its address.
+    setup: Weak<Setup>,
+    is_cuda: bool,
+    /// In a child that was forked, a buffer may move when its address is asked for.
+    process: ProcessGuard,
+}
+
+impl Checked {
+    fn is_for(&self, setup: &Arc<Setup>, is_cuda: bool) -> bool {
+        let is_same_setup = ptr::eq(self.setup.as_ptr(), Arc::as_ptr(setup));
+        is_same_setup && self.is_cuda == is_cuda && self.process.is_current()
+    }
 }
 
 enum Bound {
@@ -217,16 +233,14 @@ impl Bindings {
     /// run is not checked again.
     fn check(&mut self, engine: &Arc<EngineInner>, setup: &Arc<Setup>, stream: &Stream) -> Result<()> {
         let is_cuda = stream.as_cuda().is_some();
-        let is_of = |(checked, was_cuda): &(Weak<Setup>, bool)| {
-            ptr::eq(checked.as_ptr(), Arc::as_ptr(setup)) && *was_cuda == is_cuda
-        };
-        if self.inner.checked.as_ref().is_some_and(is_of) {
+        if self.inner.checked.as_ref().is_some_and(|checked| checked.is_for(setup, is_cuda)) {
             return setup.check_communicator();
         }
         self.inner.checked = None;
         self.fill(engine, setup)?;
         setup.check(&self.inner.io, stream)?;
-        self.inner.checked = Some((Arc::downgrade(setup), is_cuda));
+        let (setup, process) = (Arc::downgrade(setup), ProcessGuard::current());
+        self.inner.checked = Some(Checked { setup, is_cuda, process });
         Ok(())
     }
 

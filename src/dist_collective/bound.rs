@@ -302,14 +302,6 @@ impl BoundLayer {
         self.0.role.check(call, sides, executor).map_err(|e| self.about(e))
     }
 
-    /// The communicators on which a run makes its call.
-    fn extent(&self) -> Extent {
-        match self.0.layer.groups {
-            Groups::All => Extent::Communicator,
-            _ => Extent::WithGroups,
-        }
-    }
-
     /// Says in an error which rank and layer it is about.
     fn about(&self, error: Error) -> Error {
         error.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone())
@@ -389,7 +381,7 @@ impl BoundLayer {
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
         let run = || unsafe { self.0.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
-        self.0.communicator.in_turn(self.extent(), subject, deadline, run).map_err(about)
+        self.0.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
     }
 
     /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
@@ -413,12 +405,12 @@ impl BoundLayer {
         dims: &[usize],
         stream: &Stream,
     ) -> Result<Work<LayerTask>> {
-        let call = self.take_of_run(dims, |run| run.call)?;
+        let call = self.take_of_run(dims, |run| run.call).map_err(|e| self.about(e))?;
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;
         let task = LayerTask { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
-        Ok(stream.submit(task, Some(self.0.communicator.order(self.extent())), None))
+        Ok(stream.submit(task, Some(self.0.communicator.order(Extent::WithGroups)), None))
     }
 }
 

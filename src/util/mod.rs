@@ -40,7 +40,9 @@ pub(crate) fn thread_number() -> usize {
 
 /// The deadline of a wait that begins now. A timeout that `Instant` cannot hold means a year.
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
-    later(Instant::now(), timeout)
+    const YEAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
 /// [`deadline_after`] for each small call: a long timeout is counted in ticks of the kernel's
@@ -64,12 +66,8 @@ pub(crate) fn rough_deadline_after(timeout: Duration) -> Instant {
             }
         }
     });
-    later(*begin, ticked().saturating_sub(*ticked_at_begin).saturating_add(timeout))
-}
-
-fn later(now: Instant, timeout: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
-    now.checked_add(timeout).unwrap_or(now + FAR)
+    let since_begin = ticked().saturating_sub(*ticked_at_begin).saturating_add(timeout);
+    begin.checked_add(since_begin).unwrap_or_else(|| deadline_after(timeout))
 }
 
 #[test]
@@ -81,7 +79,7 @@ fn the_longest_timeout_is_a_year() {
 
 #[test]
 fn a_rough_deadline_is_near_the_exact_one_and_exact_if_it_is_near() {
-    for (seconds, most) in [(1, Duration::ZERO), (3600, Duration::from_secs(1))] {
+    for (seconds, most) in [(1, Duration::ZERO), (3600, Duration::from_secs(1)), (u64::MAX, Duration::ZERO)] {
         let timeout = Duration::from_secs(seconds);
         // The kernel's clock ticks meanwhile.
         for _ in 0..20_000 {

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use distcollective::collective::Collective;
 use distcollective::comm::{AsyncResult, Operands};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation};
 use ndarray::{ArrayD, IxDyn};
@@ -369,6 +370,60 @@ pub fn bytes_arrive(communicator: &Communicator, longest: usize) {
     let mut bytes = vec![1; rank];
     communicator.broadcast_bytes(&mut bytes, 0).expect("bytes");
     assert!(bytes.is_empty());
+}
+
+/// A rank that takes from no peer returns before its peers come, in a call so small that they find a
+/// copy of its elements.
+#[test]
+fn a_rank_that_only_gives_does_not_wait() {
+    for len in [2, 300] {
+        let has_given = Arc::new(std::sync::Barrier::new(2));
+        on_ranks(2, move |communicator| {
+            let (x, mut y) = (vec![communicator.rank().0 as i32; len], vec![0; 2 * len]);
+            for operation in ["broadcast", "scatter", "gather", "reduce"] {
+                let giver = Rank(u32::from(matches!(operation, "gather" | "reduce")));
+                if communicator.rank() != giver {
+                    has_given.wait();
+                }
+                match operation {
+                    "broadcast" => communicator.broadcast(&mut x.clone(), 0),
+                    "scatter" => communicator.scatter(Some(&y), &mut x.clone(), 0),
+                    "gather" => communicator.gather(&x, Some(&mut y), 0),
+                    _ => communicator.reduce(&mut x.clone(), ReduceOperation::Sum, 0),
+                }
+                .expect(operation);
+                if communicator.rank() == giver {
+                    has_given.wait();
+                }
+            }
+        });
+    }
+}
+
+/// The root of a broadcast or scatter has its own elements at once. Where it may yet learn that the
+/// calls differ, it writes them when it knows that they do not.
+#[test]
+fn a_root_writes_nothing_if_it_returns_a_disagreement() {
+    for is_scatter in [false, true] {
+        on_ranks(2, move |communicator| {
+            let is_root = communicator.rank() == Rank(0);
+            // Longer than what a rank gives as a copy.
+            let len = if is_root { 5000 } else { 3000 };
+            let (x, mut y) = (vec![1i32; 2 * len], vec![0; len]);
+            if !is_root {
+                // The root has come long before.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let collective = match is_scatter {
+                true => Collective::Scatter { root: Rank(0) },
+                false => Collective::Broadcast { root: Rank(0) },
+            };
+            let input = &x[..if is_scatter { 2 * len } else { len }];
+            let result = communicator.collective(collective, Some(input.into()), Some((&mut y).into()));
+            assert_eq!(result.expect_err("the lengths differ").kind(), ErrorKind::Disagreement);
+            assert!(y.iter().all(|y| *y == 0), "{collective:?}");
+        });
+    }
 }
 
 #[test]

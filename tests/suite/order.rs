@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use distcollective::collective::Collective;
@@ -48,6 +48,33 @@ fn a_blocking_call_runs_after_the_work_that_was_issued_before() {
             communicator.barrier().expect("a barrier");
             assert_eq!(sum_of(work), 3 * round);
         }
+    });
+}
+
+/// A bound layer has a place in the groups of its communicator too.
+#[test]
+fn a_call_of_a_group_waits_for_the_bound_layer_that_was_issued_before() {
+    let have_issued = Arc::new(Barrier::new(3));
+    on_ranks(3, move |communicator| {
+        let group = communicator.split(Some(communicator.rank().0 / 2), 0).expect("a split").expect("a group");
+        let layer = DistCollective::all_reduce(SUM).nb_rank(3).into_layer();
+        let bound = layer.bind(&communicator, DataType::Int32).expect("it fits");
+        let streams = [(); 2].map(|()| Stream::worker().expect("a thread"));
+        let (x, mut y) = ([1i32], [0i32]);
+        if communicator.rank() == Rank(2) {
+            have_issued.wait();
+        }
+        // SAFETY: both arrays outlive the wait below, and no other code uses them until then.
+        let work = unsafe { bound.enqueue(x.as_ptr().cast(), y.as_mut_ptr().cast(), &[1], &streams[0]) };
+        let work = work.expect("it fits");
+        let of_group = sum_async(&group, 1, &streams[1]);
+        if communicator.rank() != Rank(2) {
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!of_group.is_done(), "it came before the layer");
+            have_issued.wait();
+        }
+        work.wait().expect("a run");
+        assert_eq!((y, sum_of(of_group)), ([3], group.world_size() as i32));
     });
 }
 

@@ -395,6 +395,19 @@ fn a_bound_layer_checks_its_buffers() {
         "rank 0: layer \"sync\" (all_gather): this rank needs an output",
     );
     expect(
+        bound.execute(None, Some((&mut [1i32]).into()), &[1]),
+        ErrorKind::NotReady,
+        "rank 0: layer \"sync\" (all_gather): this rank needs an input",
+    );
+    // SAFETY: the shape is refused before an address is used.
+    let refused = unsafe { bound.enqueue(std::ptr::null(), std::ptr::null_mut(), &[], &Stream::inline()) };
+    expect(
+        refused.map(drop),
+        ErrorKind::InvalidShape,
+        "rank 0: layer \"sync\" (all_gather): the input has no dimensions; a layer's collective needs 1 to 8; input is \
+         int32 []",
+    );
+    expect(
         distcollective::collective::output_shape(Op::AllGather, 0, &Shape::new(&[1]).expect("a shape")),
         ErrorKind::InvalidArgument,
         "a collective has at least one rank",

@@ -1,7 +1,7 @@
 //! Cache lines that this rank will write soon, and that its peers have read.
 //!
 //! The first store to such a line takes the line away from the peers' caches, and peers see the
-//! store only then. A rank that asks for the line while it waits anyway has it when it writes.
+//! store only then. A rank that asks for the line before that has it when it writes.
 
 /// The bytes of a cache line.
 const LINE: usize = 64;

@@ -124,9 +124,8 @@ impl<'a> RunningCall<'a> {
             return self.announce();
         }
         let locations = self.post_header()?;
-        // A root that takes from no peer but rounds its buffer has to know that all calls match.
-        let is_rounding_root = self.request.is_rounding_root(self.host.rank);
-        self.wait_for_headers(|call, peer| is_rounding_root || call.takes_from(peer))?;
+        let needs_all = self.has_to_know_that_all_match();
+        self.wait_for_headers(|call, peer| needs_all || call.takes_from(peer))?;
         if self.request.signature.call.block_elements == 0 {
             return Ok(());
         }
@@ -143,6 +142,15 @@ impl<'a> RunningCall<'a> {
             TransferPath::Direct => self.direct(),
             TransferPath::Staged => self.staged(),
         }
+    }
+
+    /// Whether this rank is a root that takes from no peer, but has to know that all calls match
+    /// before it writes: because it rounds its input in place, or because it may learn of a
+    /// difference later in this call.
+    fn has_to_know_that_all_match(&self) -> bool {
+        let (rank, request) = (self.host.rank, self.request);
+        let writes_own = self.givers == Givers::Root(rank) && !request.is_in_place_root(rank);
+        request.is_rounding_root(rank) || writes_own && self.path_of_copies.is_none()
     }
 
     /// Waits until this rank may post its header: until every peer has finished the collective
@@ -205,12 +213,13 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Asks for the cache lines of the eager memory that this rank writes next, if that is as many
-    /// calls from now as the last such call was ago, and gives as much. It waits for peers now.
+    /// calls from now as the last such call was ago, and gives as much. Not if a peer may still
+    /// read that memory.
     fn prefetch_eager(&mut self, byte_len: usize) {
-        let CallProgress { sequence, eager, .. } = self.progress;
-        let distance = *sequence - std::mem::replace(eager, *sequence);
-        if distance < HEADER_RING_LEN {
-            self.host.segment.prefetch_eager(self.host.rank, *sequence + distance, byte_len);
+        let CallProgress { sequence, eager, room, .. } = self.progress;
+        let next = *sequence + (*sequence - std::mem::replace(eager, *sequence));
+        if next <= *room {
+            self.host.segment.prefetch_eager(self.host.rank, next, byte_len);
         }
     }
 
