@@ -611,8 +611,8 @@ fn wrong_lists_are_refused() {
         assert_eq!(texts, expected);
 
         // Addresses show what borrowed tensors cannot.
-        let sum = distcollective::collective::Collective::AllReduce { reduce_op: SUM };
-        let gather = distcollective::collective::Collective::AllGather;
+        let sum = Collective::AllReduce { reduce_op: SUM };
+        let gather = Collective::AllGather;
         let address = one.as_mut_ptr().cast::<u8>();
         let input = two.as_mut_ptr().cast::<u8>();
         let error_of = |collective, one: *mut u8, list: &[*mut u8]| {
