@@ -185,6 +185,7 @@ impl OrderState {
                 own.number < other.number && (is_behind || self.conflict(own, other))
             });
             if waits {
+                // What waits for this one waits for the run too.
                 passed.push(*other);
             }
             is_own || waits || !self.conflict(other, entry)

@@ -372,8 +372,8 @@ pub fn bytes_arrive(communicator: &Communicator, longest: usize) {
     assert!(bytes.is_empty());
 }
 
-/// A rank that takes from no peer returns before its peers come, in a call so small that they find a
-/// copy of its elements.
+/// A rank that takes from no peer returns before its peers come, in a call so small that they find
+/// a copy of its elements.
 #[test]
 fn a_rank_that_only_gives_does_not_wait() {
     for len in [2, 300] {

@@ -93,7 +93,9 @@ impl Instructions for Avx512 {
     /// subnormal. So the sum's low bits are an integer: the result in units of its last place, with
     /// the sign. Its magnitude includes the leading one, which counts as 1 in the exponent.
     /// Therefore this magnitude, and the exponent counted from the smallest one, add up to the bits
-    /// of the result.
+    /// of the result. If the other summand is infinite, so is the sum, or it is a NaN; the low word
+    /// of either is 0, and the exponent alone is more than the largest result. A number that is a
+    /// NaN is replaced at the end.
     #[inline(always)]
     fn narrow_float8<T: Float8>(from: &[f32; LANES]) -> [T; LANES] {
         let format = const { &T::FORMAT };

@@ -77,6 +77,8 @@ impl RunningCall<'_> {
         let mut staged = if gives { before } else { last };
         for round in before + 1..=last {
             self.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
+            // Peers may wait for the stage of this round, so this rank waits for room for it. It
+            // gives later rounds as far as it has room.
             while staged < last && (staged < round || staged - round < most_ahead && self.has_room_for(staged + 1)) {
                 staged += 1;
                 self.wait_for_stage(staged)?;
