@@ -77,6 +77,11 @@ impl Givers {
             Givers::All => true,
         }
     }
+
+    /// Whether no rank but this one gives.
+    pub(crate) fn has_no_peer_of(self, rank: GroupRank) -> bool {
+        self == Givers::None || self == Givers::Root(rank)
+    }
 }
 
 /// How many bytes of input and output a rank uses in a call; 0 for a buffer that it does not use.
@@ -105,10 +110,15 @@ impl Call {
     }
 
     /// The call in a mode that is at least as strict as this one.
-    pub(crate) fn at_least(self, determinism: Determinism) -> Self {
-        match self.collective.reduce_op() {
-            Some(_) => Call { determinism: self.determinism.max(determinism), ..self },
-            None => self,
+    pub(crate) fn at_least(mut self, determinism: Determinism) -> Self {
+        self.raise_to(determinism);
+        self
+    }
+
+    /// Makes the call's mode at least as strict as this one.
+    pub(crate) fn raise_to(&mut self, determinism: Determinism) {
+        if self.collective.reduce_op().is_some() {
+            self.determinism = self.determinism.max(determinism);
         }
     }
 

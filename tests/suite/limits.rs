@@ -21,6 +21,7 @@ pub fn play(role: &str, communicator: &Communicator) {
         "allocate too much" => allocate_too_much(communicator),
         "take little memory" => take_little_memory(communicator),
         "random calls" => crate::staging::make_random_calls(communicator),
+        "two calls that only give" => crate::staging::make_two_calls_that_only_give(communicator),
         "long wire types" => crate::wire_types::make_long_calls(communicator),
         "one barrier" => communicator.barrier().expect("a barrier"),
         other => panic!("no role {other}"),

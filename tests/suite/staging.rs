@@ -1,7 +1,9 @@
 //! The ways in which elements move between ranks: many calls of random operations, roots and
 //! lengths, ranks of different speeds, and the lengths at which one way ends and the next begins.
 
-use distcollective::{Buffer, Communicator, DataType, Rank, ReduceOperation, Result};
+use std::time::Duration;
+
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result};
 
 use crate::limits::children;
 use crate::random::Random;
@@ -34,7 +36,7 @@ pub fn make_random_calls(communicator: &Communicator) {
         let operation = calls.below(OPERATIONS + 1);
         let root = Rank(calls.below(communicator.world_size() as usize) as u32);
         if delays.below(8) == 0 {
-            std::thread::sleep(std::time::Duration::from_micros(delays.below(300) as u64));
+            std::thread::sleep(Duration::from_micros(delays.below(300) as u64));
         }
         let result = match operation {
             OPERATIONS => broadcast_directly(communicator, &mut symmetric, root),
@@ -136,6 +138,29 @@ fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize)
         }
     }
     Ok(())
+}
+
+/// What each rank of a child does. Rank 0 broadcasts more than its stages hold, and waits for rank
+/// 1 to take some. Rank 1 only gives, in another call, and makes no further collective.
+pub fn make_two_calls_that_only_give(communicator: &Communicator) {
+    let result = if communicator.rank() == Rank(0) {
+        communicator.with_timeout(3 * DEADLINE).broadcast(&mut vec![0i32; MOST], Rank(0))
+    } else {
+        // By then rank 0 waits.
+        std::thread::sleep(Duration::from_millis(100));
+        communicator.gather(&[0i32], None::<&mut [i32]>, Rank(0)).expect("it only gives");
+        communicator.with_timeout(DEADLINE / 2).recv(&mut [0i32], Rank(0), 0).map(drop)
+    };
+    let error = result.expect_err("the calls differ");
+    assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+}
+
+#[test]
+fn a_root_that_waits_for_a_stage_learns_that_its_peer_made_another_call() {
+    let results = wait_all(children(&[], "two calls that only give", &[1, 1]), DEADLINE);
+    for (rank, (success, text)) in results.into_iter().enumerate() {
+        assert!(success, "process {rank}: {text}");
+    }
 }
 
 #[test]

@@ -125,7 +125,11 @@ impl<'a> RunningCall<'a> {
         }
         let locations = self.post_header()?;
         let needs_all = self.has_to_know_that_all_match();
-        self.wait_for_headers(|call, peer| needs_all || call.takes_from(peer))?;
+        // A rank that only gives compares in its next call, or while it waits. Now it would look at
+        // headers that are mostly not there yet.
+        if needs_all || !self.givers.has_no_peer_of(self.host.rank) {
+            self.wait_for_headers(|call, peer| needs_all || call.takes_from(peer))?;
+        }
         if self.request.signature.call.block_elements == 0 {
             return Ok(());
         }
@@ -170,22 +174,11 @@ impl<'a> RunningCall<'a> {
         if sequence > self.progress.room {
             let replaced = sequence - HEADER_RING_LEN;
             let mut slowest = 0;
-            let mut agreement = Ok(());
-            let (mut waiter, report) = (self.waiter(), self.report());
-            let waited = waiter.wait_until(
-                || {
-                    let peers = segment.ranks().filter(|peer| *peer != host.rank);
-                    slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
-                    agreement = self.catch_up();
-                    slowest >= replaced || agreement.is_err()
-                },
-                || segment.has_lost(posted),
-                |seconds| report.slow(seconds, Milestone::Done(replaced)),
-            );
-            agreement?;
-            waited.map_err(|error| {
-                let is_peer_lost = matches!(error, WaitError::PeerLost);
-                report.error(error, if is_peer_lost { posted } else { Milestone::Done(replaced) })
+            self.wait_and_look(Milestone::Done(replaced), posted, |call| {
+                let peers = segment.ranks().filter(|peer| *peer != host.rank);
+                slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
+                call.catch_up()?;
+                Ok(slowest >= replaced)
             })?;
             self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
         }
@@ -315,8 +308,10 @@ impl<'a> RunningCall<'a> {
     /// there (invariant 5).
     pub(crate) fn wait_for_headers(&mut self, is_needed: impl Fn(&Self, GroupRank) -> bool) -> Result<()> {
         let sequence = self.progress.sequence;
-        for peer in self.host.segment.ranks().filter(|peer| is_needed(self, *peer)) {
-            self.wait_for(peer, Milestone::Posted(sequence))?;
+        for peer in self.host.segment.ranks() {
+            if peer != self.host.rank && is_needed(self, peer) {
+                self.wait_for_header(peer)?;
+            }
         }
         self.compare_until(sequence)
     }
@@ -328,20 +323,23 @@ impl<'a> RunningCall<'a> {
     }
 
     fn compare_new(&mut self, last: u64) -> Result<()> {
-        let host = self.host;
-        for sequence in self.progress.agreed + 1..=last {
-            let mut is_complete = true;
-            for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
+        let (host, first) = (self.host, self.progress.agreed + 1);
+        let (mut agreed, mut difference) = (last, u64::MAX);
+        for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
+            for sequence in first..=last {
                 match host.agrees(peer, sequence) {
-                    Some(true) => {}
-                    Some(false) => return Err(report::disagreement(host, sequence, self.number_of(sequence))),
-                    None => is_complete = false,
+                    Some(true) => continue,
+                    Some(false) => difference = difference.min(sequence),
+                    // It has posted no later one either.
+                    None => agreed = agreed.min(sequence - 1),
                 }
-            }
-            if is_complete && self.progress.agreed + 1 == sequence {
-                self.progress.agreed = sequence;
+                break;
             }
         }
+        if difference <= last {
+            return Err(report::disagreement(host, difference, self.number_of(difference)));
+        }
+        self.progress.agreed = agreed;
         Ok(())
     }
 
@@ -371,17 +369,57 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    pub(crate) fn wait_for(&self, peer: GroupRank, milestone: Milestone) -> Result<()> {
+    /// Waits until a peer has posted the header of this collective.
+    fn wait_for_header(&self, peer: GroupRank) -> Result<()> {
+        let (segment, posted) = (&*self.host.segment, Milestone::Posted(self.progress.sequence));
+        if segment.has_reached(peer, posted) {
+            return Ok(());
+        }
+        let waited = self.waiter().wait_until(
+            || segment.has_reached(peer, posted),
+            || segment.has_lost(posted),
+            |seconds| self.report().slow(seconds, posted),
+        );
+        waited.map_err(|error| self.report().error(error, posted))
+    }
+
+    /// Waits until a peer has come so far in this collective. Meanwhile it compares headers, since
+    /// a peer whose call differs may not come.
+    pub(crate) fn wait_for(&mut self, peer: GroupRank, milestone: Milestone) -> Result<()> {
         let segment = &*self.host.segment;
         if segment.has_reached(peer, milestone) {
             return Ok(());
         }
+        let sequence = self.progress.sequence;
+        self.wait_and_look(milestone, milestone, |call| {
+            call.compare_until(sequence)?;
+            Ok(segment.has_reached(peer, milestone))
+        })
+    }
+
+    /// Waits for `awaited` until `look` finds it or an error, or until a peer is lost before it has
+    /// come to `needed`.
+    fn wait_and_look(
+        &mut self,
+        awaited: Milestone,
+        needed: Milestone,
+        mut look: impl FnMut(&mut Self) -> Result<bool>,
+    ) -> Result<()> {
+        let (segment, report) = (&*self.host.segment, self.report());
+        let mut found = Ok(false);
         let waited = self.waiter().wait_until(
-            || segment.has_reached(peer, milestone),
-            || segment.has_lost(milestone),
-            |seconds| self.report().slow(seconds, milestone),
+            || {
+                found = look(self);
+                !matches!(found, Ok(false))
+            },
+            || segment.has_lost(needed),
+            |seconds| report.slow(seconds, awaited),
         );
-        waited.map_err(|error| self.report().error(error, milestone))
+        found?;
+        waited.map_err(|error| {
+            let is_peer_lost = matches!(error, WaitError::PeerLost);
+            report.error(error, if is_peer_lost { needed } else { awaited })
+        })
     }
 
     fn waiter(&self) -> Waiter<'a> {

@@ -85,8 +85,10 @@ impl RunningCall<'_> {
                 self.fill_stage(piece_of(staged));
                 self.host.segment.set_round(rank, staged);
             }
-            for peer in self.peers().filter(|peer| self.takes_from(*peer)) {
-                self.wait_for(peer, Milestone::Round(round))?;
+            for peer in self.peers() {
+                if self.takes_from(peer) {
+                    self.wait_for(peer, Milestone::Round(round))?;
+                }
             }
             self.take_piece(piece_of(round))?;
             if round == last || (round - before).is_multiple_of(taken_batch(n)) {
