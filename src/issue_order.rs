@@ -5,8 +5,8 @@
 //! When the call ends, it drops the ticket. Two tickets conflict
 //!
 //! - if both are for the same communicator, or
-//! - if one is for a run of layers ([`Extent::WithGroups`]) and the other for a group that was
-//!   split from the run's communicator.
+//! - if one is for a layer or a run of layers ([`Extent::WithGroups`], [`Extent::Run`]) and the
+//!   other for a group that was split from its communicator.
 //!
 //! All communicators that were split from one root communicator share one lock. So a run takes one
 //! ticket for its communicator and all groups in one step.
@@ -58,6 +58,9 @@ pub(crate) enum Extent {
     Communicator,
     /// One communicator and all groups that were split from it.
     WithGroups,
+    /// The same for a run of layers. Calls that its plugins make on the thread of the run belong to
+    /// it.
+    Run,
 }
 
 /// A call's right to run when its turn comes, until the ticket is dropped.
@@ -139,13 +142,14 @@ impl TicketEntry {
     /// A sole ticket as a word. Communicators count from 1, so it is neither [`NO_TICKET`] nor
     /// [`LISTED`].
     fn to_word(self) -> u64 {
-        self.communicator << 1 | u64::from(self.extent == Extent::WithGroups)
+        self.communicator << 2 | self.extent as u64
     }
 
     /// The sole ticket of a word; `None` if the word is of none.
     fn from_word(word: u64) -> Option<Self> {
-        let extent = if word & 1 == 0 { Extent::Communicator } else { Extent::WithGroups };
-        (word > LISTED).then(|| Self::sole(word >> 1, extent))
+        let extents = [Extent::Communicator, Extent::WithGroups, Extent::Run];
+        let extent = extents.into_iter().find(|extent| *extent as u64 == word & 3)?;
+        (word > LISTED).then(|| Self::sole(word >> 2, extent))
     }
 }
 
@@ -158,7 +162,7 @@ impl OrderState {
 
     fn covers(&self, entry: &TicketEntry, communicator: CommunicatorId) -> bool {
         let is_group = || self.ancestors.get(&communicator).is_some_and(|all| all.contains(&entry.communicator));
-        entry.communicator == communicator || (entry.extent == Extent::WithGroups && is_group())
+        entry.communicator == communicator || (entry.extent != Extent::Communicator && is_group())
     }
 
     fn conflict(&self, one: &TicketEntry, other: &TicketEntry) -> bool {
@@ -412,7 +416,7 @@ impl IssueTicket<'_> {
                 let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
             }
         }
-        match self.entry.filter(|entry| entry.extent == Extent::WithGroups) {
+        match self.entry.filter(|entry| entry.extent == Extent::Run) {
             None => call(),
             Some(entry) => {
                 let run = (self.order().shared_address(), entry);

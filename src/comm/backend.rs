@@ -289,19 +289,18 @@ impl Request<'_> {
 
     /// The same as a communicator's backend gets it: with null for each side that the rank does not
     /// use, and in a mode that is at least as strict as the communicator's.
-    pub(super) fn of_communicator(&self, used: UsedBytes, determinism: Determinism) -> Self {
-        let mut request = *self;
-        let Signature { purpose, call } = &mut request.signature;
+    pub(super) fn of_communicator(mut self, used: UsedBytes, determinism: Determinism) -> Self {
+        let Signature { purpose, call } = &mut self.signature;
         if *purpose == Purpose::Collective {
-            *call = call.at_least(determinism);
+            call.raise_to(determinism);
         }
         if used.input == 0 {
-            request.input.pointer = std::ptr::null_mut();
+            self.input.pointer = std::ptr::null_mut();
         }
         if used.output == 0 {
-            request.output.pointer = std::ptr::null_mut();
+            self.output.pointer = std::ptr::null_mut();
         }
-        request
+        self
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.

@@ -56,8 +56,8 @@ impl Communicator {
     ///
     /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
     /// are valid for the lengths that the call says, and used by no other code.
-    pub(crate) unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        self.check_request(request).map_err(|e| request.label(e))?;
+    pub(crate) unsafe fn run(&self, request: Request<'_>) -> Result<()> {
+        self.check_request(&request).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules just checked.
         unsafe { self.run_checked(request) }
     }
@@ -85,7 +85,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`run`](Self::run); and the request has passed these checks.
-    pub(crate) unsafe fn run_checked(&self, request: &Request<'_>) -> Result<()> {
+    pub(crate) unsafe fn run_checked(&self, request: Request<'_>) -> Result<()> {
         // The task of a `Work` runs on its stream and does not go through `in_turn`.
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
@@ -98,7 +98,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`run_checked`](Self::run_checked), also for the scratch memory.
-    pub(crate) unsafe fn run_with_scratch(&self, request: &Request<'_>, scratch: *mut [u8]) -> Result<()> {
+    pub(crate) unsafe fn run_with_scratch(&self, request: Request<'_>, scratch: *mut [u8]) -> Result<()> {
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the request has passed.
         unsafe { self.backend.run_with_scratch(&self.own(request), scratch) }
@@ -110,15 +110,16 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`run_checked`](Self::run_checked), for each block.
-    pub(super) unsafe fn run_list_checked(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
+    pub(super) unsafe fn run_list_checked(&self, request: Request<'_>, blocks: &[Address]) -> Result<()> {
         self.check_process().map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise, and the rules that the blocks have passed.
         unsafe { self.backend.run_list(&self.own(request), blocks) }
     }
 
     /// The same request as the backend gets it.
-    fn own<'a>(&self, request: &Request<'a>) -> Request<'a> {
-        request.of_communicator(self.used_bytes(&request.signature.call), self.determinism)
+    fn own<'a>(&self, request: Request<'a>) -> Request<'a> {
+        let used = self.used_bytes(&request.signature.call);
+        request.of_communicator(used, self.determinism)
     }
 
     /// The bytes of the buffers that a call uses on this rank.
@@ -133,7 +134,7 @@ impl Communicator {
 
     /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
     /// buffers that have passed [`check_buffers`](Self::check_buffers).
-    pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: &Request<'a>) -> Result<()> {
+    pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: Request<'a>) -> Result<()> {
         let sides = [request.input, request.output];
         self.check_process()
             .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
@@ -327,6 +328,6 @@ impl Communicator {
             stream: None,
         };
         // SAFETY: both slices are as long as the call says, and borrowed during it.
-        unsafe { self.run(&request) }
+        unsafe { self.run(request) }
     }
 }

@@ -384,7 +384,7 @@ impl Communicator {
         let deadline = self.deadline();
         let request = Request::barrier(purpose, deadline);
         // SAFETY: without elements no buffer is used.
-        let run = || unsafe { self.run(&request) };
+        let run = || unsafe { self.run(request) };
         self.in_turn(Extent::Communicator, &request.signature, deadline, run).map_err(|e| e.on_rank(self.origin_rank()))
     }
 

@@ -221,7 +221,7 @@ impl Bindings {
             return Err(EnqueueError::new(setup.binding.on_rank(error), self));
         }
         let deadline = setup.binding.deadline(*timeout);
-        let order = setup.binding.communicator.as_ref().map(|communicator| communicator.order(Extent::WithGroups));
+        let order = setup.binding.communicator.as_ref().map(|communicator| communicator.order(Extent::Run));
         // On the inline stream the run has ended before the caller can use the context again.
         let running = (!stream.is_inline()).then(|| Arc::clone(runs));
         self.inner.run = Some(PendingRun { setup: Arc::clone(setup), deadline, running });

@@ -286,7 +286,7 @@ impl ExecutionContext {
             // SAFETY: just checked, and the views borrow their memory until this function returns.
             let run = || unsafe { run(setup, &self.scratch, deadline, None) };
             match &setup.binding.communicator {
-                Some(communicator) => communicator.in_turn(Extent::WithGroups, &"execute", deadline, run),
+                Some(communicator) => communicator.in_turn(Extent::Run, &"execute", deadline, run),
                 None => run(),
             }
         });

@@ -203,7 +203,7 @@ impl<'a> EngineRun<'a> {
                 deadline: self.deadline,
                 stream: self.executor.stream(),
             };
-            communicator.add_to_group(&mut group, &request)?;
+            communicator.add_to_group(&mut group, request)?;
             first.get_or_insert(communicator);
         }
         // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.

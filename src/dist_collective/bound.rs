@@ -1,7 +1,7 @@
 //! A layer on a communicator: who takes part on this rank, and running it.
 
 use std::num::NonZeroU16;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::agreement::{Needs, PlannedCall, agree};
@@ -115,8 +115,8 @@ impl Role {
                 // SAFETY: the caller's promise, and the buffers passed the check.
                 unsafe {
                     match scratch {
-                        Some(scratch) => communicator.run_with_scratch(&request, scratch),
-                        None => communicator.run_checked(&request),
+                        Some(scratch) => communicator.run_with_scratch(request, scratch),
+                        None => communicator.run_checked(request),
                     }
                 }
             }
@@ -218,8 +218,16 @@ struct Bound {
     role: Role,
     data_type: DataType,
     communicator: Communicator,
-    /// The latest run, since a layer mostly runs on the same shape again.
-    latest_run: Mutex<Option<RunOnShape>>,
+    runs: Runs,
+}
+
+/// Runs whose shape a layer has seen, since it mostly runs on the same shape again.
+#[derive(Debug, Default)]
+struct Runs {
+    /// The first one, which takes no lock.
+    first: OnceLock<RunOnShape>,
+    /// The latest one on another shape.
+    latest: Mutex<Option<RunOnShape>>,
 }
 
 /// What the input's shape says of a run.
@@ -228,6 +236,12 @@ struct RunOnShape {
     input: Shape,
     output: Shape,
     call: Call,
+}
+
+impl RunOnShape {
+    fn is_on(&self, dims: &[usize]) -> bool {
+        self.input.as_slice().iter().eq(dims)
+    }
 }
 
 impl DistCollectiveLayer {
@@ -255,8 +269,8 @@ impl DistCollectiveLayer {
             let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
             let layer = verdict?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            let (communicator, latest_run) = (communicator.clone(), Mutex::default());
-            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, latest_run })))
+            let (communicator, runs) = (communicator.clone(), Runs::default());
+            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, runs })))
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
     }
@@ -283,11 +297,19 @@ impl BoundLayer {
     ///
     /// A shape that the operation cannot take.
     fn take_of_run<T>(&self, dims: &[usize], take: impl FnOnce(&RunOnShape) -> T) -> Result<T> {
+        let Runs { first, latest } = &self.0.runs;
+        if let Some(run) = first.get().filter(|run| run.is_on(dims)) {
+            return Ok(take(run));
+        }
         // Another thread may hold the lock, and in a child that was forked for ever.
-        let Ok(mut latest) = self.0.latest_run.try_lock() else { return self.new_run(dims).map(|run| take(&run)) };
+        let Ok(mut latest) = latest.try_lock() else { return self.new_run(dims).map(|run| take(&run)) };
         match &mut *latest {
-            Some(run) if run.input.as_slice() == dims => Ok(take(run)),
-            latest => Ok(take(latest.insert(self.new_run(dims)?))),
+            Some(run) if run.is_on(dims) => Ok(take(run)),
+            latest => {
+                let run = latest.insert(self.new_run(dims)?);
+                first.get_or_init(|| *run);
+                Ok(take(run))
+            }
         }
     }
 
@@ -324,14 +346,14 @@ impl BoundLayer {
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let Bound { layer, number, role, data_type, communicator, latest_run: _ } = &*self.0;
+        let Bound { layer, number, role, data_type, communicator, runs: _ } = &*self.0;
         BoundLayer(Arc::new(Bound {
             layer: layer.clone(),
             number: *number,
             role: role.clone(),
             data_type: *data_type,
             communicator: communicator.with_timeout(timeout),
-            latest_run: Mutex::default(),
+            runs: Runs::default(),
         }))
     }
 
@@ -376,12 +398,23 @@ impl BoundLayer {
         check("output", output, &output_shape, self.0.role.writes_output(&call)).map_err(about)?;
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
         let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
-        let deadline = self.0.communicator.deadline();
-        let subject = &self.0.layer.subject;
         self.check(&call, sides, Executor::Caller)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
-        let run = || unsafe { self.0.role.run(&call, subject, sides, None, deadline, Executor::Caller) };
-        self.0.communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(about)
+        unsafe { self.run_here(&call, sides) }
+    }
+
+    /// Runs the layer on this thread, when its turn has come, on buffers that have passed
+    /// [`check`](Self::check).
+    ///
+    /// # Safety
+    ///
+    /// As [`Role::run`].
+    unsafe fn run_here(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
+        let Bound { layer, role, communicator, .. } = &*self.0;
+        let (subject, deadline) = (&layer.subject, communicator.deadline());
+        // SAFETY: the caller's promise.
+        let run = || unsafe { role.run(call, subject, sides, None, deadline, Executor::Caller) };
+        communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(|e| self.about(e))
     }
 
     /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
@@ -409,14 +442,23 @@ impl BoundLayer {
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         self.check(&call, sides, Executor::of(stream.as_cuda()))?;
-        let task = LayerTask { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
-        Ok(stream.submit(task, Some(self.0.communicator.order(Extent::WithGroups)), None))
+        if stream.is_inline() {
+            // SAFETY: the caller's promise, and the buffers have passed the check.
+            return Ok(Work::ended(LayerTask(None), unsafe { self.run_here(&call, sides) }));
+        }
+        let run = EnqueuedRun { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
+        let order = self.0.communicator.order(Extent::WithGroups);
+        Ok(stream.submit(LayerTask(Some(Box::new(run))), Some(order), None))
     }
 }
 
-/// A layer's run on raw addresses, which a [`Work`] owns.
+/// A layer's run on raw addresses, which a [`Work`] owns. It is empty if the run has ended before
+/// there was a `Work`.
 #[derive(Debug)]
-pub struct LayerTask {
+pub struct LayerTask(Option<Box<EnqueuedRun>>);
+
+#[derive(Debug)]
+struct EnqueuedRun {
     bound: BoundLayer,
     call: Call,
     sides: [Address; 2],
@@ -431,17 +473,21 @@ unsafe impl Sync for LayerTask {}
 
 impl Task for LayerTask {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        let Bound { layer, role, communicator, .. } = &*self.bound.0;
+        let Some(run) = &self.0 else { return Ok(()) };
+        let Bound { layer, role, communicator, .. } = &*run.bound.0;
         // SAFETY: the promise of `enqueue`, which has checked the buffers.
-        unsafe { role.run(&self.call, &layer.subject, self.sides, None, self.deadline, Executor::of(stream)) }
+        unsafe { role.run(&run.call, &layer.subject, run.sides, None, run.deadline, Executor::of(stream)) }
             .map_err(|e| e.on_rank(communicator.origin_rank()))
     }
 
     fn label(&self, error: Error) -> Error {
-        self.bound.about(error)
+        match &self.0 {
+            Some(run) => run.bound.about(error),
+            None => error,
+        }
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        Some((self.bound.0.communicator.watch(), self.deadline))
+        self.0.as_ref().map(|run| (run.bound.0.communicator.watch(), run.deadline))
     }
 }

@@ -25,7 +25,7 @@ fn a_ticket_that_is_alone_takes_no_lock() {
 fn a_sole_ticket_blocks_what_it_covers_and_nothing_else() {
     let order = IssueOrder::new();
     let (group, other) = (order.descendant(), order.descendant());
-    for (extent, is_covered) in [(Extent::Communicator, false), (Extent::WithGroups, true)] {
+    for (extent, is_covered) in [(Extent::Communicator, false), (Extent::WithGroups, true), (Extent::Run, true)] {
         let run = order.issue_here(extent);
         assert_eq!(group.issue_here(Extent::Communicator).is_next(), !is_covered);
         assert!(!order.issue_here(Extent::Communicator).is_next());
@@ -44,7 +44,7 @@ fn work_is_behind_a_run_that_was_issued_before_it_and_only_then() {
         || order.issue(Extent::Communicator, 1, |ticket| (ticket.position().expect("it is enqueued"), ticket));
     // Its ticket is dropped, as when the work has run and its thread tells so.
     let (earlier, _) = enqueue();
-    let run = order.issue_here(Extent::WithGroups);
+    let run = order.issue_here(Extent::Run);
     let (later, ticket) = enqueue();
     assert!(run.is_next() && !later.is_behind_this_thread());
     run.run(|| assert!(!earlier.is_behind_this_thread() && later.is_behind_this_thread()));

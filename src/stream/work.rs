@@ -64,6 +64,14 @@ impl<T: Send + 'static> Work<T> {
         Work { state, finish: T::finish }
     }
 
+    /// Work that has ended before there was a stream to run it.
+    pub(crate) fn ended(task: T, result: Result<()>) -> Self
+    where
+        T: Task,
+    {
+        Work::new(WorkState::Done(task, result))
+    }
+
     /// Work that no stream runs. It goes on until it is ended.
     pub(crate) fn detached(task: T) -> (Self, WorkEnd<T>)
     where

@@ -458,7 +458,7 @@ impl Broadcast {
             stream: None,
         };
         // SAFETY: the caller's promise. The root of a broadcast in place only reads.
-        unsafe { self.communicator.run(&request) }
+        unsafe { self.communicator.run(request) }
     }
 }
 

@@ -262,7 +262,7 @@ impl Communicator {
         let signature = Signature { purpose: Purpose::Collective, call: *call };
         let request = Request { signature, label: None, input, output, deadline, stream: None };
         // SAFETY: the caller's promise.
-        let run = || unsafe { self.run(&request) };
+        let run = || unsafe { self.run(request) };
         self.in_turn(Extent::Communicator, &call.collective.operation(), deadline, run)
             .map_err(|error| error.on_rank(self.origin_rank()))
     }

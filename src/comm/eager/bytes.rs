@@ -184,7 +184,7 @@ impl<'a> BytesExchange<'a> {
         let signature = Signature { purpose: self.purpose, call };
         let request = Request { signature, label: None, input, output, deadline: self.deadline, stream: None };
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { communicator.run(&request) }
+        unsafe { communicator.run(request) }
     }
 
     /// How many bytes of one rank travel in one round.

@@ -163,8 +163,8 @@ impl Task for RawCollective {
         // rules of memory, alignment and overlap for this stream.
         let result = unsafe {
             match &self.blocks {
-                None => self.communicator.run_checked(&self.request(stream)),
-                Some(blocks) => self.communicator.run_list_checked(&self.request(stream), blocks),
+                None => self.communicator.run_checked(self.request(stream)),
+                Some(blocks) => self.communicator.run_list_checked(self.request(stream), blocks),
             }
         };
         result.map_err(|error| error.on_rank(self.communicator.origin_rank()))
