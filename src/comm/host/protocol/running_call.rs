@@ -32,6 +32,9 @@ const CHECK_BYTES: usize = 1 << 20;
 pub(crate) struct CallProgress {
     /// The number of its latest collective; the first one is 1.
     pub(crate) sequence: u64,
+    /// The signatures of its latest collectives, each at the place of its header. This rank
+    /// compares with these, because its headers may be in its peers' caches.
+    signatures: [[u64; 2]; HEADER_RING_LEN as usize],
     /// How many of its collectives errors count; see `Purpose::is_counted`.
     counted: u64,
     /// The number of its latest round (invariant 7).
@@ -53,8 +56,16 @@ pub(crate) struct CallProgress {
 impl Default for CallProgress {
     fn default() -> Self {
         let room = HEADER_RING_LEN;
+        let signatures = [[0; 2]; HEADER_RING_LEN as usize];
         let (sequence, counted, round, stage_room, agreed, done, eager) = (0, 0, 0, 0, 0, 0, 0);
-        CallProgress { sequence, counted, round, stage_room, agreed, done, room, eager, path: None }
+        CallProgress { sequence, signatures, counted, round, stage_room, agreed, done, room, eager, path: None }
+    }
+}
+
+impl CallProgress {
+    /// The signature of one of this rank's latest collectives.
+    fn signature(&self, sequence: u64) -> [u64; 2] {
+        self.signatures[(sequence % HEADER_RING_LEN) as usize]
     }
 }
 
@@ -120,6 +131,8 @@ impl<'a> RunningCall<'a> {
     fn run_phases(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.wait_for_room()?;
+        let place = self.progress.sequence % HEADER_RING_LEN;
+        self.progress.signatures[place as usize] = self.request.signature.to_words();
         if self.request.signature.purpose.is_announcement() {
             return self.announce();
         }
@@ -200,8 +213,8 @@ impl<'a> RunningCall<'a> {
     /// one, except in a capture.
     fn announce(&mut self) -> Result<()> {
         let RunningCall { host, request, .. } = *self;
-        let words = request.signature.to_words();
-        host.segment.post_header(host.rank, self.progress.sequence, words, CallBody::Payload(&[]));
+        let (sequence, words) = (self.progress.sequence, self.progress.signature(self.progress.sequence));
+        host.segment.post_header(host.rank, sequence, words, CallBody::Payload(&[]));
         self.wait_for_headers(|_, _| request.signature.purpose == Purpose::Capture)
     }
 
@@ -235,7 +248,7 @@ impl<'a> RunningCall<'a> {
                 CallBody::Locations { input: locations[0], output: locations[1] }
             }
         };
-        host.segment.post_header(host.rank, sequence, request.signature.to_words(), body);
+        host.segment.post_header(host.rank, sequence, self.progress.signature(sequence), body);
         if self.path_of_copies == Some(TransferPath::Eager) && given_bytes > 0 {
             self.prefetch_eager(given_bytes);
         }
@@ -327,9 +340,10 @@ impl<'a> RunningCall<'a> {
         let (mut agreed, mut difference) = (last, u64::MAX);
         for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
             for sequence in first..=last {
-                match host.agrees(peer, sequence) {
-                    Some(true) => continue,
-                    Some(false) => difference = difference.min(sequence),
+                let own = self.progress.signature(sequence);
+                match host.segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
+                    Some(words) if words == own => continue,
+                    Some(_) => difference = difference.min(sequence),
                     // It has posted no later one either.
                     None => agreed = agreed.min(sequence - 1),
                 }
