@@ -38,8 +38,8 @@ impl RunningCall<'_> {
         let mut payloads = Payloads::new();
         for peer in segment.ranks() {
             // A header does not change before this rank has finished this collective (invariant 4).
-            let header = segment.slot(peer).call_header(self.progress.sequence);
-            match header.filter(|_| self.takes_from(peer)) {
+            let header = || segment.slot(peer).call_header(self.progress.sequence);
+            match self.takes_from(peer).then(header).flatten() {
                 Some(header) => payloads.extend(header.payload(self.input_bytes)),
                 None => payloads.resize(payloads.len() + words, 0),
             }
