@@ -126,7 +126,7 @@ impl RunningCall<'_> {
     }
 
     /// Whether this rank's output is longer than caches are. The weights of a model are in all.
-    fn is_past_cache(&self) -> bool {
+    pub(super) fn is_past_cache(&self) -> bool {
         let Signature { purpose, call } = self.request.signature;
         let longest = if purpose == Purpose::TensorDict { LONGEST_TENSOR } else { LONGEST_OUTPUT };
         call.output_bytes(self.host.segment.len()) > longest
