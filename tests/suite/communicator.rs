@@ -9,7 +9,7 @@ use distcollective::stream::WorkError;
 use distcollective::tensor::{TensorView, TensorViewMut};
 use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
-use crate::ranks::on_ranks;
+use crate::ranks::{DEADLINE, on_ranks};
 
 /// Enough for a rank that is there, too little to wait for one that is not.
 const SHORT: Duration = Duration::from_millis(100);
@@ -190,6 +190,28 @@ fn a_rank_that_disagreed_and_left_has_disagreed() {
         Some(given.and_then(|()| c.finalize()).expect_err("rank 1 was another root").kind())
     });
     assert_eq!(kinds[0], Some(ErrorKind::Disagreement));
+}
+
+/// A rank that waits for a header learns that an earlier call differed, whatever its peer does
+/// after that call.
+#[test]
+fn a_rank_that_waits_learns_of_an_earlier_call_that_only_gave() {
+    for leaves in [false, true] {
+        let kinds = on_ranks(2, move |c| {
+            if c.rank() == Rank(0) {
+                let c = c.with_timeout(3 * DEADLINE);
+                let given = c.broadcast(&mut [1u8], Rank(0));
+                return Some(given.and_then(|()| c.barrier()).expect_err("rank 1 gathers").kind());
+            }
+            // By then rank 0 waits.
+            std::thread::sleep(Duration::from_millis(50));
+            c.gather(&[1u8], None::<&mut [u8]>, Rank(0)).expect("it only gives");
+            let receive = || c.with_timeout(DEADLINE / 2).recv(&mut [1u8], Rank(0), 0).expect_err("rank 0 broadcasts");
+            (!leaves).then(|| receive().kind())
+        });
+        let own = (!leaves).then_some(ErrorKind::Disagreement);
+        assert_eq!(kinds, [Some(ErrorKind::Disagreement), own], "{leaves}");
+    }
 }
 
 #[test]

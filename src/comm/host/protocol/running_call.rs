@@ -181,18 +181,24 @@ impl<'a> RunningCall<'a> {
         self.catch_up()?;
         let posted = Milestone::Posted(sequence);
         if segment.has_lost(posted) {
+            // It may have posted a header since the last look, and left.
+            self.compare_until(sequence - 1)?;
             host.domain().check()?;
             return Err(self.report().error(WaitError::PeerLost, posted));
         }
         if sequence > self.progress.room {
             let replaced = sequence - HEADER_RING_LEN;
             let mut slowest = 0;
-            self.wait_and_look(Milestone::Done(replaced), posted, |call| {
+            self.wait_and_look(Milestone::Done(replaced), posted, sequence - 1, |call| {
                 let peers = segment.ranks().filter(|peer| *peer != host.rank);
                 slowest = peers.map(|peer| segment.done(peer)).min().unwrap_or(u64::MAX);
                 call.catch_up()?;
                 Ok(slowest >= replaced)
             })?;
+            // A peer that is gone has room for all. Without its headers nothing can be compared.
+            if self.progress.agreed < replaced {
+                return Err(self.report().error(WaitError::PeerLost, posted));
+            }
             self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
         }
         Ok(())
@@ -323,7 +329,7 @@ impl<'a> RunningCall<'a> {
         let sequence = self.progress.sequence;
         for peer in self.host.segment.ranks() {
             if peer != self.host.rank && is_needed(self, peer) {
-                self.wait_for_header(peer)?;
+                self.wait_for(peer, Milestone::Posted(sequence))?;
             }
         }
         self.compare_until(sequence)
@@ -383,40 +389,29 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Waits until a peer has posted the header of this collective.
-    fn wait_for_header(&self, peer: GroupRank) -> Result<()> {
-        let (segment, posted) = (&*self.host.segment, Milestone::Posted(self.progress.sequence));
-        if segment.has_reached(peer, posted) {
-            return Ok(());
-        }
-        let waited = self.waiter().wait_until(
-            || segment.has_reached(peer, posted),
-            || segment.has_lost(posted),
-            |seconds| self.report().slow(seconds, posted),
-        );
-        waited.map_err(|error| self.report().error(error, posted))
-    }
-
     /// Waits until a peer has come so far in this collective. Meanwhile it compares headers, since
-    /// a peer whose call differs may not come.
+    /// a peer whose call differs may not come. While it waits for a header it compares those of
+    /// earlier collectives, so that an error about this one shows the calls of all ranks.
     pub(crate) fn wait_for(&mut self, peer: GroupRank, milestone: Milestone) -> Result<()> {
         let segment = &*self.host.segment;
         if segment.has_reached(peer, milestone) {
             return Ok(());
         }
         let sequence = self.progress.sequence;
-        self.wait_and_look(milestone, milestone, |call| {
-            call.compare_until(sequence)?;
+        let compared = sequence - u64::from(matches!(milestone, Milestone::Posted(_)));
+        self.wait_and_look(milestone, milestone, sequence, |call| {
+            call.compare_until(compared)?;
             Ok(segment.has_reached(peer, milestone))
         })
     }
 
     /// Waits for `awaited` until `look` finds it or an error, or until a peer is lost before it has
-    /// come to `needed`.
+    /// come to `needed`. A difference in the headers up to `last` is the better error.
     fn wait_and_look(
         &mut self,
         awaited: Milestone,
         needed: Milestone,
+        last: u64,
         mut look: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
         let (segment, report) = (&*self.host.segment, self.report());
@@ -430,10 +425,13 @@ impl<'a> RunningCall<'a> {
             |seconds| report.slow(seconds, awaited),
         );
         found?;
-        waited.map_err(|error| {
-            let is_peer_lost = matches!(error, WaitError::PeerLost);
-            report.error(error, if is_peer_lost { needed } else { awaited })
-        })
+        let Err(error) = waited else { return Ok(()) };
+        let is_peer_lost = matches!(error, WaitError::PeerLost);
+        if is_peer_lost || matches!(error, WaitError::DeadlineExceeded) {
+            // A peer may have posted a header and left since the last look.
+            self.compare_until(last)?;
+        }
+        Err(report.error(error, if is_peer_lost { needed } else { awaited }))
     }
 
     fn waiter(&self) -> Waiter<'a> {
