@@ -447,10 +447,9 @@ impl<'a> RunningCall<'a> {
     /// `place_of`.
     fn number_of(&self, sequence: u64) -> u64 {
         let CallProgress { sequence: latest, counted, .. } = *self.progress;
-        let slot = self.host.segment.slot(self.host.rank);
-        let is_counted = |sequence: &u64| match slot.call_header(*sequence).map(CallHeader::signature) {
-            _ if *sequence == latest => self.request.signature.purpose.is_counted(),
-            words => words.and_then(Signature::from_words).is_some_and(|signature| signature.purpose.is_counted()),
+        let is_counted = |sequence: &u64| match *sequence == latest {
+            true => self.request.signature.purpose.is_counted(),
+            false => Signature::from_words(self.progress.signature(*sequence)).is_some_and(|s| s.purpose.is_counted()),
         };
         counted + 1 - (sequence..=latest).filter(is_counted).count() as u64
     }
