@@ -9,7 +9,6 @@ use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::Milestone;
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
-use crate::compute;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::GroupRank;
@@ -118,7 +117,6 @@ impl RunningCall<'_> {
         if source == target.cast_const() {
             return Ok(());
         }
-        let past_cache = self.request.signature.call.wire_type.is_none() && self.is_past_cache();
         for done in (0..len).step_by(ACCESS_BYTES) {
             let part = ACCESS_BYTES.min(len - done);
             self.before_moving(part)?;
@@ -126,12 +124,7 @@ impl RunningCall<'_> {
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
             // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
-            unsafe {
-                match past_cache {
-                    true => compute::copy_past_cache(source.add(done), target.add(done), part),
-                    false => self.move_elements(source.add(done), target.add(done), part),
-                }
-            }
+            unsafe { self.take_elements(source.add(done), target.add(done), part) };
         }
         Ok(())
     }

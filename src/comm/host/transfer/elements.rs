@@ -3,9 +3,23 @@
 
 use crate::collective::ReduceOperation;
 use crate::comm::host::protocol::running_call::RunningCall;
+use crate::comm::signature::{Purpose, Signature};
 use crate::compute::{self, Stored};
 
+/// The longest output that is left in the processor's cache, in bytes.
+const LONGEST_OUTPUT: usize = 32 << 20;
+
+/// The same for a piece of a tensor dictionary, of which there are many.
+const LONGEST_TENSOR: usize = 1 << 20;
+
 impl RunningCall<'_> {
+    /// Whether this rank's output is longer than caches are. The weights of a model are in all.
+    fn is_past_cache(&self) -> bool {
+        let Signature { purpose, call } = self.request.signature;
+        let longest = if purpose == Purpose::TensorDict { LONGEST_TENSOR } else { LONGEST_OUTPUT };
+        call.output_bytes(self.host.segment.len()) > longest
+    }
+
     /// Copies elements of a rank's input, or rounds them. Both addresses may be the same.
     ///
     /// # Safety
@@ -21,6 +35,21 @@ impl RunningCall<'_> {
                 Some(wire_type) => {
                     compute::round(wire_type, Stored::AsFloat32, source, target, byte_len / call.data_type.byte_len());
                 }
+            }
+        }
+    }
+
+    /// [`move_elements`](Self::move_elements), past the cache if the output is longer than that.
+    ///
+    /// # Safety
+    ///
+    /// As [`move_elements`](Self::move_elements). The two do not overlap.
+    pub(super) unsafe fn take_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.request.signature.call.wire_type {
+                None if self.is_past_cache() => compute::copy_past_cache(source, target, byte_len),
+                _ => self.move_elements(source, target, byte_len),
             }
         }
     }

@@ -15,18 +15,11 @@ use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
-use crate::comm::signature::{Purpose, Signature};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
 use crate::error::Result;
 use crate::rank::GroupRank;
 use crate::stream::Watch;
-
-/// The longest output that is left in the processor's cache, in bytes.
-const LONGEST_OUTPUT: usize = 32 << 20;
-
-/// The same for a piece of a tensor dictionary, of which there are many.
-const LONGEST_TENSOR: usize = 1 << 20;
 
 /// By how many rounds a rank that also takes fills its stages ahead. What it gives to itself, or
 /// reduces with what it takes, is then still in its cache: a broadcast of 4 MiB takes two thirds of
@@ -123,13 +116,6 @@ impl RunningCall<'_> {
     fn peers(&self) -> impl Iterator<Item = GroupRank> + use<> {
         let own = self.host.rank;
         self.host.segment.ranks().filter(move |peer| *peer != own)
-    }
-
-    /// Whether this rank's output is longer than caches are. The weights of a model are in all.
-    pub(super) fn is_past_cache(&self) -> bool {
-        let Signature { purpose, call } = self.request.signature;
-        let longest = if purpose == Purpose::TensorDict { LONGEST_TENSOR } else { LONGEST_OUTPUT };
-        call.output_bytes(self.host.segment.len()) > longest
     }
 
     /// The type of the elements in stages.
@@ -229,9 +215,7 @@ impl RunningCall<'_> {
                 Some(wire_type) if giver != self.host.rank => {
                     compute::round(wire_type, Stored::AsWireType, source, target, piece.len);
                 }
-                None if giver != self.host.rank && self.is_past_cache() => {
-                    compute::copy_past_cache(source, target, byte_len);
-                }
+                None if giver != self.host.rank => self.take_elements(source, target, byte_len),
                 _ => self.move_elements(source, target, byte_len),
             }
         }
