@@ -452,8 +452,8 @@ impl BoundLayer {
     }
 }
 
-/// A layer's run on raw addresses, which a [`Work`] owns. It is empty if the run has ended before
-/// there was a `Work`.
+/// A layer's run on raw addresses, which a [`Work`] owns. It is empty if the enqueueing call has
+/// run the layer itself.
 #[derive(Debug)]
 pub struct LayerTask(Option<Box<EnqueuedRun>>);
 

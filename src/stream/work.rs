@@ -64,7 +64,7 @@ impl<T: Send + 'static> Work<T> {
         Work { state, finish: T::finish }
     }
 
-    /// Work that has ended before there was a stream to run it.
+    /// Work that the enqueueing call has run itself.
     pub(crate) fn ended(task: T, result: Result<()>) -> Self
     where
         T: Task,
