@@ -3,8 +3,10 @@
 use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::Dims;
 use distcollective::{
-    Buffer, Builder, DataType, DistCollective, Network, Rank, ReduceOperation, Root, inputs, outputs,
+    Buffer, Builder, DataType, DistCollective, Network, Rank, ReduceOperation, Root, Stream, inputs, outputs,
 };
+
+use crate::ranks::on_ranks;
 
 /// A chain of layers that is too long for a recursion on a small stack.
 #[test]
@@ -68,6 +70,28 @@ fn a_layer_by_itself_tells_its_output_dims() {
         layer.output_dims(&dims(&[3, 5])).expect_err("3 rows").to_string(),
         "layer (all_to_all): dimension 0 is 3, which is not a multiple of 4 ranks"
     );
+}
+
+#[test]
+fn a_collective_of_no_elements_needs_no_buffers() {
+    on_ranks(3, |communicator| {
+        let layers = [
+            DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(3).into_layer(),
+            DistCollective::reduce_scatter(ReduceOperation::Avg).nb_rank(3).into_layer(),
+            DistCollective::reduce(ReduceOperation::Max, Rank(2)).nb_rank(3).into_layer(),
+            DistCollective::broadcast(Rank(1)).nb_rank(3).into_layer(),
+            DistCollective::all_gather().nb_rank(3).into_layer(),
+            DistCollective::all_to_all().nb_rank(3).into_layer(),
+        ];
+        for layer in layers {
+            let layer = layer.bind(&communicator, DataType::Float32).expect("the same layer");
+            for dims in [[0, 5], [3, 0]] {
+                // SAFETY: there is nothing to read or write.
+                let work = unsafe { layer.enqueue(std::ptr::null(), std::ptr::null_mut(), &dims, &Stream::inline()) };
+                drop(work.expect("a call").wait().expect("it ends"));
+            }
+        }
+    });
 }
 
 #[test]

@@ -51,18 +51,21 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the ranks' eager memory.
     pub(crate) fn eager(&mut self) -> Result<()> {
-        let (rank, segment, sequence) = (self.host.rank, &*self.host.segment, self.progress.sequence);
-        self.take_inputs(|peer| match peer == rank && !self.has_input_list() {
-            true => self.request.input.pointer,
-            false => segment.read_eager(peer, sequence),
-        })
+        self.take_inputs(|peer| self.host.segment.read_eager(peer, self.progress.sequence))
+    }
+
+    /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a
+    /// list, it reads where it is: a peer may hold the cache lines of the copy.
+    pub(super) fn reads_copy_of(&self, peer: GroupRank) -> bool {
+        peer != self.host.rank || self.has_input_list()
     }
 
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.
-    /// `input_of` finds the copy of a rank whose elements this one takes.
-    pub(super) fn take_inputs(&self, input_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
+    /// `copy_of` finds the copy of a rank whose elements this one takes.
+    pub(super) fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
         let call = self.request.signature.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
+        let input_of = |peer| if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
         let own_block = rank.index() * block;
         let take = |peer: GroupRank, offset: usize, target_block: usize| {
             // SAFETY: a rank's copy holds its input, with the block in it, because the rank made

@@ -6,8 +6,9 @@ use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
 use crate::error::Result;
 
-/// The inputs of all ranks, one after the other, each aligned to every element type. They are on
-/// the stack, unless many ranks give long ones.
+/// The inputs of all ranks, one after the other, each aligned to every element type. Those that
+/// this rank does not read from headers are zeros. They are on the stack, unless many ranks give
+/// long ones.
 type Payloads = SmallVec<[u64; 512]>;
 
 /// Whether an input of this length fits a header.
@@ -39,7 +40,7 @@ impl RunningCall<'_> {
         for peer in segment.ranks() {
             // A header does not change before this rank has finished this collective (invariant 4).
             let header = || segment.slot(peer).call_header(self.progress.sequence);
-            match self.takes_from(peer).then(header).flatten() {
+            match (self.takes_from(peer) && self.reads_copy_of(peer)).then(header).flatten() {
                 Some(header) => payloads.extend(header.payload(self.input_bytes)),
                 None => payloads.resize(payloads.len() + words, 0),
             }
