@@ -11,7 +11,8 @@ use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writ
 use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
-use super::protocol::running_call::{CallProgress, RunningCall};
+use super::protocol::call_progress::CallProgress;
+use super::protocol::running_call::RunningCall;
 use super::protocol::segment::{Milestone, Segment};
 use super::world::World;
 use crate::collective::{Call, Collective};
@@ -28,6 +29,7 @@ use crate::memory::{Address, Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
+use crate::sync::{Ordering, fence};
 use crate::util::text::{count_of, list_ranks};
 
 /// One rank of a host communicator. On cache lines of its own, because each call writes some of it.
@@ -104,6 +106,23 @@ impl HostBackend {
         self.check_process()?;
         // A call that is not made would leave the peers waiting, so this ends the communicator.
         rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))
+    }
+
+    /// Begins a message. Its peer may be a rank that made another collective than this one, in
+    /// which both only gave, and may never send or receive it. One of the two learns that here.
+    fn enter_messages(&self) -> Result<()> {
+        self.check_process()?;
+        // A thread of this rank that is in a collective compares by itself.
+        let Ok(mut progress) = self.progress.try_lock() else { return Ok(()) };
+        // The message itself returns the error of a communicator that has ended.
+        if progress.is_agreed() || self.check_alive().is_err() {
+            return Ok(());
+        }
+        // Pairs with the same fence of the peer. Both have posted their headers before, so one of
+        // them finds the other's.
+        fence(Ordering::SeqCst);
+        let latest = progress.sequence;
+        progress.compare_until(self, latest).map_err(|error| self.end(error))
     }
 
     /// The error that ended the communicator, if one did.
@@ -323,13 +342,13 @@ impl Backend for HostBackend {
     }
 
     unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
-        self.check_process()?;
+        self.enter_messages()?;
         // SAFETY: the caller's promise.
         unsafe { self.messenger.run(message, deadline) }
     }
 
     unsafe fn start_messages(&self, messages: Vec<(MessageRequest, OnEnd)>, deadline: Instant) -> Result<()> {
-        self.check_process()?;
+        self.enter_messages()?;
         // SAFETY: the caller's promise.
         unsafe { self.messenger.start(messages, deadline) }
     }

@@ -124,6 +124,33 @@ fn pending_messages_end_with_the_communicator() {
     });
 }
 
+/// A message may be the next call of two ranks that only gave, in calls that differ.
+#[test]
+fn ranks_that_gave_in_different_calls_learn_of_it_from_a_message() {
+    for is_blocking in [true, false] {
+        let errors = on_both(2, move |communicator| {
+            let peer = Rank(1 - communicator.rank().0);
+            match peer {
+                Rank(1) => communicator.broadcast(&mut [1u8], Rank(0)).expect("it only gives"),
+                _ => communicator.gather(&[1u8], None::<&mut [u8]>, Rank(0)).expect("it only gives"),
+            }
+            let error = match is_blocking {
+                true => communicator.recv(&mut [0u8], peer, 0).map(drop).expect_err("the calls differ"),
+                false => {
+                    let receiving = communicator.irecv(vec![0u8], peer, 0).map_err(Error::from);
+                    receiving.and_then(|work| Ok(work.wait().map(drop)?)).expect_err("the calls differ")
+                }
+            };
+            (error.kind(), error.to_string())
+        });
+        let calls = "ranks disagree on collective 1: rank 0 calls broadcast from group rank 0 of 1 uint8; rank 1 calls \
+                     gather to group rank 0 of 1 uint8";
+        for (kind, text) in errors.iter().flatten() {
+            assert!(*kind == ErrorKind::Disagreement && text.contains(calls), "{kind:?} {text}");
+        }
+    }
+}
+
 #[test]
 fn a_late_message_ends_the_communicator() {
     on_both(2, |communicator| {

@@ -4,6 +4,7 @@
 pub(super) mod abort_domain;
 pub(super) mod access_guard;
 mod asymmetric_fence;
+pub(super) mod call_progress;
 mod caller_threads;
 #[cfg(all(test, loom))]
 pub(super) mod model;

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::report::{self, Report};
+use super::call_progress::CallProgress;
+use super::report::Report;
 use super::segment::Milestone;
 use super::slot::{BufferLocation, CallBody, CallHeader, HEADER_RING_LEN, PAYLOAD_BYTES};
 use super::waiter::{WaitError, Waiter};
@@ -14,7 +15,7 @@ use crate::collective::{Collective, Givers, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::{eager, inline};
-use crate::comm::signature::{Purpose, Signature};
+use crate::comm::signature::Purpose;
 use crate::comm::transfer_path::TransferPath;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
@@ -27,47 +28,6 @@ pub(crate) type ForEachRank<T> = SmallVec<[T; 64]>;
 
 /// How many bytes a rank moves before it checks its deadline again.
 const CHECK_BYTES: usize = 1 << 20;
-
-/// How far this rank has come in its communicator.
-pub(crate) struct CallProgress {
-    /// The number of its latest collective; the first one is 1.
-    pub(crate) sequence: u64,
-    /// The signatures of its latest collectives, each at the place of its header. This rank
-    /// compares with these, because its headers may be in its peers' caches.
-    signatures: [[u64; 2]; HEADER_RING_LEN as usize],
-    /// How many of its collectives errors count; see `Purpose::is_counted`.
-    counted: u64,
-    /// The number of its latest round (invariant 7).
-    pub(crate) round: u64,
-    /// This rank may write stages up to this round (invariant 8).
-    pub(crate) stage_room: u64,
-    /// The collectives up to this one have been found equal on every rank.
-    agreed: u64,
-    /// The collectives up to this one have been published as done (invariant 4).
-    done: u64,
-    /// This rank may post headers up to this collective (invariant 4).
-    room: u64,
-    /// The latest collective that gave elements in this rank's eager memory.
-    eager: u64,
-    /// How elements moved in the latest collective that moved any.
-    pub(crate) path: Option<TransferPath>,
-}
-
-impl Default for CallProgress {
-    fn default() -> Self {
-        let room = HEADER_RING_LEN;
-        let signatures = [[0; 2]; HEADER_RING_LEN as usize];
-        let (sequence, counted, round, stage_room, agreed, done, eager) = (0, 0, 0, 0, 0, 0, 0);
-        CallProgress { sequence, signatures, counted, round, stage_room, agreed, done, room, eager, path: None }
-    }
-}
-
-impl CallProgress {
-    /// The signature of one of this rank's latest collectives.
-    fn signature(&self, sequence: u64) -> [u64; 2] {
-        self.signatures[(sequence % HEADER_RING_LEN) as usize]
-    }
-}
 
 /// One collective on one rank.
 pub(crate) struct RunningCall<'a> {
@@ -108,8 +68,7 @@ impl<'a> RunningCall<'a> {
         request: &'a Request<'a>,
         blocks: &'a [Address],
     ) -> Self {
-        progress.sequence += 1;
-        progress.counted += u64::from(request.signature.purpose.is_counted());
+        progress.begin(request.signature.purpose);
         let (call, n) = (&request.signature.call, host.segment.len());
         let input_bytes = call.input_bytes(n);
         let path_of_copies = match input_bytes {
@@ -131,8 +90,7 @@ impl<'a> RunningCall<'a> {
     fn run_phases(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.wait_for_room()?;
-        let place = self.progress.sequence % HEADER_RING_LEN;
-        self.progress.signatures[place as usize] = self.request.signature.to_words();
+        self.progress.set_signature(self.request.signature);
         if self.request.signature.purpose.is_announcement() {
             return self.announce();
         }
@@ -199,7 +157,7 @@ impl<'a> RunningCall<'a> {
             if self.progress.agreed < replaced {
                 return Err(self.report().error(WaitError::PeerLost, posted));
             }
-            self.progress.room = slowest.saturating_add(HEADER_RING_LEN);
+            self.progress.room = slowest.min(self.progress.agreed).saturating_add(HEADER_RING_LEN);
         }
         Ok(())
     }
@@ -336,31 +294,8 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Compares all headers of the collectives up to `last` that are there (invariant 5).
-    #[inline]
     fn compare_until(&mut self, last: u64) -> Result<()> {
-        if self.progress.agreed < last { self.compare_new(last) } else { Ok(()) }
-    }
-
-    fn compare_new(&mut self, last: u64) -> Result<()> {
-        let (host, first) = (self.host, self.progress.agreed + 1);
-        let (mut agreed, mut difference) = (last, u64::MAX);
-        for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
-            for sequence in first..=last {
-                let own = self.progress.signature(sequence);
-                match host.segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
-                    Some(words) if words == own => continue,
-                    Some(_) => difference = difference.min(sequence),
-                    // It has posted no later one either.
-                    None => agreed = agreed.min(sequence - 1),
-                }
-                break;
-            }
-        }
-        if difference <= last {
-            return Err(report::disagreement(host, difference, self.number_of(difference)));
-        }
-        self.progress.agreed = agreed;
-        Ok(())
+        self.progress.compare_until(self.host, last)
     }
 
     /// Whether peers reach every buffer that they would touch (invariant 6).
@@ -428,8 +363,12 @@ impl<'a> RunningCall<'a> {
         let Err(error) = waited else { return Ok(()) };
         let is_peer_lost = matches!(error, WaitError::PeerLost);
         if is_peer_lost || matches!(error, WaitError::DeadlineExceeded) {
-            // A peer may have posted a header and left since the last look.
+            // A peer may have posted a header and left since the last look. Or it has finished and
+            // left, and what this rank waits for has come too.
             self.compare_until(last)?;
+            if is_peer_lost && look(self)? {
+                return Ok(());
+            }
         }
         Err(report.error(error, if is_peer_lost { needed } else { awaited }))
     }
@@ -439,19 +378,8 @@ impl<'a> RunningCall<'a> {
     }
 
     fn report(&self) -> Report<'a> {
-        let (sequence, number) = (self.progress.sequence, self.number_of(self.progress.sequence));
-        Report { host: self.host, request: self.request, sequence, number }
-    }
-
-    /// The number of one of this rank's latest collectives as errors count, for
-    /// `place_of`.
-    fn number_of(&self, sequence: u64) -> u64 {
-        let CallProgress { sequence: latest, counted, .. } = *self.progress;
-        let is_counted = |sequence: &u64| match *sequence == latest {
-            true => self.request.signature.purpose.is_counted(),
-            false => Signature::from_words(self.progress.signature(*sequence)).is_some_and(|s| s.purpose.is_counted()),
-        };
-        counted + 1 - (sequence..=latest).filter(is_counted).count() as u64
+        let sequence = self.progress.sequence;
+        Report { host: self.host, request: self.request, sequence, number: self.progress.number_of(sequence) }
     }
 
     /// Called before this rank moves `byte_len` bytes. Checks the deadline and the interrupt hook

@@ -1,0 +1,116 @@
+//! How far a rank has come in its communicator, and up to which collective it knows that its peers
+//! have made the same calls.
+
+use super::report;
+use super::slot::{CallHeader, HEADER_RING_LEN};
+use crate::comm::host::HostBackend;
+use crate::comm::signature::{Purpose, Signature};
+use crate::comm::transfer_path::TransferPath;
+use crate::error::Result;
+
+/// How far this rank has come in its communicator.
+pub(crate) struct CallProgress {
+    /// The number of its latest collective; the first one is 1.
+    pub(crate) sequence: u64,
+    /// The signatures of its latest collectives, each at the place of its header. This rank
+    /// compares with these, because its headers may be in its peers' caches.
+    signatures: [[u64; 2]; HEADER_RING_LEN as usize],
+    /// How many of its collectives errors count; see `Purpose::is_counted`.
+    counted: u64,
+    /// Whether errors count the latest one. Its signature has no place before there is room for
+    /// its header.
+    is_latest_counted: bool,
+    /// The number of its latest round (invariant 7).
+    pub(crate) round: u64,
+    /// This rank may write stages up to this round (invariant 8).
+    pub(crate) stage_room: u64,
+    /// The collectives up to this one have been found equal on every rank.
+    pub(super) agreed: u64,
+    /// The collectives up to this one have been published as done (invariant 4).
+    pub(super) done: u64,
+    /// This rank may post headers up to this collective (invariant 4).
+    pub(super) room: u64,
+    /// The latest collective that gave elements in this rank's eager memory.
+    pub(super) eager: u64,
+    /// How elements moved in the latest collective that moved any.
+    pub(crate) path: Option<TransferPath>,
+}
+
+impl Default for CallProgress {
+    fn default() -> Self {
+        CallProgress {
+            sequence: 0,
+            signatures: Default::default(),
+            counted: 0,
+            is_latest_counted: false,
+            round: 0,
+            stage_room: 0,
+            agreed: 0,
+            done: 0,
+            room: HEADER_RING_LEN,
+            eager: 0,
+            path: None,
+        }
+    }
+}
+
+impl CallProgress {
+    /// Counts the next collective.
+    pub(super) fn begin(&mut self, purpose: Purpose) {
+        self.sequence += 1;
+        self.is_latest_counted = purpose.is_counted();
+        self.counted += u64::from(self.is_latest_counted);
+    }
+
+    /// Sets the signature of the latest collective. There is room for its header.
+    pub(super) fn set_signature(&mut self, signature: Signature) {
+        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = signature.to_words();
+    }
+
+    /// The signature of one of this rank's latest collectives.
+    pub(super) fn signature(&self, sequence: u64) -> [u64; 2] {
+        self.signatures[(sequence % HEADER_RING_LEN) as usize]
+    }
+
+    /// The number of one of this rank's latest collectives as errors count, for `place_of`.
+    pub(super) fn number_of(&self, sequence: u64) -> u64 {
+        let is_counted = |sequence: &u64| match *sequence == self.sequence {
+            true => self.is_latest_counted,
+            false => Signature::from_words(self.signature(*sequence)).is_some_and(|s| s.purpose.is_counted()),
+        };
+        self.counted + 1 - (sequence..=self.sequence).filter(is_counted).count() as u64
+    }
+
+    /// Whether this rank's collectives have all been found equal on every rank.
+    pub(crate) fn is_agreed(&self) -> bool {
+        self.agreed == self.sequence
+    }
+
+    /// Compares all headers of the collectives up to `last` that are there (invariant 5).
+    #[inline]
+    pub(crate) fn compare_until(&mut self, host: &HostBackend, last: u64) -> Result<()> {
+        if self.agreed < last { self.compare_new(host, last) } else { Ok(()) }
+    }
+
+    fn compare_new(&mut self, host: &HostBackend, last: u64) -> Result<()> {
+        let first = self.agreed + 1;
+        let (mut agreed, mut difference) = (last, u64::MAX);
+        for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
+            for sequence in first..=last {
+                let own = self.signature(sequence);
+                match host.segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
+                    Some(words) if words == own => continue,
+                    Some(_) => difference = difference.min(sequence),
+                    // It has posted no later one either.
+                    None => agreed = agreed.min(sequence - 1),
+                }
+                break;
+            }
+        }
+        if difference <= last {
+            return Err(report::disagreement(host, difference, self.number_of(difference)));
+        }
+        self.agreed = agreed;
+        Ok(())
+    }
+}
