@@ -459,7 +459,8 @@ static void a_callback_fails(void) {
 /* A plugin that fails on rank 1 while it runs. Rank 0, which waits in the collective, learns of
  * it. */
 static void fail_on_rank_1(dcl_communicator_t *communicator, int32_t rank, void *shared) {
-    (void)shared;
+    /* How many ranks have set their communicator. */
+    atomic_int *nb_set = shared;
     struct adder adder = {.addend = 1, .run = rank == 1 ? DCL_STATUS_SYSTEM : DCL_STATUS_SUCCESS};
     dcl_plugin_t plugin = plugin_of(&adder);
     plugin.serialize = NULL;
@@ -475,6 +476,10 @@ static void fail_on_rank_1(dcl_communicator_t *communicator, int32_t rank, void 
     OK(dcl_engine_free(engine));
     OK(dcl_network_free(network));
     OK(dcl_execution_context_set_communicator(context, communicator));
+    /* A rank that is still in that call would get the error of rank 1 from it. */
+    atomic_fetch_add(nb_set, 1);
+    while (atomic_load(nb_set) < 2)
+        pause_ms(1);
     OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
     OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
     FAILS(rank == 1 ? DCL_STATUS_PLUGIN : DCL_STATUS_ABORTED, dcl_execution_context_enqueue(context, NULL, NULL));
@@ -493,6 +498,7 @@ int main(void) {
     a_plugin_waits_for_its_own_stream();
     a_plugin_that_is_refused_is_the_caller_s();
     a_callback_fails();
-    on_ranks(2, fail_on_rank_1, NULL);
+    atomic_int nb_set = 0;
+    on_ranks(2, fail_on_rank_1, &nb_set);
     return 0;
 }
