@@ -112,7 +112,7 @@ impl HostBackend {
     /// which both only gave, and may never send or receive it. One of the two learns that here.
     fn enter_messages(&self) -> Result<()> {
         self.check_process()?;
-        // A thread of this rank that is in a collective compares by itself.
+        // While another thread of this rank is in a collective, the rank's next call compares.
         let Ok(mut progress) = self.progress.try_lock() else { return Ok(()) };
         // The message itself returns the error of a communicator that has ended.
         if progress.is_agreed() || self.check_alive().is_err() {
