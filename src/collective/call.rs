@@ -26,39 +26,8 @@ pub(crate) struct Call {
     pub(crate) wire_type: Option<WireType>,
     /// The caller's type, if the elements are bytes of a type that only moves.
     pub(crate) only_moved: Option<MovedType>,
-    /// What tells the call from others that do the same, if something does.
-    pub(crate) mark: Option<Mark>,
-}
-
-/// What ranks compare beside what a call does. All other calls have no mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
-    /// The number of the bound layer that makes the call, at most [`MAX`](Self::MAX).
-    Layer(NonZeroU16),
-    /// The call is between shuffles that do not run. The number tells the order in which it finds
-    /// elements, and is at most [`MAX`](Self::MAX).
-    Order(u16),
-}
-
-impl Mark {
-    /// The largest number of a layer, and of an order.
-    pub(crate) const MAX: u16 = u16::MAX >> 1;
-
-    /// The mark as a number above 0.
-    pub(crate) fn number(self) -> u16 {
-        match self {
-            Mark::Layer(number) => number.get(),
-            Mark::Order(number) => number | !Self::MAX,
-        }
-    }
-
-    /// The mark with a number; `None` for 0.
-    pub(crate) fn from_number(number: u16) -> Option<Self> {
-        match NonZeroU16::new(number)? {
-            layer if number <= Self::MAX => Some(Mark::Layer(layer)),
-            _ => Some(Mark::Order(number & Self::MAX)),
-        }
-    }
+    /// The number of the bound layer that makes the call, if one does.
+    pub(crate) layer: Option<NonZeroU16>,
 }
 
 /// The ranks that give elements to one rank in a call, itself included.
@@ -95,7 +64,7 @@ impl Call {
     /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
         let determinism = Determinism::Backend;
-        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None, mark: None }
+        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None, layer: None }
     }
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.

@@ -10,7 +10,7 @@ mod operation;
 mod rules;
 mod wire_type;
 
-pub(crate) use call::{Call, Givers, Mark, UsedBytes};
+pub(crate) use call::{Call, Givers, UsedBytes};
 pub use determinism::Determinism;
 pub(crate) use exact::step_scratch_bytes;
 #[cfg(feature = "nccl")]

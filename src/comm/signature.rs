@@ -1,8 +1,9 @@
 //! What ranks compare of a collective before anything moves, so that different calls are an error.
 
 use std::fmt;
+use std::num::NonZeroU16;
 
-use crate::collective::{Call, Collective, CollectiveOperation, Determinism, Mark, ReduceOperation, WireType};
+use crate::collective::{Call, Collective, CollectiveOperation, Determinism, ReduceOperation, WireType};
 use crate::moved_type::TransferType;
 use crate::rank::GroupRank;
 
@@ -155,7 +156,7 @@ const PURPOSE_BITS: u32 = 5;
 /// The operation and the transport type share a byte: this many bits are the operation's.
 const OPERATION_BITS: u32 = 4;
 
-/// `block_elements` and the mark share a word: this many bits are the elements'. That is enough for
+/// `block_elements` and the layer share a word: this many bits are the elements'. That is enough for
 /// 256 TiB, and a process has less memory.
 const ELEMENT_BITS: u32 = 48;
 
@@ -167,16 +168,16 @@ fn lowest(bits: u32, byte: u8) -> u8 {
 impl Signature {
     /// As two words, for memory that ranks share.
     pub(crate) fn to_words(self) -> [u64; 2] {
-        let Call { collective, block_elements, determinism, wire_type, mark, .. } = self.call;
+        let Call { collective, block_elements, determinism, wire_type, layer, .. } = self.call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
         let root = collective.root().map_or(0, |root| root.0);
         let purpose = self.purpose as u8 | (determinism.number() as u8) << PURPOSE_BITS;
         let wire_type = wire_type.map_or(WireType::NONE_NUMBER, WireType::number);
         let operation = collective.operation().number() as u8 | (wire_type as u8) << OPERATION_BITS;
         let bytes = [purpose, operation, reduce_op as u8, self.call.transfer_type().number()];
-        let mark = mark.map_or(0, Mark::number);
+        let layer = layer.map_or(0, NonZeroU16::get);
         let call = u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32;
-        [call, block_elements as u64 | u64::from(mark) << ELEMENT_BITS]
+        [call, block_elements as u64 | u64::from(layer) << ELEMENT_BITS]
     }
 
     /// The signature from its words; `None` for words that no rank of this version wrote.
@@ -191,8 +192,8 @@ impl Signature {
         let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
         let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((words[0] >> 32) as u32)))?;
         let block_elements = usize::try_from(words[1] & ((1 << ELEMENT_BITS) - 1)).ok()?;
-        let mark = Mark::from_number((words[1] >> ELEMENT_BITS) as u16);
-        let call = Call { collective, data_type, block_elements, determinism, wire_type, only_moved, mark };
+        let layer = NonZeroU16::new((words[1] >> ELEMENT_BITS) as u16);
+        let call = Call { collective, data_type, block_elements, determinism, wire_type, only_moved, layer };
         Some(Signature { purpose, call })
     }
 }
@@ -215,8 +216,6 @@ impl fmt::Display for Signature {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU16;
-
     use super::*;
     use crate::data_type::DataType;
     use crate::moved_type::MovedType;
@@ -236,11 +235,9 @@ mod tests {
                     Purpose::ALL.into_iter().flat_map(|purpose| options.clone().map(move |option| (purpose, option)))
                 {
                     let block_elements = usize::MAX >> (u64::BITS - ELEMENT_BITS);
-                    let layers = [1, Mark::MAX].map(|number| NonZeroU16::new(number).map(Mark::Layer));
-                    let orders = [0, Mark::MAX].map(|number| Some(Mark::Order(number)));
-                    for mark in layers.into_iter().chain(orders).chain([None]) {
+                    for layer in [0, 1, u16::MAX].map(NonZeroU16::new) {
                         let call =
-                            Call { collective, data_type, block_elements, determinism, wire_type, only_moved, mark };
+                            Call { collective, data_type, block_elements, determinism, wire_type, only_moved, layer };
                         let signature = Signature { purpose, call };
                         assert_eq!(Signature::from_words(signature.to_words()), Some(signature));
                     }

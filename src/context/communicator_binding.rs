@@ -58,34 +58,27 @@ impl CommunicatorBinding {
 
     /// On a communicator. Collective, in this rank's turn.
     pub(super) fn to(
-        mut engine: Arc<EngineInner>,
+        engine: Arc<EngineInner>,
         communicator: &Communicator,
         options: ContextOptions,
         deadline: Instant,
     ) -> Result<Self> {
-        let regions_of = |engine: &EngineInner| {
-            communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(engine)?))?;
-            Regions::new(engine, communicator.space())
+        let make_regions = || {
+            communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(&engine)?))?;
+            Regions::new(&engine, communicator.space())
         };
         // What can fail on this rank alone comes before the agreement, which tells the other ranks.
         let mut layers =
             engine.analysis.schedule.iter().filter_map(|id| engine.analysis.collectives[id.index()].as_ref());
-        let regions = layers.try_for_each(|layer| Roles::check(communicator, layer)).and_then(|()| regions_of(&engine));
+        let regions = layers.try_for_each(|layer| Roles::check(communicator, layer)).and_then(|()| make_regions());
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
-        let described = engine.described.as_ref().unwrap_or(&engine);
         let needs = Needs {
-            order: engine.analysis.cancellation.order_of_elements,
-            region_bytes: [&engine, described].map(|engine| engine.memory.communicator_bytes),
-            steps: [&engine, described].map(|engine| engine.analysis.collectives_in_steps()),
+            region_bytes: engine.memory.communicator_bytes as u64,
+            steps: engine.analysis.collectives_in_steps(),
         };
-        let Agreement { is_one_order, region_bytes, has_equal_steps, .. } =
+        let Agreement { region_bytes, has_equal_steps, .. } =
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
-        if let Some(described) = engine.described.clone().filter(|_| !is_one_order) {
-            // Some rank's collectives would find their elements in another order.
-            regions = regions_of(&described).inspect_err(|error| communicator.abort_with(error))?;
-            engine = described;
-        }
         let collectives = &engine.analysis.collectives;
         let graphs = match communicator.default_stream() {
             Some(_) => Graphs::agree(&engine, communicator, options, deadline)?,
@@ -252,13 +245,11 @@ impl Drop for RegionsGuard<'_> {
 fn kernels(engine: &EngineInner) -> Result<Vec<Kernel>> {
     let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
-    for (id, layer) in network.layers() {
+    for layer in &network.layers {
         let input_type = || analysis.types[layer.inputs[0].index()];
         match &layer.body {
             LayerBody::Cast(cast) => kernels.extend(Kernel::of_cast(input_type(), cast.to)),
-            LayerBody::Shuffle(shuffle)
-                if !shuffle.shuffle.only_reshapes() && !analysis.cancellation.is_canceled(id) =>
-            {
+            LayerBody::Shuffle(shuffle) if !shuffle.shuffle.only_reshapes() => {
                 kernels.extend(Kernel::of_gather(input_type().byte_len()));
             }
             LayerBody::ElementWise(layer) => kernels.extend(Kernel::of_element_wise(layer.operation(), input_type())),
@@ -331,11 +322,6 @@ mod tests {
         let gathering: BTreeSet<String> =
             widths("transpose").chain(widths("transpose_tiled")).filter(|name| name != "transpose_tiled 16").collect();
         assert_eq!(of(|network, x| network.add_shuffle(x, Shuffle::transpose([1, 0])))?, gathering);
-        let undone = of(|network, x| {
-            let x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
-            network.add_shuffle(x, Shuffle::transpose([1, 0]))
-        })?;
-        assert_eq!(undone, BTreeSet::new());
         assert_eq!(of(|network, x| network.add_slice(x, &[0, 0], &[2, 2], &[1, 1]))?, gathering);
         assert_eq!(of(|network, x| network.add_concatenation(&[x, x], 1))?, widths("copy_rows").collect());
         let quotient = of(|network, x| network.add_elementwise(x, x, ElementWiseOperation::Div))?;

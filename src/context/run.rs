@@ -10,7 +10,6 @@ use super::gpu;
 use super::regions::Memory;
 use super::setup::Setup;
 use super::shapes::Shapes;
-use crate::collective::Call;
 use crate::comm::{CallGroup, Purpose, Request, Signature};
 use crate::cuda::{CudaStream, call_out};
 use crate::dist_collective::Role;
@@ -193,7 +192,10 @@ impl<'a> EngineRun<'a> {
         let mut group = CallGroup::default();
         let mut first = None;
         for id in layers {
-            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.call(*id)) else { continue };
+            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.shapes.calls[id.index()])
+            else {
+                continue;
+            };
             let layer = &engine.network.layers[id.index()];
             let request = Request {
                 signature: Signature { purpose: Purpose::Collective, call },
@@ -211,12 +213,6 @@ impl<'a> EngineRun<'a> {
             first.map_or(Ok(()), |communicator| communicator.run_group(&group))?;
             layers.iter().try_for_each(|&id| self.finish(id))
         }
-    }
-
-    /// The call of a DistCollective layer, as this rank's peers have to make it too.
-    fn call(&self, id: LayerId) -> Option<Call> {
-        let mark = self.binding.engine.analysis.cancellation.mark(id);
-        self.shapes.calls[id.index()].map(|call| Call { mark, ..call })
     }
 
     /// The address of a place of the memory plan. The plan keeps places apart that are in use at
@@ -278,10 +274,7 @@ impl<'a> EngineRun<'a> {
             LayerBody::DistCollective(_) => unsafe { self.dist_collective(id)? },
             LayerBody::Shuffle(_) => {
                 let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                let Some(mut steps) = self.shapes.shuffles[id.index()] else { return Ok(()) };
-                if engine.analysis.cancellation.is_canceled(id) {
-                    (steps.first, steps.second) = (None, None);
-                }
+                let Some(steps) = self.shapes.shuffles[id.index()] else { return Ok(()) };
                 let scratch = engine.memory.scratch[id.index()].as_ref().map(|place| self.place(place));
                 // SAFETY: input, output and scratch are places of the plan or tensors of the
                 // caller, long enough for the shapes, and apart except for a mere reshape.
@@ -380,9 +373,8 @@ impl<'a> EngineRun<'a> {
     /// As [`EngineRun::layer`].
     unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
         let engine = &*self.binding.engine;
-        let (Some(resolved), Some(call)) = (&engine.analysis.collectives[id.index()], self.call(id)) else {
-            return Ok(());
-        };
+        let resolved = engine.analysis.collectives[id.index()].as_ref();
+        let (Some(resolved), Some(call)) = (resolved, self.shapes.calls[id.index()]) else { return Ok(()) };
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         let role = self.binding.role(id);

@@ -41,7 +41,7 @@ impl Shapes {
         }
         let mut first_error = None;
         let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
-        let inferred = infer_shapes(network, &analysis.order, &types, &analysis.collectives, given, |_, error| {
+        let inferred = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, error| {
             first_error.get_or_insert(error);
         });
         if let Some(error) = first_error {
@@ -49,7 +49,6 @@ impl Shapes {
         }
         shapes.all = inferred.into_iter().map(Option::unwrap_or_default).collect();
         shapes.check_room(engine)?;
-        engine.described.as_ref().map_or(Ok(()), |described| shapes.check_room(described))?;
         shapes.calls = (network.layers.iter().zip(&analysis.collectives))
             .map(|(layer, resolved)| {
                 let resolved = resolved.as_ref()?;

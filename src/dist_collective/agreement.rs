@@ -8,7 +8,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::ResolvedLayer;
-use crate::collective::{Determinism, Mark};
+use crate::collective::Determinism;
 use crate::comm::{Communicator, Purpose};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
@@ -67,37 +67,26 @@ impl PlannedCall {
 struct Summary {
     accepts: bool,
     calls: [u8; 32],
-    order: Option<ElementOrder>,
-    region_bytes: [u64; 2],
-    steps: [[u8; 32]; 2],
+    needs: Needs,
     number: NonZeroU16,
 }
 
-/// A hash of the order in which a plan's collectives find elements, if that is not the order of the
-/// tensors' dimensions.
-pub(crate) type ElementOrder = [u8; 32];
-
 /// What a plan needs beside its calls.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(crate) struct Needs {
-    /// The order of elements that this rank prefers.
-    pub(crate) order: Option<ElementOrder>,
-    /// The bytes from [`Communicator::allocate_region`]: with the preferred order, and without it.
-    pub(crate) region_bytes: [usize; 2],
-    /// A hash of how many collectives are in each step: with the preferred order, and without it.
-    pub(crate) steps: [[u8; 32]; 2],
+    /// The bytes from [`Communicator::allocate_region`].
+    pub(crate) region_bytes: u64,
+    /// A hash of how many collectives are in each step.
+    pub(crate) steps: [u8; 32],
 }
 
 /// What all ranks know after they have compared their calls.
 pub(crate) struct Agreement {
-    /// Whether all ranks prefer one order of elements, which then counts.
-    pub(crate) is_one_order: bool,
     /// The most bytes that a rank needs.
     pub(crate) region_bytes: usize,
     /// Whether all ranks have the same collectives in each step.
     pub(crate) has_equal_steps: bool,
-    /// The agreement's number, at most [`Mark::MAX`]: rank 0's. Rank 0 gives it to no other of its
-    /// latest 32,766.
+    /// The agreement's number: rank 0's. Rank 0 gives it to no other of its latest 65,534.
     pub(crate) number: NonZeroU16,
 }
 
@@ -105,7 +94,7 @@ pub(crate) struct Agreement {
 fn new_number() -> NonZeroU16 {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let made = MADE.fetch_add(1, Ordering::Relaxed);
-    NonZeroU16::MIN.saturating_add((made % u64::from(Mark::MAX)) as u16)
+    NonZeroU16::MIN.saturating_add((made % u64::from(u16::MAX)) as u16)
 }
 
 /// Compares the calls of all ranks, and their needs. Collective: a rank that cannot use the
@@ -125,15 +114,7 @@ pub(crate) fn agree(
         hash.update((call.len() as u64).to_le_bytes());
         hash.update(call);
     }
-    let Needs { order, region_bytes, steps } = needs;
-    let summary = Summary {
-        accepts: verdict.is_ok(),
-        calls: hash.finalize().into(),
-        order,
-        region_bytes: region_bytes.map(|bytes| bytes as u64),
-        steps,
-        number: new_number(),
-    };
+    let summary = Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), needs, number: new_number() };
     let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
     if all.iter().any(|s| !s.accepts) {
         let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
@@ -149,12 +130,10 @@ pub(crate) fn agree(
         let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
-    let is_one_order = all.iter().all(|s| s.order == order);
-    let which = usize::from(!is_one_order);
-    let region_bytes = all.iter().map(|s| s.region_bytes[which]).max().unwrap_or(0) as usize;
-    let has_equal_steps = all.iter().all(|s| s.steps[which] == steps[which]);
+    let region_bytes = all.iter().map(|s| s.needs.region_bytes).max().unwrap_or(0) as usize;
+    let has_equal_steps = all.iter().all(|s| s.needs.steps == needs.steps);
     let number = all.first().unwrap_or(&summary).number;
-    Ok(Agreement { is_one_order, region_bytes, has_equal_steps, number })
+    Ok(Agreement { region_bytes, has_equal_steps, number })
 }
 
 fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::agreement::{Needs, PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
-use crate::collective::{Call, Groups, InPlace, Mark, check_buffers};
+use crate::collective::{Call, Groups, InPlace, check_buffers};
 use crate::comm::{Communicator, Purpose, Request, Signature};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
@@ -288,7 +288,7 @@ impl BoundLayer {
 
     fn call(&self, input: &Shape) -> Call {
         let call = self.0.layer.call(self.0.data_type, input.element_count(), self.0.role.group_len());
-        Call { mark: Some(Mark::Layer(self.0.number)), ..call }
+        Call { layer: Some(self.0.number), ..call }
     }
 
     /// What `take` takes of the run on an input of shape `dims`.

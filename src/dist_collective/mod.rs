@@ -7,7 +7,7 @@ mod typed;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use agreement::{Agreement, ElementOrder, Needs, PlannedCall, agree};
+pub(crate) use agreement::{Agreement, Needs, PlannedCall, agree};
 pub use bound::{BoundLayer, LayerTask};
 pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use super::cancellation::Cancellation;
 use super::inference::{Extent, infer_extents, infer_types};
 use super::warnings::warnings;
 use crate::comm::MAX_GROUPED_CALLS;
@@ -23,11 +22,9 @@ const MAX_NAME_BYTES: usize = 4095;
 const MAX_TENSOR_NAME_BYTES: usize = MAX_NAME_BYTES + ".output4294967295".len();
 
 /// What validation finds out about a valid network.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Analysis {
     /// All layers, each after those it depends on.
-    pub(crate) order: Vec<LayerId>,
-    /// The layers that run, in this order.
     pub(crate) schedule: Vec<LayerId>,
     /// The schedule in steps: one layer each, or adjacent collectives that do not depend on each
     /// other and may go on together.
@@ -40,8 +37,6 @@ pub(crate) struct Analysis {
     pub(crate) collectives: Vec<Option<ResolvedLayer>>,
     /// The layers that read each tensor.
     pub(crate) readers: Readers,
-    /// The shuffles that move nothing.
-    pub(crate) cancellation: Cancellation,
     /// What is allowed but may be a mistake.
     pub(crate) warnings: Vec<String>,
 }
@@ -62,18 +57,10 @@ impl Analysis {
         }
         hash.finalize().into()
     }
-
-    /// The same network with other shuffles that move nothing.
-    pub(super) fn with_cancellation(self, network: &Network, cancellation: Cancellation) -> Self {
-        let runs = |id: &LayerId| cancellation.runs(network, *id);
-        let schedule: Vec<LayerId> = self.order.iter().copied().filter(runs).collect();
-        let steps = steps(network, &schedule, &self.collectives, &cancellation);
-        Analysis { schedule, steps, cancellation, ..self }
-    }
 }
 
 /// The layers that read each tensor, in the order in which they are given.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Readers {
     /// For each tensor where its layers begin, and the end of the last.
     starts: Vec<u32>,
@@ -82,18 +69,9 @@ pub(crate) struct Readers {
 
 impl Readers {
     fn new(network: &Network, layers: &[LayerId]) -> Self {
-        Self::of_holders(network, layers, |tensor| tensor)
-    }
-
-    /// The layers that read each tensor, or a tensor whose holder it is.
-    pub(super) fn of_holders(
-        network: &Network,
-        layers: &[LayerId],
-        holder: impl Fn(TensorId) -> TensorId + Copy,
-    ) -> Self {
         let inputs = |id: &LayerId| {
             let id = *id;
-            network.layers[id.index()].inputs.iter().map(move |&input| (holder(input).index() as u32, id))
+            network.layers[id.index()].inputs.iter().map(move |input| (input.index() as u32, id))
         };
         let mut reads: Vec<(u32, LayerId)> = layers.iter().flat_map(inputs).collect();
         reads.sort_by_key(|(tensor, _)| *tensor);
@@ -119,12 +97,12 @@ pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
         return Err(Error::from_mistakes(mistakes));
     }
     check_names(network, &mut mistakes);
-    let order = schedule(network, &mut mistakes);
-    let readers = Readers::new(network, &order);
+    let schedule = schedule(network, &mut mistakes);
+    let readers = Readers::new(network, &schedule);
     check_uses(network, &mut mistakes);
     let collectives = resolve_collectives(network, &mut mistakes);
-    let types = infer_types(network, &order, &mut mistakes);
-    let extents = infer_extents(network, &order, &types, &collectives, &mut mistakes);
+    let types = infer_types(network, &schedule, &mut mistakes);
+    let extents = infer_extents(network, &schedule, &types, &collectives, &mut mistakes);
     if !mistakes.is_empty() {
         return Err(Error::from_mistakes(mistakes));
     }
@@ -133,11 +111,8 @@ pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
         return Err(error!(InvalidNetwork, "the network has a tensor that nothing computes"));
     };
     let warnings = warnings(network, &collectives, &readers);
-    let cancellation = Cancellation::find(network, &order, &extents, &collectives, &readers);
-    let (schedule, steps, none) = (Vec::new(), Vec::new(), Cancellation::none(network));
-    let analysis =
-        Analysis { order, schedule, steps, types, extents, collectives, readers, cancellation: none, warnings };
-    Ok(analysis.with_cancellation(network, cancellation))
+    let steps = steps(network, &schedule, &collectives);
+    Ok(Analysis { schedule, steps, types, extents, collectives, readers, warnings })
 }
 
 /// Checks the inputs and outputs of a layer: the caller may have put another layer in its place.
@@ -233,16 +208,11 @@ pub(super) fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<Laye
     order
 }
 
-fn steps(
-    network: &Network,
-    schedule: &[LayerId],
-    collectives: &[Option<ResolvedLayer>],
-    cancellation: &Cancellation,
-) -> Vec<Range<usize>> {
+fn steps(network: &Network, schedule: &[LayerId], collectives: &[Option<ResolvedLayer>]) -> Vec<Range<usize>> {
     let is_collective = |id: LayerId| collectives[id.index()].as_ref().is_some_and(|layer| !layer.is_identity());
     let reads_from = |id: LayerId, other: LayerId| {
         let outputs = &network.layers[other.index()].outputs;
-        network.layers[id.index()].inputs.iter().any(|input| outputs.contains(&cancellation.holder(*input)))
+        network.layers[id.index()].inputs.iter().any(|input| outputs.contains(input))
     };
     let mut steps: Vec<Range<usize>> = Vec::new();
     for (position, &id) in schedule.iter().enumerate() {

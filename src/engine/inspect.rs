@@ -27,9 +27,6 @@ pub struct Inspection {
     /// The shapes of the dynamic inputs in each profile, by the inputs' names.
     profiles: Vec<BTreeMap<String, ProfileInspection>>,
     layers: Vec<LayerInspection>,
-    /// The shuffles that undo each other and move nothing: pairs of names.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    canceled: Vec<[String; 2]>,
     tensors: Vec<TensorInspection>,
     memory: MemoryInspection,
     warnings: Vec<String>,
@@ -95,9 +92,6 @@ struct TensorInspection {
     /// Whether the tensor may not be written on some rank. There, an output keeps its bytes, and a
     /// layer that reads the tensor reads zeros.
     may_be_unwritten: bool,
-    /// The index of the tensor in whose memory it is.
-    #[serde(skip)]
-    holder: usize,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -179,7 +173,6 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
                 },
             },
             may_be_unwritten: may_be_unwritten(&tensor.source),
-            holder: analysis.cancellation.holder(id).index(),
         }
     });
     let constant_bytes = network.layers.iter().map(|layer| match &layer.body {
@@ -191,12 +184,6 @@ pub(super) fn inspect(engine: &EngineInner) -> Inspection {
         io: engine.io.clone(),
         profiles: (0..network.profile_count).map(|profile| profile_shapes(engine, profile)).collect(),
         layers: layers.collect(),
-        canceled: analysis
-            .cancellation
-            .pairs
-            .iter()
-            .map(|pair| pair.map(|id| network.layers[id.index()].name().to_owned()))
-            .collect(),
         tensors: tensors.collect(),
         memory: MemoryInspection {
             communicator_bytes: memory.communicator_bytes,
@@ -313,9 +300,6 @@ impl fmt::Display for Inspection {
                 write!(f, " {attributes}")?;
             }
             writeln!(f, ": {} -> {}", layer.inputs.join(", "), layer.outputs.join(", "))?;
-        }
-        for [first, second] in &self.canceled {
-            writeln!(f, "       {} and {} undo each other and move nothing", clipped(first), clipped(second))?;
         }
         let MemoryInspection { communicator_bytes, private_bytes, step_scratch_bytes, constant_bytes } = self.memory;
         writeln!(f, "\nmemory")?;

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::analysis::{Analysis, Readers};
+use super::analysis::Analysis;
 use super::placement::{Lifetime, Placement, place};
 use crate::collective;
 use crate::error::{Result, error};
@@ -73,17 +73,12 @@ impl Allocation {
 /// Plans the memory of an analyzed network.
 pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan> {
     let tensor_count = network.tensors.len();
-    let holder = |tensor: TensorId| analysis.cancellation.holder(tensor);
-    // The output of the network that lies in a tensor's memory. There is one at most.
-    let mut output_in: Vec<Option<usize>> = vec![None; tensor_count];
-    network.outputs.iter().enumerate().for_each(|(number, output)| output_in[holder(*output).index()] = Some(number));
     let mut position = vec![0; network.layers.len()];
     // Layers of one step may go on at the same time, so what they use is in use at the same time.
     for (step, layers) in analysis.steps.iter().enumerate() {
         analysis.schedule[layers.clone()].iter().for_each(|id| position[id.index()] = step);
     }
-    // In the order of the schedule.
-    let readers = Readers::of_holders(network, &analysis.schedule, holder);
+    let readers = &analysis.readers;
     let last_use = |tensor: TensorId| readers.of(tensor).last().map(|reader| position[reader.index()]);
 
     let mut allocations: Vec<Allocation> = Vec::new();
@@ -98,7 +93,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         let step = position[id.index()];
         let layer = &network.layers[id.index()];
         for &tensor in &layer.outputs {
-            let output = output_in[tensor.index()];
+            let output = network.tensors[tensor.index()].output.map(|number| number as usize);
             if let LayerBody::Constant(_) = layer.body {
                 locations[tensor.index()] = Location::Constant(id);
                 copy_out[tensor.index()] = output;
@@ -118,7 +113,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
             }
             let last = last_use(tensor).unwrap_or(step);
             let byte_len = analysis.max_byte_len(tensor);
-            let allocation = match in_place_with(network, analysis, &readers, &allocation_of, &position, id) {
+            let allocation = match in_place_with(network, analysis, &allocation_of, &position, id) {
                 Some(allocation) => {
                     allocations[allocation].lifetime.last = last;
                     allocation
@@ -132,7 +127,6 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         }
         if let LayerBody::Shuffle(shuffle) = &layer.body
             && shuffle.shuffle.transposes_twice()
-            && !analysis.cancellation.is_canceled(id)
         {
             let byte_len = analysis.max_byte_len(layer.outputs[0]);
             scratch_allocation[id.index()] = Some(allocations.len());
@@ -140,7 +134,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
         }
         if analysis.collectives[id.index()].as_ref().is_some_and(|c| !c.is_identity()) {
             for tensor in layer.inputs.iter().chain(&layer.outputs) {
-                if let Some(allocation) = allocation_of[holder(*tensor).index()] {
+                if let Some(allocation) = allocation_of[tensor.index()] {
                     allocations[allocation].region = Region::Communicator;
                 }
             }
@@ -156,12 +150,6 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     for (location, allocation) in locations.iter_mut().zip(&allocation_of) {
         if let Some(allocation) = *allocation {
             *location = Location::Region(place_of(allocation));
-        }
-    }
-    // A holder comes before the tensors that it holds.
-    for &id in &analysis.order {
-        for &tensor in &network.layers[id.index()].outputs {
-            locations[tensor.index()] = locations[holder(tensor).index()];
         }
     }
     let scratch = scratch_allocation.into_iter().map(|allocation| allocation.map(place_of)).collect();
@@ -187,14 +175,12 @@ fn step_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
 fn in_place_with(
     network: &Network,
     analysis: &Analysis,
-    readers: &Readers,
     allocation_of: &[Option<usize>],
     position: &[usize],
     id: LayerId,
 ) -> Option<usize> {
     let layer = &network.layers[id.index()];
     let [input] = layer.inputs[..] else { return None };
-    let input = analysis.cancellation.holder(input);
     let data_type = analysis.types[input.index()];
     let able = match &layer.body {
         LayerBody::DistCollective(_) => analysis.collectives[id.index()]
@@ -211,7 +197,7 @@ fn in_place_with(
     };
     // The readers are in the order of the schedule. No other reads the input at this step or later,
     // and this layer reads it once.
-    let is_last_reader = match readers.of(input) {
+    let is_last_reader = match analysis.readers.of(input) {
         [last] => *last == id,
         [.., before, last] => *last == id && position[before.index()] < position[id.index()],
         [] => false,

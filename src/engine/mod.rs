@@ -1,7 +1,6 @@
 //! The engine: a network that has been validated, with its schedule and memory plan.
 
 mod analysis;
-mod cancellation;
 mod dims;
 mod inference;
 mod inspect;
@@ -18,7 +17,6 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 
 pub(crate) use analysis::Analysis;
-use cancellation::Cancellation;
 pub(crate) use inference::infer_shapes;
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
@@ -57,16 +55,13 @@ pub struct Engine {
 }
 
 pub(crate) struct EngineInner {
-    pub(crate) network: Arc<Network>,
+    pub(crate) network: Network,
     pub(crate) analysis: Analysis,
     pub(crate) memory: MemoryPlan,
     pub(crate) io: Vec<IoTensor>,
     /// The collective calls, as ranks compare them.
     pub(crate) planned_calls: Vec<PlannedCall>,
     pub(crate) fingerprint: String,
-    /// The same engine whose shuffles all run, if this one has collectives between canceled ones.
-    /// It runs where the ranks have canceled different shuffles.
-    pub(crate) described: Option<Arc<EngineInner>>,
     /// The shapes of inputs and outputs at the points of the profiles that were asked for.
     profile_shapes: Mutex<BTreeMap<usize, Arc<IoShapes>>>,
 }
@@ -108,16 +103,7 @@ impl Engine {
         for (tensor, data_type) in network.tensors.iter_mut().zip(&analysis.types) {
             tensor.data_type = *data_type;
         }
-        let network = Arc::new(network);
-        let inner = match analysis.cancellation.order_of_elements {
-            None => EngineInner::new(network, analysis, None)?,
-            Some(_) => {
-                let all_run = analysis.clone().with_cancellation(&network, Cancellation::none(&network));
-                let described = EngineInner::new(Arc::clone(&network), all_run, None)?;
-                EngineInner::new(network, analysis, Some(Arc::new(described)))?
-            }
-        };
-        Ok(Engine { inner: Arc::new(inner) })
+        Ok(Engine { inner: Arc::new(EngineInner::new(network, analysis)?) })
     }
 
     /// The engine as plan bytes, which [`deserialize`](Self::deserialize) reads. The same network
@@ -268,7 +254,7 @@ impl fmt::Debug for Engine {
 }
 
 impl EngineInner {
-    fn new(network: Arc<Network>, analysis: Analysis, described: Option<Arc<EngineInner>>) -> Result<Self> {
+    fn new(network: Network, analysis: Analysis) -> Result<Self> {
         let memory = memory::plan(&network, &analysis)?;
         let io_tensor = |mode: IoMode, tensor: TensorId| {
             let dims = match &network.tensors[tensor.index()].source {
@@ -287,10 +273,9 @@ impl EngineInner {
         let outputs = network.outputs.iter().map(|&t| io_tensor(IoMode::Output, t));
         let io = inputs.chain(outputs).collect();
         let planned_calls = planned_calls(&network, &analysis);
-        let fingerprint =
-            described.as_ref().map_or_else(|| plan::fingerprint(&network), |same| same.fingerprint.clone());
+        let fingerprint = plan::fingerprint(&network);
         let profile_shapes = Mutex::default();
-        Ok(EngineInner { network, analysis, memory, io, planned_calls, fingerprint, described, profile_shapes })
+        Ok(EngineInner { network, analysis, memory, io, planned_calls, fingerprint, profile_shapes })
     }
 
     pub(crate) fn input_count(&self) -> usize {
@@ -338,7 +323,7 @@ impl EngineInner {
         let EngineInner { network, analysis, .. } = self;
         let given = inference::input_shapes(network, profile, point);
         let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
-        let shapes = infer_shapes(network, &analysis.order, &types, &analysis.collectives, given, |_, _| ());
+        let shapes = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, _| ());
         shapes.into_iter().map(Option::unwrap_or_default).collect()
     }
 

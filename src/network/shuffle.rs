@@ -124,50 +124,12 @@ impl Shuffle {
             .all(|p| p.iter().enumerate().all(|(i, &d)| i == usize::from(d)))
     }
 
-    /// Whether `next` gives the input of this Shuffle back, its elements and its shape, if the
-    /// tensor has elements. `known` has the input's dimensions; `None` is one that may vary.
-    pub(crate) fn is_undone_by(&self, next: &Shuffle, known: &[Option<usize>]) -> bool {
-        match (&self.reshape, &next.reshape) {
-            (None, None) => keep_order([&self.first, &self.second, &next.first, &next.second]),
-            (Some(there), Some(back)) => {
-                let before: Vec<Option<usize>> = match &self.first {
-                    Some(permutation) => {
-                        permutation.iter().filter_map(|&d| known.get(usize::from(d)).copied()).collect()
-                    }
-                    None => known.to_vec(),
-                };
-                let is_restored = |i: usize| match (back[i], there.get(i)) {
-                    (0, Some(0)) => true,
-                    (0, Some(&d)) | (d, _) => usize::try_from(d).is_ok_and(|d| before[i] == Some(d)),
-                };
-                // The number of elements decides the last dimension.
-                back.len() == before.len()
-                    && (0..back.len()).filter(|&i| !is_restored(i)).count() <= 1
-                    && keep_order([&self.second, &next.first])
-                    && keep_order([&self.first, &next.second])
-            }
-            _ => false,
-        }
-    }
-
     /// Whether both transposes may move elements. The result of the first then needs memory.
     pub(crate) fn transposes_twice(&self) -> bool {
         let moves =
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
         moves(&self.first) && moves(&self.second)
     }
-}
-
-/// Whether transposes, one after the other, leave every dimension where it was.
-fn keep_order<const N: usize>(permutations: [&Option<Vec<u8>>; N]) -> bool {
-    let mut dims: Option<Vec<u8>> = None;
-    for permutation in permutations.into_iter().flatten() {
-        dims = match dims {
-            None => Some(permutation.clone()),
-            Some(dims) => Some(permutation.iter().map(|&d| dims[usize::from(d)]).collect()),
-        };
-    }
-    dims.is_none_or(|dims| dims.is_sorted())
 }
 
 /// A Shuffle for one shape.

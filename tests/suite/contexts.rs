@@ -49,6 +49,30 @@ fn finished_runs_keep_no_communicator() {
     assert_eq!(kinds, [None, Some(ErrorKind::PeerLost)]);
 }
 
+/// A call of the peer's own meets a layer between shuffles. Both find the elements in the order of
+/// the tensor's dimensions.
+#[test]
+fn an_eager_call_meets_a_layer_between_shuffles() {
+    let results = on_ranks(2, |communicator| {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Int32, [2, 3])?;
+        let turned = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
+        let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), turned)?;
+        let y = network.add_shuffle(sum, Shuffle::transpose([1, 0]))?;
+        network.mark_output(y, "y")?;
+        let mut context = Builder::new().build(&network)?.create_execution_context()?;
+        context.set_communicator(&communicator)?;
+        let mut y = [10, 40, 20, 50, 30, 60];
+        match communicator.rank() {
+            Rank(0) => context.execute(inputs!["x" => &[1, 2, 3, 4, 5, 6]], outputs!["y" => &mut y])?,
+            _ => communicator.all_reduce(&mut y, ReduceOperation::Sum)?,
+        }
+        Ok::<_, Error>(y)
+    });
+    let results: Vec<_> = results.into_iter().map(|result| result.expect("a sum")).collect();
+    assert_eq!(results, [[11, 22, 33, 44, 55, 66], [11, 44, 22, 55, 33, 66]]);
+}
+
 /// A network that adds one to four numbers of two ranks.
 fn sum_of_one_to_four() -> Engine {
     let mut network = Network::new();

@@ -5,7 +5,6 @@
 
 mod api;
 mod bootstrap;
-mod canceled_shuffles;
 mod cases;
 mod chaos;
 mod communicator;

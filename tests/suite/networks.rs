@@ -76,7 +76,7 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         let described = &tensors[input];
         let data_type = described.0;
         let any_type = pick(&DataType::ALL, choice, 0);
-        let (inputs, action) = match kind % 20 {
+        let (inputs, action) = match kind % 17 {
             0..=5 => (vec![input], collective(n, data_type, &described.1[0], &CollectiveOperation::ALL, choice)),
             6 => (vec![input], identity(data_type, choice)),
             7 | 8 => (vec![input], Action::Local(local::shuffle(described, choice))),
@@ -99,18 +99,6 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
                 (inputs, Action::Local(Local::Concatenation(axis)))
             }
             14 | 15 => (vec![input], Action::Local(local::slice(described, choice))),
-            16..=18 => {
-                let (mut last, first) = (input, tensors.len());
-                for action in between_shuffles(n, described.clone(), choice) {
-                    tensors.push(describe(&action, &[last], &tensors));
-                    steps.push(Step { inputs: vec![last], action });
-                    last = tensors.len() - 1;
-                }
-                if choice >> 52 & 7 == 0 {
-                    outputs.push((last - (choice >> 55 & 1) as usize).max(first));
-                }
-                (vec![last], Action::Local(Local::Identity))
-            }
             _ => (vec![input], Action::Local(Local::Identity)),
         };
         tensors.push(describe(&action, &inputs, &tensors));
@@ -131,34 +119,6 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         }
     }
     Plan { n, inputs, dynamic, steps, outputs }
-}
-
-/// Layers that work element by element, between shuffles and those that undo them.
-fn between_shuffles(n: u32, mut described: Described, choice: u64) -> Vec<Action> {
-    let (mut actions, mut undo) = (Vec::new(), Vec::new());
-    let mut add = |described: &mut Described, action: Action| {
-        *described = describe(&action, &[0], std::slice::from_ref(described));
-        actions.push(action);
-    };
-    for shift in [0, 5].into_iter().take(1 + (choice >> 40 & 1) as usize) {
-        let shuffle = local::shuffle(&described, choice >> shift);
-        undo.push(local::undoing(&shuffle, &described));
-        add(&mut described, Action::Local(shuffle));
-    }
-    for shift in [20, 24, 28].into_iter().take(choice as usize >> 44 & 3) {
-        let operations = [CollectiveOperation::AllReduce, CollectiveOperation::Broadcast, CollectiveOperation::Reduce];
-        let action = match choice >> shift & 7 {
-            0 => Action::Local(Local::Cast(pick(&DataType::ALL, choice, shift))),
-            1 => Action::Local(Local::Identity),
-            2 => identity(described.0, choice >> shift),
-            _ => collective(n, described.0, &described.1[0], &operations, choice.rotate_right(shift)),
-        };
-        add(&mut described, action);
-    }
-    // If one cannot be undone, the shape is none that those before it can be undone on.
-    let undo: Option<Vec<Local>> = undo.into_iter().rev().collect();
-    undo.into_iter().flatten().for_each(|shuffle| add(&mut described, Action::Local(shuffle)));
-    actions
 }
 
 fn collective(n: u32, data_type: DataType, dims: &[usize], operations: &[CollectiveOperation], choice: u64) -> Action {

@@ -24,7 +24,7 @@ impl Inspection {
     /// ```
     pub fn to_dot(&self) -> String {
         let mut dot = format!("digraph \"engine {}\" {{\n  node [shape=box];\n", self.fingerprint);
-        // The node from which each tensor comes, unless another tensor holds it.
+        // The node from which each tensor comes.
         let mut sources = vec![String::new(); self.tensors.len()];
         let io = |mode| self.io.iter().filter(move |io| io.mode == mode).map(|io| (io.tensor.index(), &io.name));
         for (number, name) in io(IoMode::Input) {
@@ -44,15 +44,14 @@ impl Inspection {
             line(&mut dot, &format!("{node} [label={}{color}]", quoted(&label)));
             layer.output_indices.iter().for_each(|&tensor| sources[tensor].clone_from(&node));
         }
-        let source = |tensor: usize| &sources[self.tensors[tensor].holder];
         for layer in &self.layers {
             for &tensor in &layer.input_indices {
-                edge(&mut dot, source(tensor), &format!("layer{}", layer.step), &self.tensors[tensor]);
+                edge(&mut dot, &sources[tensor], &format!("layer{}", layer.step), &self.tensors[tensor]);
             }
         }
         for (number, name) in io(IoMode::Output) {
             line(&mut dot, &format!("output{number} [shape=ellipse, label={}]", quoted(name)));
-            edge(&mut dot, source(number), &format!("output{number}"), &self.tensors[number]);
+            edge(&mut dot, &sources[number], &format!("output{number}"), &self.tensors[number]);
         }
         dot.push_str("}\n");
         dot

@@ -54,30 +54,6 @@ pub fn shuffle((_, [dims, _]): &Described, choice: u64) -> Local {
     Local::Shuffle { first, reshape, second }
 }
 
-/// The shuffle that undoes another on a tensor, if one network can do that with few and with many
-/// rows.
-pub fn undoing(shuffle: &Local, (_, [few, many]): &Described) -> Option<Local> {
-    let Local::Shuffle { first, reshape, second } = shuffle else { return None };
-    let inverse = |permutation: &Vec<u8>| {
-        let place = |dim: usize| permutation.iter().position(|&d| usize::from(d) == dim).map(|place| place as u8);
-        (0..permutation.len()).map(place).collect::<Option<Vec<u8>>>().expect("a permutation")
-    };
-    let dim = |i: usize| {
-        let from = first.as_ref().map_or(i, |permutation| usize::from(permutation[i]));
-        if few[from] == many[from] { few[from] as i64 } else { -1 }
-    };
-    let back = reshape.as_ref().map(|there| {
-        let copied = |i: usize| if there.get(i) == Some(&0) { 0 } else { dim(i) };
-        (0..few.len()).map(copied).collect::<Vec<i64>>()
-    });
-    let can_infer = back.as_ref().is_none_or(|back| back.iter().filter(|&&dim| dim == -1).count() <= 1);
-    can_infer.then(|| Local::Shuffle {
-        first: second.as_ref().map(inverse),
-        reshape: back,
-        second: first.as_ref().map(inverse),
-    })
-}
-
 /// A slice with strides of all signs, whose indices are inside the tensor with few and with many
 /// rows.
 pub fn slice((_, [few, many]): &Described, choice: u64) -> Local {

@@ -4,7 +4,6 @@
 use super::segment::Milestone;
 use super::slot::CallHeader;
 use super::waiter::WaitError;
-use crate::collective::Mark;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::signature::{Purpose, Signature, place_of};
@@ -46,11 +45,10 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
     }
     let signatures: Vec<Signature> = calls.iter().filter_map(|(words, _)| Signature::from_words(*words)).collect();
     let purposes: Vec<Purpose> = signatures.iter().map(|signature| signature.purpose).collect();
-    let marks_differ = signatures.iter().any(|signature| signature.call.mark != signatures[0].call.mark);
-    let describe = |signature: Signature| match signature.call.mark.filter(|_| marks_differ) {
-        Some(Mark::Layer(number)) => format!("{signature} in bound layer {number}"),
-        Some(Mark::Order(number)) => format!("{signature} between shuffles that do not run (order {number})"),
-        _ => signature.to_string(),
+    let layers_differ = signatures.iter().any(|signature| signature.call.layer != signatures[0].call.layer);
+    let describe = |signature: Signature| match signature.call.layer.filter(|_| layers_differ) {
+        Some(number) => format!("{signature} in bound layer {number}"),
+        None => signature.to_string(),
     };
     let is_run = purposes.iter().any(|purpose| purpose.is_run());
     let is_counted = purposes.iter().any(|purpose| purpose.is_counted());
