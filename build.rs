@@ -8,12 +8,9 @@ use std::{env, fs};
 mod assemble;
 
 /// Writes `kernels.cu`, the text that NVRTC compiles, and `kernels.rs`, the list of kernels as an
-/// array of (entry, name, definition). Without the feature `nccl` there are no kernels.
+/// array of (entry, name, definition).
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if !cfg!(feature = "nccl") {
-        return;
-    }
     println!("cargo::rerun-if-changed=cuda");
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the package's folder"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names a folder for output"));

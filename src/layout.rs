@@ -50,7 +50,6 @@ impl<const N: usize> Layout<N> {
 }
 
 /// What plans for GPUs look at.
-#[cfg(any(feature = "nccl", test))]
 impl<const N: usize> Layout<N> {
     /// The dimensions of the output: at least 2 each. There is none if it has one element.
     pub(crate) fn dims(&self) -> &[usize] {

@@ -64,7 +64,8 @@
 //! # On GPUs
 //!
 //! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are
-//! first used. A call is enqueued on a CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`])
+//! first used. They are not needed to build, and where one is missing, a call that needs it returns
+//! an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`])
 //! with tensors in the GPU's memory ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the
 //! inline stream, and with slices and arrays, it is done when it returns, and tensors may be in
 //! host memory too. What is enqueued allocates nothing after the first time on a stream and waits
@@ -99,9 +100,6 @@
 //!
 //! - `float8`: conversions between [`F8E4M3`](tensor::F8E4M3), [`F8E5M2`](tensor::F8E5M2) and the
 //!   types of the crate `float8`.
-//! - `nccl`: GPUs, by CUDA and NCCL. They are loaded when they are first used, and are not needed
-//!   to build. Without this feature the same functions exist, and a call that needs a GPU returns
-//!   an [`ErrorKind::Unsupported`].
 //! - `ndarray`: arrays and views of the crate `ndarray` as tensors.
 //! - `safetensors`: files of that format as dictionaries of tensors.
 
@@ -117,7 +115,6 @@ pub mod collective;
 pub mod comm;
 mod compute;
 pub mod context;
-#[cfg_attr(not(feature = "nccl"), path = "cuda/absent.rs")]
 mod cuda;
 mod data_type;
 #[doc(hidden)]

@@ -1,7 +1,5 @@
 //! Compiles the kernels of `cuda/` with NVRTC for every supported device. This needs no device.
 
-#![cfg(feature = "nccl")]
-
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;

@@ -1,7 +1,5 @@
 //! The command line on GPUs, with the test libraries in place of CUDA, NVRTC and NCCL.
 
-#![cfg(feature = "nccl")]
-
 use std::process::Output;
 
 use fake_gpu::{Variant, library_dir};

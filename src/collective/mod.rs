@@ -13,7 +13,6 @@ mod wire_type;
 pub(crate) use call::{Call, Givers, UsedBytes};
 pub use determinism::Determinism;
 pub(crate) use exact::step_scratch_bytes;
-#[cfg(feature = "nccl")]
 pub(crate) use exact::{ExactReduction, Shares, narrow_scratch_bytes, whole_packets};
 pub(crate) use geometry::{Geometry, Side};
 pub use groups::{Groups, Partition, Root};

@@ -32,7 +32,6 @@ impl Control {
     }
 
     /// The control communicator of a group's members. Collective.
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend splits it"))]
     pub(super) fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Self>> {
         Ok(self.host.split(group, deadline)?.map(|host| Control::new(Arc::from(host))))
     }
@@ -88,7 +87,6 @@ impl Control {
     }
 
     /// A barrier whose error names the ranks that have not come. Collective.
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL's backend calls it"))]
     pub(super) fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
         self.host.monitored_barrier(deadline)
     }

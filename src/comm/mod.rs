@@ -12,7 +12,6 @@ pub(crate) mod host;
 #[cfg(test)]
 pub(crate) mod loopback;
 pub(crate) mod message;
-#[cfg_attr(not(feature = "nccl"), path = "nccl/absent.rs")]
 pub(crate) mod nccl;
 pub(crate) mod rank_lock;
 mod signature;

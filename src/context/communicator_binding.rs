@@ -303,7 +303,6 @@ mod tests {
     }
 
     /// A run compiles nothing, and so can be captured.
-    #[cfg(feature = "nccl")]
     #[test]
     fn the_kernels_of_every_layer_are_known_before_it_runs() -> Result<()> {
         use std::collections::BTreeSet;

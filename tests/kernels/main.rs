@@ -1,8 +1,6 @@
 //! Compares the kernels of `cuda/`, compiled for the host, with the crates `half` and `float8` and
 //! with plain references.
 
-#![cfg(feature = "nccl")]
-
 mod cast;
 mod copy_rows;
 mod elementwise;

@@ -1,8 +1,5 @@
 //! The integration tests: one binary, so that it links once.
 
-// Some of what tests share is only for ranks on GPUs.
-#![cfg_attr(not(feature = "nccl"), allow(dead_code))]
-
 mod api;
 mod bootstrap;
 mod cases;
@@ -20,7 +17,6 @@ mod limits;
 mod local_layers;
 mod messages;
 mod moved_types;
-#[cfg(feature = "nccl")]
 mod nccl;
 mod networks;
 mod order;
@@ -39,5 +35,3 @@ mod tensor_dict;
 mod tolerance;
 mod values;
 mod wire_types;
-#[cfg(not(feature = "nccl"))]
-mod without_nccl;

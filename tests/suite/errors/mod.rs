@@ -3,7 +3,6 @@
 mod building;
 mod calls;
 mod communicators;
-#[cfg(feature = "nccl")]
 mod guide;
 mod local_layers;
 
