@@ -185,7 +185,7 @@ fn uses(command: &str) -> Vec<(String, Vec<String>)> {
 
 #[test]
 fn every_command_of_the_program_exists() {
-    let program = product("distcollective-cli", "distcollective");
+    let program = product("distcollective");
     let subcommands = help_of(&program, None);
     let (mut mistakes, mut count) = (Vec::new(), 0);
     for document in all_documents() {
@@ -210,7 +210,7 @@ fn every_command_of_the_program_exists() {
 /// `docs/src/errors.md` quotes errors in tables; `tests/suite/errors/guide.rs` makes them.
 #[test]
 fn a_command_whose_output_is_an_error_says_it() {
-    let folder = product("distcollective-cli", "distcollective").parent().expect("a folder").to_owned();
+    let folder = product("distcollective").parent().expect("a folder").to_owned();
     let folders = std::env::var_os("PATH").expect("folders of programs");
     let path = std::env::join_paths(std::iter::once(folder).chain(std::env::split_paths(&folders))).expect("a path");
     let mut count = 0;

@@ -26,6 +26,7 @@ earlier = { package = "distcollective", path = "earlier" }
 # The dependencies are those of the tests, built for them.
 [profile.dev]
 opt-level = 1
+debug = "line-tables-only"
 
 [profile.dev.package.distcollective]
 opt-level = 0

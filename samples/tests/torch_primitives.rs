@@ -57,7 +57,7 @@ fn four_threads_write_the_lines() {
 
 #[test]
 fn four_launched_processes_write_the_lines() {
-    let distcollective = product("distcollective-cli", "distcollective");
+    let distcollective = product("distcollective");
     for example in EXAMPLES {
         let mut command = timed(&distcollective);
         command.args(["launch", "-n", "4", "--", SAMPLE, "--example", example]);
@@ -67,7 +67,7 @@ fn four_launched_processes_write_the_lines() {
 
 #[test]
 fn another_number_of_ranks_is_an_error() {
-    let distcollective = product("distcollective-cli", "distcollective");
+    let distcollective = product("distcollective");
     let mut command = timed(distcollective);
     let (output, text) = test_support::run(command.args(["launch", "-n", "2", "--", SAMPLE, "--example", "broadcast"]));
     assert!(!output.status.success());

@@ -31,6 +31,6 @@ fn ranks_can_be_threads() {
 
 #[test]
 fn ranks_can_be_processes_of_the_launcher() {
-    let launcher = product("distcollective-cli", "distcollective");
+    let launcher = product("distcollective");
     check(timed(launcher).args(["launch", "-n", "3", "--", WEIGHT_SYNC]));
 }

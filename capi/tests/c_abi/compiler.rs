@@ -45,7 +45,7 @@ pub fn folder(test: &str) -> PathBuf {
 /// The shared library, built from the current sources.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| product("distcollective-capi", "libdistcollective.so"))
+    LIBRARY.get_or_init(|| product("libdistcollective.so"))
 }
 
 /// A folder in which the linker and the program find the library.

@@ -23,7 +23,7 @@ fn check(command: &mut Command, ranks: u32) -> Vec<String> {
 
 #[test]
 fn ranks_are_threads_or_processes() {
-    let launcher = product("distcollective-cli", "distcollective");
+    let launcher = product("distcollective");
     let tokens = check(timed(CANDLE_LLAMA).args(["--ranks", "1"]), 1);
     assert!(tokens.len() == 8 && tokens[0].starts_with("token 12 is "), "{tokens:?}");
     for ranks in [2, 4] {

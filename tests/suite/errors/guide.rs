@@ -370,7 +370,7 @@ fn between_processes() -> Vec<Command> {
 
 /// A command of the program `distcollective` with these variables only, and without CUDA.
 fn program(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(product("distcollective-cli", "distcollective"));
+    let mut command = Command::new(product("distcollective"));
     command.args(arguments).env_clear().env("LD_LIBRARY_PATH", library_dir(Variant::NoDriver));
     command.env("DCL_TIMEOUT", "2").envs(variables.iter().copied());
     command

@@ -85,17 +85,26 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("programs write UTF-8")
 }
 
-/// The path of a file that another package of the workspace builds: `product("distcollective-cli",
-/// "distcollective")`.
+/// The path of a file that another package of the workspace's default members builds:
+/// `product("distcollective")` is the command line.
 ///
-/// Cargo builds the products of a test's own package only. So this builds the other package, in
-/// the profile and the folder of the test that calls it; if the product is up to date, Cargo does
-/// nothing. The file is never one of an earlier state of the sources.
+/// Cargo builds the products of a test's own package only. So the first call builds the default
+/// members, in the profile and the folder of the test that calls it. Their dependencies have the
+/// features that `cargo test` compiles them with, so Cargo compiles nothing twice. The file is
+/// never one of an earlier state of the sources.
 ///
 /// # Panics
 ///
-/// The package cannot be built, or has no such product.
-pub fn product(package: &str, file: &str) -> PathBuf {
+/// The default members cannot be built, or have no such product.
+pub fn product(file: &str) -> PathBuf {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(build);
+    let product = FOLDER.join(file);
+    assert!(product.exists(), "the default members do not make {}", product.display());
+    product
+}
+
+/// Builds the default members, and gives the folder of their products.
+fn build() -> PathBuf {
     // A test is `<target>/[<triple>/]<profile>/deps/<name>`.
     let test = std::env::current_exe().expect("the path of this program");
     let folder = test.parent().and_then(Path::parent).expect("Cargo's folders");
@@ -106,7 +115,7 @@ pub fn product(package: &str, file: &str) -> PathBuf {
         other => other.to_owned(),
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "--package", package, "--profile", &profile]);
+    cargo.args(["build", "--quiet", "--locked", "--profile", &profile]);
     // With `--target`, the folder of the profile is in one that has the triple's name.
     let (parent_name, arch) = (name(parent), std::env::consts::ARCH);
     if parent_name.starts_with(arch) && parent_name.contains("-linux-") {
@@ -114,16 +123,12 @@ pub fn product(package: &str, file: &str) -> PathBuf {
     } else {
         cargo.arg("--target-dir").arg(parent);
     }
-    let output = cargo.current_dir(root()).output().expect("cargo starts");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{package} cannot be built:\n{stderr}");
-    let product = folder.join(file);
-    assert!(product.exists(), "{package} does not make {}", product.display());
-    product
+    succeed(cargo.current_dir(root()));
+    folder.to_owned()
 }
 
 /// The path of the demo.
 pub fn demo() -> &'static str {
-    static DEMO: LazyLock<PathBuf> = LazyLock::new(|| product("distcollective-samples", "sample_dist_collective"));
+    static DEMO: LazyLock<PathBuf> = LazyLock::new(|| product("sample_dist_collective"));
     DEMO.to_str().expect("UTF-8")
 }
