@@ -31,17 +31,17 @@ MINOR := $(word 2,$(subst ., ,$(VERSION)))
 SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
 
 # What a program needs besides libdistcollective.a: what this prints, each once.
-# cargo rustc --release --package distcollective-capi --crate-type staticlib -- --print native-static-libs
+# cargo rustc --package distcollective-capi --crate-type staticlib -- --print native-static-libs
 LIBS_PRIVATE := -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 
 # The products.
 PACKAGES := --package distcollective-capi --package distcollective-cli --package distcollective-samples
 
-RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
-SHARED := $(RELEASE)/libdistcollective.so
-STATIC := $(RELEASE)/libdistcollective.a
-PROGRAM := $(RELEASE)/distcollective
-DEMO := $(RELEASE)/sample_dist_collective
+BUILT := $(or $(CARGO_TARGET_DIR),target)/dist
+SHARED := $(BUILT)/libdistcollective.so
+STATIC := $(BUILT)/libdistcollective.a
+PROGRAM := $(BUILT)/distcollective
+DEMO := $(BUILT)/sample_dist_collective
 HEADERS := include/distcollective.h include/distcollective.hpp
 
 SONAME := libdistcollective.so.$(SOVERSION)
@@ -67,12 +67,12 @@ space := $(empty) $(empty)
 .PHONY: all install install-strip uninstall
 
 all:
-	$(CARGO) build --release --locked $(PACKAGES)
+	$(CARGO) build --profile dist --locked $(PACKAGES)
 	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
 # What is older may have another version. cargo does not touch what need not be built anew.
 $(SHARED) $(STATIC) $(PROGRAM) $(DEMO) &: Cargo.toml
-	$(CARGO) build --release --locked $(PACKAGES)
+	$(CARGO) build --profile dist --locked $(PACKAGES)
 	touch $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 
 install: $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)

@@ -5,7 +5,7 @@ Runs the program `transposes` of this package and the same transposes with numpy
 after the other, again and again, all on one processor. Each time is the median of its passes; a
 pass is the median of nine runs. The last column is how many times as long torch takes.
 
-    cargo build --release -p micro_bench && benches/micro/beside_torch.py --passes 5
+    cargo build --profile dist -p micro_bench && benches/micro/beside_torch.py --passes 5
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy
 import torch
 
-PROGRAM = Path(__file__).resolve().parents[2] / "target/release/transposes"
+PROGRAM = Path(__file__).resolve().parents[2] / "target/dist/transposes"
 RUNS = 9
 
 
