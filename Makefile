@@ -27,7 +27,7 @@ INSTALL ?= install
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 MAJOR := $(word 1,$(subst ., ,$(VERSION)))
 MINOR := $(word 2,$(subst ., ,$(VERSION)))
-# The same as in capi/build.rs: before 1.0 a new minor version may change the ABI.
+# The same as in bindings/capi/build.rs: before 1.0 a new minor version may change the ABI.
 SOVERSION := $(if $(filter 0,$(MAJOR)),$(MAJOR).$(MINOR),$(MAJOR))
 
 # What a program needs besides libdistcollective.a: what this prints, each once.

@@ -121,14 +121,14 @@ fn the_table_of_contents_has_every_guide_once() {
 
 #[test]
 fn the_programs_of_every_guide_are_tests() {
-    let lists = ["src/guides.rs", "candle/src/lib.rs"];
+    let lists = ["src/guides.rs", "bindings/candle/src/lib.rs"];
     let tested = lists.map(|list| fs::read_to_string(root().join(list)).expect("a list of guides")).concat();
     let is_missing = |guide: &Document| {
         let has_programs = guide.blocks.iter().any(|(language, _)| language.starts_with("rust"));
         has_programs && !tested.contains(&format!("../{}\"", guide.path.display()))
     };
     let missing: Vec<PathBuf> = all_documents().into_iter().filter(is_missing).map(|guide| guide.path).collect();
-    assert!(missing.is_empty(), "neither src/guides.rs nor candle/src/lib.rs has {missing:?}");
+    assert!(missing.is_empty(), "neither src/guides.rs nor bindings/candle/src/lib.rs has {missing:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Compares the header with the functions in `capi/src/`, since both are written by hand. bindgen
-//! reads the header, syn reads `capi/src/`. bindgen needs libclang, in a standard place or in the
-//! folder that the environment variable `LIBCLANG_PATH` names.
+//! Compares the header with the functions in `bindings/capi/src/`, since both are written by hand.
+//! bindgen reads the header, syn reads `bindings/capi/src/`. bindgen needs libclang, in a standard
+//! place or in the folder that the environment variable `LIBCLANG_PATH` names.
 
 mod source;
 
@@ -101,8 +101,10 @@ fn header() -> Option<Source> {
 
 /// The Rust code behind the header.
 fn code() -> Source {
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(root().join("capi/src")).expect("capi/src").map(|entry| entry.expect("a file").path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(root().join("bindings/capi/src"))
+        .expect("bindings/capi/src")
+        .map(|entry| entry.expect("a file").path())
+        .collect();
     files.extend(
         [
             "data_type.rs",

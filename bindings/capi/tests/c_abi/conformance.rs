@@ -55,7 +55,7 @@ impl Cases {
 
 /// Runs cases for `n` ranks.
 fn conforms(n: u32, under: Under, cases: &[Case]) {
-    let source = root().join("capi/tests/c_abi/conformance.c");
+    let source = root().join("bindings/capi/tests/c_abi/conformance.c");
     let Some(program) = program(Language::C, &source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
     let mut file = Cases(Vec::new());

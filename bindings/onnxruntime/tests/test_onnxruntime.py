@@ -21,7 +21,7 @@ from ranks import Ranks, peer, run
 
 import distcollective
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "samples" / "onnxruntime"
 
 #: What the operations give on each of two ranks. `xs` has the inputs, each of 4 rows.

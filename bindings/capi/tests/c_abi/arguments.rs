@@ -150,7 +150,7 @@ fn table_folder() -> &'static Path {
 
 /// Runs a round.
 fn round(name: &str, under: Under) {
-    let source = root().join("capi/tests/c_abi/arguments.c");
+    let source = root().join("bindings/capi/tests/c_abi/arguments.c");
     let Some(program) = program(Language::C, &source, under, &[table_folder()]) else { return };
     let Some(mut command) = started_for(30, &program, under) else { return };
     eprintln!("{}", succeed(command.arg(name)));

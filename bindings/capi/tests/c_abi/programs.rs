@@ -22,7 +22,7 @@ fn run_own(name: &str, under: Under) {
 }
 
 fn run_own_in(language: Language, name: &str, under: Under) {
-    let source = root().join("capi/tests/c_abi").join(name).with_extension(language.extension());
+    let source = root().join("bindings/capi/tests/c_abi").join(name).with_extension(language.extension());
     run(&source, language, under, &[]);
 }
 
@@ -40,7 +40,7 @@ fn run_samples(language: Language, under: Under, ranks: &str) {
 
 /// Runs the program for GPUs on the stand-ins for CUDA and NCCL.
 fn run_on_gpus(under: Under, arguments: &[&str]) {
-    let source = root().join("capi/tests/c_abi/gpus.c");
+    let source = root().join("bindings/capi/tests/c_abi/gpus.c");
     let Some(program) = program(Language::C, &source, under, &[]) else { return };
     let Some(mut command) = started(&program, under) else { return };
     command.args(arguments).env("LD_LIBRARY_PATH", library_dir(Variant::Current)).env("FAKE_CUDA_DEVICES", "2");
@@ -105,7 +105,7 @@ fn ctrl_c_ends_a_wait_of_python() {
     if !has("python3") {
         return;
     }
-    let script = root().join("capi/tests/c_abi/interrupts.py");
+    let script = root().join("bindings/capi/tests/c_abi/interrupts.py");
     let (output, text) = test_support::run(timed("python3").arg(script).arg(library()));
     assert!(output.status.success() && text == "interrupted\n", "{}: {text}", output.status);
 }

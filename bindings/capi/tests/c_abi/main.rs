@@ -13,16 +13,16 @@ mod header;
 mod programs;
 mod python_plans;
 
-#[path = "../../../tests/suite/cases.rs"]
+#[path = "../../../../tests/suite/cases.rs"]
 #[allow(dead_code, reason = "the suite uses more of it")]
 mod cases;
-#[path = "../../../tests/shared/header.rs"]
+#[path = "../../../../tests/shared/header.rs"]
 mod declared;
-#[path = "../../../tests/shared/random.rs"]
+#[path = "../../../../tests/shared/random.rs"]
 mod random;
-#[path = "../../../tests/suite/reference.rs"]
+#[path = "../../../../tests/suite/reference.rs"]
 #[allow(dead_code, reason = "the suite uses more of it")]
 mod reference;
-#[path = "../../../tests/suite/values.rs"]
+#[path = "../../../../tests/suite/values.rs"]
 #[allow(dead_code, reason = "the suite uses more of it")]
 mod values;

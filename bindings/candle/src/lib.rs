@@ -35,5 +35,5 @@ pub use linear::{ColumnParallelLinear, RowParallelLinear};
 
 /// The programs in the guide are tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/src/candle.md")]
+#[doc = include_str!("../../../docs/src/candle.md")]
 pub struct Guide;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../samples/c/ranks.h"
+#include "../../../../samples/c/ranks.h"
 
 enum { RANKS = 2, ROWS = 2, COLUMNS = 3, OUTPUTS = RANKS * ROWS * COLUMNS };
 
