@@ -31,16 +31,12 @@ mod tests;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::error::{Error, ErrorKind, Result, error};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
 use crate::util::fork::ProcessGuard;
-use crate::util::interrupt;
-use crate::util::slow_warning::SlowWarning;
-
-/// How often a call that waits for its turn checks that its communicator still works.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+use crate::util::wait::{LOOK, Wait};
 
 /// The issue order of one rank on one communicator.
 pub(crate) struct IssueOrder {
@@ -383,24 +379,21 @@ impl IssueTicket<'_> {
             runs => state.is_turn_within(runs, entry),
         };
         let mut state = shared.lock();
-        let mut slow = None;
+        let warning = |seconds| {
+            let waits = format!("it has waited for {seconds} s: an earlier call of this rank has not ended");
+            label(Error::new(ErrorKind::DeadlineExceeded, waits)).to_string()
+        };
+        let mut wait = Wait::until(deadline).warning(&warning);
         while !is_turn(&state) {
             drop(state);
             alive()?;
-            interrupt::check().map_err(|e| label(interrupt::ended(&e, "while an earlier call of this rank ran")))?;
-            slow.get_or_insert_with(SlowWarning::new).look(|seconds| {
-                let waits = format!("it has waited for {seconds} s: an earlier call of this rank has not ended");
-                label(Error::new(ErrorKind::DeadlineExceeded, waits)).to_string()
-            });
-            let now = Instant::now();
-            if now >= deadline {
-                return Err(label(missed_turn()));
-            }
+            let meanwhile = "while an earlier call of this rank ran";
+            let sleep = wait.step().map_err(|stopped| label(stopped.error(meanwhile, MISSED_TURN)))?;
             state = shared.lock();
             if !is_turn(&state) {
                 state.waiting += 1;
-                let wait = CHECK_INTERVAL.min(deadline - now);
-                (state, _) = shared.released.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+                (state, _) =
+                    shared.released.wait_timeout(state, sleep.min(LOOK)).unwrap_or_else(PoisonError::into_inner);
                 state.waiting -= 1;
             }
         }
@@ -471,6 +464,4 @@ impl TicketPosition {
 }
 
 /// The error of a call whose deadline passes before its turn.
-pub(crate) fn missed_turn() -> Error {
-    error!(DeadlineExceeded, "an earlier call of this rank did not end before the deadline of this one")
-}
+pub(crate) const MISSED_TURN: &str = "an earlier call of this rank did not end before the deadline of this one";

@@ -17,6 +17,7 @@ use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
 use super::{CudaStream, KEEP_TIMEOUT, Kernel, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
+use crate::util::wait::Wait;
 use crate::util::{interrupt, lock};
 
 /// A GPU and its primary context, which exists until the process ends.
@@ -289,16 +290,21 @@ pub(crate) fn call_out<T>(code: impl FnOnce() -> T) -> Result<T> {
     Ok(value)
 }
 
+/// A wait for a GPU, or by a thread that may have made one current.
+pub(crate) fn gpu_wait<'a>(deadline: Instant) -> Wait<'a> {
+    Wait::until(deadline).checking(check_interrupt)
+}
+
 /// Runs the interrupt hook if it is due. The hook is the program's, and may change the current GPU.
 ///
 /// # Errors
 ///
-/// The hook ends the wait. `meanwhile` says what had not happened yet.
-pub(crate) fn check_interrupt(meanwhile: impl fmt::Display) -> Result<()> {
+/// The hook ends the wait.
+fn check_interrupt() -> Result<()> {
     if !interrupt::is_due() {
         return Ok(());
     }
-    call_out(interrupt::check)?.map_err(|e| interrupt::ended(&e, meanwhile))
+    call_out(interrupt::check)?
 }
 
 impl fmt::Debug for Device {

@@ -1,21 +1,15 @@
-//! Events, and waits that poll.
+//! Events, and waits for them.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::capture_mode::Relaxed;
 use super::driver::{check, is_not_ready};
 use super::helper::warning;
 use super::sys::{self, CUevent, CUevent_flags, CUstream};
-use super::{Device, check_interrupt};
-use crate::error::{Result, bail};
+use super::{Device, gpu_wait};
+use crate::error::Result;
 use crate::util::lock;
-use crate::util::slow_warning::SlowWarning;
-
-/// How long a wait spins, then yields, before it sleeps; and how long one sleep is.
-const SPIN_TIME: Duration = Duration::from_micros(50);
-const YIELD_TIME: Duration = Duration::from_millis(1);
-const SLEEP_TIME: Duration = Duration::from_micros(100);
 
 /// Events of a stream that are not in use. They are used again, so that a steady program makes
 /// none.
@@ -123,47 +117,13 @@ pub(super) fn wait_until(
     deadline: Instant,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<()> {
-    let mut pause = Pause::begin("work on the GPU");
+    let warning = |seconds| warning("work on the GPU", seconds);
+    let mut wait = gpu_wait(deadline).warning(&warning);
     while !is_done()? {
         alive()?;
-        if Instant::now() >= deadline {
-            bail!(DeadlineExceeded, "the work on the GPU was not done by the deadline");
-        }
-        pause.pause()?;
+        wait.pause().map_err(|stopped| {
+            stopped.error("while work on the GPU had not ended", "the work on the GPU was not done by the deadline")
+        })?;
     }
     Ok(())
-}
-
-/// A wait that polls: it spins, then yields, then sleeps.
-pub(crate) struct Pause<'a> {
-    start: Instant,
-    what: &'a str,
-    /// Set at the first sleep.
-    slow: Option<SlowWarning>,
-}
-
-impl<'a> Pause<'a> {
-    /// Begins a wait. A warning about a long one names it `what`.
-    pub(crate) fn begin(what: &'a str) -> Self {
-        Pause { start: Instant::now(), what, slow: None }
-    }
-
-    /// Lets some time pass.
-    ///
-    /// # Errors
-    ///
-    /// The interrupt hook ends the wait.
-    pub(crate) fn pause(&mut self) -> Result<()> {
-        match self.start.elapsed() {
-            waited if waited < SPIN_TIME => std::hint::spin_loop(),
-            waited if waited < YIELD_TIME => std::thread::yield_now(),
-            _ => {
-                let what = self.what;
-                check_interrupt(format_args!("while {what} had not ended"))?;
-                self.slow.get_or_insert_with(SlowWarning::new).look(|seconds| warning(what, seconds));
-                std::thread::sleep(SLEEP_TIME);
-            }
-        }
-        Ok(())
-    }
 }

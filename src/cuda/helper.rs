@@ -6,14 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{check_interrupt, device};
+use super::{device, gpu_wait};
 use crate::error::{Result, bail, error};
 use crate::util::fork::ProcessGuard;
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::LOOK;
 use crate::util::{interrupt, lock};
-
-/// How often a thread that waits for a helper looks whether it still has to.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A pointer, or a value that holds one, on its way to another thread.
 pub(crate) struct Sent<T>(T);
@@ -150,17 +147,16 @@ impl<T: Send + 'static> Aside<T> {
     /// called again and again, ends the wait; so does the interrupt hook.
     pub(crate) fn wait(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<T> {
         let what = self.what;
-        let mut slow = SlowWarning::new();
+        let warning = |seconds| warning(what, seconds);
+        let mut wait = gpu_wait(deadline).warning(&warning);
         loop {
-            let next_look = interrupt::wake_by(slow.next_look(deadline)).min(Instant::now() + LOOK_INTERVAL);
-            match self.result.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+            let sleep = wait.step().map_err(|stopped| {
+                let late = format_args!("{what} has not returned by the deadline");
+                stopped.error(format_args!("while {what} had not returned"), late)
+            })?;
+            match self.result.recv_timeout(sleep.min(LOOK)) {
                 Ok(value) => return Ok(value),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
-                    check_interrupt(format_args!("while {what} had not returned"))?;
-                    alive()?;
-                    slow.look(|seconds| warning(what, seconds));
-                }
-                Err(RecvTimeoutError::Timeout) => bail!(DeadlineExceeded, "{what} has not returned by the deadline"),
+                Err(RecvTimeoutError::Timeout) => alive()?,
                 Err(RecvTimeoutError::Disconnected) => bail!(System, "{what} panicked"),
             }
         }
@@ -183,7 +179,7 @@ pub(crate) fn bounded<T: Send + 'static>(
 }
 
 /// The text of a warning about a long wait.
-pub(super) fn warning(what: &str, seconds: u64) -> String {
+pub(crate) fn warning(what: &str, seconds: u64) -> String {
     format!(
         "{what} has not ended after {seconds} s; perhaps another rank has not come, of which CUDA and NCCL say nothing"
     )

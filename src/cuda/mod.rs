@@ -27,9 +27,8 @@ mod stream;
 mod sys;
 mod transfer;
 
-pub(crate) use device::{Device, Visit, call_out, check_interrupt, device_count};
+pub(crate) use device::{Device, Visit, call_out, device_count, gpu_wait};
 pub(crate) use driver::driver_version;
-pub(crate) use event::Pause;
 pub(crate) use graph::{Capture, CapturedGraph, Graph};
 pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};

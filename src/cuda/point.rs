@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::driver::check;
-use super::event::{Event, EventPool, Pause, wait_until};
-use super::{Device, helper};
+use super::event::{Event, EventPool, wait_until};
+use super::{Device, gpu_wait, helper};
 use crate::error::{Result, bail};
 use crate::util::{interrupt, lock};
 
@@ -194,7 +194,8 @@ impl StreamState {
     /// an event. The end of the process ends the wait.
     pub(super) fn finish(&self, deadline: Instant) -> Result<()> {
         let _mask = interrupt::mask();
-        let mut pause = Pause::begin("a capture of a stream");
+        let warning = |seconds| helper::warning("a capture of a stream", seconds);
+        let mut wait = gpu_wait(deadline).warning(&warning);
         let last = loop {
             let mut marks = lock(&self.marks);
             let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
@@ -206,10 +207,10 @@ impl StreamState {
             }
             drop(marks);
             helper::check_not_over()?;
-            if Instant::now() >= deadline {
-                bail!(DeadlineExceeded, "the stream was captured until the deadline");
-            }
-            pause.pause()?;
+            wait.pause().map_err(|stopped| {
+                let late = "the stream was captured until the deadline";
+                stopped.error("while a capture of a stream had not ended", late)
+            })?;
         };
         last.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
     }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::util::interrupt;
+use crate::util::wait::{Stopped, Wait};
 
 /// How long one attempt to find or to reach a host may take.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -85,15 +85,19 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<So
         let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
     });
     asked.map_err(|e| error!(System, "no thread to look up {host}: {e}"))?;
-    let until = attempt_until(deadline);
+    let mut waiting = Wait::until(attempt_until(deadline));
+    let late = || error!(System, "the address of {host} did not come in time");
     loop {
-        let next_look = interrupt::wake_by(until);
-        match addresses.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+        let sleep = waiting.step().map_err(|stopped| match stopped {
+            Stopped::Interrupted(interrupted) => interrupted,
+            Stopped::Late => late(),
+        })?;
+        match addresses.recv_timeout(sleep) {
             Ok(Ok(addresses)) if addresses.is_empty() => bail!(System, "{host} has no address"),
             Ok(Ok(addresses)) => return Ok(addresses),
             Ok(Err(e)) => bail!(System, "{host} has no address: {e}"),
-            Err(RecvTimeoutError::Timeout) if Instant::now() < until => interrupt::check()?,
-            Err(_) => bail!(System, "the address of {host} did not come in time"),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(late()),
         }
     }
 }

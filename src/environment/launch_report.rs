@@ -15,10 +15,10 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 
 use super::discovery::{Discovery, LAUNCH_SOCKET, Launcher};
 use crate::handshake::Peer;
+use crate::util::wait::RETRY;
 
 /// How long to try to connect while the launcher's queue is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a rank sends at the end.
 const MET: &str = "met\n";
@@ -62,7 +62,7 @@ impl LaunchReport {
         loop {
             match connect(&socket, &address) {
                 Ok(()) => break,
-                Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(PAUSE),
+                Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(RETRY),
                 Err(e) => return Err(e.into()),
             }
         }

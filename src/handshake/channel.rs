@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
@@ -18,8 +18,7 @@ use super::credentials::Peer;
 use super::frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 use super::key::{Digest, Session, TAG_BYTES, digest};
 use crate::error::Result;
-use crate::util::interrupt;
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::Wait;
 
 /// One end of a connection. It blocks only in [`wait`].
 pub(crate) struct Channel {
@@ -115,59 +114,36 @@ impl Channel {
     }
 
     fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        let mut waiting = Wait::until(deadline);
         while !bytes.is_empty() {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
-                Err(_) if Instant::now() >= deadline => return Err(late()),
-                Err(_) => wait(&mut [PollFd::new(self, PollFlags::OUT)], deadline)?,
+                Err(_) => wait(&mut [PollFd::new(self, PollFlags::OUT)], &mut waiting)?,
             }
         }
         Ok(())
     }
 
     /// Waits for the next message.
-    pub(crate) fn receive<T: DeserializeOwned>(&mut self, longest: usize, deadline: Instant) -> io::Result<Message<T>> {
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &mut self,
+        longest: usize,
+        waiting: &mut Wait<'_>,
+    ) -> io::Result<Message<T>> {
         loop {
             if let Some(message) = self.try_receive(longest)? {
                 return Ok(message);
             }
-            if Instant::now() >= deadline {
-                return Err(late());
-            }
-            wait(&mut [PollFd::new(self, PollFlags::IN)], deadline)?;
+            wait(&mut [PollFd::new(self, PollFlags::IN)], waiting)?;
         }
     }
 
-    /// [`receive`](Self::receive), with a warning in the log if that takes long. `text` gets the
-    /// seconds that the wait has lasted.
-    pub(crate) fn receive_with_warning<T: DeserializeOwned>(
-        &mut self,
-        longest: usize,
-        deadline: Instant,
-        slow: &mut SlowWarning,
-        text: &dyn Fn(u64) -> String,
-    ) -> io::Result<Message<T>> {
-        loop {
-            match self.receive(longest, slow.next_look(deadline)) {
-                Err(e) if e.kind() == ErrorKind::TimedOut && Instant::now() < deadline => slow.look(text),
-                received => return received,
-            }
-        }
-    }
-
-    /// Waits until something has come, the other end has closed, or the deadline is over, with a
-    /// warning in the log if that takes long.
-    pub(crate) fn wait_with_warning(
-        &self,
-        deadline: Instant,
-        slow: &mut SlowWarning,
-        text: &dyn Fn(u64) -> String,
-    ) -> io::Result<()> {
-        while !self.is_readable()? && Instant::now() < deadline {
-            wait(&mut [PollFd::new(self, PollFlags::IN)], slow.next_look(deadline))?;
-            slow.look(text);
+    /// Waits until something has come, or the other end has closed.
+    pub(crate) fn wait_until_readable(&self, waiting: &mut Wait<'_>) -> io::Result<()> {
+        while !self.is_readable()? {
+            wait(&mut [PollFd::new(self, PollFlags::IN)], waiting)?;
         }
         Ok(())
     }
@@ -216,7 +192,7 @@ impl Channel {
     /// Whether something has come, or the other end has closed.
     pub(crate) fn is_readable(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(self, PollFlags::IN)];
-        poll_until(&mut fds, Instant::now())?;
+        poll_for(&mut fds, Duration::ZERO)?;
         Ok(!fds[0].revents().is_empty())
     }
 
@@ -289,28 +265,23 @@ impl AsFd for Listener {
     }
 }
 
-/// Sleeps until one of the connections is ready or the deadline has come. It may return early, so
-/// the caller checks again.
+/// Sleeps until one of the connections is ready. It may return early, so the caller checks again.
 ///
 /// # Errors
 ///
-/// The interrupt hook ends the wait ([`interrupt::of_io`]); `poll` fails.
-pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
-    interrupt::check_io()?;
-    poll_until(fds, interrupt::wake_by(deadline))
+/// The deadline has come; the interrupt hook ends the wait
+/// ([`of_io`](crate::util::interrupt::of_io)); `poll` fails.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], waiting: &mut Wait<'_>) -> io::Result<()> {
+    let sleep = waiting.step()?;
+    poll_for(fds, sleep)
 }
 
-/// [`wait`] without the interrupt hook.
-fn poll_until(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
+/// Sleeps until one of the connections is ready or the time is over.
+pub(crate) fn poll_for(fds: &mut [PollFd<'_>], time: Duration) -> io::Result<()> {
     let timeout =
-        Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() };
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
     }
-}
-
-fn late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "nothing came before the deadline")
 }

@@ -1,13 +1,12 @@
 //! The side of a process that connects to rank 0's.
 
 use std::io;
-use std::time::Instant;
 
 use super::channel::{Channel, Frame};
 use super::key::{Key, Sender, Statement, random};
 use super::{Answer, Claim, End, Handshake, Instance, LONGEST_ANSWER, Message, PROTOCOL, Participant};
 use crate::error::Error;
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::Wait;
 
 /// Why rank 0 did not welcome a process.
 pub(crate) enum Obstacle {
@@ -50,7 +49,6 @@ pub(crate) struct Introduction<'a> {
 }
 
 /// Introduces this process to rank 0. Gives the nonce of rank 0's welcome; see [`Answer::Welcome`].
-/// A wait that takes long is logged with `text`, which gets the seconds that it has lasted.
 ///
 /// # Errors
 ///
@@ -58,12 +56,10 @@ pub(crate) struct Introduction<'a> {
 pub(crate) fn introduce(
     channel: &mut Channel,
     introduction: &Introduction<'_>,
-    deadline: Instant,
-    slow: &mut SlowWarning,
-    text: &dyn Fn(u64) -> String,
+    waiting: &mut Wait<'_>,
 ) -> Result<String, Obstacle> {
     let Introduction { participant, key, instance } = *introduction;
-    let challenge = match receive(channel, deadline, slow, text)? {
+    let challenge = match receive(channel, waiting)? {
         Handshake::Greeting { protocol, challenge } if protocol == PROTOCOL => challenge,
         _ => return Err(Obstacle::OtherProtocol),
     };
@@ -74,8 +70,8 @@ pub(crate) fn introduce(
     let hello = Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof };
     // If this fails, reading tells why: rank 0 may have sent its end before it closed the
     // connection.
-    let _ = channel.send(&[Frame::new(&Message::Step(hello))?], deadline);
-    match receive(channel, deadline, slow, text)? {
+    let _ = channel.send(&[Frame::new(&Message::Step(hello))?], waiting.deadline());
+    match receive(channel, waiting)? {
         Handshake::Answer { answer, proof }
             if key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof)? =>
         {
@@ -91,13 +87,8 @@ pub(crate) fn introduce(
     }
 }
 
-fn receive(
-    channel: &mut Channel,
-    deadline: Instant,
-    slow: &mut SlowWarning,
-    text: &dyn Fn(u64) -> String,
-) -> Result<Handshake, Obstacle> {
-    match channel.receive_with_warning(LONGEST_ANSWER, deadline, slow, text)? {
+fn receive(channel: &mut Channel, waiting: &mut Wait<'_>) -> Result<Handshake, Obstacle> {
+    match channel.receive(LONGEST_ANSWER, waiting)? {
         Message::Step(message) => Ok(message),
         Message::End(end) if channel.is_local() => Err(Obstacle::Ended(end)),
         Message::End(_) => Err(Obstacle::NoProof),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::channel::{Channel, Frame, Listener, refused_user, wait};
+use super::channel::{Channel, Frame, Listener, poll_for, refused_user};
 use super::key::{Key, Sender, Statement, random};
 use super::{
     Answer, Challenge, Claim, End, HELLO_TIMEOUT, Handshake, LONGEST_ANSWER, LONGEST_HELLO, Message, PROTOCOL,
@@ -14,10 +14,9 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::util::descriptors::make_room_for_processes;
-use crate::util::interrupt;
 use crate::util::log;
-use crate::util::slow_warning::SlowWarning;
 use crate::util::text::{count_of, list_ranks};
+use crate::util::wait::{RETRY, Wait};
 
 /// The most accepted connections whose hello has not come yet. On a Unix socket rank 0 then accepts
 /// no further one: those that it has are of this user, so they are likely to be peers. Over TCP it
@@ -28,9 +27,6 @@ const MOST_STRANGERS: usize = 64;
 /// How long rank 0 goes on without a descriptor for a connection. Those of processes that send no
 /// hello become free within this time.
 const DESCRIPTOR_TIMEOUT: Duration = HELLO_TIMEOUT.saturating_add(Duration::from_secs(1));
-
-/// How long to wait before a failed accept is tried again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// What rank 0 needs to gather the other ranks.
 pub(crate) struct Gathering<'a> {
@@ -79,9 +75,6 @@ impl Gathering<'_> {
 }
 
 fn failed(e: std::io::Error) -> Error {
-    if let Some(interrupted) = interrupt::of_io(&e) {
-        return interrupted;
-    }
     error!(System, "rank 0 cannot wait for the others: {e}").with_source(e)
 }
 
@@ -130,24 +123,20 @@ impl<'a> GatheringState<'a> {
     fn run(&mut self) -> Result<()> {
         let Gathering { subject, destination, .. } = self.gathering;
         let Participant { world_size, deadline, .. } = *self.gathering.participant;
-        let mut slow = SlowWarning::new();
+        let mut waiting = Wait::until(deadline);
         while !self.is_complete() {
-            if Instant::now() >= deadline {
-                bail!(DeadlineExceeded, "{}{}", self.absence(), self.refusals());
-            }
-            slow.look(|seconds| {
+            let warning = |seconds| {
                 let (missing, refusals) = (self.missing(), self.refusals());
                 let verb = if missing.len() == 1 { "has" } else { "have" };
                 let missing = list_ranks(missing);
                 format!("{subject}rank 0 has waited for {seconds} s: {missing} {verb} not come{destination}{refusals}")
-            });
-            self.step(slow.next_look(deadline)).map_err(|error| match error.kind() {
-                ErrorKind::Interrupted => {
-                    let missing = list_ranks(self.missing());
-                    interrupt::ended(&error, format_args!("while {missing} of {world_size} had not come{destination}"))
-                }
-                _ => error,
+            };
+            let sleep = waiting.step_with(Some(&warning)).map_err(|stopped| {
+                let missing = list_ranks(self.missing());
+                let meanwhile = format_args!("while {missing} of {world_size} had not come{destination}");
+                stopped.error(meanwhile, format_args!("{}{}", self.absence(), self.refusals()))
             })?;
+            self.step(Instant::now() + sleep)?;
         }
         Ok(())
     }
@@ -195,7 +184,7 @@ impl<'a> GatheringState<'a> {
         let mut fds = vec![PollFd::new(self.listener, listener_events)];
         fds.extend(channels.map(|channel| PollFd::new(channel, PollFlags::IN)));
         let until = self.strangers.front().map_or(latest, |stranger| stranger.deadline);
-        wait(&mut fds, until.min(latest)).map_err(failed)?;
+        poll_for(&mut fds, until.min(latest).saturating_duration_since(Instant::now())).map_err(failed)?;
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
@@ -254,7 +243,8 @@ impl<'a> GatheringState<'a> {
                 if since.elapsed() >= DESCRIPTOR_TIMEOUT {
                     return Err(self.starved(e));
                 }
-                return interrupt::sleep(ACCEPT_PAUSE);
+                std::thread::sleep(RETRY);
+                return Ok(());
             }
         };
         self.starved_since = None;

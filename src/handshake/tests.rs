@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::util::wait::Wait;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
@@ -42,12 +43,12 @@ fn messages_have_ends_of_their_own() {
             sender.write_all(&bytes[..split]).expect("a listener");
             assert!(channel.try_receive::<Vec<u8>>(LONGEST).expect("no error").is_none());
             sender.write_all(&bytes[split..]).expect("a listener");
-            assert!(is_sent(channel.receive(LONGEST, soon()).expect("a message")));
+            assert!(is_sent(channel.receive(LONGEST, &mut Wait::until(soon())).expect("a message")));
         }
         sender.write_all(&[&bytes[..], &bytes[..]].concat()).expect("a listener");
-        assert!(is_sent(channel.receive(LONGEST, soon()).expect("the first")));
-        assert!(is_sent(channel.receive(LONGEST, soon()).expect("the second")));
-        let nothing = channel.receive::<()>(1, shortly()).err();
+        assert!(is_sent(channel.receive(LONGEST, &mut Wait::until(soon())).expect("the first")));
+        assert!(is_sent(channel.receive(LONGEST, &mut Wait::until(soon())).expect("the second")));
+        let nothing = channel.receive::<()>(1, &mut Wait::until(shortly())).err();
         assert_eq!(nothing.map(|e| e.kind()), Some(ErrorKind::TimedOut));
         // The other end does not read. Sending ends at its deadline, and a message that went in
         // part is the last one.
@@ -82,7 +83,7 @@ fn bytes_that_are_no_message_are_refused() {
             if bytes.is_empty() {
                 drop(sender);
             }
-            let error = channel.receive::<Vec<u8>>(64, soon()).err().expect("no message");
+            let error = channel.receive::<Vec<u8>>(64, &mut Wait::until(soon())).err().expect("no message");
             assert_eq!(error.to_string(), expected, "{bytes:?}");
         }
     }

@@ -5,16 +5,13 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
+use crate::util::wait::POLL;
 use crate::util::{interrupt, lock};
 
 /// The task that waits. The thread takes the waker when the work has ended, and forgets work whose
 /// slot is dropped.
 pub(super) type WakeSlot = Arc<Mutex<Option<Waker>>>;
-
-/// How often the thread asks.
-const INTERVAL: Duration = Duration::from_micros(100);
 
 struct Watched {
     has_ended: Box<dyn Fn() -> bool + Send>,
@@ -69,6 +66,6 @@ fn watch() {
             }
             !has_ended
         });
-        std::thread::sleep(INTERVAL);
+        std::thread::sleep(POLL);
     }
 }

@@ -5,14 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::task::{Task, run_in_turn, wait_for_turn};
 use super::work::WorkState;
 use crate::error::{Error, Result, bail, error};
-use crate::issue_order::{Extent, IssueOrder, IssueTicket, TicketPosition, missed_turn};
+use crate::issue_order::{Extent, IssueOrder, IssueTicket, MISSED_TURN, TicketPosition};
 use crate::util::fork::ProcessGuard;
-use crate::util::{deadline_after, interrupt, lock, panic_message};
+use crate::util::wait::Wait;
+use crate::util::{interrupt, lock, panic_message};
 
 /// A worker stream. Dropping it lets its thread end when the queue is empty.
 pub(super) struct Worker {
@@ -210,31 +211,14 @@ impl<T> Default for TaskCell<T> {
 impl<T> TaskCell<T> {
     /// Waits for the task and takes it; `None` as in [`QueuedWork::wait`].
     fn wait(&self, until: Instant) -> Option<(T, Result<()>)> {
-        loop {
-            if let Some(done) = self.take_done() {
-                return Some(done);
-            }
-            let now = Instant::now();
-            if now >= until || interrupt::check().is_err() {
-                return None;
-            }
-            let state = lock(&self.state);
-            if !matches!(*state, TaskCellState::Done(..)) {
-                let wait = interrupt::wake_by(until).saturating_duration_since(now);
-                drop(self.done.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner));
-            }
-        }
-    }
-
-    fn take_done(&self) -> Option<(T, Result<()>)> {
-        let mut state = lock(&self.state);
-        match std::mem::replace(&mut *state, TaskCellState::Empty) {
+        let take_done = |state: &mut TaskCellState<T>| match std::mem::replace(state, TaskCellState::Empty) {
             TaskCellState::Done(task, result) => Some((task, result)),
             other => {
                 *state = other;
                 None
             }
-        }
+        };
+        Wait::until(until).on(&self.state, &self.done, take_done).ok()
     }
 }
 
@@ -288,7 +272,7 @@ impl<T: Task> Runnable for TaskCell<T> {
             if let Some((watch, deadline)) = task.watch()
                 && Instant::now() >= deadline
             {
-                return Err(watch.fail(task.label(missed_turn())));
+                return Err(watch.fail(task.label(error!(DeadlineExceeded, "{MISSED_TURN}"))));
             }
             run_in_turn(&mut task, ticket, None)
         }))
@@ -347,18 +331,11 @@ impl TaskQueue {
     }
 
     fn wait_for_enqueued(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        let target = state.enqueued;
-        while state.done < target {
-            drop(state);
-            interrupt::check().map_err(|e| interrupt::ended(&e, "while the stream's work had not ended"))?;
-            state = lock(&self.state);
-            if state.done < target {
-                let far = deadline_after(Duration::MAX);
-                let wait = interrupt::wake_by(far).saturating_duration_since(Instant::now());
-                (state, _) = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-        Ok(())
+        let target = lock(&self.state).enqueued;
+        let is_done = |state: &mut TaskQueueState| (state.done >= target).then_some(());
+        let waited = Wait::forever().on(&self.state, &self.changed, is_done);
+        waited.map_err(|stopped| {
+            stopped.error("while the stream's work had not ended", "the stream's work has not ended")
+        })
     }
 }

@@ -1,9 +1,9 @@
 //! The interrupt hook: a function of the program that waits of the library run, and that may end
 //! them. [`set_interrupt_hook`] sets it.
 //!
-//! A wait calls [`check`] when it sleeps, with no lock held that another thread of the library
-//! needs, and sleeps at most until [`wake_by`]. So a wait that only spins does not look at the
-//! hook. Threads of the library and waits that clean up are [masked](mask).
+//! A wait calls [`check`] when it sleeps ([`Wait::step`](super::wait::Wait::step)). So a wait that
+//! only spins does not look at the hook. Threads of the library and waits that clean up are
+//! [masked](mask).
 
 use std::cell::Cell;
 use std::fmt;
@@ -135,23 +135,6 @@ fn is_watched() -> bool {
     HOOK.is_set() && !IS_MASKED.get()
 }
 
-/// Sleeps for this long, or until the hook ends the wait.
-///
-/// # Errors
-///
-/// As [`check`].
-pub(crate) fn sleep(duration: Duration) -> Result<()> {
-    let until = Instant::now() + duration;
-    loop {
-        check()?;
-        let now = Instant::now();
-        if now >= until {
-            return Ok(());
-        }
-        std::thread::sleep(wake_by(until).saturating_duration_since(now));
-    }
-}
-
 /// Checks that this thread is not inside the hook, so that it may wait for others.
 ///
 /// # Errors
@@ -194,12 +177,12 @@ impl fmt::Display for Carried {
 
 impl std::error::Error for Carried {}
 
-/// [`check`] for functions whose errors are those of the system; see [`of_io`].
-pub(crate) fn check_io() -> io::Result<()> {
-    check().map_err(|error| io::Error::other(Carried(error)))
+/// The error of [`check`] for functions whose errors are those of the system; see [`of_io`].
+pub(crate) fn to_io(interrupted: Error) -> io::Error {
+    io::Error::other(Carried(interrupted))
 }
 
-/// The error of [`check`], if [`check_io`] has put it into this one.
+/// The error of [`check`], if [`to_io`] has put it into this one.
 pub(crate) fn of_io(error: &io::Error) -> Option<Error> {
     error.get_ref()?.downcast_ref::<Carried>().map(|Carried(error)| error.clone())
 }

@@ -6,8 +6,9 @@ pub(crate) mod fork;
 pub(crate) mod interrupt;
 pub(crate) mod log;
 pub(crate) mod settings;
-pub(crate) mod slow_warning;
+
 pub(crate) mod text;
+pub(crate) mod wait;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::handshake::{LENGTH_BYTES, body_len, decode, encode_frame, wait};
+use crate::util::wait::Wait;
 
 /// Sends a message. The file goes with its first byte.
 ///
@@ -83,11 +84,11 @@ fn before<T>(
     stream: &UnixStream,
     mut attempt: impl FnMut() -> rustix::io::Result<T>,
 ) -> io::Result<T> {
+    let mut waiting = Wait::until(deadline);
     loop {
         match attempt() {
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if Instant::now() >= deadline => return Err(io::ErrorKind::TimedOut.into()),
-            Err(Errno::AGAIN) => wait(&mut [PollFd::new(stream, PollFlags::IN)], deadline)?,
+            Err(Errno::AGAIN) => wait(&mut [PollFd::new(stream, PollFlags::IN)], &mut waiting)?,
             done => return Ok(done?),
         }
     }

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::comm::rank_lock;
 use crate::error::{Error, Result, bail, error};
-use crate::util::lock;
-
-/// How often a thread that waits for an abort looks whether it has ended.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+use crate::util::wait::Wait;
+use crate::util::{interrupt, lock};
 
 /// What has become of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -155,14 +153,14 @@ impl Access {
     /// Waits for the end of the abort that has begun, and says whether it came. Does not wait for a
     /// helper thread that was left inside.
     pub(super) fn wait_for_end(&self, deadline: Instant) -> bool {
-        while Instant::now() < deadline {
-            match rank_lock::take(&self.stage, deadline).as_deref() {
-                Some(Stage::Open) => {}
+        let _mask = interrupt::mask();
+        let mut wait = Wait::until(deadline);
+        loop {
+            match rank_lock::try_enter(&self.stage).as_deref() {
                 Some(Stage::LeftInside | Stage::Ended) => return true,
-                None => return false,
+                Some(Stage::Open) | None if wait.pause().is_err() => return false,
+                Some(Stage::Open) | None => {}
             }
-            std::thread::sleep(LOOK_INTERVAL);
         }
-        false
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::super::backend::{Backend, Control};
 use super::super::host;
@@ -18,9 +18,7 @@ use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::util::interrupt;
 use crate::util::text::count_of;
-
-/// How often the thread that makes all ranks looks whether they are there.
-const JOIN_INTERVAL: Duration = Duration::from_millis(1);
+use crate::util::wait::Wait;
 
 /// Whether several ranks may share one GPU: from NCCL 2.30 on, if the environment asks for it.
 pub(crate) fn can_share_gpus() -> Result<bool> {
@@ -69,10 +67,11 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<d
         let controls: Vec<_> = controls.collect();
         let threads: Vec<_> = (0..world_size).zip(controls.iter().cloned()).map(connect).collect();
         let is_running = || threads.iter().flatten().any(|thread| !thread.is_finished());
+        let mut wait = Wait::forever();
         let mut waited = Ok(());
         while waited.is_ok() && is_running() {
-            waited = interrupt::sleep(JOIN_INTERVAL).map_err(|interrupted| {
-                let error = interrupt::ended(&interrupted, "while the ranks connected");
+            waited = wait.pause().map_err(|stopped| {
+                let error = stopped.error("while the ranks connected", "the ranks have not connected");
                 // The threads see it in their control communicators.
                 controls.iter().for_each(|control| control.abort(error.kind(), &error.to_string()));
                 error

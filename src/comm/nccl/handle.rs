@@ -22,9 +22,10 @@ use super::bindings::*;
 use super::library::{Library, function};
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
-use crate::cuda::{Device, Pause};
-use crate::error::{Error, Result, bail};
+use crate::cuda::{Device, gpu_wait};
+use crate::error::{Error, Result};
 use crate::util::interrupt;
+use crate::util::wait::Wait;
 
 /// How long an abort may take. NCCL's is known to hang (pytorch #119215, nccl #829 and #1013).
 pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -288,16 +289,17 @@ impl NcclHandle {
     ) -> Result<()> {
         // NCCL's own error would only say that the call was aborted.
         self.access.check()?;
-        let mut pause = Pause::begin(what);
+        let warning = |seconds| helper::warning(what, seconds);
+        let mut wait = gpu_wait(deadline).warning(&warning);
         while result != ncclSuccess {
             if result != ncclInProgress {
                 return Err(self.library.error(what, result, self.raw));
             }
             alive()?;
-            if Instant::now() >= deadline {
-                bail!(DeadlineExceeded, "{what} was still in progress at the deadline");
-            }
-            pause.pause()?;
+            wait.pause().map_err(|stopped| {
+                let late = format_args!("{what} was still in progress at the deadline");
+                stopped.error(format_args!("while {what} had not ended"), late)
+            })?;
             result = self.state()?;
         }
         Ok(())
@@ -445,13 +447,12 @@ impl Drop for NcclHandle {
         helper::detach("ncclCommDestroy", move || {
             let Ok(_current) = device.enter_relaxed() else { return };
             let raw = raw.into_inner();
-            let deadline = Instant::now() + DESTROY_TIMEOUT;
+            let mut wait = Wait::until(Instant::now() + DESTROY_TIMEOUT);
             // SAFETY: the handle was the last reference to the communicator, and dropped memory had
             // one until the GPU did not use it any more; the state is written to a local variable.
             unsafe {
                 let mut result = finalize(raw);
-                while result == ncclInProgress && Instant::now() < deadline {
-                    std::thread::sleep(Duration::from_millis(1));
+                while result == ncclInProgress && wait.pause().is_ok() {
                     if state(raw, &mut result) != ncclSuccess {
                         return;
                     }

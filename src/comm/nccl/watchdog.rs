@@ -6,13 +6,10 @@
 //! watchdog looks for it.
 
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use super::domain::NcclDomain;
+use crate::util::wait::LOOK;
 use crate::util::{interrupt, lock};
-
-/// How often the watchdog looks.
-const INTERVAL: Duration = Duration::from_millis(20);
 
 /// What the watchdog looks at. Its thread ends when nothing is left, and is started again.
 struct Watched {
@@ -42,7 +39,7 @@ fn look_again_and_again() {
     let _mask = interrupt::mask();
     let mut domains = Vec::new();
     loop {
-        std::thread::sleep(INTERVAL);
+        std::thread::sleep(LOOK);
         {
             let mut watched = lock(&WATCHED);
             watched.domains.retain(|domain| domain.strong_count() > 0);

@@ -9,10 +9,11 @@ use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{ended, lost, out_of_turn};
-use crate::error::{Error, Result, bail, error};
-use crate::handshake::{Channel, Frame, Message, wait};
+use crate::error::{Error, Result, error};
+use crate::handshake::{Channel, Frame, Message, poll_for};
 use crate::util::interrupt;
 use crate::util::text::list_ranks;
+use crate::util::wait::Wait;
 
 /// The longest part that a rank may give, in bytes.
 pub(super) const LONGEST_PART: usize = 64 << 10;
@@ -49,7 +50,7 @@ pub(super) fn on_rank_0(channels: &mut [Channel], part: &[u8], deadline: Instant
 
 /// The exchange of another rank.
 pub(super) fn on_peer(channel: &mut Channel, world_size: u32, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-    let receive = |channel: &mut Channel| match channel.receive(LONGEST_OF_MEMBER, deadline) {
+    let receive = |channel: &mut Channel| match channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(deadline)) {
         Err(e) if e.kind() == io::ErrorKind::TimedOut => {
             Err(error!(DeadlineExceeded, "some rank gave no part, or rank 0 did not answer, before the deadline"))
         }
@@ -102,6 +103,7 @@ fn receive_from_all<T>(
     otherwise: &str,
     expected: impl Fn(Step) -> Option<T>,
 ) -> Result<Vec<T>> {
+    let mut waiting = Wait::until(deadline);
     let mut received: Vec<Option<T>> = channels.iter().map(|_| None).collect();
     loop {
         for (rank, (channel, received)) in (1..).zip(channels.iter_mut().zip(&mut received)) {
@@ -120,19 +122,16 @@ fn receive_from_all<T>(
         if missing.is_empty() {
             return Ok(received.into_iter().flatten().collect());
         }
-        if Instant::now() >= deadline {
-            let world_size = channels.len() + 1;
-            bail!(DeadlineExceeded, "{} of {world_size} {otherwise} before the deadline", list_ranks(missing));
-        }
+        let sleep = waiting.step().map_err(|stopped| {
+            let (missing, world_size) = (list_ranks(missing), channels.len() + 1);
+            let late = format_args!("{missing} of {world_size} {otherwise} before the deadline");
+            stopped.error(format_args!("while it waited for {missing}"), late)
+        })?;
         // The ranks whose message has come are watched too, so that rank 0 notices their end at
         // once.
         let mut fds: Vec<PollFd<'_>> = channels.iter().map(|channel| PollFd::new(channel, PollFlags::IN)).collect();
-        wait(&mut fds, deadline).map_err(|e| match interrupt::of_io(&e) {
-            Some(interrupted) => {
-                interrupt::ended(&interrupted, format_args!("while it waited for {}", list_ranks(missing)))
-            }
-            None => error!(System, "rank 0 cannot wait for the others: {e}").with_source(e),
-        })?;
+        poll_for(&mut fds, sleep)
+            .map_err(|e| error!(System, "rank 0 cannot wait for the others: {e}").with_source(e))?;
     }
 }
 

@@ -1,5 +1,6 @@
 //! A rank other than 0: looks for rank 0 until the deadline, and makes sure that it is rank 0.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,26 +12,24 @@ use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
 use crate::error::{ErrorKind, Result, bail, error};
 use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::interrupt;
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::{RETRY, Stopped, Wait};
 
-/// How long to wait before the second attempt. Each further wait is twice as long as the one
-/// before.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause between two attempts. The first one is [`RETRY`], and each further one twice as
+/// long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Connects to rank 0, and waits until all ranks have come. Gives the connection and rank 0's
 /// nonce.
 pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, String)> {
     let Participant { first_rank: rank, world_size, deadline, .. } = *participant;
-    let mut slow = SlowWarning::new();
-    let (mut channel, nonce) = find(endpoint, participant, &mut slow).map_err(|error| match error.kind() {
+    let (mut channel, nonce) = find(endpoint, participant).map_err(|error| match error.kind() {
         ErrorKind::Interrupted => interrupt::ended(&error, format_args!("while rank 0 was not found at {endpoint}")),
         _ => error,
     })?;
-    let received = channel.receive_with_warning(LONGEST_OF_MEMBER, deadline, &mut slow, &|seconds| {
+    let warning = |seconds| {
         format!("rank {rank} has waited for {seconds} s: rank 0 is at {endpoint}, but not all ranks have come there")
-    });
-    match received {
+    };
+    match channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(deadline).warning(&warning)) {
         Ok(Message::Step(Step::Complete)) => Ok((channel, nonce)),
         Err(e) if e.kind() == io::ErrorKind::TimedOut => bail!(
             DeadlineExceeded,
@@ -48,31 +47,29 @@ pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Res
 }
 
 /// Tries to find rank 0 until the deadline.
-fn find(endpoint: &Endpoint, participant: &Participant<'_>, slow: &mut SlowWarning) -> Result<(Channel, String)> {
+fn find(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, String)> {
     let Participant { first_rank: rank, deadline, .. } = *participant;
     let instance = random()?;
-    let mut pause = FIRST_PAUSE;
-    let mut reason = String::new();
+    let mut pause = RETRY;
+    let reason = RefCell::new(String::new());
+    let not_found = || format!("rank 0 was not found at {endpoint}");
+    let last_attempt = || format!("at the last attempt: {}", reason.borrow());
+    let warning = |seconds| format!("rank {rank} has waited for {seconds} s: {}; {}", not_found(), last_attempt());
+    let mut waiting = Wait::until(deadline).warning(&warning);
     loop {
         match attempt(endpoint, participant, instance) {
             Ok(found) => return Ok(found),
             Err(Failure::Final(error)) => return Err(error),
-            Err(Failure::Passing(now)) if reason.is_empty() || Instant::now() < deadline => reason = now,
             // An attempt that the deadline has cut short says less than the one before.
+            Err(Failure::Passing(now)) if reason.borrow().is_empty() || Instant::now() < deadline => {
+                reason.replace(now);
+            }
             Err(Failure::Passing(_)) => {}
         }
-        slow.look(|seconds| {
-            format!(
-                "rank {rank} has waited for {seconds} s: rank 0 was not found at {endpoint}; at the last attempt: {reason}"
-            )
-        });
-        interrupt::sleep(pause.min(deadline.saturating_duration_since(Instant::now())))?;
-        pause = LONGEST_PAUSE.min(pause * 2);
-        if Instant::now() >= deadline {
-            bail!(
-                DeadlineExceeded,
-                "rank 0 was not found at {endpoint} before the deadline; at the last attempt: {reason}"
-            );
+        match waiting.sleep(pause) {
+            Ok(()) => pause = LONGEST_PAUSE.min(pause * 2),
+            Err(Stopped::Interrupted(interrupted)) => return Err(interrupted),
+            Err(Stopped::Late) => bail!(DeadlineExceeded, "{} before the deadline; {}", not_found(), last_attempt()),
         }
     }
 }
@@ -113,10 +110,9 @@ fn introduce_at(address: SocketAddr, introduction: &Introduction<'_>) -> Result<
     let deadline = introduction.participant.deadline;
     let mut channel = tcp::connect(address, deadline)?;
     // The attempt is short; `find` logs a long wait.
-    let mut slow = SlowWarning::never();
-    let until = attempt_until(deadline);
+    let mut waiting = Wait::until(attempt_until(deadline));
     let passing = |reason: &str| Failure::Passing(reason.to_owned());
-    let nonce = introduce(&mut channel, introduction, until, &mut slow, &|_| String::new());
+    let nonce = introduce(&mut channel, introduction, &mut waiting);
     let nonce = nonce.map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => e.into(),
         Obstacle::Failed(error) => error.into(),

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use crate::environment::endpoint::{attempt_until, is_loopback, resolve};
 use crate::error::{Result, error};
 use crate::handshake::{Channel, wait};
+use crate::util::wait::Wait;
 
 const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
 
@@ -101,14 +102,12 @@ fn connect_until(address: SocketAddr, until: Instant) -> std::io::Result<TcpStre
         Err(e) => return Err(e.into()),
     }
     let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
-    loop {
-        wait(&mut fds, until)?;
-        if !fds[0].revents().is_empty() {
-            break;
-        }
-        if Instant::now() >= until {
-            return Err(std::io::Error::new(ErrorKind::TimedOut, "connection timed out"));
-        }
+    let mut waiting = Wait::until(until);
+    while fds[0].revents().is_empty() {
+        wait(&mut fds, &mut waiting).map_err(|e| match e.kind() {
+            ErrorKind::TimedOut => std::io::Error::new(ErrorKind::TimedOut, "connection timed out"),
+            _ => e,
+        })?;
     }
     socket_error(&socket)??;
     Ok(TcpStream::from(socket))

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
@@ -18,10 +18,7 @@ use crate::handshake::{
     send_end,
 };
 use crate::util::interrupt;
-use crate::util::slow_warning::SlowWarning;
-
-/// How often a process tries to connect.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+use crate::util::wait::{RETRY, Stopped, Wait};
 
 /// What may be the reason if rank 0 does not come.
 const NAMESPACES: &str = ". Ranks in different network namespaces (containers) cannot meet over abstract sockets";
@@ -34,7 +31,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
             // Rank 0 closes the connection of a process that was stopped for a while; the process
             // connects again. If rank 0's process has ended, that fails.
             Err(error) if error.kind() == ErrorKind::PeerLost && Instant::now() < participant.deadline => {
-                interrupt::sleep(CONNECT_INTERVAL)?;
+                std::thread::sleep(RETRY);
                 stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
             }
             Err(error) => return Err(error),
@@ -50,26 +47,21 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
 /// Connects as soon as rank 0 listens, if it does so before `deadline`.
 pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant) -> Result<UnixStream> {
     let Participant { job, first_rank, .. } = *participant;
-    let mut slow = SlowWarning::new();
-    // If the listener's queue is full, rank 0 listens.
-    let deadline_for = |e| if e == Errno::AGAIN { participant.deadline } else { deadline };
+    let warning =
+        |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}");
+    let mut waiting = Wait::until(deadline).warning(&warning);
     loop {
-        match socket::connect(job) {
+        let e = match socket::connect(job) {
             Ok(stream) => return Ok(stream),
-            Err(e) if Instant::now() < deadline_for(e) => {
-                slow.look(|seconds| {
-                    format!(
-                        "job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}"
-                    )
-                });
-                interrupt::sleep(CONNECT_INTERVAL).map_err(|e| interrupt::ended(&e, "while rank 0 had not come"))?;
-            }
-            Err(e) => {
-                let error =
-                    caused_by(error!(DeadlineExceeded, "rank 0 did not come before the deadline"), "connect", e);
-                return Err(error.followed_by(NAMESPACES));
-            }
-        }
+            Err(e) => e,
+        };
+        // If the listener's queue is full, rank 0 listens.
+        waiting.set_deadline(if e == Errno::AGAIN { participant.deadline } else { deadline });
+        waiting.sleep(RETRY).map_err(|stopped| {
+            let is_late = matches!(stopped, Stopped::Late);
+            let error = stopped.error("while rank 0 had not come", "rank 0 did not come before the deadline");
+            if is_late { caused_by(error, "connect", e).followed_by(NAMESPACES) } else { error }
+        })?;
     }
 }
 
@@ -90,13 +82,11 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
     let refused =
         |e| socket::held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
     let mut channel = Channel::unix(stream).map_err(refused)?;
-    let mut slow = SlowWarning::new();
+    let warning = not_all_have_come(participant);
+    let mut waiting = Wait::until(deadline).warning(&warning);
     let interrupted = |error: &Error| error.kind() == ErrorKind::Interrupted;
-    introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut slow)
-        .and_then(|()| {
-            let waited = channel.wait_with_warning(deadline, &mut slow, &not_all_have_come(participant));
-            waited.map_err(|e| not_received("poll", e))
-        })
+    introduce_to_rank_0(&mut channel, participant, instance, &mut waiting)
+        .and_then(|()| channel.wait_until_readable(&mut waiting).map_err(|e| not_received("poll", e)))
         // Rank 0 tells the others. If it had welcomed this process, it would wait for another one.
         .inspect_err(|error| {
             if interrupted(error) {
@@ -130,12 +120,10 @@ pub(super) fn introduce_to_rank_0(
     channel: &mut Channel,
     participant: &Participant<'_>,
     instance: Instance,
-    deadline: Instant,
-    slow: &mut SlowWarning,
+    waiting: &mut Wait<'_>,
 ) -> Result<()> {
     let introduction = Introduction { participant, key: &Key::new(participant, None)?, instance };
-    let text = not_all_have_come(participant);
-    introduce(channel, &introduction, deadline, slow, &text).map(drop).map_err(|obstacle| match obstacle {
+    introduce(channel, &introduction, waiting).map(drop).map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => not_received("read", e),
         Obstacle::Failed(error) => error,
         Obstacle::Refused(reason) => error!(Disagreement, "{reason}"),

@@ -16,8 +16,8 @@ use crate::error::{Error, Result, error};
 use crate::handshake::{
     Channel, End, Gathering, HELLO_TIMEOUT, Key, Listener, Member, Message, Participant, Peer, random,
 };
-use crate::util::slow_warning::SlowWarning;
 use crate::util::text::list_ranks;
+use crate::util::wait::Wait;
 
 pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
     let refused = |e: io::Error| match e.kind() {
@@ -56,7 +56,7 @@ fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
     // The holder refuses the second rank 0 at once, if it still waits.
     if let Ok(instance) = random() {
         let deadline = participant.deadline.min(Instant::now() + HELLO_TIMEOUT);
-        let _ = peer::introduce_to_rank_0(&mut channel, participant, instance, deadline, &mut SlowWarning::never());
+        let _ = peer::introduce_to_rank_0(&mut channel, participant, instance, &mut Wait::until(deadline));
     }
     caused_by(error!(System, "another rank 0 of this user waits or runs under the same job name"), "bind", e)
 }

@@ -11,7 +11,7 @@ use crate::error::ErrorKind;
 use crate::handshake::{
     Answer, Channel, Claim, Frame, Handshake, Key, LONGEST_ANSWER, Message, PROTOCOL, Statement, random,
 };
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::Wait;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
@@ -59,8 +59,7 @@ fn a_process_that_has_left_can_be_replaced() {
         for _ in 0..3 {
             let mut dying = Channel::unix(stream_of(&participant(1))).expect("a channel");
             let instance = random().expect("random numbers");
-            introduce_to_rank_0(&mut dying, &participant(1), instance, soon(), &mut SlowWarning::never())
-                .expect("a welcome");
+            introduce_to_rank_0(&mut dying, &participant(1), instance, &mut Wait::until(soon())).expect("a welcome");
         }
         let peers = [1, 2].map(|rank| scope.spawn(move || connect(&participant(rank)).map(drop)));
         peers.into_iter().for_each(|peer| peer.join().expect("no panic").expect("a bootstrap"));
@@ -147,7 +146,7 @@ fn a_process_of_another_job_is_sent_away() {
         let rank_0 = scope.spawn(|| connect(&participant(&job, 0)).map(drop));
         for (key_of, protocol) in [("another", PROTOCOL), (job.as_str(), "distcollective handshake 2")] {
             let mut channel = Channel::unix(stream_of(&participant(&job, 1))).expect("a channel");
-            let greeting = channel.receive(LONGEST_ANSWER, soon()).expect("a greeting");
+            let greeting = channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())).expect("a greeting");
             let Message::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
             let key = Key::new(&participant(key_of, 1), None).expect("a key");
             let claim = Claim { world_size: 9, first_rank: 1, rank_count: 1, instance: [0; 16], challenge: [0; 32] };
@@ -158,7 +157,7 @@ fn a_process_of_another_job_is_sent_away() {
                 proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
             };
             channel.send(&[Frame::new(&Message::Step(hello)).expect("bytes")], soon()).expect("rank 0 listens");
-            let reply = channel.receive(LONGEST_ANSWER, soon()).expect("a reply");
+            let reply = channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())).expect("a reply");
             assert!(matches!(reply, Message::Step(Handshake::Refusal { same_job: false })));
         }
         let peer = scope.spawn(|| connect(&participant(&job, 1)).map(drop));
@@ -180,7 +179,10 @@ fn a_false_rank_0_of_this_user_is_not_believed() {
             channel.send(&[Frame::new(&Message::Step(message)).expect("bytes")], soon()).expect("a peer")
         };
         send(&mut channel, Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge });
-        assert!(matches!(channel.receive(LONGEST_ANSWER, soon()), Ok(Message::Step(Handshake::Hello { .. }))));
+        assert!(matches!(
+            channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())),
+            Ok(Message::Step(Handshake::Hello { .. }))
+        ));
         let answer = Answer::Welcome { nonce: String::new() };
         send(&mut channel, Handshake::Answer { answer, proof: [0; 32] });
         let error = peer.join().expect("no panic").expect_err("no rank 0");

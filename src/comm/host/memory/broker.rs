@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,8 @@ use crate::comm::host::peer_processes::{HUB, PeerProcesses};
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
 use crate::sync::{AtomicU64, Ordering};
-use crate::util::{interrupt, lock};
+use crate::util::lock;
+use crate::util::wait::{LOOK, Wait};
 
 /// Names the call that allocates some memory: the communicator's id, the number of the collective,
 /// and for a split the color.
@@ -57,9 +58,6 @@ pub(crate) const LONGEST_SHARE_MESSAGE: usize = 64;
 
 /// An id's lower bits count the memory that one process shared; its upper bits are that process.
 const ID_BITS: u32 = 40;
-
-/// How often a rank that waits for memory checks that its communicator is alive.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl MemoryBroker {
     pub(crate) fn new(peers: Arc<PeerProcesses>) -> Self {
@@ -124,23 +122,22 @@ impl MemoryBroker {
         check_alive: impl Fn() -> Result<()>,
     ) -> Result<(Arc<SharedMemory>, u64)> {
         let comes_through_hub = !self.peers.is_hub() && !self.peers.all()[self.peers.own()].has(sender);
+        let mut wait = Wait::until(deadline);
         loop {
             if let Some(received) = self.take(key)? {
                 return Ok(received);
             }
             check_alive()?;
-            interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while it waited for rank {sender}")))?;
             if comes_through_hub && !self.peers.is_connected(HUB) {
                 bail!(PeerLost, "the process of rank 0 died or left; it passes memory on");
             }
-            let now = Instant::now();
-            if now >= deadline {
-                bail!(DeadlineExceeded, "rank {sender} did not send its memory before the deadline");
-            }
+            let sleep = wait.step().map_err(|stopped| {
+                let late = format_args!("rank {sender} did not send its memory before the deadline");
+                stopped.error(format_args!("while it waited for rank {sender}"), late)
+            })?;
             let arrived = lock(&self.arrived);
             if !arrived.as_ref().is_some_and(|arrived| arrived.contains_key(&key)) {
-                let wait = CHECK_INTERVAL.min(deadline - now);
-                drop(self.arrival.wait_timeout(arrived, wait).unwrap_or_else(PoisonError::into_inner));
+                drop(self.arrival.wait_timeout(arrived, sleep.min(LOOK)).unwrap_or_else(PoisonError::into_inner));
             }
         }
     }
@@ -218,6 +215,7 @@ impl MemoryBroker {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use super::*;
     use crate::comm::host::peer_processes::Process;

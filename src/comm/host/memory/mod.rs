@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::error::{Result, bail};
-use crate::util::interrupt;
+use crate::error::Result;
+use crate::util::wait::{Stopped, Wait};
 
 pub(super) mod arena;
 pub(super) mod broker;
@@ -46,9 +46,9 @@ pub(super) fn check_writing(deadline: Instant) -> Result<()> {
 }
 
 fn check_time(deadline: Instant, done: &str) -> Result<()> {
-    interrupt::check().map_err(|e| interrupt::ended(&e, format_args!("while shared memory was {done}")))?;
-    if Instant::now() < deadline {
-        return Ok(());
-    }
-    bail!(DeadlineExceeded, "shared memory was not {done} before the deadline");
+    let stopped = |stopped: Stopped| {
+        let late = format_args!("shared memory was not {done} before the deadline");
+        stopped.error(format_args!("while shared memory was {done}"), late)
+    };
+    Wait::until(deadline).step().map(drop).map_err(stopped)
 }

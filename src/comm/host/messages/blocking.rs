@@ -11,8 +11,9 @@ use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::{GroupRank, Rank};
+use crate::util::deadline_after;
 use crate::util::log::event;
-use crate::util::{deadline_after, interrupt};
+use crate::util::wait::{Stopped, Wait};
 
 /// After how long a rank publishes whom it waits for. The model has to do the same in each run,
 /// however long it takes, so there a rank never does.
@@ -81,7 +82,11 @@ impl Drop for BlockingCall<'_> {
 impl BlockingCall<'_> {
     fn wait(&mut self) -> Result<Delivery> {
         let place = &self.messenger.place;
-        let mut waiter = Waiter::new(&place.segment.domain, place.member(), self.deadline);
+        let (messenger, request) = (self.messenger, self.request);
+        let warning =
+            |seconds| format!("rank {}: {} has waited for {seconds} s", place.member(), messenger.describe(request));
+        let wait = Wait::until(self.deadline).warning(&warning);
+        let mut waiter = Waiter::new(&place.segment.domain, place.member(), wait);
         let mut next_look = deadline_after(PUBLISH_AFTER);
         loop {
             match self.step()? {
@@ -93,11 +98,8 @@ impl BlockingCall<'_> {
                 Step::Idle => {}
             }
             waiter.set_deadline(next_look.min(self.deadline));
-            let waited = waiter.wait_until(
-                || self.has_moved(),
-                || is_lost(|| self.has_lost_peer(), || self.has_moved()),
-                |seconds| format!("rank {}: {} has waited for {seconds} s", place.member(), self.what()),
-            );
+            let waited =
+                waiter.wait_until(|| self.has_moved(), || is_lost(|| self.has_lost_peer(), || self.has_moved()));
             match waited {
                 Ok(()) => {}
                 Err(WaitError::DeadlineExceeded) if Instant::now() < self.deadline => {
@@ -139,12 +141,10 @@ impl BlockingCall<'_> {
 
     /// Checks the deadline and the interrupt hook of a message that moves.
     fn check_time(&self) -> Result<()> {
-        match interrupt::check() {
-            Err(interrupted) => Err(self.fail(WaitError::Interrupted(interrupted))),
-            Ok(()) if Instant::now() >= self.deadline && self.ended.get().is_none() => {
-                Err(self.fail(WaitError::DeadlineExceeded))
-            }
-            Ok(()) => Ok(()),
+        match Wait::until(self.deadline).step() {
+            Ok(_) => Ok(()),
+            Err(Stopped::Late) if self.ended.get().is_some() => Ok(()),
+            Err(stopped) => Err(self.fail(stopped.into())),
         }
     }
 
@@ -194,7 +194,7 @@ impl BlockingCall<'_> {
 
     /// The call, as errors describe it.
     fn what(&self) -> String {
-        self.request.with_ranks(|rank| self.messenger.place.segment.member(rank))
+        self.messenger.describe(self.request)
     }
 
     /// Ends the communicator because the wait did not end well.
@@ -227,7 +227,7 @@ impl Messenger {
         let Some(operation) = mailbox.index_of(number).map(|index| &mailbox.operations[index]) else {
             return "a message did not end".to_owned();
         };
-        let what = operation.request.with_ranks(|rank| self.place.segment.member(rank));
+        let what = self.describe(&operation.request);
         let name = |rank: Option<GroupRank>| match rank {
             Some(rank) => format!("rank {}", self.place.segment.member(rank)),
             None => "any rank".to_owned(),

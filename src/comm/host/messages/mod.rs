@@ -120,6 +120,11 @@ impl Messenger {
         }
     }
 
+    /// A message, as errors and warnings describe it.
+    fn describe(&self, request: &MessageRequest) -> String {
+        request.with_ranks(|rank| self.place.segment.member(rank))
+    }
+
     /// Checks that the receiver of a send has not left or died.
     fn check_receiver(&self, request: &MessageRequest) -> Result<()> {
         let segment = &*self.place.segment;

@@ -12,6 +12,7 @@ use crate::comm::message::{MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
 use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
 use crate::util::interrupt;
+use crate::util::wait::Wait;
 
 /// What the threads of a rank share with its progress thread.
 #[derive(Default)]
@@ -116,9 +117,9 @@ impl Messenger {
     fn move_asynchronous(&self) -> Result<()> {
         let first = || self.lock().first_deadline();
         let Some((_, deadline)) = first() else { return Ok(()) };
-        let mut waiter = Waiter::new(&self.place.segment.domain, self.place.member(), deadline);
-        // A receive may wait for as long as it likes.
-        waiter.be_quiet();
+        // Without a warning: a receive may wait for as long as it likes.
+        let wait = Wait::until(deadline);
+        let mut waiter = Waiter::new(&self.place.segment.domain, self.place.member(), wait);
         while let Some((number, deadline)) = first() {
             if matches!(self.advance(None)?, Step::Moved) {
                 continue;
@@ -128,7 +129,6 @@ impl Messenger {
             let waited = waiter.wait_until(
                 || has_moved() || first() != Some((number, deadline)),
                 || is_lost(|| self.lost_asynchronous().is_some(), has_moved),
-                |_| String::new(),
             );
             waited.map_err(|error| self.end(self.error_of(error, number)))?;
         }

@@ -2,7 +2,6 @@
 //! posts the header, waits for its peers' headers and compares them.
 
 use std::cell::Cell;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -20,7 +19,7 @@ use crate::comm::transfer_path::TransferPath;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
 use crate::rank::GroupRank;
-use crate::util::interrupt;
+use crate::util::wait::{Stopped, Wait};
 
 /// A list with a value for each rank. It is on the stack, unless there are many ranks.
 /// It is filled where it is, because it is large to move.
@@ -351,13 +350,14 @@ impl<'a> RunningCall<'a> {
     ) -> Result<()> {
         let (segment, report) = (&*self.host.segment, self.report());
         let mut found = Ok(false);
-        let waited = self.waiter().wait_until(
+        let warning = |seconds| report.slow(seconds, awaited);
+        let wait = Wait::until(self.request.deadline).warning(&warning);
+        let waited = Waiter::new(self.host.domain(), segment.member(self.host.rank), wait).wait_until(
             || {
                 found = look(self);
                 !matches!(found, Ok(false))
             },
             || segment.has_lost(needed),
-            |seconds| report.slow(seconds, awaited),
         );
         found?;
         let Err(error) = waited else { return Ok(()) };
@@ -371,10 +371,6 @@ impl<'a> RunningCall<'a> {
             }
         }
         Err(report.error(error, if is_peer_lost { needed } else { awaited }))
-    }
-
-    fn waiter(&self) -> Waiter<'a> {
-        Waiter::new(self.host.domain(), self.host.segment.member(self.host.rank), self.request.deadline)
     }
 
     fn report(&self) -> Report<'a> {
@@ -391,10 +387,10 @@ impl<'a> RunningCall<'a> {
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
-        let error = match interrupt::check() {
-            Ok(()) if Instant::now() < self.request.deadline => return Ok(()),
-            Ok(()) => self.report().late(moved),
-            Err(interrupted) => self.report().interrupted(&interrupted),
+        let error = match Wait::until(self.request.deadline).step() {
+            Ok(_) => return Ok(()),
+            Err(Stopped::Late) => self.report().late(moved),
+            Err(Stopped::Interrupted(interrupted)) => self.report().interrupted(&interrupted),
         };
         // A peer's reason for an abort is the better error.
         self.host.domain().check()?;

@@ -6,8 +6,7 @@ use super::abort_domain::AbortDomain;
 use crate::error::Error;
 use crate::rank::Rank;
 use crate::sync::{spin_loop, yield_now};
-use crate::util::interrupt;
-use crate::util::slow_warning::SlowWarning;
+use crate::util::wait::{Stopped, Wait};
 
 /// How many times a rank spins before it yields. A futex wake-up costs tens of microseconds; so
 /// much spinning takes about that long.
@@ -27,41 +26,41 @@ pub(crate) enum WaitError {
     Interrupted(Error),
 }
 
+impl From<Stopped> for WaitError {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Late => WaitError::DeadlineExceeded,
+            Stopped::Interrupted(interrupted) => WaitError::Interrupted(interrupted),
+        }
+    }
+}
+
 /// The state of one wait. Several conditions in a row may share it.
 pub(crate) struct Waiter<'a> {
     domain: &'a AbortDomain,
     rank: Rank,
-    deadline: Instant,
+    wait: Wait<'a>,
     spins_left: u32,
     yields_left: u32,
-    /// Made at the first sleep.
-    slow: Option<SlowWarning>,
 }
 
 impl<'a> Waiter<'a> {
-    pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, deadline: Instant) -> Self {
+    pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, wait: Wait<'a>) -> Self {
         let spins_left = if domain.may_spin() { SPINS } else { 0 };
-        Waiter { domain, rank, deadline, spins_left, yields_left: YIELDS, slow: None }
+        Waiter { domain, rank, wait, spins_left, yields_left: YIELDS }
     }
 
     /// The same wait with another deadline.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
-        self.deadline = deadline;
-    }
-
-    /// Keeps the wait out of the log.
-    pub(crate) fn be_quiet(&mut self) {
-        self.slow = Some(SlowWarning::never());
+        self.wait.set_deadline(deadline);
     }
 
     /// Waits until `is_reached`, until `is_peer_lost`, until an abort, until the deadline, or until
-    /// the interrupt hook ends the wait (invariant 17). `warning` is the text of a warning about a
-    /// wait of so many seconds.
+    /// the interrupt hook ends the wait (invariant 17).
     pub(crate) fn wait_until(
         &mut self,
         mut is_reached: impl FnMut() -> bool,
         is_peer_lost: impl Fn() -> bool,
-        warning: impl Fn(u64) -> String,
     ) -> Result<(), WaitError> {
         loop {
             if is_reached() {
@@ -78,15 +77,7 @@ impl<'a> Waiter<'a> {
                 self.yields_left -= 1;
                 yield_now();
             } else {
-                let now = Instant::now();
-                if now >= self.deadline {
-                    return Err(self.unless_aborted(WaitError::DeadlineExceeded));
-                }
-                interrupt::check().map_err(|error| self.unless_aborted(WaitError::Interrupted(error)))?;
-                let slow = self.slow.get_or_insert_with(SlowWarning::new);
-                slow.look(&warning);
-                let next_look = interrupt::wake_by(slow.next_look(self.deadline));
-                let timeout = next_look.saturating_duration_since(now);
+                let timeout = self.wait.step().map_err(|stopped| self.unless_aborted(stopped.into()))?;
                 let must_wake = || is_reached() || is_peer_lost() || self.domain.is_aborted();
                 self.domain.sleep(self.rank, timeout, must_wake);
             }

@@ -76,13 +76,16 @@ fn a_member_cannot_make_rank_0_read_more() {
                 error_of(rendezvous.exchange(&[], soon()))
             });
             let (mut channel, _) = port.hello(&participant(0, 2), 1);
-            assert!(matches!(channel.receive(LONGEST_OF_MEMBER, soon()), Ok(Message::Step(Step::Complete))));
+            assert!(matches!(
+                channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())),
+                Ok(Message::Step(Step::Complete))
+            ));
             match bytes.as_slice() {
                 [] => send(&mut channel, Step::Complete),
                 bytes => channel.send_bytes(bytes, soon()).expect("rank 0 listens"),
             }
             assert_eq!(rank_0.join().expect("no panic"), (ErrorKind::PeerLost, expected.to_owned()));
-            let told = channel.receive(LONGEST_OF_MEMBER, soon()).expect("an end");
+            let told = channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an end");
             assert!(matches!(told, Message::<Step>::End(end) if end.cause == Cause::Failed && end.reason == expected));
         });
     }

@@ -53,7 +53,7 @@ fn a_hello_does_not_work_twice() {
         let job = key.prove_job(&other_challenge, &claim).expect("a statement");
         send(&mut channel, Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof });
         assert!(matches!(
-            channel.receive(LONGEST_HELLO, soon()),
+            channel.receive(LONGEST_HELLO, &mut Wait::until(soon())),
             Ok(Message::Step(Handshake::Refusal { same_job: false }))
         ));
         Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
@@ -85,7 +85,9 @@ fn a_false_rank_0_is_not_believed() {
             let mut channel = Channel::tcp(stream).expect("a channel");
             let challenge = random().expect("random numbers");
             send(&mut channel, Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge });
-            let Ok(Message::Step(Handshake::Hello { claim, .. })) = channel.receive(LONGEST_HELLO, soon()) else {
+            let Ok(Message::Step(Handshake::Hello { claim, .. })) =
+                channel.receive(LONGEST_HELLO, &mut Wait::until(soon()))
+            else {
                 panic!("no hello");
             };
             let answer = Answer::Welcome { nonce: "0".repeat(32) };
@@ -164,7 +166,7 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
             let claimed = Participant { rank_count, ..participant(0, world_size) };
             let (_channel, answer) = port.hello(&claimed, rank);
             assert!(matches!(answer, Answer::Refused { reason: told } if told == reason));
-            let told = member.receive(LONGEST_OF_MEMBER, soon()).expect("an end");
+            let told = member.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an end");
             assert!(
                 matches!(told, Message::<Step>::End(end) if end.cause == Cause::Disagreement && end.reason == reason)
             );
@@ -193,7 +195,7 @@ fn one_process_may_come_twice() {
         assert!(matches!(answer, Answer::Welcome { .. }));
         let (second, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
         assert!(matches!(answer, Answer::Welcome { .. }));
-        let ended = first.receive::<Step>(LONGEST_OF_MEMBER, soon()).err();
+        let ended = first.receive::<Step>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).err();
         assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
         drop(second);
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);

@@ -23,6 +23,7 @@ use crate::error::ErrorKind;
 use crate::handshake::{
     Answer, Cause, Challenge, Claim, Handshake, Instance, LONGEST_HELLO, PROTOCOL, Sender, Statement, TAG_BYTES, random,
 };
+use crate::util::wait::Wait;
 
 /// A port that is this test's own: it is bound here too, but no process listens on it.
 struct Port {
@@ -51,7 +52,7 @@ impl Port {
     fn greeted(&self) -> (Channel, Challenge) {
         patiently(|| {
             let mut channel = Channel::tcp(self.connect()).ok()?;
-            match channel.receive(LONGEST_HELLO, soon()) {
+            match channel.receive(LONGEST_HELLO, &mut Wait::until(soon())) {
                 Ok(Message::Step(Handshake::Greeting { protocol, challenge })) if protocol == PROTOCOL => {
                     Some((channel, challenge))
                 }
@@ -80,7 +81,7 @@ impl Port {
         let proof = key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof");
         let job = key.prove_job(&challenge, &claim).expect("a statement");
         send(&mut channel, Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof });
-        match channel.receive(LONGEST_HELLO, soon()) {
+        match channel.receive(LONGEST_HELLO, &mut Wait::until(soon())) {
             Ok(Message::Step(Handshake::Answer { answer, proof })) => {
                 assert!(key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof).expect("a statement"));
                 channel.begin_session(key.session(Sender::Peer, &challenge, &claim, &answer).expect("a session"));
