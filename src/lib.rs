@@ -113,17 +113,14 @@ mod backend_contract;
 mod builder;
 pub mod collective;
 pub mod comm;
-mod compute;
 pub mod context;
 mod cuda;
-mod data_type;
 #[doc(hidden)]
 pub mod diagnosis;
 pub mod dist_collective;
 mod element;
 pub mod engine;
 pub mod environment;
-mod error;
 mod executor;
 mod framing;
 #[cfg(doctest)]
@@ -131,16 +128,15 @@ mod guides;
 mod handshake;
 mod issue_order;
 pub mod launch;
-mod layout;
 mod memory;
 mod moved_type;
 pub mod network;
-mod rank;
-mod shape;
 pub mod stream;
 mod sync;
 pub mod tensor_dict;
 mod util;
+
+use distcollective_elements::{compute, data_type, error, layout, rank, shape};
 
 /// Tensors: element types, shapes, the memory that a call reads and writes.
 pub mod tensor {
@@ -148,8 +144,11 @@ pub mod tensor {
     pub use crate::Buffer;
     #[doc(inline)]
     pub use crate::data_type::DataType;
-    pub use crate::element::{Bool, Element, F8E4M3, F8E5M2, bf16, f16};
+    #[doc(inline)]
+    pub use crate::element::{Bool, Element, F8E4M3, F8E5M2};
+    pub use crate::element::{bf16, f16};
     pub use crate::memory::{MemorySpace, TensorView, TensorViewMut};
+    #[doc(inline)]
     pub use crate::shape::{Dims, MAX_DIMS, Shape};
 }
 
@@ -170,6 +169,7 @@ pub use collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, 
 pub use comm::Communicator;
 #[doc(inline)]
 pub use context::ExecutionContext;
+#[doc(inline)]
 pub use data_type::DataType;
 #[doc(inline)]
 pub use dist_collective::{DistCollective, DistCollectiveLayer};
@@ -177,10 +177,12 @@ pub use dist_collective::{DistCollective, DistCollectiveLayer};
 pub use engine::Engine;
 #[doc(inline)]
 pub use environment::Environment;
+#[doc(inline)]
 pub use error::{Error, ErrorKind, Result};
 pub use memory::Buffer;
 #[doc(inline)]
 pub use network::Network;
+#[doc(inline)]
 pub use rank::Rank;
 #[doc(inline)]
 pub use stream::{Stream, Work};

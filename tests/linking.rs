@@ -23,6 +23,10 @@ edition = "2024"
 distcollective = { path = "@ROOT@" }
 earlier = { package = "distcollective", path = "earlier" }
 
+# Both versions have the same arithmetic, since the earlier one differs in its number only.
+[patch.crates-io]
+distcollective-elements = { path = "@ROOT@/crates/elements" }
+
 # The dependencies are those of the tests, built for them.
 [profile.dev]
 opt-level = 1
@@ -54,8 +58,9 @@ fn two_versions_and_a_symbol_of_the_program_link_together() {
     fs::create_dir_all(folder.join("src")).expect("a folder");
 
     // What a registry would have, under an earlier version.
-    let package = ["package", "--package", "distcollective", "--no-verify", "--allow-dirty", "--locked", "--offline"];
-    succeed(cargo().args(package).arg("--target-dir").arg(&folder).current_dir(root()));
+    let package = ["package", "--package", "distcollective", "--package", "distcollective-elements"];
+    let options = ["--no-verify", "--allow-dirty", "--locked", "--offline"];
+    succeed(cargo().args(package).args(options).arg("--target-dir").arg(&folder).current_dir(root()));
     let version = env!("CARGO_PKG_VERSION");
     let archive = folder.join(format!("package/distcollective-{version}.crate"));
     succeed(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&folder));

@@ -8,7 +8,6 @@ mod geometry;
 mod groups;
 mod operation;
 mod rules;
-mod wire_type;
 
 pub(crate) use call::{Call, Givers, UsedBytes};
 pub use determinism::Determinism;
@@ -16,10 +15,15 @@ pub(crate) use exact::step_scratch_bytes;
 pub(crate) use exact::{ExactReduction, Shares, narrow_scratch_bytes, whole_packets};
 pub(crate) use geometry::{Geometry, Side};
 pub use groups::{Groups, Partition, Root};
-pub use operation::{Collective, CollectiveOperation, ReduceOperation};
+pub(crate) use operation::check_wire_type;
+pub use operation::{Collective, CollectiveOperation};
 pub use rules::{InPlace, output_dims, output_shape};
-pub use wire_type::WireType;
 
+#[doc(inline)]
+pub use distcollective_elements::reduce_operation::ReduceOperation;
+#[doc(inline)]
+pub use distcollective_elements::wire_type::WireType;
+
+#[doc(inline)]
 pub use crate::rank::GroupRank;
 pub(crate) use rules::{check_buffers, check_type, overlap};
-pub(crate) use wire_type::check_wire_type;

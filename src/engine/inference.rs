@@ -15,30 +15,36 @@ pub(super) const POINTS: [&str; 3] = ["min", "opt", "max"];
 /// What a tensor may be at all points of all profiles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// The smallest and the largest value of each dimension.
-    pub(crate) min: Shape,
-    pub(crate) max: Shape,
+    /// The smallest and the largest value of each dimension. Together, the largest ones need not
+    /// fit memory.
+    pub(crate) min: Dims,
+    pub(crate) max: Dims,
     /// The most elements.
     pub(crate) element_count: usize,
 }
 
 impl Extent {
     pub(super) fn of(shape: &Shape) -> Self {
-        Extent { min: *shape, max: *shape, element_count: shape.element_count() }
+        Extent { min: shape.to_dims(), max: shape.to_dims(), element_count: shape.element_count() }
     }
 
     pub(super) fn include(&mut self, shape: &Shape) {
-        self.min = self.min.zip_with(shape, usize::min);
-        self.max = self.max.zip_with(shape, usize::max);
+        let dims = shape.to_dims();
+        self.min = combined(&self.min, &dims, i64::min);
+        self.max = combined(&self.max, &dims, i64::max);
         self.element_count = self.element_count.max(shape.element_count());
     }
 
     /// The dimensions: -1 where they differ.
     pub(crate) fn dims(&self) -> Dims {
-        let (min, max) = (self.min.to_dims(), self.max.to_dims());
-        let dims = min.as_slice().iter().zip(max.as_slice()).map(|(&min, &max)| if min == max { min } else { -1 });
-        Dims::new(&dims.collect::<Vec<i64>>()).unwrap_or(max)
+        combined(&self.min, &self.max, |min, max| if min == max { min } else { -1 })
     }
+}
+
+/// Combines the dimensions of two tensors one by one, as far as both have them.
+fn combined(a: &Dims, b: &Dims, combine: impl Fn(i64, i64) -> i64) -> Dims {
+    let dims = a.as_slice().iter().zip(b.as_slice()).map(|(&a, &b)| combine(a, b));
+    Dims::new(&dims.collect::<Vec<i64>>()).unwrap_or(*b)
 }
 
 impl Input {

@@ -33,6 +33,7 @@ use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
 use crate::dist_collective::DistCollectiveLayer;
 use crate::element::Element;
+#[doc(inline)]
 pub use crate::element::ElementWiseOperation;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::Buffer;

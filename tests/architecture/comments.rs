@@ -24,6 +24,7 @@ const COVERED: &[&str] = &[
     "bindings",
     "build.rs",
     "cli",
+    "crates",
     "cuda",
     "docs",
     "include",

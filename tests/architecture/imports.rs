@@ -10,14 +10,12 @@ use crate::{assert_none, files_below, read, shown};
 /// its own.
 const LAYERS: &[&[&str]] = &[
     // Values, and what every module may use.
-    &["rank", "sync"],
-    &["error"],
+    &["sync"],
     &["util", "framing"],
-    &["data_type"],
-    &["shape", "element", "moved_type"],
-    &["collective", "layout"],
+    &["element", "moved_type"],
+    &["collective"],
     // Memory, devices, and where work runs.
-    &["compute", "cuda", "issue_order"],
+    &["cuda", "issue_order"],
     &["memory", "stream"],
     &["executor"],
     // Communicators.
@@ -225,7 +223,7 @@ fn wrong_imports_are_found() {
     assert_eq!(mistake_of("stream::launch", "cuda::stream"), None);
     assert_eq!(mistake_of("cuda::graph", "cuda::stream"), None);
     assert_eq!(mistake_of("cuda", "stream::work").as_deref(), Some("stream does not stand below cuda in LAYERS"));
-    assert_eq!(mistake_of("compute", "cuda").as_deref(), Some("cuda does not stand below compute in LAYERS"));
+    assert_eq!(mistake_of("util", "cuda").as_deref(), Some("cuda does not stand below util in LAYERS"));
     assert_eq!(mistake_of("comm::nccl::group", "comm::nccl::route"), None);
     let named = mistake_of("context::run", "comm::nccl::route");
     assert_eq!(named.as_deref(), Some("only comm::nccl itself names that backend"));

@@ -35,6 +35,8 @@ impl Elements {
             DataType::Int32 => ncclInt32,
             DataType::Int8 => ncclInt8,
             DataType::Uint8 | DataType::Bool => ncclUint8,
+            // Both packages have the same version.
+            other => unreachable!("the library has no {other}"),
         };
         Elements { data_type: nccl_type, byte_len: data_type.byte_len(), block }
     }
@@ -69,6 +71,8 @@ fn nccl_op(reduce_op: ReduceOperation) -> ncclRedOp_t {
         ReduceOperation::Max => ncclMax,
         ReduceOperation::Min => ncclMin,
         ReduceOperation::Avg => ncclAvg,
+        // Both packages have the same version.
+        other => unreachable!("the library has no {other}"),
     }
 }
 

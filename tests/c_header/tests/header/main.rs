@@ -107,16 +107,17 @@ fn code() -> Source {
         .collect();
     files.extend(
         [
-            "data_type.rs",
-            "shape.rs",
-            "collective/determinism.rs",
-            "collective/operation.rs",
-            "element/operation.rs",
-            "collective/wire_type.rs",
-            "comm/message.rs",
-            "comm/nccl/id.rs",
+            "crates/elements/src/data_type.rs",
+            "crates/elements/src/element/operation.rs",
+            "crates/elements/src/reduce_operation.rs",
+            "crates/elements/src/shape.rs",
+            "crates/elements/src/wire_type.rs",
+            "src/collective/determinism.rs",
+            "src/collective/operation.rs",
+            "src/comm/message.rs",
+            "src/comm/nccl/id.rs",
         ]
-        .map(|f| root().join("src").join(f)),
+        .map(|f| root().join(f)),
     );
     let mut code = Source::parse(files.iter().map(|file| fs::read_to_string(file).expect("text")));
     for (c, rust) in STRUCTURES {

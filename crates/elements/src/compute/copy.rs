@@ -6,7 +6,7 @@
 ///
 /// The source is valid for reads and the target for writes of `byte_len` bytes, and nothing else
 /// writes them during the call. If `byte_len` is 0, both may be null.
-pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, byte_len: usize) {
+pub unsafe fn copy(source: *const u8, target: *mut u8, byte_len: usize) {
     if byte_len > 0 && source != target.cast_const() {
         // SAFETY: the caller promises both ranges; `copy_from` allows them to overlap.
         unsafe { target.copy_from(source, byte_len) };
@@ -19,7 +19,7 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, byte_len: usize) {
 /// # Safety
 ///
 /// As [`copy`]; source and target do not overlap.
-pub(crate) unsafe fn copy_past_cache(source: *const u8, target: *mut u8, byte_len: usize) {
+pub unsafe fn copy_past_cache(source: *const u8, target: *mut u8, byte_len: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};

@@ -5,14 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::CollectiveOperation;
 use crate::data_type::DataType;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, Result, error};
 
 /// The transport type of a collective on float32 tensors: its elements travel in half of the bytes.
-/// It is an option of eager calls
-/// ([`Communicator::with_wire_type`](crate::Communicator::with_wire_type)) and of layers
-/// ([`DistCollectiveLayer::set_wire_type`](crate::DistCollectiveLayer::set_wire_type)).
+/// It is an option of eager calls (`Communicator::with_wire_type`) and of layers
+/// (`DistCollectiveLayer::set_wire_type`).
 /// `all_reduce`, `reduce`, `reduce_scatter`, `broadcast` and `all_gather` have one. Input and
 /// output stay float32.
 ///
@@ -25,8 +23,7 @@ use crate::error::{Error, Result, bail, error};
 /// - `all_gather` and `broadcast` give the rounded elements on every rank: a rank's own block and
 ///   the root's output too, so that all ranks have the same bits. In place, the root's buffer
 ///   changes; a root whose output is another tensor keeps its input.
-/// - All ranks have the same bits, on every backend, whatever the
-///   [determinism](super::Determinism).
+/// - All ranks have the same bits, on every backend, whatever the determinism.
 /// - Among one rank nothing is rounded.
 ///
 /// # Errors of the result
@@ -110,22 +107,5 @@ impl FromStr for WireType {
             .into_iter()
             .find(|wire| wire.name() == name)
             .ok_or_else(|| error!(InvalidArgument, "{text:?} is not a transport type; they are float16, bfloat16"))
-    }
-}
-
-/// The rule of operations: those that have a transport type.
-pub(crate) fn check_wire_type(operation: CollectiveOperation, wire_type: Option<WireType>) -> Result<()> {
-    match (operation, wire_type) {
-        (
-            CollectiveOperation::AllToAll | CollectiveOperation::Gather | CollectiveOperation::Scatter,
-            Some(wire_type),
-        ) => {
-            bail!(
-                InvalidArgument,
-                "it has no transport type, and {wire_type} is set; all_reduce, reduce, reduce_scatter, broadcast and \
-                 all_gather have one"
-            )
-        }
-        _ => Ok(()),
     }
 }

@@ -15,7 +15,7 @@ use crate::layout::Layout;
 /// Each source is valid for reads, and the target for writes, of the elements of `data_type` that
 /// the layout says, aligned to its size. Nothing else writes them during the call, and they do not
 /// overlap.
-pub(crate) unsafe fn element_wise(
+pub unsafe fn element_wise(
     operation: ElementWiseOperation,
     data_type: DataType,
     layout: &Layout<2>,
@@ -152,10 +152,10 @@ impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> Kernel for Pairs<'_, T, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::Element;
+    use crate::compute::Typed;
     use crate::shape::Shape;
 
-    fn computed<T: Element>(operation: ElementWiseOperation, [a, b]: [(&[T], &[usize]); 2]) -> Vec<T> {
+    fn computed<T: Typed>(operation: ElementWiseOperation, [a, b]: [(&[T], &[usize]); 2]) -> Vec<T> {
         let layout = Layout::broadcast(&Shape::new(a.1).expect("a shape"), &Shape::new(b.1).expect("a shape"));
         let mut output = vec![T::default(); layout.element_count()];
         let sources = [a.0, b.0].map(|elements| elements.as_ptr().cast());

@@ -8,8 +8,6 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use operation::ElementWiseOperation;
 
-use crate::data_type::DataType;
-
 /// One byte of a bool tensor: zero is false, all else is true.
 ///
 /// Rust's `bool` may only hold 0 and 1. A collective that moves bool tensors never changes a byte,
@@ -44,40 +42,3 @@ impl PartialEq for Bool {
 }
 
 impl Eq for Bool {}
-
-mod private {
-    pub trait Sealed {}
-}
-
-/// A Rust type that a tensor's elements can have. Every bit pattern of its size is a value of it,
-/// so that bytes of another rank are always valid.
-pub trait Element: private::Sealed + Copy + Default + Send + Sync + 'static {
-    /// The data type that this Rust type stands for.
-    const DATA_TYPE: DataType;
-}
-
-macro_rules! elements {
-    ($($rust:ty => $data_type:ident),* $(,)?) => { $(
-        impl private::Sealed for $rust {}
-        impl Element for $rust {
-            const DATA_TYPE: DataType = DataType::$data_type;
-        }
-        const _: () = {
-            assert!(size_of::<$rust>() == DataType::$data_type.byte_len());
-            assert!(align_of::<$rust>() <= DataType::$data_type.byte_len());
-        };
-    )* };
-}
-
-elements! {
-    f32 => Float32,
-    f16 => Float16,
-    bf16 => Bfloat16,
-    F8E4M3 => Float8E4M3,
-    F8E5M2 => Float8E5M2,
-    i64 => Int64,
-    i32 => Int32,
-    i8 => Int8,
-    u8 => Uint8,
-    Bool => Bool,
-}

@@ -170,22 +170,15 @@ impl Shape {
         self.element_count() * data_type.byte_len()
     }
 
-    /// The same shape with another first dimension.
-    pub(crate) fn with_first(&self, first: usize) -> Result<Self> {
+    /// The same shape with another first dimension. The shape has at least one dimension.
+    ///
+    /// # Errors
+    ///
+    /// More elements than memory can hold.
+    pub fn with_first(&self, first: usize) -> Result<Self> {
         let mut dims = self.dims;
         dims[0] = first;
         Shape::new(&dims[..self.dim_count()])
-    }
-
-    /// Combines the dimensions of two shapes one by one, as far as both have them. The result is a
-    /// range's end, and need not fit memory.
-    pub(crate) fn zip_with(&self, other: &Self, combine: impl Fn(usize, usize) -> usize) -> Self {
-        let len = self.len.min(other.len);
-        let mut dims = [0; MAX_DIMS];
-        for (index, to) in dims.iter_mut().enumerate().take(usize::from(len)) {
-            *to = combine(self.dims[index], other.dims[index]);
-        }
-        Shape { len, dims }
     }
 
     /// The same dimensions as [`Dims`].

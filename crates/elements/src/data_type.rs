@@ -13,11 +13,10 @@ use crate::error::{Error, Result, error};
 /// does not have has a number from 100 on. The C ABI uses the same numbers.
 ///
 /// ```
-/// use distcollective::DataType;
-///
+/// # use distcollective_elements::data_type::DataType;
 /// assert_eq!("bfloat16".parse::<DataType>()?, DataType::Bfloat16);
 /// assert_eq!((DataType::Int64.byte_len(), DataType::Int64.number()), (8, 8));
-/// # Ok::<(), distcollective::Error>(())
+/// # Ok::<(), distcollective_elements::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
@@ -35,13 +34,13 @@ pub enum DataType {
     Bool = 4,
     /// Unsigned 8-bit integer.
     Uint8 = 5,
-    /// 8-bit float with 4 bits of exponent: [`F8E4M3`](crate::tensor::F8E4M3), "FP8" in TensorRT.
+    /// 8-bit float with 4 bits of exponent: [`F8E4M3`](crate::element::F8E4M3), "FP8" in TensorRT.
     Float8E4M3 = 6,
     /// The upper half of a binary32.
     Bfloat16 = 7,
     /// Signed 64-bit integer.
     Int64 = 8,
-    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::tensor::F8E5M2). Not a TensorRT type.
+    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::element::F8E5M2). Not a TensorRT type.
     Float8E5M2 = 100,
 }
 
@@ -104,8 +103,8 @@ impl DataType {
     /// # Errors
     ///
     /// - No type has the number.
-    /// - [`Unsupported`](crate::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4` (10), of
-    ///   which an element is no whole byte, and `E8M0` (11), which holds scales.
+    /// - [`Unsupported`](crate::error::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4`
+    ///   (10), of which an element is no whole byte, and `E8M0` (11), which holds scales.
     pub fn from_number(number: i32) -> Result<Self> {
         if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
             return Ok(data_type);

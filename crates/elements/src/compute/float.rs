@@ -5,7 +5,7 @@
 //! loops over them. They need the default floating-point environment (`float_env`).
 
 use super::vector::{Instructions, LANES};
-use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
+use crate::element::{F8E4M3, F8E5M2, bf16, f16};
 
 /// The positive quiet NaN of float32.
 pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
@@ -14,7 +14,7 @@ pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
 pub(super) const INFINITY: u32 = 0x7f80_0000;
 
 /// A floating-point element. float32 holds all its values exactly.
-pub(super) trait Float: Element {
+pub(super) trait Float: Copy + Default {
     /// The same number as float32.
     fn widen(self) -> f32;
 
@@ -168,7 +168,7 @@ impl Float for f16 {
 }
 
 /// An 8-bit float.
-pub(super) trait Float8: Element {
+pub(super) trait Float8: Copy + Default {
     const FORMAT: Narrow;
     /// What [`scaled_float16`](Self::scaled_float16) is to be multiplied by.
     const SCALE: f32;

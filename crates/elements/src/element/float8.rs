@@ -176,8 +176,7 @@ float8! {
     /// largest number.
     ///
     /// ```
-    /// use distcollective::tensor::F8E4M3;
-    ///
+    /// # use distcollective_elements::element::F8E4M3;
     /// assert_eq!(F8E4M3::from_f32(1.0).to_bits(), 0x38);
     /// assert_eq!(f32::from(F8E4M3::from_f32(f32::INFINITY)), 448.0);
     /// ```
@@ -191,8 +190,7 @@ float8! {
     /// infinities (0x7c, 0xfc), three NaNs with each sign, and 57344 as its largest finite number.
     ///
     /// ```
-    /// use distcollective::tensor::F8E5M2;
-    ///
+    /// # use distcollective_elements::element::F8E5M2;
     /// assert_eq!(F8E5M2::from_f32(1.0).to_bits(), 0x3c);
     /// assert_eq!(F8E5M2::from_bits(0x7c).to_f32(), f32::INFINITY);
     /// assert_eq!(F8E5M2::from_f32(f32::INFINITY), F8E5M2::MAX);

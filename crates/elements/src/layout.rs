@@ -6,7 +6,7 @@ use crate::shape::{MAX_DIMS, Shape};
 /// each dimension are. Dimensions of 1 are left out, and neighbouring dimensions are joined where
 /// every input allows it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout<const N: usize> {
+pub struct Layout<const N: usize> {
     dim_count: usize,
     dims: [usize; MAX_DIMS],
     strides: [[isize; MAX_DIMS]; N],
@@ -36,7 +36,7 @@ impl<const N: usize> Layout<N> {
     }
 
     /// The elements of a row, which is the last dimension, and the strides along it.
-    pub(crate) fn row(&self) -> (usize, [isize; N]) {
+    pub fn row(&self) -> (usize, [isize; N]) {
         match self.dim_count.checked_sub(1) {
             Some(last) => (self.dims[last], self.strides.map(|strides| strides[last])),
             None => (1, [1; N]),
@@ -44,25 +44,24 @@ impl<const N: usize> Layout<N> {
     }
 
     /// Where each row begins in every input, in the order of the output.
-    pub(crate) fn rows(&self) -> Rows<'_, N> {
+    pub fn rows(&self) -> Rows<'_, N> {
         Rows { layout: self, index: [0; MAX_DIMS], next: Some([0; N]) }
     }
 }
 
-/// What plans for GPUs look at.
 impl<const N: usize> Layout<N> {
     /// The dimensions of the output: at least 2 each. There is none if it has one element.
-    pub(crate) fn dims(&self) -> &[usize] {
+    pub fn dims(&self) -> &[usize] {
         &self.dims[..self.dim_count]
     }
 
     /// The strides of an input, in elements.
-    pub(crate) fn strides(&self, input: usize) -> &[isize] {
+    pub fn strides(&self, input: usize) -> &[isize] {
         &self.strides[input][..self.dim_count]
     }
 
     /// The number of elements of the output.
-    pub(crate) fn element_count(&self) -> usize {
+    pub fn element_count(&self) -> usize {
         self.dims().iter().product()
     }
 }
@@ -70,7 +69,7 @@ impl<const N: usize> Layout<N> {
 impl Layout<1> {
     /// Joins adjacent elements that stay adjacent to longer ones: of 16 bytes at most, and of a
     /// length that divides `alignment`. Gives their length.
-    pub(crate) fn widen(&mut self, element_bytes: usize, alignment: usize) -> usize {
+    pub fn widen(&mut self, element_bytes: usize, alignment: usize) -> usize {
         let Some(last) = self.dim_count.checked_sub(1) else { return element_bytes };
         let [strides] = &mut self.strides;
         if strides[last] != 1 {
@@ -122,8 +121,9 @@ pub(crate) struct Matrices {
     pub(crate) pitch: usize,
 }
 
-/// See [`Layout::rows`].
-pub(crate) struct Rows<'a, const N: usize> {
+/// The iterator of [`Layout::rows`].
+#[derive(Clone, Debug)]
+pub struct Rows<'a, const N: usize> {
     layout: &'a Layout<N>,
     index: [usize; MAX_DIMS],
     next: Option<[isize; N]>,
@@ -167,7 +167,7 @@ fn strides_of(shape: &Shape) -> [isize; MAX_DIMS] {
 impl Layout<1> {
     /// A tensor of a shape with its dimensions reordered: dimension `i` of the output is dimension
     /// `permutation[i]` of the input. The tensor has at least one element.
-    pub(crate) fn transposed(shape: &Shape, permutation: &[u8]) -> Self {
+    pub fn transposed(shape: &Shape, permutation: &[u8]) -> Self {
         let strides = strides_of(shape);
         let mut layout = Layout::ONE_ELEMENT;
         for dim in permutation.iter().map(|&dim| usize::from(dim)) {
@@ -179,7 +179,7 @@ impl Layout<1> {
     /// A part of a tensor of a shape, and the index of its first element. Along each dimension it
     /// has `size` elements from `start` on, each `stride` after the one before. All of them are
     /// inside the tensor, and there is at least one.
-    pub(crate) fn sliced(shape: &Shape, start: &[i64], size: &[i64], stride: &[i64]) -> (Self, usize) {
+    pub fn sliced(shape: &Shape, start: &[i64], size: &[i64], stride: &[i64]) -> (Self, usize) {
         let strides = strides_of(shape);
         let mut layout = Layout::ONE_ELEMENT;
         let mut first = 0;
@@ -196,7 +196,7 @@ impl Layout<1> {
 impl Layout<2> {
     /// Two tensors that are broadcast to one output: a dimension of 1 is repeated as often as the
     /// other tensor's says. The output has at least one element.
-    pub(crate) fn broadcast(a: &Shape, b: &Shape) -> Self {
+    pub fn broadcast(a: &Shape, b: &Shape) -> Self {
         let (strides, dims) = ([a, b].map(strides_of), [a, b].map(Shape::as_slice));
         let mut layout = Layout::ONE_ELEMENT;
         for dim in 0..a.dim_count() {

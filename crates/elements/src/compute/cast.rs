@@ -48,7 +48,7 @@ impl<S: Copy, T, F: Fn(S) -> T> Kernel for Convert<'_, S, T, F> {
 /// The source is valid for reads and the target for writes of `element_count` elements of their
 /// types, aligned to their sizes, and nothing else writes them during the call. They may be the
 /// same if the element sizes are equal; otherwise they do not overlap.
-pub(crate) unsafe fn cast(from: DataType, source: *const u8, to: DataType, target: *mut u8, element_count: usize) {
+pub unsafe fn cast(from: DataType, source: *const u8, to: DataType, target: *mut u8, element_count: usize) {
     if from == to && to != DataType::Bool {
         // SAFETY: the caller promises both ranges; `copy_from` allows them to be the same.
         unsafe { target.copy_from(source, element_count * from.byte_len()) };
@@ -178,9 +178,10 @@ fn round_to_odd(x: i64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::Element;
+    use crate::compute::Typed;
+    use crate::element::Bool;
 
-    fn cast_all<S: Element, T: Element + Default>(values: &[S]) -> Vec<T> {
+    fn cast_all<S: Typed, T: Typed>(values: &[S]) -> Vec<T> {
         let mut out = vec![T::default(); values.len()];
         // SAFETY: both slices have `values.len()` elements of their types.
         unsafe { cast(S::DATA_TYPE, values.as_ptr().cast(), T::DATA_TYPE, out.as_mut_ptr().cast(), values.len()) };
@@ -199,10 +200,9 @@ mod tests {
     fn integers_wrap_into_narrower_ones_and_bool_is_not_zero() {
         assert_eq!(cast_all::<i64, i32>(&[1 << 32 | 5, -1]), [5, -1]);
         assert_eq!(cast_all::<i32, u8>(&[257, -1]), [1, 255]);
-        let truths: Vec<u8> =
-            cast_all::<f32, crate::element::Bool>(&[0.0, -0.0, f32::NAN, 1e-45]).iter().map(|b| b.0).collect();
+        let truths: Vec<u8> = cast_all::<f32, Bool>(&[0.0, -0.0, f32::NAN, 1e-45]).iter().map(|b| b.0).collect();
         assert_eq!(truths, [0, 0, 1, 1]);
-        assert_eq!(cast_all::<crate::element::Bool, i32>(&[crate::element::Bool(7), crate::element::Bool(0)]), [1, 0]);
+        assert_eq!(cast_all::<Bool, i32>(&[Bool(7), Bool(0)]), [1, 0]);
     }
 
     #[test]

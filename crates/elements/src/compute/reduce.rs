@@ -6,9 +6,10 @@ use super::float::{Float, Lanes};
 use super::float_env;
 use super::operand::{Integer, Operand, Source, add, keep, max, min, multiply};
 use super::vector::{self, Instructions, Kernel, LANES};
-use crate::collective::{ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
+use crate::reduce_operation::ReduceOperation;
+use crate::wire_type::WireType;
 
 /// Reduces `sources`, in their order, element by element into `target`. One source is copied byte
 /// for byte.
@@ -18,7 +19,7 @@ use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
 /// Each source is valid for reads, and the target for writes, of `element_count` elements of
 /// `data_type`, aligned to its size, and nothing else writes them during the call. The target may
 /// be one of the sources, and overlaps no other.
-pub(crate) unsafe fn reduce(
+pub unsafe fn reduce(
     reduce_op: ReduceOperation,
     data_type: DataType,
     sources: &[*const u8],
@@ -47,7 +48,7 @@ pub(crate) unsafe fn reduce(
 
 /// How contributions lie in memory that have a transport type.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stored {
+pub enum Stored {
     /// As float32, which is rounded when it is read.
     AsFloat32,
     /// Rounded, in the transport type.
@@ -61,7 +62,7 @@ pub(crate) enum Stored {
 ///
 /// As [`reduce`], with sources of the type that `stored` says; the target may be one of them only
 /// if they are float32.
-pub(crate) unsafe fn reduce_rounded(
+pub unsafe fn reduce_rounded(
     reduce_op: ReduceOperation,
     wire_type: WireType,
     stored: Stored,
@@ -83,13 +84,7 @@ pub(crate) unsafe fn reduce_rounded(
 /// # Safety
 ///
 /// As [`reduce_rounded`].
-pub(crate) unsafe fn round(
-    wire_type: WireType,
-    stored: Stored,
-    source: *const u8,
-    target: *mut u8,
-    element_count: usize,
-) {
+pub unsafe fn round(wire_type: WireType, stored: Stored, source: *const u8, target: *mut u8, element_count: usize) {
     // The sum of one number is the number.
     // SAFETY: the caller's promise.
     unsafe { reduce_rounded(ReduceOperation::Sum, wire_type, stored, &[source], target, element_count) };
@@ -102,7 +97,7 @@ pub(crate) unsafe fn round(
 /// The source is valid for reads of `element_count` float32, and the target for writes of as many
 /// elements of the transport type, both aligned; they do not overlap, and nothing else writes them
 /// during the call.
-pub(crate) unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, element_count: usize) {
+pub unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, element_count: usize) {
     let buffers = Buffers { sources: &[source], target, len: element_count };
     match wire_type {
         WireType::Float16 => reduce_floats::<f32, f16>(ReduceOperation::Sum, buffers),

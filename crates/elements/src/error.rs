@@ -38,10 +38,9 @@ pub enum ErrorKind {
     DeadlineExceeded,
     /// Another rank left the communicator while this one needed it.
     PeerLost,
-    /// A rank failed or called [`abort`](crate::Communicator::abort). The text names the rank and
-    /// the reason.
+    /// A rank failed or called `abort` of its communicator. The text names the rank and the reason.
     Aborted,
-    /// The program's [interrupt hook](crate::interrupt) ended a wait.
+    /// The program's interrupt hook ended a wait.
     Interrupted,
     /// A plugin layer failed or panicked.
     Plugin,
@@ -101,8 +100,7 @@ impl Error {
     /// crate.
     ///
     /// ```
-    /// use distcollective::{Error, ErrorKind};
-    ///
+    /// # use distcollective_elements::error::{Error, ErrorKind};
     /// let error = Error::new(ErrorKind::Plugin, "the weights do not fit");
     /// assert_eq!(error.kind(), ErrorKind::Plugin);
     /// assert_eq!(error.to_string(), "the weights do not fit");
@@ -135,19 +133,19 @@ impl Error {
     }
 
     /// Adds text at the end of the sentence.
-    pub(crate) fn followed_by(mut self, text: &str) -> Self {
+    pub fn followed_by(mut self, text: &str) -> Self {
         self.inner.message.push_str(text);
         self
     }
 
     /// Sets the rank on which the error happened, unless that is set.
-    pub(crate) fn on_rank(mut self, rank: Rank) -> Self {
+    pub fn on_rank(mut self, rank: Rank) -> Self {
         self.inner.rank.get_or_insert(rank);
         self
     }
 
     /// All mistakes of one network as one error.
-    pub(crate) fn from_mistakes(mistakes: Vec<Error>) -> Self {
+    pub fn from_mistakes(mistakes: Vec<Error>) -> Self {
         let mut error = Error::new(ErrorKind::InvalidNetwork, "");
         error.inner.mistakes = mistakes;
         error
@@ -216,18 +214,20 @@ impl From<std::convert::Infallible> for Error {
     }
 }
 
-/// Builds an [`Error`] from a kind and a format string.
+/// Builds an [`Error`](crate::error::Error) from a kind and a format string.
+#[macro_export]
 macro_rules! error {
     ($kind:ident, $($text:tt)*) => {
         $crate::error::Error::new($crate::error::ErrorKind::$kind, format!($($text)*))
     };
 }
 
-/// Returns early with an [`Error`] from a kind and a format string.
+/// Returns early with an [`Error`](crate::error::Error) from a kind and a format string.
+#[macro_export]
 macro_rules! bail {
     ($($arguments:tt)*) => {
-        return Err($crate::error::error!($($arguments)*))
+        return Err($crate::error!($($arguments)*))
     };
 }
 
-pub(crate) use {bail, error};
+pub use {bail, error};

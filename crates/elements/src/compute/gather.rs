@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 16;
 /// `element_bytes` is 1, 2, 4 or 8. The layout's elements are valid for reads, and the target is
 /// valid for writes of as many elements. They do not overlap, and nothing else writes them during
 /// the call.
-pub(crate) unsafe fn gather(source: *const u8, target: *mut u8, layout: &Layout<1>, element_bytes: usize) {
+pub unsafe fn gather(source: *const u8, target: *mut u8, layout: &Layout<1>, element_bytes: usize) {
     let mut layout = *layout;
     // A block has a few cache lines of the input and of the output, and fits the registers.
     // SAFETY: the caller's promise; the elements of the layout are of these bytes.
@@ -132,13 +132,7 @@ unsafe fn transpose_block<T: Copy + Default, const SIDE: usize>(
 /// The source is valid for reads of `row_count` rows of `row_bytes` bytes, and the target for
 /// writes of as many at their distance. They do not overlap, and nothing else writes them during
 /// the call.
-pub(crate) unsafe fn copy_rows(
-    source: *const u8,
-    target: *mut u8,
-    row_count: usize,
-    row_bytes: usize,
-    pitch_bytes: usize,
-) {
+pub unsafe fn copy_rows(source: *const u8, target: *mut u8, row_count: usize, row_bytes: usize, pitch_bytes: usize) {
     for row in 0..row_count {
         // SAFETY: the caller promises the rows.
         unsafe { target.add(row * pitch_bytes).copy_from_nonoverlapping(source.add(row * row_bytes), row_bytes) };

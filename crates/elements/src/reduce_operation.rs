@@ -1,0 +1,103 @@
+//! The five reductions, with TensorRT's names and numbers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, error};
+
+/// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`. Its `kNONE` (5)
+/// is `None` of an `Option<ReduceOperation>` here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(i32)]
+#[non_exhaustive]
+pub enum ReduceOperation {
+    /// The sum. Integers wrap. Of bool: or.
+    Sum = 0,
+    /// The product. Integers wrap. Of bool: and.
+    Prod = 1,
+    /// The maximum. A number is preferred to a NaN, and -0 is below +0. Of bool: or.
+    Max = 2,
+    /// The minimum. A number is preferred to a NaN, and -0 is below +0. Of bool: and.
+    Min = 3,
+    /// The sum divided by the number of ranks. Integers divide the wrapped sum and truncate. bool
+    /// has none.
+    Avg = 4,
+}
+
+impl ReduceOperation {
+    /// Every reduction, in the order of the numbers.
+    pub const ALL: [ReduceOperation; 5] =
+        [ReduceOperation::Sum, ReduceOperation::Prod, ReduceOperation::Max, ReduceOperation::Min, ReduceOperation::Avg];
+
+    /// TensorRT's number of "no reduction", for operations that do not reduce.
+    pub const NONE_NUMBER: i32 = 5;
+
+    /// The name in text: `sum`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOperation::Sum => "sum",
+            ReduceOperation::Prod => "prod",
+            ReduceOperation::Max => "max",
+            ReduceOperation::Min => "min",
+            ReduceOperation::Avg => "avg",
+        }
+    }
+
+    /// TensorRT's number.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The reduction with TensorRT's number; 5 is none.
+    ///
+    /// # Errors
+    ///
+    /// A number that is not one of 0 to 5.
+    pub fn from_number(number: i32) -> Result<Option<Self>> {
+        if number == Self::NONE_NUMBER {
+            return Ok(None);
+        }
+        Self::ALL.into_iter().find(|op| op.number() == number).map(Some).ok_or_else(|| {
+            error!(
+                InvalidArgument,
+                "{number} is not the number of a reduce operation; they are 0 (sum) to 4 (avg), and 5 for none"
+            )
+        })
+    }
+}
+
+impl fmt::Display for ReduceOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ReduceOperation {
+    type Err = Error;
+
+    /// Reads a name in upper or lower case: one of this crate's, or one of torch's `ReduceOp`.
+    /// `product` is [`Prod`](Self::Prod).
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: torch's `band`, `bor`, `bxor` and `premul_sum`.
+    /// - `InvalidArgument`: any other text.
+    fn from_str(text: &str) -> Result<Self> {
+        const ACCEPTED: &str = "they are sum, prod (or product), max, min, avg";
+        let name = text.to_ascii_lowercase();
+        let name = if name == "product" { ReduceOperation::Prod.name() } else { &name };
+        if let Some(reduce_op) = Self::ALL.into_iter().find(|op| op.name() == name) {
+            return Ok(reduce_op);
+        }
+        Err(match name {
+            "band" | "bor" | "bxor" => {
+                let instead = "of bool, max is or and min is and";
+                error!(Unsupported, "there are no reduce operations on bits such as {text:?}; {ACCEPTED}; {instead}")
+            }
+            "premul_sum" => error!(Unsupported, "reduce operation {text:?} is not offered; {ACCEPTED}"),
+            _ => error!(InvalidArgument, "{text:?} is not a reduce operation; {ACCEPTED}"),
+        })
+    }
+}
