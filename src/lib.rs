@@ -34,7 +34,6 @@
 //! | [`collective`] | the rules of shapes and buffers; partitions into groups |
 //! | [`comm`] | making communicators, backends, time limits, calls on raw memory |
 //! | [`environment`] | starting by the launcher's variables; random generators |
-//! | [`launch`] | starting ranks as processes of this machine, and ending them |
 //! | [`stream`] | where enqueued work runs, and its errors |
 //! | [`tensor`] | element types, shapes, views |
 //! | [`tensor_dict`] | the weights of a model by name: broadcast, files |
@@ -127,7 +126,6 @@ mod framing;
 mod guides;
 mod handshake;
 mod issue_order;
-pub mod launch;
 mod memory;
 mod moved_type;
 pub mod network;

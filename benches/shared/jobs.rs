@@ -2,8 +2,8 @@
 
 use std::process::{Command, ExitCode};
 
-use distcollective::launch::{Job, Outcome};
 use distcollective::{Error, ErrorKind, Result};
+use distcollective_launch::{Job, Outcome};
 
 /// Runs this program as a job of so many processes, with its own arguments.
 pub fn run_as_job(ranks: u32) -> Result<()> {

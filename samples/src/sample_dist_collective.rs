@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use distcollective::comm::BackendKind;
 use distcollective::comm::timeout_or;
-use distcollective::launch;
 use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
     Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, Engine, Environment, Error, ErrorKind,
     Network, Rank, ReduceOperation, Result, Stream,
 };
+use distcollective_launch as launch;
 use output::{CLOSED, fail, print, tell_error};
 
 /// Runs TensorRT's DistCollective operations between ranks and checks every result.

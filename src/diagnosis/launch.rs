@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::environment::{self, Environment, LAUNCH_SOCKET};
-use crate::launch::JOBS;
 use crate::util::settings;
 
 /// Variables beside the launchers' that matter to a job. All variables whose names begin with
@@ -15,6 +14,9 @@ const FURTHER_VARIABLES: [&str; 4] =
 
 /// The variable whose value is not shown.
 const SECRET: &str = "DCL_SECRET";
+
+/// The variable that names the jobs in which a process runs.
+const JOBS: &str = "DCL_LAUNCH_JOBS";
 
 /// The variable by which `distcollective launch` counts restarts.
 const RESTART_COUNT: &str = "DCL_RESTART_COUNT";

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
 use discovery::{CallerValues, Discovery, ThisSystem};
-pub(crate) use discovery::{LAUNCH_SOCKET, TORCH_ELASTIC, variable_names};
+pub(crate) use discovery::{LAUNCH_SOCKET, variable_names};
 pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;

@@ -23,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["comm"],
     // What uses communicators.
     &["dist_collective", "environment"],
-    &["network", "launch", "tensor_dict"],
+    &["network", "tensor_dict"],
     &["engine"],
     &["context"],
     &["builder", "diagnosis"],

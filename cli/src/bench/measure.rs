@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use distcollective::collective::InPlace;
 use distcollective::dist_collective::BoundLayer;
-use distcollective::launch::bind_thread;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
     Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
 };
+use distcollective_launch::bind_thread;
 
 use super::report::{Format, Measured, Report, Row, Settings};
 use super::values::Values;

@@ -10,12 +10,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use distcollective::comm::BackendKind;
-use distcollective::launch::{Job, Outcome};
 use distcollective::tensor::Dims;
 use distcollective::{
     CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Environment, Rank, ReduceOperation,
     WireType,
 };
+use distcollective_launch::{Job, Outcome};
 use serde_json::Value;
 
 use crate::launch::{Binding, Output, Prefix};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use distcollective::Environment;
-use distcollective::launch::cpu_shares;
+use distcollective_launch::cpu_shares;
 
 /// How ranks are bound to CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]

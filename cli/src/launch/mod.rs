@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::ValueHint;
-use distcollective::launch::{Job, Outcome};
 use distcollective::{ErrorKind, Rank};
+use distcollective_launch::{Job, Outcome};
 
 use crate::output::{CLOSED, STYLES, tell, tell_error};
 pub use bind::Binding;

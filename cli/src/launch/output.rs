@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anstream::{AutoStream, ColorChoice, stream::RawStream};
 use anstyle::{AnsiColor, Style};
 use distcollective::Rank;
-use distcollective::launch::{JobControl, RankOutput};
+use distcollective_launch::{JobControl, RankOutput};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::SIGTERM;
 

@@ -4,7 +4,7 @@ use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-use distcollective::launch::JobControl;
+use distcollective_launch::JobControl;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::raise;

@@ -35,8 +35,8 @@ pub enum Launcher {
     Pmi,
     /// srun: `SLURM_PROCID`, `SLURM_NTASKS`.
     Slurm,
-    /// `distcollective launch`, and programs that use [`launch`](crate::launch): torchrun's
-    /// variables and `DCL_LAUNCH_SOCKET`.
+    /// `distcollective launch`, and programs that use the package `distcollective-launch`:
+    /// torchrun's variables and `DCL_LAUNCH_SOCKET`.
     DistCollective,
 }
 
@@ -44,8 +44,7 @@ pub enum Launcher {
 pub(crate) const LAUNCH_SOCKET: &str = "DCL_LAUNCH_SOCKET";
 
 /// Variables that torchrun sets, and `distcollective launch` does not.
-pub(crate) const TORCH_ELASTIC: [&str; 3] =
-    ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"];
+const TORCH_ELASTIC: [&str; 3] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"];
 
 /// The variables of a launcher.
 pub(super) struct Variables {

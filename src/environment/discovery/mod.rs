@@ -14,8 +14,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub(crate) use launcher::LAUNCH_SOCKET;
 pub use launcher::Launcher;
-pub(crate) use launcher::{LAUNCH_SOCKET, TORCH_ELASTIC};
 use launcher::{LAUNCHERS, Variables};
 use search::Search;
 use system::System;

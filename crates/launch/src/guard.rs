@@ -14,8 +14,8 @@ use rustix::net::SendFlags;
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::processes::{kill_job, now_in_ticks};
-use super::rank_process::Target;
+use crate::processes::{kill_job, now_in_ticks};
+use crate::rank_process::Target;
 
 /// What the guard reads instead of a target when the job has ended.
 const DISMISSED: i32 = 0;

@@ -5,8 +5,7 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-use crate::rank::Rank;
-use crate::util::text::list_ranks;
+use distcollective::Rank;
 
 /// How a [`Job`](super::Job) has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,16 +62,26 @@ impl fmt::Display for Outcome {
                 (None, signal) => write!(f, "rank {rank} was ended by signal {}", Named(signal.unwrap_or(0))),
             },
             Outcome::Missed { rank, waiting } => {
-                let verb = if waiting.len() == 1 { "waits" } else { "wait" };
+                let (noun, verb) = if waiting.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
                 write!(
                     f,
-                    "rank {rank} exited with code 0 and never met the others, and {} {verb} for it to initialize the \
+                    "rank {rank} exited with code 0 and never met the others, and {noun} {} {verb} for it to initialize the \
                      environment",
-                    list_ranks(waiting.iter().map(|rank| rank.0))
+                    listed(waiting)
                 )
             }
             Outcome::Ended { signal } => write!(f, "interrupted by signal {}", Named(*signal)),
         }
+    }
+}
+
+/// Lists ranks as a sentence does: `0, 1 and 3`.
+fn listed(ranks: &BTreeSet<Rank>) -> String {
+    let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+    match numbers.as_slice() {
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+        [] => String::new(),
     }
 }
 

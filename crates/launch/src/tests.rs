@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use super::{Job, JobControl, Outcome, RankOutput};
-use crate::error::ErrorKind;
-use crate::rank::Rank;
+use distcollective::{ErrorKind, Rank};
+
+use crate::{Job, JobControl, Outcome, RankOutput};
 
 fn shell(script: &str) -> impl FnMut(Rank) -> Command {
     move |_| {
@@ -151,7 +151,7 @@ fn a_program_that_ignores_the_end_of_children_gets_an_error() {
         assert!(error.to_string().starts_with("rank 0: its "), "{error}");
         return;
     }
-    let name = "launch::tests::a_program_that_ignores_the_end_of_children_gets_an_error";
+    let name = "tests::a_program_that_ignores_the_end_of_children_gets_an_error";
     let mut test = Command::new("timeout");
     test.args(["9", "env", "--ignore-signal=CHLD"]).arg(std::env::current_exe().expect("this program"));
     let output = test.args(["--exact", name]).env(INSIDE, "1").output().expect("it starts");

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use distcollective::{Error, Result};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-use crate::error::{Error, Result, bail, error};
-use crate::util::text::count_of;
 
 /// Divides the CPUs that this process may use into this many shares of nearly equal size, one for
 /// each rank. CPUs of one core are in one share where they fit, and cores of one socket are side by
@@ -20,8 +18,10 @@ pub fn cpu_shares(count: u32) -> Result<Vec<BTreeSet<usize>>> {
     let mut cpus: Vec<usize> = numbers(&own_cpus()?).collect();
     let count = count as usize;
     if count == 0 || cpus.len() < count {
-        let (cpus, ranks) = (count_of(cpus.len(), "CPU"), count_of(count, "rank"));
-        bail!(InvalidArgument, "{cpus} cannot be divided among {ranks}; run without binding");
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let cpus = format!("{} CPU{}", cpus.len(), plural(cpus.len()));
+        let ranks = format!("{count} rank{}", plural(count));
+        return Err(error!(InvalidArgument, "{cpus} cannot be divided among {ranks}; run without binding"));
     }
     cpus.sort_by_cached_key(|cpu| (place(*cpu, "physical_package_id"), place(*cpu, "core_id"), *cpu));
     let share = |number: usize| cpus[number * cpus.len() / count..(number + 1) * cpus.len() / count].iter().copied();
@@ -60,15 +60,15 @@ pub fn bind_thread(cpus: &BTreeSet<usize>) -> Result<()> {
 
 fn cpu_set(subject: &str, cpus: &BTreeSet<usize>, usable: &BTreeSet<usize>) -> Result<CpuSet> {
     if cpus.is_empty() {
-        bail!(InvalidArgument, "{subject} cannot run on an empty set of CPUs");
+        return Err(error!(InvalidArgument, "{subject} cannot run on an empty set of CPUs"));
     }
     if let Some(missing) = cpus.iter().find(|cpu| !usable.contains(cpu)) {
-        bail!(
+        return Err(error!(
             InvalidArgument,
             "{subject} cannot run on CPU {missing}, which this machine does not have or this process may not use; it \
              has {}",
             ranges(numbers(&own_cpus()?))
-        );
+        ));
     }
     Ok(kernel_set(cpus))
 }

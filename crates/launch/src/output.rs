@@ -1,5 +1,6 @@
 //! Forwards what ranks write.
 
+use std::any::Any;
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,14 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use distcollective::{Error as JobError, Rank};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
-use crate::error::{Error as JobError, error};
-use crate::rank::Rank;
-use crate::util::{lock, panic_message};
+use crate::lock;
 
 /// Takes what ranks write to one stream. A thread of the job calls it.
 ///
@@ -165,6 +165,12 @@ struct Pipe {
     owed: u64,
 }
 
+/// The text of a panic.
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
 /// One stream of all ranks.
 struct Stream {
     epoll: OwnedFd,
@@ -192,7 +198,7 @@ impl Sink {
                 error!(System, "the ranks were ended because what they write cannot be passed on: {e}").with_source(e)
             }
             Err(panic) => {
-                error!(System, "the ranks were ended because a RankOutput panicked: {}", panic_message(&*panic))
+                error!(System, "the ranks were ended because a RankOutput panicked: {}", message_of(&*panic))
             }
         };
         self.progress.failure.get_or_init(|| failure);

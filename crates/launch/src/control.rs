@@ -4,11 +4,11 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use distcollective::Result;
 use rustix::process::Signal;
 
-use super::rank_process::Target;
-use crate::error::{Result, bail};
-use crate::util::lock;
+use crate::lock;
+use crate::rank_process::Target;
 
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ impl JobControl {
     pub(super) fn enter(&self, news: &Arc<OwnedFd>) -> Result<()> {
         let mut state = self.lock();
         if state.news.is_some() {
-            bail!(InvalidArgument, "the job runs already; a second run begins when the first has ended");
+            return Err(error!(InvalidArgument, "the job runs already; a second run begins when the first has ended"));
         }
         state.news = Some(Arc::clone(news));
         Ok(())

@@ -7,9 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
+use distcollective::Rank;
 use rustix::process::Pid;
-
-use crate::rank::Rank;
 
 /// The longest report, in bytes.
 const LONGEST_REPORT: usize = 4096;

@@ -6,7 +6,7 @@
 //! ```no_run
 //! use std::process::Command;
 //!
-//! use distcollective::launch::Job;
+//! use distcollective_launch::Job;
 //!
 //! let outcome = Job::new(4).run(|rank| {
 //!     let mut worker = Command::new("./worker");
@@ -17,8 +17,16 @@
 //! # Ok::<(), distcollective::Error>(())
 //! ```
 
+/// Builds an [`Error`](distcollective::Error) from a kind and a format string.
+macro_rules! error {
+    ($kind:ident, $($text:tt)*) => {
+        distcollective::Error::new(distcollective::ErrorKind::$kind, format!($($text)*))
+    };
+}
+
 mod control;
 mod cpus;
+mod descriptors;
 mod events;
 mod guard;
 mod input;
@@ -34,25 +42,22 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use control::JobControl;
 use cpus::cpu_sets;
 pub use cpus::{bind_thread, cpu_shares};
+use distcollective::{Rank, Result};
 pub use outcome::Outcome;
 pub use output::RankOutput;
 use output::SharedOutput;
-pub(crate) use run::JOBS;
-
-use crate::error::{Result, bail};
-use crate::rank::Rank;
 
 /// A job: the ranks of one program on this machine, a process each.
 ///
 /// A rank finds torchrun's variables (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
 /// `MASTER_ADDR`, `MASTER_PORT`) and `DCL_JOB_ID`, which
-/// [`Environment::from_env`](crate::Environment::from_env) reads. Its standard input is empty.
-/// Its standard output and error are those of this process.
+/// [`Environment::from_env`](distcollective::Environment::from_env) reads. Its standard input is
+/// empty. Its standard output and error are those of this process.
 ///
 /// # When this process ends
 ///
@@ -141,13 +146,17 @@ impl Job {
     pub fn run(&self, command: impl FnMut(Rank) -> Command) -> Result<Outcome> {
         let Job { world_size, stdin, .. } = *self;
         if world_size == 0 {
-            bail!(InvalidArgument, "a job of 0 ranks; it has at least 1");
+            return Err(error!(InvalidArgument, "a job of 0 ranks; it has at least 1"));
         }
         if let Some(rank) = stdin.filter(|rank| rank.0 >= world_size) {
-            bail!(InvalidArgument, "standard input is for rank {rank}, and the job has ranks 0 to {}", world_size - 1);
+            return Err(error!(
+                InvalidArgument,
+                "standard input is for rank {rank}, and the job has ranks 0 to {}",
+                world_size - 1
+            ));
         }
         if let Some(sets) = self.cpus.as_ref().filter(|sets| sets.len() != world_size as usize) {
-            bail!(InvalidArgument, "there are {} sets of CPUs for {world_size} ranks", sets.len());
+            return Err(error!(InvalidArgument, "there are {} sets of CPUs for {world_size} ranks", sets.len()));
         }
         let cpus = self.cpus.as_deref().map(cpu_sets).transpose()?;
         run::run(self, cpus.as_deref(), command)
@@ -166,4 +175,10 @@ impl fmt::Debug for Job {
             .field("control", control)
             .finish()
     }
+}
+
+/// Locks a mutex, also after a panic in a thread that held it: no panic leaves the data half
+/// changed.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

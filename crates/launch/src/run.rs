@@ -8,27 +8,30 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use distcollective::{Error, Rank, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open};
 use rustix::thread::CpuSet;
 
-use super::control::JobControl;
-use super::events::{Event, Events};
-use super::guard::Guard;
-use super::input::Input;
-use super::output::{Forwarding, SharedOutput};
-use super::processes::{kill_marked, living_groups};
-use super::rank_process::RankProcess;
-use super::reports::Reports;
-use super::{Job, Outcome};
-use crate::environment::{LAUNCH_SOCKET, TORCH_ELASTIC};
-use crate::error::{Error, Result, error};
-use crate::rank::Rank;
-use crate::util::descriptors;
+use crate::control::JobControl;
+use crate::events::{Event, Events};
+use crate::guard::Guard;
+use crate::input::Input;
+use crate::output::{Forwarding, SharedOutput};
+use crate::processes::{kill_marked, living_groups};
+use crate::rank_process::RankProcess;
+use crate::reports::Reports;
+use crate::{Job, Outcome, descriptors};
+
+/// The variable that names the socket for [`Reports`].
+const LAUNCH_SOCKET: &str = "DCL_LAUNCH_SOCKET";
+
+/// Variables that torchrun gives to its ranks, beside those that a job sets.
+const TORCH_ELASTIC: [&str; 3] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"];
 
 /// The variable that names the jobs in which a process runs, the outermost first. Children of ranks
 /// inherit it.
-pub(crate) const JOBS: &str = "DCL_LAUNCH_JOBS";
+const JOBS: &str = "DCL_LAUNCH_JOBS";
 
 /// The time that ranks have to end by themselves before they get SIGTERM, and then SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
