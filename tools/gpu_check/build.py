@@ -10,7 +10,7 @@ import tempfile
 
 from . import slim
 
-PROGRAMS = ["suite", "gpu_bench", "distcollective", "sample_dist_collective"]
+PROGRAMS = ["suite", "benches", "distcollective", "sample_dist_collective"]
 MOST_BYTES = 64 << 20
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -39,11 +39,8 @@ def build(arguments):
     found, test_libraries = {}, None
     cargo = [os.environ.get("CARGO", "cargo")]
     options = ["--profile", arguments.profile, "--locked", "--message-format=json-render-diagnostics"]
-    programs = ["--package", "gpu_bench", "--package", "distcollective-cli", "--package", "distcollective-samples"]
-    for command in (
-        ["build", "--bins", *programs],
-        ["test", "--no-run", "--package", "distcollective", "--test", "suite"],
-    ):
+    # The default members, so that Cargo builds the library once.
+    for command in (["build", "--bins"], ["test", "--no-run", "--test", "suite"]):
         output = subprocess.run(
             cargo + command + options, cwd=root, stdout=subprocess.PIPE, check=True, text=True
         ).stdout

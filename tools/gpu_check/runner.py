@@ -171,7 +171,7 @@ class Runner:
 def missing(command, tests, figures):
     """What a command that succeeds must have printed and has not. A filter that matches no test or
     benchmark also exits with 0."""
-    for program, what, printed in (("suite", "a test", tests), ("gpu_bench", "figures", figures)):
+    for program, what, printed in (("suite", "a test", tests), ("benches", "figures", figures)):
         if not printed and any(word.endswith(f"/{program}") for word in command):
             return what
     return None

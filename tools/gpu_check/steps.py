@@ -57,7 +57,7 @@ def steps(folder, machine, arguments):
         return ["env", *variables, *before, program("suite"), "nccl::child", "--exact", "--nocapture", *one_at_a_time]
 
     def bench(*words, quick=arguments.quick):
-        return [program("gpu_bench"), *words, *(["--quick"] if quick else [])]
+        return [program("benches"), "gpu", *words, *(["--quick"] if quick else [])]
 
     def on_gpus(ranks, **more):
         return {"DCL_TEST_GPU": str(ranks), "DCL_TEST_PATIENCE": "3", **more}

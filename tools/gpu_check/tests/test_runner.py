@@ -124,7 +124,7 @@ class Running(unittest.TestCase):
 
     def test_a_benchmark_without_figures_has_failed(self):
         figure = {"benchmark": "leaks", "rounds": 1, "lost_bytes": 0, "allowed_bytes": 1, "ok": True}
-        bench = self.out / "gpu_bench"
+        bench = self.out / "benches"
         bench.write_text(f"#!/bin/sh\n[ \"$1\" != leaks ] || echo '{json.dumps(figure)}'\n")
         bench.chmod(0o755)
         leaks, nothing = [str(bench), "leaks"], ["sh", "-c", '"$0"', str(bench)]
