@@ -192,11 +192,13 @@ macro_rules! under_each_tool {
             }
 
             #[test]
+            #[ignore = "takes long; CI runs it"]
             fn under_sanitizers() {
                 run_under(Under::Sanitizers);
             }
 
             #[test]
+            #[ignore = "takes long; CI runs it"]
             fn under_valgrind() {
                 run_under(Under::Valgrind);
             }

@@ -54,6 +54,7 @@ fn gpus_plainly() {
 }
 
 #[test]
+#[ignore = "takes long; CI runs it"]
 fn gpus_under_sanitizers() {
     run_on_gpus(Under::Sanitizers, &[]);
 }
