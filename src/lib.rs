@@ -64,11 +64,11 @@
 //!
 //! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are
 //! first used. They are not needed to build, and where one is missing, a call that needs it returns
-//! an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`])
-//! with tensors in the GPU's memory ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the
-//! inline stream, and with slices and arrays, it is done when it returns, and tensors may be in
-//! host memory too. What is enqueued allocates nothing after the first time on a stream and waits
-//! for nothing, so it can be captured into a CUDA graph;
+//! an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA stream ([`Stream::cuda`],
+//! [`Stream::from_raw_cuda`]) with tensors in the GPU's memory ([`Communicator::allocate`],
+//! [`Buffer::zeroed_in`]); on the inline stream, and with slices and arrays, it is done when it
+//! returns, and tensors may be in host memory too. What is enqueued allocates nothing after the
+//! first time on a stream and waits for nothing, so it can be captured into a CUDA graph;
 //! [`ContextOptions::cuda_graph`](context::ContextOptions::cuda_graph) does that by itself.
 //!
 //! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order

@@ -1,5 +1,5 @@
-//! Transposes by a Shuffle layer, beside a copy of the same bytes. `benches/beside_torch.py` runs it
-//! in alternation with numpy and torch.
+//! Transposes by a Shuffle layer, beside a copy of the same bytes. `benches/beside_torch.py` runs
+//! it in alternation with numpy and torch.
 
 use distcollective::network::Shuffle;
 use distcollective::tensor::{TensorView, TensorViewMut};

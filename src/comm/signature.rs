@@ -156,8 +156,8 @@ const PURPOSE_BITS: u32 = 5;
 /// The operation and the transport type share a byte: this many bits are the operation's.
 const OPERATION_BITS: u32 = 4;
 
-/// `block_elements` and the layer share a word: this many bits are the elements'. That is enough for
-/// 256 TiB, and a process has less memory.
+/// `block_elements` and the layer share a word: this many bits are the elements'. That is enough
+/// for 256 TiB, and a process has less memory.
 const ELEMENT_BITS: u32 = 48;
 
 /// The lowest bits of a byte.

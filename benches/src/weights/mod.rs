@@ -1,6 +1,7 @@
 //! How fast the weights of a safetensors file in the page cache reach the processes of one machine:
 //! the bytes that all receivers together get per second, into tensors that they have. Beside it
-//! stand a copy by two threads, which is what the memory allows, and gloo's loop over tensors. GB/s are 10^9 bytes per second.
+//! stand a copy by two threads, which is what the memory allows, and gloo's loop over tensors. GB/s
+//! are 10^9 bytes per second.
 
 mod copy;
 

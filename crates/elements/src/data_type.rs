@@ -40,7 +40,8 @@ pub enum DataType {
     Bfloat16 = 7,
     /// Signed 64-bit integer.
     Int64 = 8,
-    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::element::F8E5M2). Not a TensorRT type.
+    /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::element::F8E5M2). Not a TensorRT
+    /// type.
     Float8E5M2 = 100,
 }
 

@@ -14,8 +14,8 @@ use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participan
 use crate::util::interrupt;
 use crate::util::wait::{RETRY, Stopped, Wait};
 
-/// The longest pause between two attempts. The first one is [`RETRY`], and each further one twice as
-/// long as the one before.
+/// The longest pause between two attempts. The first one is [`RETRY`], and each further one twice
+/// as long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Connects to rank 0, and waits until all ranks have come. Gives the connection and rank 0's
