@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::parse::{Reference, references};
-use crate::{assert_none, files_below, read, shown};
+use crate::{assert_none, files_below, read, read_without_tests, shown};
 
 /// The modules of the library, the lowest first. A module imports only from rows that come before
 /// its own.
@@ -68,11 +68,13 @@ struct Import {
     line: usize,
 }
 
-/// The name of the module in a file: `comm::host::arena`; empty for `lib.rs`.
-fn module_of(file: &str) -> String {
-    let path = file.trim_start_matches("src/").trim_end_matches(".rs").replace('/', "::");
+/// The name of the module in a file of a package's sources: `comm::host::arena`; empty for `lib.rs`
+/// and `main.rs`.
+fn module_of(file: &str, sources: &str) -> String {
+    let path = file.strip_prefix(sources).unwrap_or(file).trim_start_matches('/');
+    let path = path.trim_end_matches(".rs").replace('/', "::");
     let path = path.strip_suffix("::mod").unwrap_or(&path);
-    if path == "lib" { String::new() } else { path.to_owned() }
+    if ["lib", "main"].contains(&path) { String::new() } else { path.to_owned() }
 }
 
 /// Whether a module is `folder` or inside it.
@@ -84,14 +86,15 @@ fn top(module: &str) -> &str {
     module.split("::").next().unwrap_or(module)
 }
 
-fn modules() -> Vec<Module> {
+/// The modules of a package, by the text that `read` gives of each file.
+fn modules(sources: &str, read: fn(&Path) -> String) -> Vec<Module> {
     let module = |path: &Path| {
         let file = shown(path);
-        let name = module_of(&file);
+        let name = module_of(&file, sources);
         let segments: Vec<String> = name.split("::").filter(|s| !s.is_empty()).map(str::to_owned).collect();
         Module { path: name, references: references(&read(path), &segments), file }
     };
-    files_below("src", &["rs"]).iter().map(|path| module(path)).collect()
+    files_below(sources, &["rs"]).iter().map(|path| module(path)).collect()
 }
 
 /// The module that defines an item. `comm` exports `NcclId`, and `comm::nccl::id` defines it.
@@ -114,12 +117,11 @@ fn home_of(mut path: Vec<String>, modules: &[Module]) -> String {
 }
 
 /// All imports between modules. `lib.rs` only exports, so its own are not counted.
-fn imports() -> Vec<Import> {
-    let modules = modules();
+fn imports(modules: &[Module]) -> Vec<Import> {
     let mut imports = Vec::new();
     for module in modules.iter().filter(|module| !module.path.is_empty()) {
         for reference in &module.references {
-            let (from, to) = (module.path.clone(), home_of(reference.path.clone(), &modules));
+            let (from, to) = (module.path.clone(), home_of(reference.path.clone(), modules));
             // Exported macros are at the root.
             if to.is_empty() {
                 continue;
@@ -151,34 +153,68 @@ fn exception(import: &Import) -> Option<usize> {
 }
 
 /// The module of a folder that a path is in: of `comm` and `comm::host::arena` it is `comm::host`.
+/// The folder of the topmost modules has no name.
 fn sibling<'a>(module: &'a str, folder: &str) -> Option<&'a str> {
-    let name = top(module.strip_prefix(folder)?.strip_prefix("::")?);
-    Some(&module[..folder.len() + 2 + name.len()])
+    let start = if folder.is_empty() { 0 } else { folder.len() + 2 };
+    let rest = module.strip_prefix(folder)?;
+    let rest = if folder.is_empty() { rest } else { rest.strip_prefix("::")? };
+    Some(&module[..start + top(rest).len()])
 }
 
-/// Those of the imports that are part of a circle in a folder.
-fn in_circles<'a>(imports: &[&'a Import], folder: &str) -> Vec<&'a Import> {
+/// An import between two modules of a folder, and these modules.
+type Edge<'a> = (&'a str, &'a str, &'a Import);
+
+/// The imports between the modules of a folder.
+fn edges<'a>(imports: &[&'a Import], folder: &str) -> Vec<Edge<'a>> {
     let edge = |import: &&'a Import| {
         let (from, to) = (sibling(&import.from, folder)?, sibling(&import.to, folder)?);
         (from != to).then_some((from, to, *import))
     };
-    let edges: Vec<(&str, &str, &Import)> = imports.iter().filter_map(edge).collect();
-    // An edge is in a circle if its end leads to its beginning.
-    let leads = |start: &str, end: &str| {
-        let (mut reached, mut open) = (BTreeSet::from([start]), vec![start]);
-        while let Some(module) = open.pop() {
-            open.extend(
-                edges.iter().filter(|(from, ..)| *from == module).map(|(_, to, _)| *to).filter(|to| reached.insert(to)),
-            );
+    imports.iter().filter_map(edge).collect()
+}
+
+/// The modules to which imports lead from a module, and itself.
+fn reached<'a>(edges: &[Edge<'a>], start: &'a str) -> BTreeSet<&'a str> {
+    let (mut reached, mut open) = (BTreeSet::from([start]), vec![start]);
+    while let Some(module) = open.pop() {
+        let next = edges.iter().filter(|(from, ..)| *from == module).map(|(_, to, _)| *to);
+        open.extend(next.filter(|to| reached.insert(to)));
+    }
+    reached
+}
+
+/// Those of the imports that are part of a circle in a folder: their end leads to their beginning.
+fn in_circles<'a>(imports: &[&'a Import], folder: &str) -> Vec<&'a Import> {
+    let edges = edges(imports, folder);
+    edges.iter().filter(|(from, to, _)| reached(&edges, to).contains(from)).map(|(.., import)| *import).collect()
+}
+
+/// The circles in all folders of a package, without its tests: modules of a folder that import each
+/// other, directly or by way of others.
+pub fn circles(sources: &str) -> BTreeSet<Vec<String>> {
+    let imports = imports(&modules(sources, read_without_tests));
+    let all: Vec<&Import> = imports.iter().collect();
+    let parents = imports.iter().flat_map(|import| import.from.rmatch_indices("::").map(|(at, _)| &import.from[..at]));
+    let folders: BTreeSet<&str> = parents.chain([""]).collect();
+    let mut circles = BTreeSet::new();
+    for folder in folders {
+        let edges = edges(&all, folder);
+        for module in edges.iter().map(|(from, ..)| *from).collect::<BTreeSet<_>>() {
+            let circle = reached(&edges, module).into_iter().filter(|other| reached(&edges, other).contains(module));
+            circles.insert(circle.map(str::to_owned).collect::<Vec<_>>());
         }
-        reached.contains(end)
-    };
-    edges.iter().filter(|(from, to, _)| leads(to, from)).map(|(.., import)| *import).collect()
+    }
+    circles.into_iter().filter(|circle| circle.len() > 1).collect()
+}
+
+/// How many imports break a rule and are allowed.
+pub fn exception_count() -> usize {
+    EXCEPTIONS.len()
 }
 
 #[test]
 fn imports_point_down() {
-    let imports = imports();
+    let imports = imports(&modules("src", read));
     let tops: BTreeSet<&str> = imports.iter().flat_map(|import| [top(&import.from), top(&import.to)]).collect();
     let unknown = tops.into_iter().filter(|module| !LAYERS.concat().contains(module));
     let mut mistakes: Vec<String> = unknown.map(|module| format!("{module} is in no row of LAYERS")).collect();
@@ -236,7 +272,7 @@ fn wrong_imports_are_found() {
 
 #[test]
 fn an_item_is_in_the_module_that_defines_it() {
-    let modules = modules();
+    let modules = modules("src", read);
     let home = |path: &str| home_of(path.split("::").map(str::to_owned).collect(), &modules);
     assert_eq!(home("Stream"), "stream");
     assert_eq!(home("stream::EnqueueError"), "stream::work");
